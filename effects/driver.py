@@ -1,0 +1,91 @@
+"""The driver: one loop over any executor. It takes events, folds `step`, performs commands.
+
+All that is nondeterministic enters here, as events of a turn: arrivals, cancels, results, time. A
+turn is handed to `record` before its commands are performed, so that a journal holds everything
+that anybody was told.
+"""
+
+import gc
+import time
+from collections import deque
+from collections.abc import Callable
+
+from minfer.config import EngineConfig
+from minfer.effects.executor import Executor
+from minfer.engine import step
+from minfer.messages import Emit, Event, Execute, Tick, WakeAt
+from minfer.state import EngineState, Transition, initial
+
+Record = Callable[[tuple[Event, ...], Transition], None]
+
+
+class Driver:
+    """An engine that runs: the pure state, an inbox of events, and an executor.
+
+    `post` may be called from any thread; `turn` from one thread only.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        record: Record | None = None,
+    ) -> None:
+        self.config, self.executor, self.clock, self.record = config, executor, clock, record
+        self.state: EngineState = initial(config)
+        self.inbox: deque[Event] = deque()
+        self.wake: float | None = None  # when a turn is due even if nothing happens, on the clock
+
+    @property
+    def busy(self) -> bool:
+        """Whether requests are being served or events wait."""
+        return bool(self.inbox or self.state.inflight or self.state.requests)
+
+    def post(self, event: Event) -> None:
+        """Add an event to the next turn."""
+        self.inbox.append(event)
+
+    def turn(self) -> Transition:
+        """Take one turn; waits for the earliest step in flight, if there is one."""
+        result = (self.executor.collect(),) if self.state.inflight else ()
+        waiting = [self.inbox.popleft() for _ in range(len(self.inbox))]
+        events: tuple[Event, ...] = (Tick(self.clock()), *result, *waiting)
+        transition = step(self.config, self.state, events)
+        if self.record is not None:
+            self.record(events, transition)
+        self.state, self.wake = transition.state, None
+        for command in transition.commands:
+            match command:
+                case Execute(plan):
+                    self.executor.launch(plan)
+                case WakeAt(moment):
+                    self.wake = moment
+                case Emit():
+                    pass  # the caller's: see Transition.commands
+        return transition
+
+    def close(self) -> None:
+        """Let go of the executor."""
+        self.executor.close()
+
+
+class QuietCollector:
+    """Automatic garbage collection off while the loop runs; records cannot form cycles.
+
+    A full collection over a large state stops the loop for tens of milliseconds. What a busy loop
+    leaves behind is freed by reference counts; the rest is collected when the engine is idle.
+    """
+
+    def __enter__(self) -> "QuietCollector":
+        self.was = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        gc.unfreeze()
+        if self.was:
+            gc.enable()

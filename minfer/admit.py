@@ -1,0 +1,124 @@
+"""Admission: the first in line gets a device row, blocks for all it knows, and its cached prefix.
+
+Blocks for the whole history are taken at once, so a sequence that was let in never has to stop in
+the middle of its prompt for want of blocks, and half-admitted sequences cannot block each other.
+Samples of one request are forks: the second finds the full blocks of the first in the cache and
+copies the partial tail of its prompt, so it computes one token.
+"""
+
+from attrs import evolve, frozen
+
+from minfer.blocks import ROOT, Blocks, hold, lookup, take
+from minfer.config import EngineConfig
+from minfer.lifecycle import committed, preempt, sealed, seated
+from minfer.messages import Admitted, Held, Missed, Reason
+from minfer.plan import Copy
+from minfer.policy import Load
+from minfer.sequence import Chain, Running, Sequence
+from minfer.state import EngineState
+
+
+@frozen
+class Newcomer:
+    """A sequence that was let in: its columns, not yet joined to the running ones."""
+
+    seat: Running
+    copy: Copy | None
+    reasons: tuple[Reason, ...]
+
+
+def load(config: EngineConfig, state: EngineState) -> Load:
+    """What a policy may look at."""
+    first = state.waiting.first().arrived if state.waiting else state.time
+    return Load(
+        state.time, len(state.waiting), len(state.running), state.blocks.available, first,
+        config.max_num_batched_tokens,
+    )  # fmt: skip
+
+
+def admit(
+    config: EngineConfig, state: EngineState, seats: int
+) -> tuple[EngineState, Newcomer | Held]:
+    """Let the first in line in, if it can be; `seats` were given out in this plan already.
+
+    The line must not be empty. A newcomer still has to be joined to `state.running`.
+    """
+    seq = state.waiting.first()
+    if not state.free_rows:
+        return state, Held(*seq.id, "rows")
+    sibling = _sibling(state, seq)
+    if sibling is not None:
+        shared = len(seq.history) - 1
+        if committed(config, state, sibling) < shared:
+            return state, Held(*seq.id, "sibling")
+        upto = shared // config.block_size
+        if state.running.chains[sibling].sealed < upto:
+            state = sealed(config, state, {sibling: upto})
+    return _seat(config, state, seq, sibling, bool(len(state.running) + seats))
+
+
+def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Reason] | None:
+    """Make room for the first in line at the cost of the last that runs, if the policy says so."""
+    run, seq = state.running, state.waiting.first()
+    if not len(run) or not config.policy.displaces(
+        state.policy, seq.place[0], run.seqs[-1].place[0]
+    ):
+        return None
+    return preempt(config, state, len(run) - 1, seq.id)
+
+
+def _seat(
+    config: EngineConfig, state: EngineState, seq: Sequence, sibling: int | None, company: bool
+) -> tuple[EngineState, Newcomer | Held]:
+    size, known = config.block_size, len(seq.history)
+    full = (known - 1) // size  # at least one token is computed, or there would be no logits
+    hit = lookup(state.blocks, seq.keys[:full])
+    leaf = state.blocks.index[seq.keys[hit - 1]] if hit else ROOT
+    blocks = hold(state.blocks, leaf)
+    needs = -(-known // size) - hit
+    spare = config.watermark if company else 0
+    taken = take(blocks, needs) if needs + spare <= blocks.available else None
+    if taken is None:
+        return state, Held(*seq.id, "blocks", needs + spare, blocks.available)
+    blocks, new = taken
+    table = (*map(blocks.index.__getitem__, seq.keys[:hit]), *new)
+    start, copy = hit * size, None
+    if sibling is not None and hit == full and known - 1 > start:
+        copy = Copy(state.running.tables[sibling][full], table[full], known - 1 - start)
+        start = known - 1
+    chain = Chain(seq.keys, hit, leaf)
+    seat = seated(config, seq, state.next_gen, state.free_rows[-1], table, chain, start)
+    waited = state.time - seq.arrived
+    reasons: tuple[Reason, ...] = (
+        Admitted(*seq.id, waited, hit * size, known, copy.count if copy else 0),
+    )
+    if hit < full:
+        reasons += (Missed(*seq.id, hit, full),)
+    return _let_in(state, seq, blocks, hit * size), Newcomer(seat, copy, reasons)
+
+
+def _let_in(state: EngineState, seq: Sequence, blocks: Blocks, cached: int) -> EngineState:
+    live = state.requests[seq.request.id]
+    requests = state.requests
+    if live.cached < 0:
+        requests = requests.set(seq.request.id, evolve(live, cached=cached))
+    return evolve(
+        state,
+        blocks=blocks,
+        waiting=state.waiting.remove(seq.place),
+        requests=requests,
+        free_rows=state.free_rows[:-1],
+        next_gen=state.next_gen + 1,
+        stops=state.stops | seq.request.stop_ids,
+    )
+
+
+def _sibling(state: EngineState, seq: Sequence) -> int | None:
+    """A running sample of the same request whose prompt this one can share."""
+    request = seq.request
+    if request.n == 1 or len(seq.history) != len(request.prompt):
+        return None
+    for i, (name, _) in enumerate(state.running.ids):
+        if name == request.id:
+            return i
+    return None

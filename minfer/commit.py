@@ -1,0 +1,202 @@
+"""Results become state: what a step yielded, and what to do when it failed.
+
+A good step costs a few passes over the columns in C; only sequences that end, fill a block or
+finish a chunk of their prompt are looked at one by one. Sealing is spread: at most a sixteenth of
+the running sequences publish a block per turn, so that a batch whose blocks fill at the same step
+does not stop the engine.
+"""
+
+from itertools import chain, compress, repeat
+from operator import add, ge, gt, sub
+
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.lifecycle import open_fences, restart, retire, sealed
+from minfer.messages import Emit, Ended, Executed, Failed, Finished, Ignored, Reason, Voided, clip
+from minfer.plan import Plan, Yields
+from minfer.pmap import Map
+from minfer.sequence import Running, edited
+from minfer.state import EngineState, Live, Transition
+
+
+def executed(config: EngineConfig, state: EngineState, event: Executed) -> Transition:
+    """Commit the results of the step that is first in flight."""
+    known_steps = [plan.step for plan in state.inflight]
+    if event.step not in known_steps:
+        return Transition(state, (), (Ignored("executed", f"step {event.step} is not in flight"),))
+    plan = state.inflight[0]
+    if event.step != plan.step:
+        return _void(config, state, event.step, f"step {plan.step} was skipped")
+    flaw = _flaw(config, plan, event.yields)
+    if flaw:
+        return _void(config, state, plan.step, flaw)
+    run = state.running
+    if plan.gens == run.gens:
+        new = event.yields
+    else:  # sequences came or went since this was planned
+        got = dict(zip(plan.gens, event.yields, strict=True))
+        new = tuple(map(got.get, run.gens, repeat(())))
+    advanced = Running(
+        run.seqs, run.ids, run.gens, run.rows, run.starts, run.base,
+        tuple(map(add, run.known, map(len, new))), _caught_up(run, plan, event.yields),
+        run.last, run.ripe, run.mark, run.tables, run.chains, tuple(map(add, run.tails, new)),
+    )  # fmt: skip
+    state = evolve(state, running=advanced, inflight=state.inflight[1:])
+    if state.faults:
+        ran = set(compress(run.ids, map(set(plan.gens).__contains__, run.gens)))
+        state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
+    if plan.fills:
+        state = _seal_prompts(config, state, plan)
+    finished: tuple[Finished, ...] = ()
+    ends = _endings(state, new)
+    if ends:
+        run, new = _cut(state.running, new, ends)
+        reasons = {i: (reason, "") for i, (_, reason) in ends.items()}
+        state, finished = end(config, evolve(state, running=run), reasons)
+    state = open_fences(_seal_ripe(config, state), plan.step)
+    emit = Emit(advanced.ids, new, finished)
+    return Transition(state, (emit,), tuple(map(ended_reason, finished)))
+
+
+def failed(config: EngineConfig, state: EngineState, event: Failed) -> Transition:
+    """Forget a failed step and all after it; its sequences begin again from committed KV."""
+    if event.step not in [plan.step for plan in state.inflight]:
+        return Transition(state, (), (Ignored("failed", f"step {event.step} is not in flight"),))
+    return _void(config, state, event.step, event.error)
+
+
+def ended_reason(done: Finished) -> Reason:
+    """The reason that goes with a terminal word."""
+    return Ended(done.id, done.sample, done.reason, done.error)
+
+
+def end(
+    config: EngineConfig, state: EngineState, ended: dict[int, tuple[str, str]]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """End running sequences: position -> reason and error. Their blocks stay cached."""
+    run = state.running
+    finished = []
+    requests = state.requests
+    for i, (reason, error) in sorted(ended.items()):
+        request, sample = run.seqs[i].request, run.seqs[i].sample
+        live = requests[request.id]
+        length = run.known[i] - len(request.prompt)
+        finished.append(Finished(request.id, sample, reason, length, error, max(0, live.cached)))
+        requests = one_ended(live, request.id, requests)
+    gone = {run.ids[i] for i in ended}
+    state = evolve(
+        state, requests=requests, faults=tuple(f for f in state.faults if f[0] not in gone)
+    )
+    return retire(config, state, ended), tuple(finished)
+
+
+def one_ended(live: Live, name: str, requests: Map[str, Live]) -> Map[str, Live]:
+    """Count one sample of a request as ended; the request goes with its last one."""
+    if live.ended + 1 == live.samples:
+        return requests.delete(name)
+    return requests.set(name, evolve(live, ended=live.ended + 1))
+
+
+def _flaw(config: EngineConfig, plan: Plan, yields: Yields) -> str:
+    """What is wrong with results, or nothing. Laws of a plan: module plan."""
+    if len(yields) != len(plan.gens):
+        return f"{len(yields)} results for {len(plan.gens)} rows"
+    if set(map(type, yields)) - {tuple}:
+        return "results must be one tuple of token ids per row"
+    sizes = tuple(map(len, yields))
+    if sizes != plan.most and any(
+        not min(1, most) <= size <= most for size, most in zip(sizes, plan.most, strict=True)
+    ):
+        return "a row yielded more or less than it may"
+    flat = tuple(chain.from_iterable(yields))
+    if flat and (set(map(type, flat)) != {int} or min(flat) < 0 or max(flat) >= config.vocab_size):
+        return f"token ids must be whole numbers below {config.vocab_size}"
+    return ""
+
+
+def _caught_up(run: Running, plan: Plan, yields: Yields) -> tuple[int, ...]:
+    """`sched`, less what rows yielded short of their most: later plans only said "at latest"."""
+    sizes = tuple(map(len, yields))
+    if sizes == plan.most:
+        return run.sched
+    short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
+    return tuple(map(sub, run.sched, map(short.get, run.gens, repeat(0))))
+
+
+def _endings(state: EngineState, new: Yields) -> dict[int, tuple[int, str]]:
+    """Who ends with these tokens: position -> how many of them count, and the reason."""
+    run = state.running
+    over = set(compress(range(len(run)), map(gt, run.known, run.last)))
+    if not state.stops.isdisjoint(chain.from_iterable(new)):
+        over.update(
+            i
+            for i, tokens in enumerate(new)
+            if tokens and not run.seqs[i].request.stop_ids.isdisjoint(tokens)
+        )
+    ends = {}
+    for i in over:
+        tokens, stop_ids = new[i], run.seqs[i].request.stop_ids
+        room = run.last[i] + 1 - (run.known[i] - len(tokens))
+        stop = next((j for j, t in enumerate(tokens[:room]) if t in stop_ids), None)
+        ends[i] = (room, "length") if stop is None else (stop + 1, "stop")
+    return ends
+
+
+def _cut(run: Running, new: Yields, ends: dict[int, tuple[int, str]]) -> tuple[Running, Yields]:
+    """Take back the tokens that came after an end."""
+    extra = {i: len(new[i]) - keep for i, (keep, _) in ends.items() if keep < len(new[i])}
+    if not extra:
+        return run, new
+    cut = {i: run.tails[i][: len(run.tails[i]) - more] for i, more in extra.items()}
+    run = edited(run, known={i: run.known[i] - more for i, more in extra.items()}, tails=cut)
+    kept = list(new)
+    for i in extra:
+        kept[i] = new[i][: ends[i][0]]
+    return run, tuple(kept)
+
+
+def _seal_prompts(config: EngineConfig, state: EngineState, plan: Plan) -> EngineState:
+    """Publish the blocks that chunks of prompts have filled."""
+    run, upto = state.running, {}
+    for fill in plan.fills:
+        gen = plan.gens[fill.index]
+        if gen in run.gens:
+            done = plan.starts[fill.index] + plan.counts[fill.index]
+            upto[run.gens.index(gen)] = done // config.block_size
+    return sealed(config, state, upto)
+
+
+def _seal_ripe(config: EngineConfig, state: EngineState) -> EngineState:
+    """Publish blocks of sampled tokens that are full, for a bounded number of sequences."""
+    run = state.running
+    ripe = tuple(compress(range(len(run)), map(ge, run.known, run.ripe)))
+    if not ripe:
+        return state
+    some = ripe[: max(8, len(run) // 16)]
+    return sealed(config, state, {i: (run.known[i] - 1) // config.block_size for i in some})
+
+
+def _void(config: EngineConfig, state: EngineState, step: int, error: str) -> Transition:
+    """Count everything in flight as never run, and blame the sequences of plan `step`."""
+    run, error = state.running, clip(error)
+    blamed = next(set(plan.gens) for plan in state.inflight if plan.step == step)
+    touched = {gen for plan in state.inflight for gen in plan.gens}
+    faults = dict(state.faults)
+    for i, gen in enumerate(run.gens):
+        if gen in blamed:
+            faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1
+    spots = [i for i, gen in enumerate(run.gens) if gen in touched]
+    reason = Voided(step, error, len(state.inflight), len(spots))
+    state = evolve(restart(config, state, spots), inflight=(), faults=tuple(faults.items()))
+    state = open_fences(state, None)
+    lost = {
+        i: ("error", f"its step failed {config.max_failures} times, at last with: {error}")
+        for i, name in enumerate(state.running.ids)
+        if faults.get(name, 0) >= config.max_failures
+    }
+    if not lost:
+        return Transition(state, (), (reason,))
+    state, finished = end(config, state, lost)
+    reasons = (reason, *map(ended_reason, finished))
+    return Transition(state, (Emit((), (), finished),), reasons)

@@ -1,0 +1,119 @@
+"""Tables grow; and when blocks run out, somebody gives way.
+
+A table is grown a little before it ends (`mark`), for a bounded number of sequences a step, so
+that a batch whose blocks end together is not a spike. Early growth never takes the last blocks.
+Growth that cannot wait takes what there is; if there is nothing, blocks behind fences are waited
+for, and only if none are coming the policy's victim is preempted: one shortage, one victim.
+"""
+
+from itertools import compress
+from operator import ge
+
+from attrs import evolve
+
+from minfer.blocks import take
+from minfer.config import EngineConfig
+from minfer.lifecycle import mark_of, preempt
+from minfer.messages import Reason
+from minfer.plan import Grow
+from minfer.sequence import edited
+from minfer.state import EngineState
+
+Grown = dict[int, Grow]  # generation -> what its table gets
+
+
+def grow(
+    config: EngineConfig, state: EngineState, idle: set[int]
+) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
+    """Grow the tables that end soon. Adds to `idle` the generations that must wait for blocks."""
+    run, size = state.running, config.block_size
+    due = list(compress(range(len(run)), map(ge, run.sched, run.mark)))
+    if idle:
+        due = [i for i in due if run.gens[i] not in idle]
+    if not due:
+        return state, {}, ()
+    now = [i for i in due if run.sched[i] >= len(run.tables[i]) * size]
+    if len(now) > state.blocks.available:
+        return _short(config, state, [run.gens[i] for i in now], idle)
+    urgent = set(now)
+    soon = [i for i in due if i not in urgent][: max(4, len(run) // 16)]
+    if len(now) + len(soon) + len(run) > state.blocks.available:
+        soon = []
+    state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))
+    return state, grown, ()
+
+
+def stretch(
+    config: EngineConfig, state: EngineState, idle: set[int], grown: Grown
+) -> tuple[EngineState, Grown, tuple[int, ...]]:
+    """Make room for up to `max_repeat` decode steps; returns how many tokens each row may yield.
+
+    Takes blocks only while there are plenty: a row whose table ends sooner yields less.
+    """
+    run, size = state.running, config.block_size
+    wants = {}
+    for i, (sched, last, table) in enumerate(zip(run.sched, run.last, run.tables, strict=True)):
+        more = -(-min(sched + config.max_repeat, last) // size) - len(table)
+        if more > 0 and run.gens[i] not in idle and run.gens[i] not in grown:
+            wants[i] = more
+    if wants and sum(wants.values()) + len(run) <= state.blocks.available:
+        state, more_grown = _extend(config, state, wants)
+        grown = {**grown, **more_grown}
+    run = state.running
+    most = tuple(
+        max(1, min(config.max_repeat, last - sched, len(table) * size - sched))
+        for sched, last, table in zip(run.sched, run.last, run.tables, strict=True)
+    )
+    return state, grown, most
+
+
+def _extend(
+    config: EngineConfig, state: EngineState, wants: dict[int, int]
+) -> tuple[EngineState, Grown]:
+    """Give each position its blocks; the caller knows that there are as many."""
+    if not wants:
+        return state, {}
+    taken = take(state.blocks, sum(wants.values()))
+    if taken is None:  # cannot be: the caller counted
+        return state, {}
+    blocks, new = taken
+    run, at = state.running, 0
+    tables, mark, grown = {}, {}, {}
+    for i, count in wants.items():
+        table, some = run.tables[i], new[at : at + count]
+        at += count
+        tables[i] = table + some
+        mark[i] = mark_of(config, len(table) + count, run.last[i])
+        grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
+    return evolve(state, blocks=blocks, running=edited(run, tables=tables, mark=mark)), grown
+
+
+def _short(
+    config: EngineConfig, state: EngineState, needy: list[int], idle: set[int]
+) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
+    """There are not enough blocks: serve in rank order, and let the policy's victims give way."""
+    grown: Grown = {}
+    reasons: tuple[Reason, ...] = ()
+    for gen in needy:
+        while gen in state.running.gens:
+            run = state.running
+            i = run.gens.index(gen)
+            if state.blocks.available:
+                state, one = _extend(config, state, {i: 1})
+                grown.update(one)
+                break
+            if state.fences or len(run) == 1:
+                idle.add(gen)  # blocks are coming when a plan in flight ends
+                break
+            victim = _victim(config, state)
+            grown.pop(run.gens[victim], None)
+            state, reason = preempt(config, state, victim, run.ids[i])
+            reasons += (reason,)
+    return state, grown, reasons
+
+
+def _victim(config: EngineConfig, state: EngineState) -> int:
+    run = state.running
+    ranks = tuple(seq.place[0] for seq in run.seqs)
+    choice = config.policy.victim(state.policy, ranks)
+    return choice if 0 < choice < len(run) else len(run) - 1

@@ -1,0 +1,44 @@
+"""Content keys: what the KV of a full block is a function of, as one digest.
+
+A key covers what produced the block (model, weights, KV type, layout, adapter, in the context's
+fingerprint), the cache salt, the key of the block before, and the block's tokens. Equal keys
+therefore mean equal KV, whoever computed it; different salts never share (CVE-2025-46570), and
+SHA-256 keeps keys from being forged (CVE-2025-25183 was a guessable hash).
+"""
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+
+Key = bytes
+
+
+def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
+    """The key before the first block: every field length-prefixed, so that none runs into another.
+
+    `fingerprint` names model, weights, KV type, layout and adapter; `salt` separates tenants.
+    """
+    parts = (b"minfer.kv.1", fingerprint, salt)
+    return sha256(b"".join(len(p).to_bytes(8, "little") + p for p in parts)).digest()
+
+
+def block_key(parent: Key, tokens: Sequence[int]) -> Key:
+    """The key of one full block of token ids that follows the block named `parent`."""
+    return sha256(parent + array("q", tokens).tobytes()).digest()
+
+
+def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> tuple[Key, ...]:
+    """Keys of all full blocks of `tokens`, in order, each chained to the one before."""
+    return extend_keys((), root, tokens, block_size)
+
+
+def extend_keys(
+    keys: tuple[Key, ...], root: Key, tokens: Sequence[int], block_size: int
+) -> tuple[Key, ...]:
+    """`keys`, already computed for a prefix of `tokens`, continued over all its full blocks."""
+    out = list(keys)
+    parent = out[-1] if out else root
+    for end in range((len(out) + 1) * block_size, len(tokens) + 1, block_size):
+        parent = block_key(parent, tokens[end - block_size : end])
+        out.append(parent)
+    return tuple(out)

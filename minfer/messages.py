@@ -1,0 +1,188 @@
+"""What goes into the engine, what comes out of it, and why it decided so."""
+
+from typing import Final
+
+from attrs import frozen
+
+from minfer.plan import Plan, Yields
+from minfer.request import Request
+from minfer.sequence import SampleId
+
+# --- events: what happened -----------------------------------------------------------------------
+
+
+@frozen
+class Tick:
+    """The time of this turn, in seconds on a clock that never goes back."""
+
+    time: float
+
+
+@frozen
+class Submit:
+    """A request arrives."""
+
+    request: Request
+
+
+@frozen
+class Cancel:
+    """Whoever asked does not want it any more: all samples of the request end."""
+
+    id: str
+
+
+@frozen
+class Finish:
+    """The text layer ends a sample after `length` output tokens, at a stop string for example."""
+
+    id: str
+    sample: int
+    length: int
+    reason: str = "stop"
+
+
+@frozen
+class Executed:
+    """A step is done: per row of its plan, the tokens it yielded."""
+
+    step: int
+    yields: Yields
+
+
+@frozen
+class Failed:
+    """A step failed; no plan from it on has been or will be executed."""
+
+    step: int
+    error: str = ""
+
+
+Event = Tick | Submit | Cancel | Finish | Executed | Failed
+
+# --- commands: what to do ------------------------------------------------------------------------
+
+
+@frozen
+class Finished:
+    """A sample has ended; the only terminal word about it.
+
+    `reason`: "stop" (a stop token, or the text layer's reason), "length", "cancelled", "rejected"
+    (it could never have run; `error` says why) or "error" (its steps failed too often).
+    """
+
+    id: str
+    sample: int
+    reason: str
+    length: int  # output tokens
+    error: str = ""
+    cached: int = 0  # prompt tokens that the prefix cache gave at its first admission
+
+
+@frozen
+class Execute:
+    """Hand this plan to the executor."""
+
+    plan: Plan
+
+
+@frozen
+class Emit:
+    """New tokens by sample, as two columns, then the samples that ended."""
+
+    ids: tuple[SampleId, ...]
+    tokens: Yields
+    finished: tuple[Finished, ...] = ()
+
+
+@frozen
+class WakeAt:
+    """Nothing can be done now, but at `time` (seconds) it can: come back with a Tick."""
+
+    time: float
+
+
+Command = Execute | Emit | WakeAt
+
+# --- reasons: decisions out of the ordinary ------------------------------------------------------
+
+
+@frozen
+class Admitted:
+    """A sample starts (again) to run."""
+
+    id: str
+    sample: int
+    waited: float  # seconds since it arrived
+    hit: int  # leading tokens whose KV was cached
+    prompt: int  # tokens known, of which hit
+    copied: int = 0  # tokens whose KV is copied from a sibling
+
+
+@frozen
+class Held:
+    """The first in line has to wait; said once until the cause changes."""
+
+    id: str
+    sample: int
+    cause: str  # "blocks", "rows", "budget", "sibling", "policy" or "retry"
+    needs: int = 0  # blocks, where that is the cause
+    available: int = 0
+
+
+@frozen
+class Preempted:
+    """A sample gave its blocks or its row back and waits at its old rank."""
+
+    id: str
+    sample: int
+    by: SampleId  # for whom
+    known: int  # tokens it keeps
+    computed: int  # positions of KV it gives up, less what stays cached
+
+
+@frozen
+class Missed:
+    """An admitted sample found its prefix cached only up to `block` of `blocks` full ones."""
+
+    id: str
+    sample: int
+    block: int
+    blocks: int
+
+
+@frozen
+class Ended:
+    """A sample left the engine."""
+
+    id: str
+    sample: int
+    reason: str
+    error: str = ""
+
+
+@frozen
+class Voided:
+    """A step failed: it and its successors in flight count as never run."""
+
+    step: int
+    error: str
+    plans: int
+    rows: int
+
+
+@frozen
+class Ignored:
+    """An event meant nothing here: an unknown step, an unknown request."""
+
+    event: str
+    detail: str
+
+
+Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored
+MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote user data
+
+
+def clip(text: str) -> str:
+    """`text`, shortened to what a record keeps."""
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."

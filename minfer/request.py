@@ -1,0 +1,98 @@
+"""What a user asks for: sampling parameters and the request that carries them into the engine."""
+
+import math
+from collections.abc import Iterable
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from minfer.keys import Key
+
+MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
+MAX_STOPS: Final = 16
+_INT64: Final = 2**63
+
+
+class ParameterError(ValueError):
+    """A parameter is out of its range; `param` names it."""
+
+    def __init__(self, param: str, message: str) -> None:
+        super().__init__(f"{param}: {message}")
+        self.param = param
+
+
+def _number(value: Any, param: str, low: float, high: float, *, whole: bool = False) -> None:
+    kinds = (int,) if whole else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds):
+        kind = "a whole number" if whole else "a number"
+        raise ParameterError(param, f"must be {kind}, not {value!r}")
+    if not (math.isfinite(value) and low <= value <= high):
+        raise ParameterError(param, f"must be from {low:g} to {high:g}, not {value!r}")
+
+
+def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+@frozen(kw_only=True)
+class SamplingParams:
+    """How to choose tokens and when to stop. Names and defaults are vLLM's.
+
+    Raises ParameterError, naming the parameter, for values out of range.
+    """
+
+    n: int = 1  # samples of one prompt
+    temperature: float = 1.0  # 0 is greedy
+    top_p: float = 1.0  # keep the likeliest tokens that hold this share of probability
+    top_k: int = 0  # keep the k likeliest tokens; 0 or -1 keeps all
+    seed: int | None = None  # None: the caller's entropy, drawn once and recorded
+    max_tokens: int | None = 16  # output tokens at most; None: as many as the context holds
+    stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple)
+    ignore_eos: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        _number(self.n, "n", 1, MAX_SAMPLES, whole=True)
+        _number(self.temperature, "temperature", 0, 100)
+        _number(self.top_p, "top_p", 0, 1)
+        if self.top_p == 0:
+            raise ParameterError("top_p", "must be above 0; use temperature=0 for greedy decoding")
+        _number(self.top_k, "top_k", -1, 2**31, whole=True)
+        if self.seed is not None:
+            _number(self.seed, "seed", -_INT64, _INT64 - 1, whole=True)
+        if self.max_tokens is not None:
+            _number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
+        if len(self.stop) > MAX_STOPS or any(
+            not isinstance(s, str) or not 0 < len(s) <= 1024 for s in self.stop
+        ):
+            raise ParameterError(
+                "stop", f"at most {MAX_STOPS} non-empty strings of up to 1,024 characters"
+            )
+        if len(self.stop_token_ids) > 256:
+            raise ParameterError("stop_token_ids", "at most 256 token ids")
+        for token in self.stop_token_ids:
+            _number(token, "stop_token_ids", 0, 2**31, whole=True)
+        if not isinstance(self.ignore_eos, bool):
+            raise ParameterError("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+
+
+@frozen(kw_only=True)
+class Request:
+    """A request as the engine takes it: everything is decided, nothing is text.
+
+    `keys` are the content keys of the prompt's full blocks, computed once at the edge; they may be
+    left out, then the engine computes them from `root`. `output` holds tokens that were already
+    produced for the only sample, when a request is resumed after its engine died.
+    """
+
+    id: str
+    prompt: tuple[int, ...]
+    max_tokens: int
+    stop_ids: frozenset[int] = frozenset()  # token ids that end a sample, and are part of it
+    n: int = 1
+    seed: int = 0
+    sampling: SamplingParams = SamplingParams()  # for the executor; the engine does not look inside
+    priority: int = 0  # lower runs first, under a policy that heeds it
+    root: Key = b""  # the key before the first block: fingerprint and salt
+    keys: tuple[Key, ...] = ()
+    output: tuple[int, ...] = ()

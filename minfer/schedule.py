@@ -1,0 +1,207 @@
+"""State becomes work: at most one plan at a time.
+
+In order: tables that end are grown (shortage makes the last in rank give way), rows that run get
+one token each, chunks of prompts share what is left of the token budget in rank order, and the
+line moves up into what is left after that. In a steady decode nothing of this is due, and the plan
+is the running columns themselves.
+
+Within this module a sequence is named by its generation: positions shift when others give way.
+"""
+
+from functools import lru_cache
+from itertools import compress
+from operator import add, ge, itemgetter, lt
+from typing import Any
+
+from attrs import evolve
+
+from minfer.admit import Newcomer, admit, displace, load
+from minfer.config import EngineConfig
+from minfer.grow import grow, stretch
+from minfer.messages import Execute, Held, Reason, WakeAt
+from minfer.plan import Fill, Grow, Open, Plan
+from minfer.sequence import Running, joined
+from minfer.state import EngineState, Transition
+
+Shares = dict[int, int]  # generation that is being filled -> tokens of it in this step
+_MANY_STOPS = 256  # stop ids kept from sequences long gone before the union is made anew
+
+
+@lru_cache(maxsize=64)
+def ones(count: int) -> tuple[int, ...]:
+    """A column of ones: the same object for the same length."""
+    return (1,) * count
+
+
+def schedule(config: EngineConfig, state: EngineState) -> Transition:
+    """Plan one more step, or say that there is nothing to do now."""
+    run = state.running
+    if not len(run) and not state.waiting:
+        return Transition(state)
+    solo = _suspect(state)
+    if solo is not None and state.inflight:
+        return Transition(state)
+    idle = set(compress(run.gens, map(ge, run.sched, run.last)))
+    if solo is not None:
+        idle.update(gen for gen in run.gens if gen != solo)
+    state, grown, reasons = grow(config, state, idle)
+    shares, room = _shares(config, state, idle)
+    newcomers: list[Newcomer] = []
+    wake: tuple[WakeAt, ...] = ()
+    if state.waiting and solo is None:
+        state, wake, more = _move_up(config, state, room, newcomers, shares)
+        reasons += more
+        grown = {gen: g for gen, g in grown.items() if gen in state.running.gens}
+    if newcomers:
+        state = _join(state, newcomers)
+    if all(gen in idle for gen in state.running.gens):
+        return Transition(state, wake, reasons)
+    most = None
+    if config.max_repeat > 1 and not shares:
+        state, grown, most = stretch(config, state, idle, grown)
+    state, plan = _plan(state, idle, shares, most, newcomers, tuple(grown.values()))
+    return Transition(state, (Execute(plan), *wake), reasons)
+
+
+def _suspect(state: EngineState) -> int | None:
+    """A sequence whose steps failed twice runs alone, so that its neighbours are not blamed."""
+    for sample, count in state.faults:
+        if count > 1 and (i := state.running.find(sample)) is not None:
+            return state.running.gens[i]
+    return None
+
+
+def _shares(config: EngineConfig, state: EngineState, idle: set[int]) -> tuple[Shares, int]:
+    """Tokens for rows that are being filled, and what is left of the budget for newcomers."""
+    run = state.running
+    idlers = sum(gen in idle for gen in run.gens) if idle else 0
+    budget = config.policy.budget(state.policy, load(config, state))
+    room = min(budget, config.max_num_batched_tokens) - (len(run) - idlers)
+    shares: Shares = {}
+    for i in compress(range(len(run)), map(lt, run.sched, run.base)):
+        if run.gens[i] not in idle:
+            more = max(0, min(room, run.base[i] - run.sched[i] - 1))
+            shares[run.gens[i]] = 1 + more
+            room -= more
+    return shares, room
+
+
+def _move_up(
+    config: EngineConfig, state: EngineState, room: int, newcomers: list[Newcomer], shares: Shares
+) -> tuple[EngineState, tuple[WakeAt, ...], tuple[Reason, ...]]:
+    """Let in who can be let in; `newcomers` and `shares` are added to."""
+    reasons: tuple[Reason, ...] = ()
+    same = (state.waiting.first().place, "blocks")
+    if state.held and state.held[:2] == same and state.blocks.available <= state.held[2]:
+        return state, (), ()  # nothing has changed for the first in line
+    while state.waiting:
+        first = state.waiting.first()
+        start = config.policy.admit_from(state.policy, load(config, state))
+        if start > state.time:
+            state, more = _hold(state, Held(*first.id, "policy"))
+            return state, (WakeAt(start),), reasons + more
+        if room <= 0:
+            state, more = _hold(state, Held(*first.id, "budget"))
+            return state, (), reasons + more
+        state, got = admit(config, state, len(newcomers))
+        if isinstance(got, Held):
+            room_made = None
+            if got.cause in ("blocks", "rows") and not state.fences and not newcomers:
+                room_made = displace(config, state)
+            if room_made is None:
+                state, more = _hold(state, got)
+                return state, (), reasons + more
+            state, reason = room_made
+            reasons += (reason,)
+            shares_left = {g: n for g, n in shares.items() if g in state.running.gens}
+            shares.clear()
+            shares.update(shares_left)
+            continue
+        newcomers.append(got)
+        reasons += got.reasons
+        share = min(room, got.seat.base[0] - got.seat.sched[0])
+        shares[got.seat.gens[0]] = share
+        room -= share
+    return state, (), reasons
+
+
+def _hold(state: EngineState, held: Held) -> tuple[EngineState, tuple[Reason, ...]]:
+    """Remember who waits and why; the reason is given when that is news."""
+    now = (state.waiting.first().place, held.cause, held.available)
+    news = state.held is None or state.held[:2] != now[:2]
+    return evolve(state, held=now), (held,) if news else ()
+
+
+def _join(state: EngineState, newcomers: list[Newcomer]) -> EngineState:
+    run, stops = joined(state.running, [n.seat for n in newcomers]), state.stops
+    if len(stops) > _MANY_STOPS:
+        stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
+    return evolve(state, running=run, stops=stops)
+
+
+def _plan(
+    state: EngineState,
+    idle: set[int],
+    shares: Shares,
+    most: tuple[int, ...] | None,
+    newcomers: list[Newcomer],
+    grows: tuple[Grow, ...],
+) -> tuple[EngineState, Plan]:
+    """Put the plan together; `most` has one entry per running sequence, or is None for ones."""
+    run, count = state.running, len(state.running)
+    steps = most or ones(count)  # positions that each row is scheduled for
+    yields = steps
+    fills: tuple[Fill, ...] = ()
+    opens: tuple[Open, ...] = ()
+    gens, rows, starts = run.gens, run.rows, run.sched
+    if idle:
+        keep = [i for i, gen in enumerate(run.gens) if gen not in idle]
+        gens, rows, starts = _picked(keep, gens), _picked(keep, rows), _picked(keep, starts)
+        yields = _picked(keep, steps)
+        steps = tuple(0 if gen in idle else n for gen, n in zip(run.gens, steps, strict=True))
+    counts = ones(len(gens))
+    if shares:
+        fills, opens = _fills(run, gens, shares)
+        counts, yields, steps = _with_shares(run, gens, shares, counts, yields, steps)
+    plan = Plan(
+        state.next_step, gens, rows, starts, counts, yields, fills, opens, grows,
+        tuple(n.copy for n in newcomers if n.copy), max(most) if most else 1,
+    )  # fmt: skip
+    run = evolve(run, sched=tuple(map(add, run.sched, steps)))
+    return evolve(
+        state, running=run, inflight=(*state.inflight, plan), next_step=plan.step + 1
+    ), plan
+
+
+def _picked(keep: list[int], column: tuple[Any, ...]) -> tuple[Any, ...]:
+    return itemgetter(*keep)(column) if len(keep) > 1 else (column[keep[0]],)
+
+
+def _fills(
+    run: Running, gens: tuple[int, ...], shares: Shares
+) -> tuple[tuple[Fill, ...], tuple[Open, ...]]:
+    fills, opens = [], []
+    for gen, share in shares.items():
+        i, at = run.gens.index(gen), gens.index(gen)
+        seq, start = run.seqs[i], run.sched[i]
+        fills.append(Fill(at, seq.history[start : start + share]))
+        if start == run.starts[i]:  # the generation's first plan: the device takes all of it over
+            opens.append(Open(at, seq.request, seq.sample, run.tables[i]))
+    return tuple(fills), tuple(opens)
+
+
+def _with_shares(
+    run: Running,
+    gens: tuple[int, ...],
+    shares: Shares,
+    counts: tuple[int, ...],
+    yields: tuple[int, ...],
+    steps: tuple[int, ...],
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Replace the ones of rows that are being filled: inputs, yields, positions scheduled."""
+    counts_, yields_, steps_ = list(counts), list(yields), list(steps)
+    for gen, share in shares.items():
+        i, at = run.gens.index(gen), gens.index(gen)
+        counts_[at] = steps_[i] = share
+        yields_[at] = int(run.sched[i] + share == run.base[i])
+    return tuple(counts_), tuple(yields_), tuple(steps_)

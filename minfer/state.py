@@ -1,0 +1,71 @@
+"""The engine's state: one frozen value that says everything."""
+
+from typing import Any
+
+from attrs import frozen
+
+from minfer.blocks import Blocks, new_pool
+from minfer.config import EngineConfig
+from minfer.messages import Command, Reason
+from minfer.plan import Plan
+from minfer.pmap import Map
+from minfer.sequence import Place, Running, SampleId
+from minfer.waiting import Line
+
+
+@frozen
+class Live:
+    """A request that has not ended: where its samples are in line, and how many have ended."""
+
+    place: Place  # of sample 0; the others differ in the sample only
+    samples: int
+    ended: int = 0
+    cached: int = -1  # prompt tokens the cache gave at the first admission; -1 before it
+
+
+@frozen
+class Fence:
+    """Blocks given back while plans in flight may name them: free once step `until` is over."""
+
+    until: int
+    leaf: int
+    private: tuple[int, ...]
+
+
+@frozen
+class EngineState:
+    """All that the engine knows. Equal states decide equally, whatever made them."""
+
+    blocks: Blocks
+    free_rows: tuple[int, ...]  # device rows nobody has, the next one last
+    policy: Any  # the policy's own state
+    time: float = 0.0  # seconds
+    next_step: int = 0
+    next_gen: int = 0
+    arrivals: int = 0
+    waiting: Line = Line()
+    running: Running = Running()
+    stops: frozenset[int] = frozenset()  # at least the stop ids of all that run
+    requests: Map[str, Live] = Map()
+    inflight: tuple[Plan, ...] = ()  # in order of execution
+    fences: tuple[Fence, ...] = ()
+    faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
+    held: tuple[Any, ...] | None = None  # who was held, why, and at how many available blocks
+
+
+@frozen
+class Transition:
+    """What a step of the engine gives."""
+
+    state: EngineState
+    commands: tuple[Command, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+
+
+def initial(config: EngineConfig) -> EngineState:
+    """The state before anything happened."""
+    return EngineState(
+        blocks=new_pool(config.num_blocks),
+        free_rows=tuple(reversed(range(config.max_num_seqs))),
+        policy=config.policy.start(),
+    )
