@@ -6,14 +6,15 @@ Samples of one request are forks: the second finds the full blocks of the first 
 copies the partial tail of its prompt, so it computes one token.
 """
 
-from attrs import evolve, frozen
+from attrs import frozen
 
-from minfer.blocks import ROOT, Blocks, hold, lookup, take
+from minfer.blocks import ROOT, Blocks, Draft, lookup
 from minfer.config import EngineConfig
 from minfer.lifecycle import committed, preempt, sealed, seated
 from minfer.messages import Admitted, Held, Missed, Reason
 from minfer.plan import Copy
 from minfer.policy import Load
+from minfer.record import evolve
 from minfer.sequence import Chain, Running, Sequence
 from minfer.state import EngineState
 
@@ -74,14 +75,14 @@ def _seat(
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
     hit = lookup(state.blocks, seq.keys[:full])
     leaf = state.blocks.index[seq.keys[hit - 1]] if hit else ROOT
-    blocks = hold(state.blocks, leaf)
+    draft = Draft(state.blocks)
+    draft.hold(leaf)
     needs = -(-known // size) - hit
     spare = config.watermark if company else 0
-    taken = take(blocks, needs) if needs + spare <= blocks.available else None
-    if taken is None:
-        return state, Held(*seq.id, "blocks", needs + spare, blocks.available)
-    blocks, new = taken
-    table = (*map(blocks.index.__getitem__, seq.keys[:hit]), *new)
+    new = draft.take(needs) if needs + spare <= draft.available else None
+    if new is None:
+        return state, Held(*seq.id, "blocks", needs + spare, draft.available)
+    table = (*map(draft.index.__getitem__, seq.keys[:hit]), *new)
     start, copy = hit * size, None
     if sibling is not None and hit == full and known - 1 > start:
         copy = Copy(state.running.tables[sibling][full], table[full], known - 1 - start)
@@ -94,7 +95,7 @@ def _seat(
     )
     if hit < full:
         reasons += (Missed(*seq.id, hit, full),)
-    return _let_in(state, seq, blocks, hit * size), Newcomer(seat, copy, reasons)
+    return _let_in(state, seq, draft.done(), hit * size), Newcomer(seat, copy, reasons)
 
 
 def _let_in(state: EngineState, seq: Sequence, blocks: Blocks, cached: int) -> EngineState:

@@ -19,11 +19,14 @@ ancestor never goes before its descendants. Hence the cached part of any chain o
 of that chain, and a lookup is a binary search.
 
 Shortage is a value: `take` returns None. Nothing here raises.
+
+Changes are made on a `Draft`, a private copy that the function which opened it closes again; many
+changes in one draft cost little more than their map entries.
 """
 
 from typing import Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from minfer.pmap import Map
 
@@ -31,12 +34,7 @@ Key = bytes
 ROOT: Final = -1  # the parent of a first block; the leaf of a sequence that has published nothing
 
 
-@frozen
-class Node:
-    """A published block: the digest of its content and the block of the prefix before it."""
-
-    key: Key
-    parent: int
+Node = tuple[Key, int]  # a published block: the digest of its content, and its parent
 
 
 @frozen
@@ -58,13 +56,8 @@ class Blocks:
     high: int = 0  # the next ticket
 
     @property
-    def evictable(self) -> int:
-        """Blocks that are cached and that nobody stands on."""
-        return len(self.nodes) - len(self.live)
-
-    @property
     def available(self) -> int:
-        """Blocks that `take` could hand out now."""
+        """Blocks that could be handed out now: free, or cached and nobody stands on them."""
         return self.free + len(self.nodes) - len(self.live)
 
 
@@ -73,155 +66,151 @@ def new_pool(total: int) -> Blocks:
     return Blocks(total=total, free=total)
 
 
-def take(blocks: Blocks, count: int) -> tuple[Blocks, tuple[int, ...]] | None:
-    """Hand out `count` blocks, evicting idle ones if free ones do not suffice; None if short."""
-    if count <= 0:
-        return blocks, ()
-    if count > blocks.available:
-        return None
-    if count > blocks.free:
-        blocks = _evict(blocks, count - blocks.free)
-    spare, freed, fresh = blocks.spare, blocks.freed, blocks.fresh
-    while len(spare) < count and freed:
-        depth = len(freed) - 1
-        spare = freed[depth] + spare
-        freed = freed.delete(depth)
-    short = count - len(spare)
-    if short > 0:
-        spare += tuple(range(fresh, fresh + short))
-        fresh += short
-    out, spare = spare[:count], spare[count:]
-    return evolve(blocks, fresh=fresh, spare=spare, freed=freed, free=blocks.free - count), out
-
-
-def give(blocks: Blocks, private: tuple[int, ...]) -> Blocks:
-    """Return private blocks to the free ones."""
-    if not private:
-        return blocks
-    freed, spare = blocks.freed, blocks.spare
-    if len(spare) + len(private) <= 64:
-        spare = private + spare
-    else:
-        freed, spare = freed.set(len(freed), spare), private
-    return evolve(blocks, spare=spare, freed=freed, free=blocks.free + len(private))
-
-
-def _evict(blocks: Blocks, count: int) -> Blocks:
-    """Forget the `count` longest unused idle blocks; the caller knows that there are as many."""
-    index, nodes = blocks.index.mutate(), blocks.nodes.mutate()
-    kids, idle, used = blocks.kids.mutate(), blocks.idle.mutate(), blocks.used.mutate()
-    low, gone = blocks.low, []
-    for _ in range(count):
-        while low not in idle:
-            low += 1
-        block = idle.pop(low)
-        node = nodes.pop(block)
-        del index[node.key]
-        used.pop(block, None)
-        gone.append(block)
-        if node.parent == ROOT:
-            continue
-        left = kids.pop(node.parent) - 1
-        if left:
-            kids[node.parent] = left
-        elif node.parent not in blocks.live:
-            # The last child is gone: the parent's turn, at its own last use if that is later.
-            ticket = max(low, used.get(node.parent, low))
-            idle[ticket] = node.parent
-            used[node.parent] = ticket
-    evicted = evolve(
-        blocks,
-        index=index.finish(),
-        nodes=nodes.finish(),
-        kids=kids.finish(),
-        idle=idle.finish(),
-        used=used.finish(),
-        low=low,
-    )
-    return give(evicted, tuple(gone))
-
-
-def hold(blocks: Blocks, leaf: int) -> Blocks:
-    """One more sequence stands on `leaf`."""
-    if leaf == ROOT:
-        return blocks
-    count = blocks.live.get(leaf, 0)
-    if count:
-        return evolve(blocks, live=blocks.live.set(leaf, count + 1))
-    live, idle, used = blocks.live.mutate(), blocks.idle.mutate(), blocks.used.mutate()
-    block = leaf
-    while block != ROOT:
-        count = live.get(block, 0)
-        live[block] = count + 1
-        if count:
-            break
-        ticket = used.pop(block, None)
-        if ticket is not None:
-            idle.pop(ticket, None)
-        block = blocks.nodes[block].parent
-    return evolve(blocks, live=live.finish(), idle=idle.finish(), used=used.finish())
-
-
-def release(blocks: Blocks, leaf: int) -> Blocks:
-    """One sequence fewer stands on `leaf`; what nobody stands on any more becomes idle."""
-    if leaf == ROOT:
-        return blocks
-    count = blocks.live[leaf]
-    if count > 1:
-        return evolve(blocks, live=blocks.live.set(leaf, count - 1))
-    live, nodes = blocks.live.mutate(), blocks.nodes
-    block = leaf
-    while block != ROOT:
-        count = live.pop(block)
-        if count > 1:
-            live[block] = count - 1
-            break
-        block = nodes[block].parent
-    high, idle = blocks.high, blocks.idle
-    if leaf not in blocks.kids:
-        idle = idle.set(high, leaf)
-    return evolve(
-        blocks, live=live.finish(), idle=idle, used=blocks.used.set(leaf, high), high=high + 1
-    )
-
-
-def publish(
-    blocks: Blocks, leaf: int, keys: tuple[Key, ...], private: tuple[int, ...]
-) -> tuple[Blocks, int, tuple[int, ...]]:
-    """Name full private blocks that follow `leaf` in the holder's table, one key each.
-
-    Returns the pool, the holder's new leaf, and the blocks that stay private because their content
-    is cached already under another block (the holder then stands on that one).
-    """
-    twins = lookup(blocks, keys)
-    if twins:
-        twin = blocks.index[keys[twins - 1]]
-        blocks, leaf = release(hold(blocks, twin), leaf), twin
-    if twins == len(keys):
-        return blocks, leaf, private
-    index, nodes = blocks.index.mutate(), blocks.nodes.mutate()
-    kids, live = blocks.kids.mutate(), blocks.live.mutate()
-    for key, block in zip(keys[twins:], private[twins:], strict=True):
-        index[key] = block
-        nodes[block] = Node(key, leaf)
-        live[block] = 1  # and the parent's count stays: a holder less, a live child more
-        if leaf != ROOT:
-            kids[leaf] = kids.get(leaf, 0) + 1
-        leaf = block
-    blocks = evolve(
-        blocks, index=index.finish(), nodes=nodes.finish(), kids=kids.finish(), live=live.finish()
-    )
-    return blocks, leaf, private[:twins]
-
-
-def lookup(blocks: Blocks, keys: tuple[Key, ...]) -> int:
+def lookup(blocks: "Blocks | Draft", keys: tuple[Key, ...]) -> int:
     """How many leading keys are cached: a binary search, since cached chains have no gaps."""
-    low, high = 0, len(keys)
     index = blocks.index
+    if not keys or keys[0] not in index:
+        return 0
+    low, high = 1, len(keys)
     while low < high:
-        middle = (low + high) // 2
-        if keys[middle] in index:
-            low = middle + 1
+        middle = (low + high + 1) // 2
+        if keys[middle - 1] in index:
+            low = middle
         else:
-            high = middle
+            high = middle - 1
     return low
+
+
+class Draft:
+    """Changes to a pool in the making. Never kept, never shared: open, change, `done`."""
+
+    def __init__(self, blocks: Blocks) -> None:
+        self.total, self.fresh, self.spare = blocks.total, blocks.fresh, blocks.spare
+        self.freed, self.free = blocks.freed, blocks.free
+        self.low, self.high = blocks.low, blocks.high
+        self.index, self.nodes = blocks.index.mutate(), blocks.nodes.mutate()
+        self.kids, self.live = blocks.kids.mutate(), blocks.live.mutate()
+        self.idle, self.used = blocks.idle.mutate(), blocks.used.mutate()
+
+    def done(self) -> Blocks:
+        """The pool with all changes; the draft is of no use after it."""
+        return Blocks(
+            self.total, self.fresh, self.spare, self.freed, self.free,
+            self.index.finish(), self.nodes.finish(), self.kids.finish(), self.live.finish(),
+            self.idle.finish(), self.used.finish(), self.low, self.high,
+        )  # fmt: skip
+
+    @property
+    def available(self) -> int:
+        """As `Blocks.available`."""
+        return self.free + len(self.nodes) - len(self.live)
+
+    def take(self, count: int) -> tuple[int, ...] | None:
+        """Hand out `count` blocks, evicting idle ones if need be; None if there are not as many."""
+        if count > self.available:
+            return None
+        if count > self.free:
+            self._evict(count - self.free)
+        spare = self.spare
+        while len(spare) < count and self.freed:
+            depth = len(self.freed) - 1
+            spare = self.freed[depth] + spare
+            self.freed = self.freed.delete(depth)
+        short = count - len(spare)
+        if short > 0:
+            spare += tuple(range(self.fresh, self.fresh + short))
+            self.fresh += short
+        self.free -= count
+        self.spare = spare[count:]
+        return spare[:count]
+
+    def give(self, private: tuple[int, ...]) -> None:
+        """Return private blocks to the free ones."""
+        if len(self.spare) + len(private) > _RUN:
+            self.freed = self.freed.set(len(self.freed), self.spare)
+            self.spare = ()
+        self.spare = private + self.spare
+        self.free += len(private)
+
+    def hold(self, leaf: int) -> None:
+        """One more sequence stands on `leaf`."""
+        live, nodes = self.live, self.nodes
+        while leaf != ROOT:
+            count = live.get(leaf, 0)
+            live[leaf] = count + 1
+            if count:
+                return
+            ticket = self.used.pop(leaf, None)
+            if ticket is not None:
+                self.idle.pop(ticket, None)
+            leaf = nodes[leaf][1]
+
+    def release(self, leaf: int) -> None:
+        """One sequence fewer stands on `leaf`; what nobody stands on any more becomes idle."""
+        live, nodes, block = self.live, self.nodes, leaf
+        while block != ROOT:
+            count = live.pop(block)
+            if count > 1:
+                live[block] = count - 1
+                break
+            if block == leaf:
+                self.used[leaf] = self.high
+                if leaf not in self.kids:
+                    self.idle[self.high] = leaf
+                self.high += 1
+            block = nodes[block][1]
+
+    def publish(
+        self, leaf: int, keys: tuple[Key, ...], private: tuple[int, ...]
+    ) -> tuple[int, tuple[int, ...]]:
+        """Name full private blocks that follow `leaf` in the holder's table, one key each.
+
+        Returns the holder's new leaf and the blocks that stay private because their content is
+        cached already under another block (the holder then stands on that one).
+        """
+        twins = lookup(self, keys)
+        if twins:
+            twin = self.index[keys[twins - 1]]
+            self.hold(twin)
+            self.release(leaf)
+            leaf = twin
+        index, nodes, live, kids = self.index, self.nodes, self.live, self.kids
+        siblings = kids.get(leaf, 0)
+        for key, block in zip(keys[twins:], private[twins:], strict=True):
+            index[key] = block
+            nodes[block] = (key, leaf)
+            live[block] = 1  # and the parent's count stays: a holder less, a live child more
+            if leaf != ROOT:
+                kids[leaf] = siblings + 1
+            leaf, siblings = block, 0
+        return leaf, private[:twins]
+
+    def _evict(self, count: int) -> None:
+        """Forget the `count` longest unused idle blocks, of which there are as many."""
+        idle, nodes, kids, used, low = self.idle, self.nodes, self.kids, self.used, self.low
+        gone = []
+        for _ in range(count):
+            while low not in idle:
+                low += 1
+            block = idle.pop(low)
+            key, parent = nodes.pop(block)
+            del self.index[key]
+            del used[block]
+            gone.append(block)
+            if parent == ROOT:
+                continue
+            left = kids.pop(parent) - 1
+            if left:
+                kids[parent] = left
+            elif parent not in self.live:
+                # The last child is gone: the parent's turn, at its own last use if that is later.
+                ticket = used.get(parent, low)
+                if ticket < low:
+                    ticket = low
+                idle[ticket] = parent
+                used[parent] = ticket
+        self.low = low
+        self.give(tuple(gone))
+
+
+_RUN: Final = 64  # blocks that `spare` holds before it becomes a run of `freed`

@@ -6,16 +6,16 @@ the running sequences publish a block per turn, so that a batch whose blocks fil
 does not stop the engine.
 """
 
+from array import array
 from itertools import chain, compress, repeat
 from operator import add, ge, gt, sub
-
-from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.lifecycle import open_fences, restart, retire, sealed
 from minfer.messages import Emit, Ended, Executed, Failed, Finished, Ignored, Reason, Voided, clip
 from minfer.plan import Plan, Yields
 from minfer.pmap import Map
+from minfer.record import evolve
 from minfer.sequence import Running, edited
 from minfer.state import EngineState, Live, Transition
 
@@ -109,9 +109,12 @@ def _flaw(config: EngineConfig, plan: Plan, yields: Yields) -> str:
         not min(1, most) <= size <= most for size, most in zip(sizes, plan.most, strict=True)
     ):
         return "a row yielded more or less than it may"
-    flat = tuple(chain.from_iterable(yields))
-    if flat and (set(map(type, flat)) != {int} or min(flat) < 0 or max(flat) >= config.vocab_size):
-        return f"token ids must be whole numbers below {config.vocab_size}"
+    try:
+        ids = array("I", chain.from_iterable(yields))
+    except (TypeError, OverflowError):
+        return "token ids must be whole numbers from 0"
+    if ids and max(ids) >= config.vocab_size:
+        return f"token ids must be below {config.vocab_size}"
     return ""
 
 
@@ -158,13 +161,13 @@ def _cut(run: Running, new: Yields, ends: dict[int, tuple[int, str]]) -> tuple[R
 
 def _seal_prompts(config: EngineConfig, state: EngineState, plan: Plan) -> EngineState:
     """Publish the blocks that chunks of prompts have filled."""
-    run, upto = state.running, {}
-    for fill in plan.fills:
-        gen = plan.gens[fill.index]
-        if gen in run.gens:
-            done = plan.starts[fill.index] + plan.counts[fill.index]
-            upto[run.gens.index(gen)] = done // config.block_size
-    return sealed(config, state, upto)
+    run, size = state.running, config.block_size
+    done = {
+        plan.gens[fill.index]: (plan.starts[fill.index] + plan.counts[fill.index]) // size
+        for fill in plan.fills
+    }
+    here = compress(range(len(run)), map(done.__contains__, run.gens))
+    return sealed(config, state, {i: done[run.gens[i]] for i in here})
 
 
 def _seal_ripe(config: EngineConfig, state: EngineState) -> EngineState:

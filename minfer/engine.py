@@ -13,8 +13,6 @@ number. A turn's cost is what changed in it.
                                      +--> ended: blocks stay cached until space is needed
 """
 
-from attrs import evolve
-
 from minfer.commit import end, ended_reason, executed, failed, one_ended
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
@@ -33,6 +31,7 @@ from minfer.messages import (
     Tick,
     clip,
 )
+from minfer.record import evolve
 from minfer.request import MAX_SAMPLES, Request
 from minfer.schedule import schedule
 from minfer.sequence import Sequence

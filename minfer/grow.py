@@ -9,13 +9,12 @@ for, and only if none are coming the policy's victim is preempted: one shortage,
 from itertools import compress
 from operator import ge
 
-from attrs import evolve
-
-from minfer.blocks import take
+from minfer.blocks import Draft
 from minfer.config import EngineConfig
 from minfer.lifecycle import mark_of, preempt
 from minfer.messages import Reason
 from minfer.plan import Grow
+from minfer.record import evolve
 from minfer.sequence import edited
 from minfer.state import EngineState
 
@@ -73,10 +72,10 @@ def _extend(
     """Give each position its blocks; the caller knows that there are as many."""
     if not wants:
         return state, {}
-    taken = take(state.blocks, sum(wants.values()))
-    if taken is None:  # cannot be: the caller counted
+    draft = Draft(state.blocks)
+    new = draft.take(sum(wants.values()))
+    if new is None:  # cannot be: the caller counted
         return state, {}
-    blocks, new = taken
     run, at = state.running, 0
     tables, mark, grown = {}, {}, {}
     for i, count in wants.items():
@@ -84,8 +83,10 @@ def _extend(
         at += count
         tables[i] = table + some
         mark[i] = mark_of(config, len(table) + count, run.last[i])
-        grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
-    return evolve(state, blocks=blocks, running=edited(run, tables=tables, mark=mark)), grown
+        if run.sched[i] > run.starts[i]:  # else the row is still to be opened, table and all
+            grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
+    run = edited(run, tables=tables, mark=mark)
+    return evolve(state, blocks=draft.done(), running=run), grown
 
 
 def _short(
@@ -107,6 +108,7 @@ def _short(
                 break
             victim = _victim(config, state)
             grown.pop(run.gens[victim], None)
+            idle.discard(run.gens[victim])
             state, reason = preempt(config, state, victim, run.ids[i])
             reasons += (reason,)
     return state, grown, reasons

@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from typing import Final
 
-from attrs import evolve
-
-from minfer.blocks import Blocks, give, publish, release
+from minfer.blocks import Draft
 from minfer.config import EngineConfig
 from minfer.keys import Key, block_key, extend_keys
 from minfer.messages import Preempted, Reason
+from minfer.record import evolve
 from minfer.sequence import Chain, Running, SampleId, Sequence, edited, tokens_of, without
 from minfer.state import EngineState, Fence
 
@@ -66,40 +65,45 @@ def committed(config: EngineConfig, state: EngineState, i: int) -> int:
     return run.sched[i]
 
 
-def seal(
-    blocks: Blocks,
-    chain: Chain,
-    table: tuple[int, ...],
-    tail: tuple[int, ...],
-    root: Key,
-    upto: int,
-    block_size: int,
-) -> tuple[Blocks, Chain, tuple[int, ...]]:
-    """Publish the sequence's full blocks below block `upto`, whose KV must be committed."""
-    if upto <= chain.sealed:
-        return blocks, chain, tail
+def named(
+    chain: Chain, tail: tuple[int, ...], root: Key, upto: int, block_size: int
+) -> tuple[Chain, tuple[int, ...]]:
+    """Give the sequence's full blocks below `upto` their keys; their tokens leave the tail."""
+    if upto <= len(chain.keys):
+        return chain, tail
     keys, chunks = chain.keys, chain.chunks
-    while len(keys) < upto:  # blocks of sampled tokens get their keys here
+    while len(keys) < upto:
         tokens, tail = tail[:block_size], tail[block_size:]
         keys += (block_key(keys[-1] if keys else root, tokens),)
         chunks += (tokens,)
-    new = slice(chain.sealed, upto)
-    blocks, leaf, twins = publish(blocks, chain.leaf, keys[new], table[new])
-    return blocks, Chain(keys, upto, leaf, chain.twins + twins, chunks), tail
+    return evolve(chain, keys=keys, chunks=chunks), tail
 
 
 def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> EngineState:
-    """Seal several running sequences: position -> the number of leading blocks to be sealed."""
-    run, blocks, size = state.running, state.blocks, config.block_size
+    """Publish full blocks of running sequences: position -> the number of blocks with KV.
+
+    A block whose content is cached already, by somebody who computed the same at the same time,
+    stays private, and so does what follows it, until the sequence leaves: standing on the cached
+    twin as well would cost the pool more than the sequence's own table, which is all that
+    admission has promised to fit.
+    """
+    run, size = state.running, config.block_size
+    upto = {i: count for i, count in upto.items() if count > run.chains[i].sealed}
+    if not upto:
+        return state
+    draft = Draft(state.blocks)
     chains, tails, ripe = {}, {}, {}
     for i, count in upto.items():
         root = run.seqs[i].request.root
-        blocks, chains[i], tails[i] = seal(
-            blocks, run.chains[i], run.tables[i], run.tails[i], root, count, size
-        )
+        chain, tails[i] = named(run.chains[i], run.tails[i], root, count, size)
+        new = slice(chain.sealed, count)
+        if chain.keys[chain.sealed] not in draft.index:
+            leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
+            chain = evolve(chain, sealed=count, leaf=leaf)
+        chains[i] = chain
         ripe[i] = (max(count, run.base[i] // size) + 1) * size + 1
     run = edited(run, chains=chains, tails=tails, ripe=ripe)
-    return evolve(state, blocks=blocks, running=run)
+    return evolve(state, blocks=draft.done(), running=run)
 
 
 def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> EngineState:
@@ -108,20 +112,24 @@ def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> Eng
     What a plan in flight may still write to stays behind a fence until that plan is over.
     """
     gone = sorted(gone)
-    size = config.block_size
-    state = sealed(config, state, {i: committed(config, state, i) // size for i in gone})
-    run, blocks, fences = state.running, state.blocks, []
+    run, draft, size = state.running, Draft(state.blocks), config.block_size
+    fences = []
     until = state.inflight[-1].step if state.inflight else None
     for i in gone:
-        chain = run.chains[i]
-        private = chain.twins + run.tables[i][chain.sealed :]
+        upto = committed(config, state, i) // size
+        root, table = run.seqs[i].request.root, run.tables[i]
+        chain, _ = named(run.chains[i], run.tails[i], root, upto, size)
+        new = slice(chain.sealed, max(upto, chain.sealed))
+        leaf, twins = draft.publish(chain.leaf, chain.keys[new], table[new])
+        private = twins + table[new.stop :]
         if until is None:
-            blocks = give(release(blocks, chain.leaf), private)
+            draft.release(leaf)
+            draft.give(private)
         else:
-            fences.append(Fence(until, chain.leaf, private))
+            fences.append(Fence(until, leaf, private))
     return evolve(
         state,
-        blocks=blocks,
+        blocks=draft.done(),
         running=without(run, gone),
         fences=(*state.fences, *fences),
         free_rows=(*state.free_rows, *(run.rows[i] for i in gone)),
@@ -132,13 +140,14 @@ def open_fences(state: EngineState, step: int | None) -> EngineState:
     """Free what was fenced off until `step` or before; all of it if `step` is None."""
     if not state.fences:
         return state
-    blocks, kept = state.blocks, []
+    draft, kept = Draft(state.blocks), []
     for fence in state.fences:
         if step is None or fence.until <= step:
-            blocks = give(release(blocks, fence.leaf), fence.private)
+            draft.release(fence.leaf)
+            draft.give(fence.private)
         else:
             kept.append(fence)
-    return evolve(state, blocks=blocks, fences=tuple(kept))
+    return evolve(state, blocks=draft.done(), fences=tuple(kept))
 
 
 def preempt(

@@ -8,18 +8,18 @@ is the running columns themselves.
 Within this module a sequence is named by its generation: positions shift when others give way.
 """
 
+from bisect import bisect_left
+from collections.abc import Container
 from functools import lru_cache
 from itertools import compress
-from operator import add, ge, itemgetter, lt
-from typing import Any
-
-from attrs import evolve
+from operator import add, ge, lt
 
 from minfer.admit import Newcomer, admit, displace, load
 from minfer.config import EngineConfig
 from minfer.grow import grow, stretch
 from minfer.messages import Execute, Held, Reason, WakeAt
 from minfer.plan import Fill, Grow, Open, Plan
+from minfer.record import evolve
 from minfer.sequence import Running, joined
 from minfer.state import EngineState, Transition
 
@@ -49,12 +49,18 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     newcomers: list[Newcomer] = []
     wake: tuple[WakeAt, ...] = ()
     if state.waiting and solo is None:
+        before = state.running
         state, wake, more = _move_up(config, state, room, newcomers, shares)
         reasons += more
-        grown = {gen: g for gen, g in grown.items() if gen in state.running.gens}
+        if state.running.gens is not before.gens:  # somebody was displaced
+            there = set(state.running.gens)
+            idle &= there
+            grown = {gen: g for gen, g in grown.items() if gen in there}
+            there.update(newcomer.seat.gens[0] for newcomer in newcomers)
+            shares = {gen: n for gen, n in shares.items() if gen in there}
     if newcomers:
         state = _join(state, newcomers)
-    if all(gen in idle for gen in state.running.gens):
+    if len(idle) == len(state.running):
         return Transition(state, wake, reasons)
     most = None
     if config.max_repeat > 1 and not shares:
@@ -74,9 +80,8 @@ def _suspect(state: EngineState) -> int | None:
 def _shares(config: EngineConfig, state: EngineState, idle: set[int]) -> tuple[Shares, int]:
     """Tokens for rows that are being filled, and what is left of the budget for newcomers."""
     run = state.running
-    idlers = sum(gen in idle for gen in run.gens) if idle else 0
     budget = config.policy.budget(state.policy, load(config, state))
-    room = min(budget, config.max_num_batched_tokens) - (len(run) - idlers)
+    room = min(budget, config.max_num_batched_tokens) - (len(run) - len(idle))
     shares: Shares = {}
     for i in compress(range(len(run)), map(lt, run.sched, run.base)):
         if run.gens[i] not in idle:
@@ -92,7 +97,8 @@ def _move_up(
     """Let in who can be let in; `newcomers` and `shares` are added to."""
     reasons: tuple[Reason, ...] = ()
     same = (state.waiting.first().place, "blocks")
-    if state.held and state.held[:2] == same and state.blocks.available <= state.held[2]:
+    short = state.held and state.held[:2] == same and state.blocks.available <= state.held[2]
+    if short and len(state.running):
         return state, (), ()  # nothing has changed for the first in line
     while state.waiting:
         first = state.waiting.first()
@@ -113,9 +119,6 @@ def _move_up(
                 return state, (), reasons + more
             state, reason = room_made
             reasons += (reason,)
-            shares_left = {g: n for g, n in shares.items() if g in state.running.gens}
-            shares.clear()
-            shares.update(shares_left)
             continue
         newcomers.append(got)
         reasons += got.reasons
@@ -148,60 +151,55 @@ def _plan(
     grows: tuple[Grow, ...],
 ) -> tuple[EngineState, Plan]:
     """Put the plan together; `most` has one entry per running sequence, or is None for ones."""
-    run, count = state.running, len(state.running)
-    steps = most or ones(count)  # positions that each row is scheduled for
-    yields = steps
-    fills: tuple[Fill, ...] = ()
-    opens: tuple[Open, ...] = ()
-    gens, rows, starts = run.gens, run.rows, run.sched
-    if idle:
-        keep = [i for i, gen in enumerate(run.gens) if gen not in idle]
-        gens, rows, starts = _picked(keep, gens), _picked(keep, rows), _picked(keep, starts)
-        yields = _picked(keep, steps)
-        steps = tuple(0 if gen in idle else n for gen, n in zip(run.gens, steps, strict=True))
-    counts = ones(len(gens))
-    if shares:
-        fills, opens = _fills(run, gens, shares)
-        counts, yields, steps = _with_shares(run, gens, shares, counts, yields, steps)
+    run = state.running
+    out = _places(run, idle)
+    gens, rows, starts = _less(run.gens, out), _less(run.rows, out), _less(run.sched, out)
+    steps = most or ones(len(run))  # positions that each row is scheduled for
+    counts, yields = ones(len(gens)), _less(steps, out)
+    fills: list[Fill] = []
+    opens: list[Open] = []
+    if out or shares:
+        steps_, counts_, yields_ = list(steps), list(counts), list(yields)
+        for i in out:
+            steps_[i] = 0
+        for i in _places(run, shares):
+            at = i - bisect_left(out, i)
+            seq, start, share = run.seqs[i], run.sched[i], shares[run.gens[i]]
+            steps_[i] = counts_[at] = share
+            yields_[at] = int(start + share == run.base[i])
+            fills.append(Fill(at, seq.history[start : start + share]))
+            if start == run.starts[i]:  # a generation's first plan: the device takes over all of it
+                opens.append(Open(at, seq.request, seq.sample, run.tables[i]))
+        steps, counts, yields = tuple(steps_), tuple(counts_), tuple(yields_)
     plan = Plan(
-        state.next_step, gens, rows, starts, counts, yields, fills, opens, grows,
-        tuple(n.copy for n in newcomers if n.copy), max(most) if most else 1,
-    )  # fmt: skip
+        state.next_step,
+        gens,
+        rows,
+        starts,
+        counts,
+        yields,
+        tuple(fills),
+        tuple(opens),
+        grows,
+        tuple(n.copy for n in newcomers if n.copy),
+        max(most) if most else 1,
+    )
     run = evolve(run, sched=tuple(map(add, run.sched, steps)))
     return evolve(
         state, running=run, inflight=(*state.inflight, plan), next_step=plan.step + 1
     ), plan
 
 
-def _picked(keep: list[int], column: tuple[Any, ...]) -> tuple[Any, ...]:
-    return itemgetter(*keep)(column) if len(keep) > 1 else (column[keep[0]],)
+def _places(run: Running, gens: Container[int]) -> list[int]:
+    """Positions of the given generations, in order."""
+    return list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []
 
 
-def _fills(
-    run: Running, gens: tuple[int, ...], shares: Shares
-) -> tuple[tuple[Fill, ...], tuple[Open, ...]]:
-    fills, opens = [], []
-    for gen, share in shares.items():
-        i, at = run.gens.index(gen), gens.index(gen)
-        seq, start = run.seqs[i], run.sched[i]
-        fills.append(Fill(at, seq.history[start : start + share]))
-        if start == run.starts[i]:  # the generation's first plan: the device takes all of it over
-            opens.append(Open(at, seq.request, seq.sample, run.tables[i]))
-    return tuple(fills), tuple(opens)
-
-
-def _with_shares(
-    run: Running,
-    gens: tuple[int, ...],
-    shares: Shares,
-    counts: tuple[int, ...],
-    yields: tuple[int, ...],
-    steps: tuple[int, ...],
-) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-    """Replace the ones of rows that are being filled: inputs, yields, positions scheduled."""
-    counts_, yields_, steps_ = list(counts), list(yields), list(steps)
-    for gen, share in shares.items():
-        i, at = run.gens.index(gen), gens.index(gen)
-        counts_[at] = steps_[i] = share
-        yields_[at] = int(run.sched[i] + share == run.base[i])
-    return tuple(counts_), tuple(yields_), tuple(steps_)
+def _less(column: tuple[int, ...], out: list[int]) -> tuple[int, ...]:
+    """`column` without the entries at the positions `out`, which are sorted."""
+    if not out:
+        return column
+    kept = list(column)
+    for i in reversed(out):
+        del kept[i]
+    return tuple(kept)

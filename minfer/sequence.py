@@ -31,11 +31,12 @@ from itertools import chain
 from typing import Any, Final
 
 import attrs
-from attrs import evolve, frozen
+from attrs import frozen
 
 from minfer.blocks import ROOT
 from minfer.keys import Key
 from minfer.policy import Rank
+from minfer.record import evolve
 from minfer.request import Request
 
 Place = tuple[Rank, int, int]  # rank by policy, arrival number of the request, sample
@@ -67,8 +68,7 @@ class Chain:
     keys: tuple[Key, ...]  # of its full blocks, at least `sealed` of them
     sealed: int  # leading blocks of the table whose KV is committed and named
     leaf: int = ROOT  # the published block that it holds
-    twins: tuple[int, ...] = ()  # sealed blocks that stayed private: their content was cached
-    chunks: tuple[tuple[int, ...], ...] = ()  # tokens of blocks sealed out of the tail
+    chunks: tuple[tuple[int, ...], ...] = ()  # tokens of blocks that left the tail with a key
 
 
 @frozen

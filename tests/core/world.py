@@ -1,0 +1,266 @@
+"""A small hostile world around the engine: requests, an oracle that executes, and an auditor.
+
+`World` offers macro actions (a burst of requests, k turns, a late result, a cancel, a failed step)
+to the Hypothesis machine and to the swarm alike. After every turn it checks the state and the
+turn; at a sample's end it compares what was emitted with the oracle's reference.
+"""
+
+from collections import deque
+from random import Random
+
+from attrs import define, evolve, field
+
+from minfer.config import EngineConfig
+from minfer.effects.oracle import Oracle, reference
+from minfer.engine import step
+from minfer.invariants import check, check_turn
+from minfer.keys import root_key
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Finish,
+    Finished,
+    Preempted,
+    Submit,
+    Tick,
+)
+from minfer.policy import FirstCome, Priority
+from minfer.request import Request, SamplingParams
+from minfer.sequence import SampleId
+from minfer.state import EngineState, Transition, initial
+
+VOCAB = 40
+
+
+def tiny_config(rng: Random) -> EngineConfig:
+    """Pools so small, and budgets so tight, that everything happens at once."""
+    seqs = rng.randint(1, 6)
+    size = rng.choice((1, 2, 4, 5))
+    return EngineConfig(
+        num_blocks=rng.randint(4, 40),
+        block_size=size,
+        max_model_len=rng.choice((16, 32, 48)),
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(seqs, rng.choice((1, 2, 3, 5, 8, 16, 64))),
+        vocab_size=VOCAB,
+        depth=rng.choice((1, 2, 2, 3)),
+        max_repeat=rng.choice((1, 1, 2, 5)),
+        max_failures=rng.choice((2, 3)),
+        watermark=rng.choice((0, 0, 1, 2)),
+        policy=rng.choice((FirstCome(), FirstCome(), Priority())),
+    )
+
+
+@define
+class World:
+    """The engine, its oracle, and everything that was ever said about each sample."""
+
+    config: EngineConfig
+    rng: Random
+    variable: bool = False  # rows of repeated plans yield fewer tokens than they may
+    state: EngineState = field(init=False)
+    oracle: Oracle = field(init=False)
+    inbox: list[Event] = field(factory=list)
+    requests: dict[str, Request] = field(factory=dict)
+    out: dict[SampleId, list[int]] = field(factory=dict)
+    ended: dict[SampleId, Finished] = field(factory=dict)
+    cut: set[SampleId] = field(factory=set)
+    past: deque[tuple[int, ...]] = field(factory=lambda: deque(maxlen=8))  # prompts to share
+    clock: float = 0.0
+    turns: int = 0
+    preempted: int = 0
+    audit: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        self.state = initial(self.config)
+        short = Random(self.rng.random()) if self.variable else None
+        self.oracle = Oracle(self.config.block_size, VOCAB, short)
+
+    # --- actions ---------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> None:
+        self.requests[request.id] = request
+        self.inbox.append(Submit(request))
+
+    def burst(self, count: int) -> None:
+        """Some requests arrive: related prompts, lengths at block ends, several samples."""
+        for _ in range(count):
+            self.submit(self.some_request())
+
+    def some_request(self) -> Request:
+        rng, size = self.rng, self.config.block_size
+        length = max(1, rng.randint(0, 4) * size + rng.choice((-1, 0, 0, 1, 2)))
+        prompt = tuple(rng.randrange(VOCAB) for _ in range(length))
+        if self.past and rng.random() < 0.6:
+            base = rng.choice(self.past)
+            keep = rng.choice((len(base), len(base) // size * size, rng.randint(1, len(base))))
+            prompt = base[:keep] + prompt[: rng.randint(0, len(prompt))]
+        if prompt:
+            self.past.append(prompt)
+        return Request(
+            id=f"r{len(self.requests)}",
+            prompt=prompt,
+            max_tokens=rng.choice((1, 2, 3, size, 2 * size, 12, 40)),
+            stop_ids=frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
+            n=rng.choice((1, 1, 1, 2, 4)),
+            seed=rng.randrange(4),
+            sampling=SamplingParams(temperature=rng.choice((0.0, 1.0))),
+            priority=rng.randint(0, 2),
+            root=root_key(b"tests", rng.choice((b"", b"other"))),
+        )
+
+    def cancel_some(self) -> None:
+        """Cancel any request: waiting, running, ended or unknown."""
+        names = [*self.state.requests, *list(self.requests)[-3:], "nobody"]
+        self.inbox.append(Cancel(self.rng.choice(names)))
+
+    def finish_some(self) -> None:
+        """The text layer ends a sample at some length."""
+        if self.out:
+            name, sample = self.rng.choice(list(self.out))
+            length = self.rng.randint(0, len(self.out[name, sample]) + 1)
+            self.cut.add((name, sample))
+            self.inbox.append(Finish(name, sample, length))
+
+    def turn(self) -> None:
+        """One turn in which the earliest step in flight completes."""
+        self._take((self.oracle.collect(),) if self.oracle.plans else ())
+
+    def late(self) -> None:
+        """One turn in which no result has come yet."""
+        self._take(())
+
+    def fail(self) -> None:
+        """One turn in which the earliest step fails, having written something or nothing."""
+        if not self.oracle.plans:
+            return self.late()
+        return self._take((self.oracle.fail("boom", halfway=self.rng.random() < 0.5),))
+
+    def garble(self) -> None:
+        """One turn with results that cannot be: the step counts as failed."""
+        if not self.oracle.plans:
+            return self.late()
+        done = self.oracle.collect()
+        assert isinstance(done, Executed)
+        wrong: list[Event] = [
+            Executed(done.step, (*done.yields, (1,))),
+            Executed(done.step, tuple((*y, *[1] * 9) for y in done.yields)),
+            Executed(done.step, tuple((VOCAB,) * len(y) for y in done.yields)),
+            Executed(done.step, tuple((-1,) * len(y) for y in done.yields)),
+            Failed(done.step, "x" * 1000),
+        ]
+        if self.state.inflight[1:]:
+            wrong.append(Executed(self.state.inflight[-1].step, done.yields))
+        event = self.rng.choice(wrong)
+        if event != done:  # a plan of rows that yield nothing cannot be garbled by more tokens
+            self.oracle.plans.clear()
+            for row in self.oracle.rows.values():
+                row.last = row.next = -1
+        return self._take((event,))
+
+    def noise(self) -> None:
+        """Results and failures of steps that nobody knows."""
+        known = self.state.next_step
+        self.inbox.append(self.rng.choice((Executed(known + 3, ()), Failed(known + 3), Tick(-1.0))))
+
+    def drain(self) -> None:
+        """No more arrivals and no more faults: everything must end, in bounded time."""
+        work = sum(
+            (len(r.prompt) + min(r.max_tokens, self.config.max_model_len)) * r.n
+            for r in self.requests.values()
+            if r.id in self.state.requests or any(Submit(r) == e for e in self.inbox)
+        )
+        bound = self.turns + 50 + 4 * work
+        while self.state.requests or self.state.inflight or self.inbox:
+            assert self.turns < bound, f"not drained: {self.state.held}"
+            self.turn()
+        check(self.config, self.state)
+        assert self.state.blocks.available == self.config.num_blocks
+        lost = {(r.id, s) for r in self.requests.values() for s in range(r.n)} - set(self.ended)
+        assert not lost, f"no terminal word about {lost}"
+
+    # --- the auditor -----------------------------------------------------------------------------
+
+    def _take(self, results: tuple[Event, ...]) -> None:
+        self.turns += 1
+        self.clock += self.rng.random()
+        events = (Tick(self.clock), *results, *self.inbox)
+        self.inbox.clear()
+        before = self.state
+        turn = step(self.config, before, events)
+        self.state = turn.state
+        if self.audit:
+            check(self.config, turn.state)
+            check_turn(self.config, before, events, turn)
+        self.preempted += sum(isinstance(r, Preempted) for r in turn.reasons)
+        self._perform(turn)
+
+    def _perform(self, turn: Transition) -> None:
+        for command in turn.commands:
+            if isinstance(command, Execute):
+                self.oracle.launch(command.plan)
+            elif isinstance(command, Emit):
+                for name, tokens in zip(command.ids, command.tokens, strict=True):
+                    assert not (tokens and name in self.ended), f"tokens of {name} after its end"
+                    self.out.setdefault(name, []).extend(tokens)
+                for done in command.finished:
+                    self._end(done)
+
+    def _end(self, done: Finished) -> None:
+        name = (done.id, done.sample)
+        assert name not in self.ended, f"{name} ended twice"
+        self.ended[name] = done
+        request, out = self.requests[done.id], self.out.pop(name, [])
+        if done.reason == "rejected":
+            assert not out
+            assert done.error
+            return
+        right = self.reference(request, done.sample)
+        if done.reason in ("stop", "length") and name not in self.cut:
+            assert out == right, f"{name}: {out} is not {right}"
+            assert done.length == len(out), f"{name}: {done.length} tokens, {len(out)} emitted"
+            stopped = out[-1] in request.stop_ids
+            assert done.reason == ("stop" if stopped else "length")
+        else:
+            assert out == right[: len(out)], f"{name}: {out} does not begin {right}"
+            assert done.length <= len(out)
+        self.past.append(request.prompt + tuple(right[: done.length]))
+
+    def reference(self, request: Request, sample: int) -> list[int]:
+        return reference(request, sample, self.config.block_size, VOCAB, self.config.max_model_len)
+
+
+def run_swarm(seed: int, turns: int) -> World:
+    """One world under random fire for `turns` turns, healed and drained."""
+    rng = Random(seed)
+    world = World(tiny_config(rng), rng, variable=rng.random() < 0.3)
+    # Swarm testing: each run leaves out some kinds of trouble, so that others get further.
+    trouble = [
+        a
+        for a, share in (
+            (world.fail, 0.5),
+            (world.garble, 0.3),
+            (world.cancel_some, 0.7),
+            (world.finish_some, 0.4),
+            (world.late, 0.6),
+            (world.noise, 0.3),
+        )
+        if rng.random() < share
+    ]
+    rate = rng.choice((0.05, 0.2, 0.5))
+    ends = world.turns + turns
+    while world.turns < ends:
+        if rng.random() < rate and len(world.state.waiting) < 12:
+            world.burst(rng.choice((1, 1, 2, 5)))
+        if trouble and rng.random() < 0.15:
+            rng.choice(trouble)()
+        world.turn()
+    world.drain()
+    return world
+
+
+__all__ = ["VOCAB", "World", "evolve", "run_swarm", "tiny_config"]
