@@ -37,8 +37,9 @@ def drawn(request: Request, sample: int, position: int, seen: int, here: int, vo
 
 
 def reference(request: Request, sample: int, block_size: int, vocab: int, limit: int) -> list[int]:
-    """Output tokens of one sample, computed alone: at most max_tokens, and `limit` tokens in all."""
-    tokens, digests, here, out = [*request.prompt, *request.output], [], _START, []
+    """Output tokens of one sample, computed alone; `limit` bounds prompt and output together."""
+    digests: list[int] = []
+    tokens, here, out = [*request.prompt, *request.output], _START, []
     for position in range(min(len(request.prompt) + request.max_tokens, limit) - 1):
         if position % block_size == 0:
             seen, here = hash(tuple(digests)), _START
@@ -86,10 +87,10 @@ class Oracle:
         plan = self.plans[0]
         if halfway:
             list(self._run(plan))
-        self.plans.clear()
-        for index in plan.rows:
+        for index in {row for void in self.plans for row in void.rows}:
             if index in self.rows:
                 self.rows[index].last = self.rows[index].next = -1
+        self.plans.clear()
         return Failed(plan.step, error)
 
     def close(self) -> None:

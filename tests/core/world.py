@@ -158,8 +158,9 @@ class World:
         event = self.rng.choice(wrong)
         if event != done:  # a plan of rows that yield nothing cannot be garbled by more tokens
             self.oracle.plans.clear()
-            for row in self.oracle.rows.values():
-                row.last = row.next = -1
+            for index in {row for plan in self.state.inflight for row in plan.rows}:
+                if index in self.oracle.rows:
+                    self.oracle.rows[index].last = self.oracle.rows[index].next = -1
         return self._take((event,))
 
     def noise(self) -> None:
