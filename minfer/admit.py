@@ -38,16 +38,20 @@ def load(config: EngineConfig, state: EngineState) -> Load:
 
 
 def admit(
-    config: EngineConfig, state: EngineState, seats: int
+    config: EngineConfig, state: EngineState, others: list[Newcomer]
 ) -> tuple[EngineState, Newcomer | Held]:
-    """Let the first in line in, if it can be; `seats` were given out in this plan already.
+    """Let the first in line in, if it can be; `others` were let in by this plan already.
 
     The line must not be empty. A newcomer still has to be joined to `state.running`.
     """
     seq = state.waiting.first()
     if not state.free_rows:
         return state, Held(*seq.id, "rows")
-    sibling = _sibling(state, seq)
+    sibling = None
+    if seq.request.n > 1 and len(seq.history) == len(seq.request.prompt):
+        sibling = _sibling(state, seq.request.id)
+        if sibling is None and any(o.seat.seqs[0].request is seq.request for o in others):
+            return state, Held(*seq.id, "sibling")
     if sibling is not None:
         shared = len(seq.history) - 1
         if committed(config, state, sibling) < shared:
@@ -55,7 +59,7 @@ def admit(
         upto = shared // config.block_size
         if state.running.chains[sibling].sealed < upto:
             state = sealed(config, state, {sibling: upto})
-    return _seat(config, state, seq, sibling, bool(len(state.running) + seats))
+    return _seat(config, state, seq, sibling, bool(len(state.running) + len(others)))
 
 
 def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Reason] | None:
@@ -114,12 +118,6 @@ def _let_in(state: EngineState, seq: Sequence, blocks: Blocks, cached: int) -> E
     )
 
 
-def _sibling(state: EngineState, seq: Sequence) -> int | None:
-    """A running sample of the same request whose prompt this one can share."""
-    request = seq.request
-    if request.n == 1 or len(seq.history) != len(request.prompt):
-        return None
-    for i, (name, _) in enumerate(state.running.ids):
-        if name == request.id:
-            return i
-    return None
+def _sibling(state: EngineState, name: str) -> int | None:
+    """A running sample of the same request, whose prompt the newcomer can share."""
+    return next((i for i, (owner, _) in enumerate(state.running.ids) if owner == name), None)

@@ -109,7 +109,7 @@ def _move_up(
         if room <= 0:
             state, more = _hold(state, Held(*first.id, "budget"))
             return state, (), reasons + more
-        state, got = admit(config, state, len(newcomers))
+        state, got = admit(config, state, newcomers)
         if isinstance(got, Held):
             room_made = None
             if got.cause in ("blocks", "rows") and not state.fences and not newcomers:

@@ -1,0 +1,434 @@
+"""The engine, one behaviour at a time."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve, frozen
+
+from minfer.config import EngineConfig
+from minfer.effects.oracle import Oracle, reference
+from minfer.engine import step
+from minfer.invariants import check
+from minfer.messages import (
+    Admitted,
+    Cancel,
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Finish,
+    Finished,
+    Held,
+    Ignored,
+    Preempted,
+    Submit,
+    Tick,
+    WakeAt,
+)
+from minfer.plan import Plan
+from minfer.policy import FirstCome, Load, Priority
+from minfer.request import Request, SamplingParams
+from minfer.state import EngineState, Transition, initial
+
+VOCAB = 50
+CONFIG = EngineConfig(
+    num_blocks=32, block_size=4, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16,
+    vocab_size=VOCAB, depth=1,
+)  # fmt: skip
+
+
+class Bench:
+    """An engine with an oracle, turned by hand."""
+
+    def __init__(self, config: EngineConfig = CONFIG) -> None:
+        self.config = config
+        self.state: EngineState = initial(config)
+        self.oracle = Oracle(config.block_size, VOCAB)
+        self.out: dict[tuple[str, int], tuple[int, ...]] = {}
+        self.ended: dict[tuple[str, int], Finished] = {}
+        self.clock = 0.0
+        self.reasons: list[Any] = []
+        self.plans: list[Plan] = []
+
+    def give(self, *events: Event) -> Transition:
+        """One turn with exactly these events."""
+        self.clock += 1
+        turn = step(self.config, self.state, (Tick(self.clock), *events))
+        check(self.config, turn.state)
+        self.state = turn.state
+        self.reasons += turn.reasons
+        for command in turn.commands:
+            if isinstance(command, Execute):
+                self.oracle.launch(command.plan)
+                self.plans.append(command.plan)
+            elif isinstance(command, Emit):
+                for name, tokens in zip(command.ids, command.tokens, strict=True):
+                    self.out[name] = self.out.get(name, ()) + tokens
+                self.ended.update({(f.id, f.sample): f for f in command.finished})
+        return turn
+
+    def turn(self, *events: Event) -> Transition:
+        """One turn in which the earliest step is done."""
+        return self.give(*((self.oracle.collect(),) if self.oracle.plans else ()), *events)
+
+    def drain(self) -> None:
+        for _ in range(1000):
+            if not self.state.requests and not self.state.inflight:
+                return
+            self.turn()
+        raise AssertionError("not drained")
+
+    def right(self, request: Request, sample: int = 0) -> tuple[int, ...]:
+        limit = self.config.max_model_len
+        return tuple(reference(request, sample, self.config.block_size, VOCAB, limit))
+
+    def reasons_of(self, kind: type) -> list[Any]:
+        return [r for r in self.reasons if isinstance(r, kind)]
+
+
+def ask(name: str, length: int = 6, max_tokens: int = 8, **more: Any) -> Request:
+    prompt = more.pop("prompt", tuple((7 * i + len(name)) % VOCAB for i in range(length)))
+    return Request(id=name, prompt=prompt, max_tokens=max_tokens, **more)
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (ask("a", prompt=()), "empty"),
+        (ask("a", 64), "maximum context length is 64"),
+        (ask("a", 200), "maximum context length"),
+        (ask("a", max_tokens=0), "max_tokens"),
+        (ask("a", n=0), "n must be"),
+        (ask("a", n=1000), "n must be"),
+        (ask("a", n=2, output=(1,)), "n must be"),
+        (ask("a", max_tokens=2, output=(1, 2)), "resumed with all"),
+        (ask("a", prompt=(1, VOCAB)), "token ids must be"),
+        (ask("a", prompt=(1, -1)), "token ids must be"),
+        (ask("a", prompt=(1, 2), output=(VOCAB,)), "token ids must be"),
+    ],
+)
+def test_what_can_never_run_is_rejected_at_once(request_: Request, why: str) -> None:
+    bench = Bench()
+    good = ask("good")
+    bench.give(Submit(good), Submit(request_))
+    done = bench.ended["a", 0]
+    assert done.reason == "rejected"
+    assert why in done.error
+    bench.drain()
+    assert bench.out["good", 0] == bench.right(good), "the others are served"
+
+
+def test_longer_than_the_whole_cache_is_rejected_and_a_tight_fit_runs() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=4))
+    bench.give(Submit(ask("big", 10, 8)), Submit(ask("fits", 10, 7)))
+    assert "need 5 KV blocks; the cache has 4" in bench.ended["big", 0].error
+    bench.drain()
+    assert bench.ended["fits", 0].reason == "length"
+
+
+def test_an_id_in_use_and_a_full_line_are_rejected() -> None:
+    bench = Bench(evolve(CONFIG, max_waiting=2, max_num_seqs=1))
+    bench.give(Submit(ask("a")))
+    turn = bench.give(Submit(ask("a")), Submit(ask("b")), Submit(ask("c", n=2)))
+    errors = [f.error for c in turn.commands if isinstance(c, Emit) for f in c.finished]
+    assert "'a' is being served" in errors[0]
+    assert "line is full" in errors[1]
+
+
+def test_a_prompt_is_chunked_under_the_budget_while_others_decode() -> None:
+    bench = Bench()
+    short, long = ask("short", 3, 20), ask("long", 40, 4)
+    bench.turn(Submit(short))
+    bench.turn(Submit(long))
+    bench.drain()
+    assert max(sum(p.counts) for p in bench.plans) <= CONFIG.max_num_batched_tokens
+    chunks = [p.counts for p in bench.plans if len(p.rows) == 2 and max(p.counts) > 1]
+    assert chunks == [(1, 15), (1, 15), (1, 10)]
+    assert bench.out["short", 0] == bench.right(short)
+    assert bench.out["long", 0] == bench.right(long)
+
+
+def test_a_last_chunk_of_one_token_is_fed_by_the_host() -> None:
+    bench = Bench(evolve(CONFIG, max_num_seqs=1, max_num_batched_tokens=4))
+    request = ask("a", 9, 3)
+    bench.give(Submit(request))
+    bench.drain()
+    assert [len(p.fills) for p in bench.plans] == [1, 1, 1, 0, 0]
+    assert bench.plans[2].fills[0].tokens == request.prompt[8:]
+    assert bench.out["a", 0] == bench.right(request)
+
+
+def test_a_full_hit_still_computes_one_token() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("a", 8, 4)))
+    bench.drain()
+    bench.give(Submit(ask("b", 8, 4)))
+    assert bench.plans[-1].counts == (4,), "the second block is computed anew"
+    bench.drain()
+    bench.give(Submit(ask("c", 9, 4)))
+    assert bench.plans[-1].counts == (1,), "two full blocks are hits"
+    bench.drain()
+    assert bench.out["a", 0] == bench.out["b", 0]
+    assert bench.ended["c", 0].cached == 8
+    assert [a.hit for a in bench.reasons_of(Admitted)] == [0, 4, 8]
+
+
+def test_salts_and_unknown_keys_do_not_share() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("a", 9, 1)))
+    bench.drain()
+    bench.give(Submit(ask("b", 9, 1, root=b"other")))
+    bench.drain()
+    assert [a.hit for a in bench.reasons_of(Admitted)] == [0, 0]
+
+
+def test_samples_fork_the_prompt_and_copy_its_tail() -> None:
+    bench = Bench()
+    request = ask("a", 10, 5, n=3, sampling=SamplingParams(temperature=1))
+    bench.give(Submit(request))
+    assert [h.cause for h in bench.reasons_of(Held)] == ["sibling"]
+    bench.turn()
+    plan = bench.plans[-1]
+    assert plan.counts == (1, 1, 1)
+    assert [(c.count, c.source) for c in plan.copies] == [(1, 2), (1, 2)]
+    bench.drain()
+    assert [a.copied for a in bench.reasons_of(Admitted)] == [0, 1, 1]
+    outs = [bench.out["a", s] for s in range(3)]
+    assert outs == [bench.right(request, s) for s in range(3)]
+    assert len(set(outs)) == 3
+
+
+def test_a_copy_lost_with_its_plan_is_not_kv() -> None:
+    bench = Bench()
+    request = ask("a", 11, 5, n=2)
+    bench.give(Submit(request))
+    bench.turn()
+    assert bench.plans[-1].copies
+    bench.give(bench.oracle.fail("boom", halfway=False))
+    again = bench.plans[-1]
+    assert again.starts[1] == 8, "the tail is computed from the block's start"
+    assert not again.copies
+    bench.drain()
+    assert bench.out["a", 1] == bench.right(request, 1)
+
+
+def test_preempted_goes_back_to_its_place_and_loses_nothing() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9, depth=2))
+    requests = [ask(name, 8, 24) for name in ("a", "bb", "ccc")]
+    bench.give(*map(Submit, requests))
+    bench.drain()
+    gone = bench.reasons_of(Preempted)
+    assert gone
+    assert all(p.id != "a" for p in gone), "the first in rank never gives way"
+    for request in requests:
+        assert bench.out[request.id, 0] == bench.right(request)
+    order = [f.id for f in bench.ended.values()]
+    assert order == ["a", "bb", "ccc"]
+
+
+def test_cancel_in_every_state() -> None:
+    bench = Bench(evolve(CONFIG, max_num_seqs=2, depth=2))
+    for name in ("a", "b", "c"):
+        bench.give(Submit(ask(name, 6, 30, n=2)))
+    bench.turn()
+    bench.turn(Cancel("a"))
+    assert {bench.ended["a", s].reason for s in (0, 1)} == {"cancelled"}
+    assert bench.state.fences, "plans in flight still name the blocks"
+    bench.turn(Cancel("c"), Cancel("c"), Cancel("nobody"))
+    assert len(bench.reasons_of(Ignored)) == 2
+    before = dict(bench.out)
+    bench.drain()
+    assert bench.out["a", 0] == before["a", 0]
+    assert bench.out["b", 1] == bench.right(ask("b", 6, 30, n=2), 1)
+    assert bench.state.blocks.available == CONFIG.num_blocks
+
+
+def test_the_text_layer_ends_samples_running_and_waiting() -> None:
+    bench = Bench(evolve(CONFIG, max_num_seqs=1))
+    bench.give(Submit(ask("a", 4, 20)), Submit(ask("b", 4, 20)))
+    for _ in range(6):
+        bench.turn()
+    had = len(bench.out["a", 0])
+    bench.turn(Finish("a", 0, had - 2), Finish("b", 0, 3), Finish("b", 0, 3), Finish("x", 0, 1))
+    assert bench.ended["a", 0] == Finished("a", 0, "stop", had - 2)
+    assert bench.ended["b", 0].length == 0
+    assert len(bench.reasons_of(Ignored)) == 2
+    assert not bench.state.requests
+
+
+def test_stop_ids_end_a_sample_and_are_part_of_it() -> None:
+    for repeat in (1, 5):
+        bench = Bench(evolve(CONFIG, max_repeat=repeat, depth=2))
+        plain = ask("a", 5, 20)
+        right = bench.right(plain)
+        stop = right[6]
+        bench.give(Submit(evolve(plain, stop_ids=frozenset((stop,)))))
+        bench.drain()
+        cut = right[: right.index(stop) + 1]
+        assert bench.out["a", 0] == cut
+        assert bench.ended["a", 0].reason == "stop"
+
+
+def test_repeat_runs_only_when_nobody_could_be_let_in() -> None:
+    bench = Bench(evolve(CONFIG, max_repeat=4))
+    bench.give(Submit(ask("a", 4, 30)))
+    bench.turn()
+    assert bench.plans[-1].repeat == 4
+    assert bench.plans[-1].most == (4,)
+    bench.turn(Submit(ask("b", 4, 5)))
+    assert bench.plans[-1].repeat == 1, "a newcomer is being filled"
+    bench.drain()
+    assert bench.out["a", 0] == bench.right(ask("a", 4, 30))
+    assert len(bench.plans) < 20
+
+
+def test_a_resumed_request_goes_on_where_it_was() -> None:
+    bench = Bench()
+    request = ask("a", 6, 9)
+    right = bench.right(request)
+    resumed = evolve(request, output=right[:4])
+    bench.give(Submit(resumed))
+    bench.drain()
+    assert bench.out["a", 0] == right[4:]
+    assert bench.ended["a", 0].length == 9
+
+
+def test_a_failed_step_is_taken_back_with_its_successors() -> None:
+    bench = Bench(evolve(CONFIG, depth=2))
+    requests = [ask(name, 5, 9) for name in ("a", "bb")]
+    bench.give(*map(Submit, requests))
+    bench.turn()
+    assert len(bench.state.inflight) == 2
+    bench.give(bench.oracle.fail("out of memory", halfway=True))
+    assert [p.opens[0].index for p in bench.plans[-2:] if p.opens] == [0]
+    bench.drain()
+    for request in requests:
+        assert bench.out[request.id, 0] == bench.right(request)
+
+
+def test_one_poisonous_request_fails_alone() -> None:
+    bench = Bench(evolve(CONFIG, depth=2, max_failures=4))
+    good = [ask(name, 5, 9) for name in ("a", "bb", "cccc")]
+    bench.give(Submit(good[0]), Submit(good[1]), Submit(ask("poison", 5, 9)), Submit(good[2]))
+    while bench.state.requests:
+        names = {
+            bench.state.running.ids[bench.state.running.gens.index(g)][0]
+            for g in bench.oracle.plans[0].gens
+            if g in bench.state.running.gens
+        }
+        if "poison" in names:
+            bench.give(bench.oracle.fail("NaN", halfway=False))
+        else:
+            bench.turn()
+    assert bench.ended["poison", 0].reason == "error"
+    assert "failed 4 times, at last with: NaN" in bench.ended["poison", 0].error
+    for request in good:
+        assert bench.ended[request.id, 0].reason == "length"
+        assert bench.out[request.id, 0] == bench.right(request)
+
+
+def test_results_that_cannot_be_count_as_failure() -> None:
+    for wrong in ((), ((1, 2),), ((VOCAB,),), ((-1,),), ([1],), ((1.5,),)):
+        bench = Bench()
+        request = ask("a", 3, 4)
+        bench.give(Submit(request))
+        bench.oracle.collect()
+        bench.give(Executed(0, wrong))  # type: ignore[arg-type]  # wrong on purpose
+        bench.drain()
+        assert bench.out["a", 0] == bench.right(request)
+
+
+def test_unknown_steps_are_ignored_and_skipped_ones_void_all() -> None:
+    bench = Bench(evolve(CONFIG, depth=2))
+    request = ask("a", 3, 6)
+    bench.give(Submit(request), Executed(77, ()), Failed(77))
+    assert len(bench.reasons_of(Ignored)) == 2
+    second = bench.state.inflight[1]
+    bench.oracle.plans.clear()
+    bench.give(Executed(second.step, ((1,),)))
+    bench.drain()
+    assert bench.out["a", 0] == bench.right(request)
+
+
+def test_priority_displaces_for_a_row_and_for_blocks() -> None:
+    for config in (
+        evolve(CONFIG, max_num_seqs=1, policy=Priority(), depth=2),
+        evolve(CONFIG, num_blocks=8, policy=Priority(), depth=2),
+    ):
+        bench = Bench(config)
+        slow, urgent = ask("slow", 8, 20, priority=5), ask("urgent", 20, 4, priority=1)
+        bench.give(Submit(slow))
+        for _ in range(4):
+            bench.turn()
+        bench.turn(Submit(urgent))
+        bench.drain()
+        assert [p.id for p in bench.reasons_of(Preempted)] == ["slow"]
+        assert list(bench.ended) == [("urgent", 0), ("slow", 0)]
+        assert bench.out["slow", 0] == bench.right(slow)
+
+
+def test_watermark_keeps_blocks_for_those_who_run() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=7, watermark=4))
+    bench.give(Submit(ask("a", 8, 4)), Submit(ask("bb", 8, 4)))
+    assert [h.cause for h in bench.reasons_of(Held)] == ["blocks"]
+    assert bench.reasons_of(Held)[0].needs == 6
+    bench.turn()
+    assert len(bench.reasons_of(Held)) == 1, "said once"
+    bench.drain()
+
+
+@frozen
+class Patient(FirstCome):
+    """Waits two seconds after an arrival, and takes few tokens at once."""
+
+    def admit_from(self, state: None, load: Load) -> float:
+        del state
+        return load.oldest + 2
+
+    def budget(self, state: None, load: Load) -> int:
+        del state
+        return min(load.budget, 5)
+
+
+def test_a_policy_may_wait_and_take_less() -> None:
+    bench = Bench(evolve(CONFIG, policy=Patient()))
+    turn = bench.give(Submit(ask("a", 9, 2)))
+    assert turn.commands == (WakeAt(3.0),)
+    bench.give()
+    turn = bench.give()
+    assert [c.plan.counts for c in turn.commands if isinstance(c, Execute)] == [(5,)]
+    bench.drain()
+
+
+@frozen
+class Stubborn(FirstCome):
+    """Names victims that cannot be."""
+
+    def victim(self, state: None, ranks: tuple[Any, ...]) -> int:
+        del state
+        return -len(ranks)
+
+
+def test_a_policy_cannot_harm() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9, policy=Stubborn()))
+    requests = [ask(name, 8, 24) for name in ("a", "bb", "ccc")]
+    bench.give(*map(Submit, requests))
+    bench.drain()
+    assert all(p.id != "a" for p in bench.reasons_of(Preempted))
+
+
+def test_many_different_stop_ids_are_all_looked_for() -> None:
+    config = evolve(CONFIG, vocab_size=100_000)
+    bench = Bench(config)
+    for i in range(12):
+        wide = frozenset(range(1000 * (i + 1), 1000 * (i + 1) + 100))
+        bench.give(Submit(ask(f"r{i}", 4, 2, stop_ids=wide)))
+        bench.drain()
+    assert len(bench.state.stops) < 600
+
+
+def test_time_never_goes_back() -> None:
+    bench = Bench()
+    state = step(CONFIG, bench.state, (Tick(5.0), Tick(3.0))).state
+    assert state.time == 5.0

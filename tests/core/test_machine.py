@@ -1,0 +1,69 @@
+"""Hypothesis drives the world with macro rules, so that a failure shrinks to a short story."""
+
+from random import Random
+
+import hypothesis.strategies as st
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tests.core.world import World, tiny_config
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Every turn is audited by the world; at the end everything must drain."""
+
+    world: World
+
+    @initialize(rng=st.randoms(use_true_random=False), variable=st.booleans())
+    def begin(self, rng: Random, variable: bool) -> None:
+        self.world = World(tiny_config(rng), rng, variable=variable)
+
+    @rule(count=st.integers(1, 6))
+    def burst(self, count: int) -> None:
+        self.world.burst(count)
+
+    @precondition(lambda self: self.world.state.requests or self.world.inbox)
+    @rule(turns=st.integers(1, 12))
+    def run(self, turns: int) -> None:
+        for _ in range(turns):
+            self.world.turn()
+
+    @rule(turns=st.integers(1, 3))
+    def late(self, turns: int) -> None:
+        for _ in range(turns):
+            self.world.late()
+
+    @rule()
+    def cancel(self) -> None:
+        self.world.cancel_some()
+
+    @rule()
+    def finish(self) -> None:
+        self.world.finish_some()
+
+    @precondition(lambda self: self.world.oracle.plans)
+    @rule()
+    def fail(self) -> None:
+        self.world.fail()
+
+    @precondition(lambda self: self.world.oracle.plans)
+    @rule()
+    def garble(self) -> None:
+        self.world.garble()
+
+    @rule()
+    def noise(self) -> None:
+        self.world.noise()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.drain()
+
+
+TestEngineMachine = EngineMachine.TestCase
+TestEngineMachine.settings = settings(
+    max_examples=150,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)

@@ -1,0 +1,44 @@
+import math
+from typing import Any
+
+import pytest
+
+from minfer import ConfigError, EngineConfig, ParameterError, SamplingParams
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 0), ("n", 1000), ("n", True), ("n", 1.5), ("temperature", -0.1),
+        ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
+        ("top_p", 0), ("top_p", 1.1), ("top_p", math.nan), ("top_k", -2), ("top_k", 0.5),
+        ("seed", 2**70), ("seed", "x"), ("max_tokens", 0), ("max_tokens", -1),
+        ("max_tokens", 2.5), ("stop", ("",)), ("stop", ("a",) * 17), ("stop", (3,)),
+        ("stop_token_ids", (-1,)), ("stop_token_ids", tuple(range(300))), ("ignore_eos", 1),
+    ],
+)  # fmt: skip
+def test_a_parameter_out_of_range_is_named(name: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_good_parameters() -> None:
+    params = SamplingParams(stop="\n", temperature=0, max_tokens=None, seed=-5, top_k=-1)
+    assert params.stop == ("\n",)
+    assert SamplingParams(stop=None).stop == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"num_blocks": 0}, "num_blocks"),
+        ({"num_blocks": 2.5}, "num_blocks"),
+        ({"block_size": True}, "block_size"),
+        ({"max_num_seqs": 512, "max_num_batched_tokens": 511}, "max_num_batched_tokens"),
+        ({"watermark": 8}, "watermark"),
+    ],
+)
+def test_a_setting_out_of_range_is_named(changes: dict[str, Any], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        EngineConfig(**{"num_blocks": 8, **changes})

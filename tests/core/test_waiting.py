@@ -1,0 +1,43 @@
+"""The line against a sorted list."""
+
+import hypothesis.strategies as st
+from hypothesis import given, settings
+
+from minfer.request import Request
+from minfer.sequence import Sequence
+from minfer.waiting import Line
+
+
+def entry(number: int) -> Sequence:
+    request = Request(id=str(number), prompt=(1,), max_tokens=1)
+    return Sequence(request, 0, ((float(number % 7),), number, 0), 0.0, (1,))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=400))
+def test_line_is_a_sorted_list(moves: list[tuple[bool, int]]) -> None:
+    line, model = Line(), dict[int, Sequence]()
+    for add, number in moves:
+        seq = entry(number)
+        before, kept = line, list(line)
+        if add and number not in model:
+            line = line.insert(seq)
+            model[number] = seq
+        elif not add:
+            line = line.remove(seq.place)
+            model.pop(number, None)
+        assert list(before) == kept, "the old line has not changed"
+        assert line.find(seq.place) == model.get(number)
+    right = sorted(model.values(), key=lambda s: s.place)
+    assert list(line) == right
+    assert len(line) == len(right)
+    if right:
+        assert line.first() == right[0]
+
+
+def test_buckets_stay_small() -> None:
+    line = Line()
+    for number in range(2000):
+        line = line.insert(entry(number))
+    assert max(map(len, line.buckets)) < 128
+    assert [s.place for s in line] == sorted(s.place for s in line)
