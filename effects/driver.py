@@ -9,6 +9,7 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable
+from typing import Self
 
 from minfer.config import EngineConfig
 from minfer.effects.executor import Executor
@@ -78,7 +79,7 @@ class QuietCollector:
     leaves behind is freed by reference counts; the rest is collected when the engine is idle.
     """
 
-    def __enter__(self) -> "QuietCollector":
+    def __enter__(self) -> Self:
         self.was = gc.isenabled()
         gc.collect()
         gc.freeze()

@@ -13,6 +13,7 @@ Hashes are of tuples of int, which Python does not randomise: the same in every 
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 from random import Random
 
 from attrs import define
@@ -23,11 +24,6 @@ from minfer.request import Request
 
 _START = 7  # the digest before the first slot of a block
 _GARBAGE = 0x5EED  # what reading memory that nobody wrote looks like, with the place mixed in
-
-
-def written(token: int, position: int, seen: int, before: int) -> int:
-    """The digest of a block after one more slot; `seen` digests the blocks before this one."""
-    return hash((before, token, position, seen))
 
 
 def drawn(request: Request, sample: int, position: int, seen: int, here: int, vocab: int) -> int:
@@ -43,7 +39,7 @@ def reference(request: Request, sample: int, block_size: int, vocab: int, limit:
     for position in range(min(len(request.prompt) + request.max_tokens, limit) - 1):
         if position % block_size == 0:
             seen, here = hash(tuple(digests)), _START
-        here = written(tokens[position], position, seen, here)
+        here = hash((here, tokens[position], position, seen))  # the block's digest, one slot on
         if (position + 1) % block_size == 0:
             digests.append(here)
         if position + 1 == len(tokens):
@@ -134,17 +130,23 @@ class Oracle:
         return tuple(out)
 
     def _write(self, row: _Row, tokens: tuple[int, ...]) -> None:
-        size = self.block_size
-        for token in tokens:
-            at, slot = divmod(row.next, size)
+        size, position = self.block_size, row.next
+        ends = position + len(tokens)
+        self.tokens += len(tokens)
+        unread = iter(tokens)
+        while position < ends:
+            at, slot = divmod(position, size)
+            seen = self._seen(row, at)
             slots = self.memory.setdefault(row.table[at], [])
             del slots[slot:]
-            before = self._read(row.table[at], slot - 1)
+            here = self._read(row.table[at], slot - 1)
             while len(slots) < slot:
                 slots.append(hash((_GARBAGE, row.table[at], len(slots))))
-            slots.append(written(token, row.next, self._seen(row, at), before))
-            row.next += 1
-            self.tokens += 1
+            for token in islice(unread, size - slot):
+                here = hash((here, token, position, seen))
+                slots.append(here)
+                position += 1
+        row.next = ends
 
     def _draw(self, row: _Row) -> int:
         at, slot = divmod(row.next - 1, self.block_size)
