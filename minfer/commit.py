@@ -1,9 +1,8 @@
 """Results become state: what a step yielded, and what to do when it failed.
 
 A good step costs a few passes over the columns in C; only sequences that end, fill a block or
-finish a chunk of their prompt are looked at one by one. Sealing is spread: at most a sixteenth of
-the running sequences publish a block per turn, so that a batch whose blocks fill at the same step
-does not stop the engine.
+finish a chunk of their prompt are looked at one by one. Sealing is spread (`lifecycle.spread`), so
+that a batch whose blocks fill at the same step does not stop the engine.
 """
 
 from array import array
@@ -11,7 +10,7 @@ from itertools import chain, compress, repeat
 from operator import add, ge, gt, sub
 
 from minfer.config import EngineConfig
-from minfer.lifecycle import open_fences, restart, retire, sealed
+from minfer.lifecycle import open_fences, restart, retire, sealed, spread
 from minfer.messages import Emit, Ended, Executed, Failed, Finished, Ignored, Reason, Voided, clip
 from minfer.plan import Plan, Yields
 from minfer.pmap import Map
@@ -54,7 +53,7 @@ def executed(config: EngineConfig, state: EngineState, event: Executed) -> Trans
         run, new = _cut(state.running, new, ends)
         reasons = {i: (reason, "") for i, (_, reason) in ends.items()}
         state, finished = end(config, evolve(state, running=run), reasons)
-    state = open_fences(_seal_ripe(config, state), plan.step)
+    state = open_fences(_seal_ripe(config, state, plan.repeat), plan.step)
     emit = Emit(advanced.ids, new, finished)
     return Transition(state, (emit,), tuple(map(ended_reason, finished)))
 
@@ -170,13 +169,13 @@ def _seal_prompts(config: EngineConfig, state: EngineState, plan: Plan) -> Engin
     return sealed(config, state, {i: done[run.gens[i]] for i in here})
 
 
-def _seal_ripe(config: EngineConfig, state: EngineState) -> EngineState:
+def _seal_ripe(config: EngineConfig, state: EngineState, repeated: int) -> EngineState:
     """Publish blocks of sampled tokens that are full, for a bounded number of sequences."""
     run = state.running
     ripe = tuple(compress(range(len(run)), map(ge, run.known, run.ripe)))
     if not ripe:
         return state
-    some = ripe[: max(8, len(run) // 16)]
+    some = ripe[: spread(config, len(run) * repeated)]
     return sealed(config, state, {i: (run.known[i] - 1) // config.block_size for i in some})
 
 

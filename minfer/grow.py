@@ -11,7 +11,7 @@ from operator import ge
 
 from minfer.blocks import Draft
 from minfer.config import EngineConfig
-from minfer.lifecycle import mark_of, preempt
+from minfer.lifecycle import mark_of, preempt, spread
 from minfer.messages import Reason
 from minfer.plan import Grow
 from minfer.record import evolve
@@ -35,7 +35,7 @@ def grow(
     if len(now) > state.blocks.available:
         return _short(config, state, [run.gens[i] for i in now], idle)
     urgent = set(now)
-    soon = [i for i in due if i not in urgent][: max(4, len(run) // 16)]
+    soon = [i for i in due if i not in urgent][: spread(config, len(run))]
     if len(now) + len(soon) + len(run) > state.blocks.available:
         soon = []
     state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))

@@ -1,0 +1,11 @@
+"""Settings for the whole suite."""
+
+import os
+
+import hypothesis
+
+# Small models on shared machines: threads that wait for each other cost more than they bring.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No example database and no clock: the same tests on every machine, repeated from the seed alone.
+hypothesis.settings.register_profile("suite", database=None, deadline=None, derandomize=False)
+hypothesis.settings.load_profile("suite")
