@@ -18,10 +18,7 @@ from collections.abc import Iterator
 
 from attrs import define, field
 
-try:
-    from bench.results import write
-except ImportError:
-    write = None
+from bench.results import write
 from minfer.config import EngineConfig
 from minfer.effects.driver import QuietCollector
 from minfer.engine import step
@@ -153,8 +150,9 @@ def table(turns: int) -> Iterator[dict[str, object]]:
                 yield {"running": running, "churn": churn, "aligned": aligned, **row}
 
 
-def paired(one: Load, other: Load, turns: int) -> dict[str, float]:
+def paired(pair: list[Load], turns: int) -> dict[str, float]:
     """Medians of two workloads that take turns, in blocks, and their ratio."""
+    one, other = pair
     with QuietCollector():
         a: list[float] = []
         b: list[float] = []
@@ -179,10 +177,10 @@ def ratios(turns: int) -> Iterator[dict[str, object]]:
         for churn in (False, True):
             pair = [Load(running, context=c, churn=churn, shared=churn) for c in (1024, 32768)]
             what = "context 1k -> 32k" + (" (one shared document)" if churn else "")
-            yield {"what": what, "running": running, "churn": churn, **paired(*pair, turns)}
+            yield {"what": what, "running": running, "churn": churn, **paired(pair, turns)}
             pair = [Load(running, churn=churn, idle_blocks=n) for n in (4096, 65536)]
             what = "idle cached blocks 4k -> 64k"
-            yield {"what": what, "running": running, "churn": churn, **paired(*pair, turns)}
+            yield {"what": what, "running": running, "churn": churn, **paired(pair, turns)}
 
 
 def main() -> None:

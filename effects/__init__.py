@@ -1,0 +1,1 @@
+"""Everything that touches the world: execution, files, text, the command line."""

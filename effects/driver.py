@@ -80,13 +80,14 @@ class QuietCollector:
     """
 
     def __enter__(self) -> Self:
-        self.was = gc.isenabled()
+        self.was, self.frozen = gc.isenabled(), gc.get_freeze_count()
         gc.collect()
         gc.freeze()
         gc.disable()
         return self
 
     def __exit__(self, *exc: object) -> None:
-        gc.unfreeze()
+        if not self.frozen:  # else the program around us has objects of its own frozen
+            gc.unfreeze()
         if self.was:
             gc.enable()

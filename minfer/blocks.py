@@ -61,6 +61,11 @@ class Blocks:
         return self.free + len(self.nodes) - len(self.live)
 
 
+def blocks_for(tokens: int, block_size: int) -> int:
+    """Blocks that a sequence of up to `tokens` tokens needs: its last token is never an input."""
+    return -(-max(tokens - 1, 1) // block_size)
+
+
 def new_pool(total: int) -> Blocks:
     """A pool of `total` free blocks, numbered from 0."""
     return Blocks(total=total, free=total)

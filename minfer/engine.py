@@ -13,6 +13,7 @@ number. A turn's cost is what changed in it.
                                      +--> ended: blocks stay cached until space is needed
 """
 
+from minfer.blocks import blocks_for
 from minfer.commit import end, ended_reason, executed, failed, one_ended
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
@@ -76,10 +77,10 @@ def _fold(config: EngineConfig, state: EngineState, event: Event) -> Transition:
 
 def objection(config: EngineConfig, state: EngineState, request: Request) -> str:
     """Why a request could never run here, or nothing."""
-    prompt, size = len(request.prompt), config.block_size
+    prompt = len(request.prompt)
     known = prompt + len(request.output)
     most = min(prompt + request.max_tokens, config.max_model_len)
-    needs = -(-max(most - 1, prompt) // size)
+    needs = blocks_for(most, config.block_size)
     if request.id in state.requests:
         return f"a request with the id {request.id!r} is being served"
     if not prompt:

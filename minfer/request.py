@@ -31,7 +31,15 @@ def _number(value: Any, param: str, low: float, high: float, *, whole: bool = Fa
 
 
 def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:
+    if value is not None and not isinstance(value, Iterable):
+        raise ParameterError("stop", f"must be a string or several, not {value!r}")
     return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    if value is not None and not isinstance(value, Iterable):
+        raise ParameterError("stop_token_ids", f"must be a list of token ids, not {value!r}")
+    return tuple(value or ())
 
 
 @frozen(kw_only=True)
@@ -48,7 +56,7 @@ class SamplingParams:
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
     max_tokens: int | None = 16  # output tokens at most; None: as many as the context holds
     stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=tuple)
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     ignore_eos: bool = False
 
     def __attrs_post_init__(self) -> None:

@@ -14,6 +14,7 @@ from minfer import ConfigError, EngineConfig, ParameterError, SamplingParams
         ("top_p", 0), ("top_p", 1.1), ("top_p", math.nan), ("top_k", -2), ("top_k", 0.5),
         ("seed", 2**70), ("seed", "x"), ("max_tokens", 0), ("max_tokens", -1),
         ("max_tokens", 2.5), ("stop", ("",)), ("stop", ("a",) * 17), ("stop", (3,)),
+        ("stop", 5), ("stop_token_ids", 5),
         ("stop_token_ids", (-1,)), ("stop_token_ids", tuple(range(300))), ("ignore_eos", 1),
     ],
 )  # fmt: skip

@@ -1,0 +1,66 @@
+"""What a request gives back. Field names are vLLM's."""
+
+from attrs import field, frozen
+
+
+@frozen(kw_only=True)
+class RequestMetrics:
+    """When things happened to a request, in seconds on a clock that never goes back."""
+
+    arrival_time: float
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    output_tokens: int = 0  # of all samples
+
+    @property
+    def ttft(self) -> float | None:
+        """Time to the first token of any sample, in seconds."""
+        if self.first_token_time is None:
+            return None
+        return self.first_token_time - self.arrival_time
+
+    @property
+    def latency(self) -> float | None:
+        """Time from arrival to the last token, in seconds."""
+        return None if self.last_token_time is None else self.last_token_time - self.arrival_time
+
+    @property
+    def tpot(self) -> float | None:
+        """Mean time per output token after the first, in seconds; samples count together."""
+        if self.first_token_time is None or self.last_token_time is None or self.output_tokens < 2:
+            return None
+        return (self.last_token_time - self.first_token_time) / (self.output_tokens - 1)
+
+
+@frozen(kw_only=True)
+class CompletionOutput:
+    """One sample: all of it, or what is new of it when streamed.
+
+    `finish_reason` is None while it goes on, then "stop", "length", "cancelled" or "error"
+    (`error` then says which). `stop_reason` is the stop string or the token id of
+    `stop_token_ids` that ended it; None for the end of sequence.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str = ""
+
+    def finished(self) -> bool:
+        """Whether this sample has ended."""
+        return self.finish_reason is not None
+
+
+@frozen(kw_only=True)
+class RequestOutput:
+    """A request with its samples, in the order of their index (streamed: those with news)."""
+
+    request_id: str
+    prompt: str | None  # as it was given; None if it came as token ids
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    outputs: tuple[CompletionOutput, ...]
+    finished: bool
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0  # prompt tokens that the prefix cache gave

@@ -1,0 +1,154 @@
+"""A driver in a thread of its own, which lives only while there is work.
+
+Why a thread: an interrupt (Ctrl-C) reaches the main thread between any two bytecodes, and a turn
+cut in half would leave the executor and the engine's state disagreeing. So the main thread waits,
+where it can be interrupted safely, and turns are never cut. The thread starts with the first
+request and ends with the last one: nothing is left to clean up, and no signal handler is needed.
+"""
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from minfer.effects.assembly import Assembly
+from minfer.effects.driver import Driver, QuietCollector
+from minfer.messages import Cancel, Emit, Submit
+from minfer.state import Transition
+
+QUIET_AFTER: Final = 1.0  # seconds of work after which the collector is silenced: it costs 0.1 s
+
+
+class EngineDeadError(RuntimeError):
+    """The engine is closed, or broke; it serves nobody any more."""
+
+
+class Worker:
+    """Serves requests through a driver. Every method may be called from any thread."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self.jobs: dict[str, Assembly] = {}
+        self.news = threading.Condition()  # guards all below; notified when events are posted
+        self.thread: threading.Thread | None = None  # the last one that was started
+        self.running = False
+        self.dead: BaseException | None = None
+
+    def submit(self, jobs: Iterable[Assembly]) -> None:
+        """Serve requests: all of them enter the same turn. Raises EngineDeadError."""
+        with self.news:
+            if self.dead is not None:
+                raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
+            now = self.driver.clock()
+            for job in jobs:
+                job.arrived = now
+                self.jobs[job.request.id] = job
+                self.driver.post(Submit(job.request))
+            self._wake()
+
+    def cancel(self, ids: Iterable[str]) -> None:
+        """End requests; their outputs come as they are, with the finish reason "cancelled"."""
+        with self.news:
+            for name in ids:
+                if name in self.jobs:
+                    self.driver.post(Cancel(name))
+            if self.driver.busy:
+                self._wake()
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Cancel requests and wait until they are gone: nobody wants their outputs."""
+        names = list(ids)
+        self.cancel(names)
+        with self.news:
+            while any(name in self.jobs for name in names) and self.running:
+                self.news.wait(0.02)
+
+    def close(self) -> None:
+        """Cancel everything, let the thread end, and let go of the executor. Idempotent."""
+        with self.news:
+            if isinstance(self.dead, _ClosedError):
+                return
+            thread = self.thread
+        self.cancel(list(self.jobs))
+        if thread is not None:
+            thread.join()
+        with self.news:
+            if isinstance(self.dead, _ClosedError):
+                return
+            self.dead = _ClosedError("it was closed")
+        self.driver.close()
+
+    def _wake(self) -> None:
+        """Start the thread if it does not run; the caller holds the lock."""
+        alive = self.running and self.thread is not None and self.thread.is_alive()
+        # At the interpreter's end a new thread would never come to run.
+        if not alive and self.dead is None and threading.main_thread().is_alive():
+            self.running = True
+            self.thread = threading.Thread(target=self._run, name="minfer-engine")
+            self.thread.start()
+        self.news.notify_all()
+
+    def _run(self) -> None:
+        quiet, started = None, time.monotonic()
+        try:
+            while self._has_work():
+                if quiet is None and time.monotonic() - started > QUIET_AFTER:
+                    quiet = QuietCollector()
+                    quiet.__enter__()
+                self._deliver(self.driver.turn())
+        except BaseException as error:  # whoever waits must hear of it, whatever it is
+            self._die(error)
+        finally:
+            if quiet is not None:
+                quiet.__exit__()
+
+    def _has_work(self) -> bool:
+        """Wait until a turn is due; False ends the thread."""
+        driver = self.driver
+        with self.news:
+            while driver.busy and threading.main_thread().is_alive():
+                if driver.state.inflight or driver.inbox or driver.wake is None:
+                    return True
+                left = driver.wake - driver.clock()
+                if left <= 0:
+                    return True
+                self.news.wait(min(left, 1.0))
+            # A program that ends without waiting for its requests does not want them.
+            self.running = False
+            return False
+
+    def _deliver(self, transition: Transition) -> None:
+        now = self.driver.state.time
+        for command in transition.commands:
+            if not isinstance(command, Emit):
+                continue
+            for (name, sample), tokens in zip(command.ids, command.tokens, strict=True):
+                if tokens and (job := self.jobs.get(name)) is not None:
+                    job.feed(sample, tokens)
+            touched = {name for name, _ in command.ids}
+            for done in command.finished:
+                touched.add(done.id)
+                if (job := self.jobs.get(done.id)) is not None:
+                    job.finish(done)
+            for name in touched:
+                self._flush(name, now)
+
+    def _flush(self, name: str, now: float) -> None:
+        job = self.jobs.get(name)
+        if job is None:
+            return
+        for event in job.flush(now):
+            self.driver.post(event)
+        if job.finished:
+            del self.jobs[name]
+
+    def _die(self, error: BaseException) -> None:
+        with self.news:
+            self.dead, self.running = error, False
+            jobs, self.jobs = list(self.jobs.values()), {}
+        for job in jobs:
+            job.fail(EngineDeadError(f"the engine broke: {error!r}"))
+
+
+class _ClosedError(Exception):
+    """Why a worker that was closed serves nobody."""

@@ -1,0 +1,79 @@
+"""What imports what, and how long it takes: `import minfer` and `--help` load nothing heavy."""
+
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.effects.tiny_model import write_checkpoint
+
+HEAVY = {"torch", "transformers", "numpy", "safetensors", "tokenizers", "jinja2", "tqdm"}
+# The promises are 0.15 s and 0.4 s on an idle machine. A test may run beside others on a busy
+# one, where everything takes several times as long; a torch import would still be far beyond.
+SLACK = 4.0
+
+
+def loaded_by(code: str) -> set[str]:
+    """Heavy packages that a fresh interpreter has loaded after running `code`."""
+    program = f"import sys\n{code}\nprint(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    return HEAVY & set(said.stdout.splitlines()[-1].split())
+
+
+def seconds(*arguments: str) -> float:
+    """Median time of a fresh interpreter with these arguments."""
+    times = []
+    for _ in range(5):
+        started = time.monotonic()
+        subprocess.run([sys.executable, *arguments], capture_output=True, check=True)
+        times.append(time.monotonic() - started)
+    return statistics.median(times)
+
+
+def test_importing_the_package_loads_nothing_heavy() -> None:
+    assert loaded_by("import minfer") == set()
+    assert loaded_by("import minfer.engine, minfer.effects.driver, minfer.effects.oracle") == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["generate", "--help"], ["plan", "--help"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    code = f"""
+from minfer.effects.cli import main
+try:
+    main({arguments!r})
+except SystemExit:
+    pass
+"""
+    assert loaded_by(code) == set()
+
+
+def test_a_memory_plan_loads_nothing_heavy(tmp_path: Path) -> None:
+    folder = str(write_checkpoint(tmp_path))
+    code = f"from minfer.effects.cli import main\nmain(['plan', '--model', {folder!r}])"
+    assert loaded_by(code) == set()
+
+
+def test_generating_loads_no_transformers(tmp_path: Path) -> None:
+    folder = str(write_checkpoint(tmp_path))
+    code = f"""
+from minfer import LLM, SamplingParams
+with LLM({folder!r}, num_gpu_blocks_override=64) as llm:
+    llm.generate("a", SamplingParams(max_tokens=2))
+"""
+    loaded = loaded_by(code)
+    assert "torch" in loaded
+    assert not {"transformers", "jinja2"} & loaded  # torch itself loads tqdm
+
+
+def test_importing_takes_little_more_than_an_interpreter() -> None:
+    bare = seconds("-c", "pass")
+    assert seconds("-c", "import minfer") - bare < 0.15 * SLACK
+
+
+def test_help_is_quick() -> None:
+    assert seconds("-m", "minfer.effects.cli", "--help") < 0.4 * SLACK

@@ -1,0 +1,359 @@
+"""The torch executor, run by the real engine: the same tokens as transformers, whatever is set."""
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from attrs import define, evolve, field
+
+from minfer import sample
+from minfer.config import EngineConfig
+from minfer.effects import torch_executor
+from minfer.effects.driver import Driver
+from minfer.effects.model import forward as model_forward
+from minfer.effects.spec import ModelSpec, parse_spec
+from minfer.effects.torch_executor import TorchExecutor
+from minfer.effects.weights import Weights, empty_weights, named_parts
+from minfer.messages import Admitted, Cancel, Emit, Failed, Finished, Preempted, Submit, Voided
+from minfer.plan import Fill, Open, Plan
+from minfer.request import Request, SamplingParams
+
+VOCAB = 101
+GREEDY = SamplingParams(temperature=0)
+Tokens = dict[tuple[str, int], list[int]]
+
+
+@define
+class Model:
+    """One tiny model twice: in transformers and in minfer."""
+
+    theirs: Any
+    spec: ModelSpec
+    weights: Weights
+
+    def logits(self, tokens: list[int]) -> list[float]:
+        with torch.inference_mode():
+            found = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        row: list[float] = found.tolist()
+        return row
+
+    def expected(self, request: Request, index: int = 0) -> list[int]:
+        """One sample alone, by transformers' forward and the reference sampler."""
+        tokens = list(request.prompt)
+        out: list[int] = []
+        while len(out) < request.max_tokens:
+            at = len(tokens)
+            logits = self.logits(tokens)
+            token = sample.draw(logits, request.sampling, request.seed, index, at)
+            tokens.append(token)
+            out.append(token)
+            if token in request.stop_ids:
+                break
+        return out
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Model]:
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    config = Qwen2Config(
+        vocab_size=VOCAB,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        tie_word_embeddings=False,  # tied random embeddings repeat their input
+        initializer_range=0.4,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    theirs: Any = Qwen2ForCausalLM(config)
+    theirs.eval()
+    values = {**config.to_dict(), "architectures": ["Qwen2ForCausalLM"], "dtype": "float32"}
+    spec = parse_spec(values)
+    weights = empty_weights(spec, "float32")
+    for name, tensor in named_parts(spec, weights):
+        tensor.copy_(theirs.state_dict()[name])
+    yield Model(theirs, spec, weights)
+    torch.set_num_threads(threads)
+
+
+def requests(seed: int, count: int = 10) -> list[Request]:
+    """Mixed lengths; half are greedy, some share a prefix, some stop at a token."""
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(2, VOCAB) for _ in range(21))
+    made = []
+    for i in range(count):
+        own = tuple(rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, 30)))
+        how = SamplingParams(temperature=0.8, top_p=rng.choice([1.0, 0.9]), top_k=i % 3 * 10)
+        made.append(
+            Request(
+                id=f"r{i}",
+                prompt=shared + own if i % 3 == 0 else own,
+                max_tokens=rng.randrange(1, 26),
+                stop_ids=frozenset({9, 41, 63}) if i % 4 == 0 else frozenset(),
+                sampling=GREEDY if i % 2 else how,
+                seed=rng.getrandbits(63),
+            )
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference(model: Model) -> Tokens:
+    return {(r.id, 0): model.expected(r) for r in requests(0)}
+
+
+@define
+class Run:
+    """A finished run: tokens, ends, and what was decided on the way."""
+
+    config: EngineConfig
+    driver: Driver
+    tokens: Tokens = field(factory=dict)
+    ends: dict[tuple[str, int], Finished] = field(factory=dict)
+    reasons: list[object] = field(factory=list)
+
+    @classmethod
+    def start(cls, model: Model, **settings: Any) -> "Run":
+        sizes: dict[str, Any] = {
+            "num_blocks": 64, "block_size": 8, "max_model_len": 96, "max_num_seqs": 16,
+            "max_num_batched_tokens": 64, "vocab_size": VOCAB,
+        }  # fmt: skip
+        config = EngineConfig(**{**sizes, **settings})
+        executor = TorchExecutor.for_config(config, model.spec, model.weights)
+        return cls(config, Driver(config, executor))
+
+    def turn(self) -> None:
+        transition = self.driver.turn()
+        self.reasons += transition.reasons
+        for command in transition.commands:
+            if isinstance(command, Emit):
+                for name, tokens in zip(command.ids, command.tokens, strict=True):
+                    self.tokens.setdefault(name, []).extend(tokens)
+                self.ends.update({(f.id, f.sample): f for f in command.finished})
+
+    def serve(self, wanted: list[Request], *, apart: int = 0) -> Tokens:
+        """Serve to the end, submitting a request every `apart` turns."""
+        for request in wanted:
+            self.driver.post(Submit(request))
+            for _ in range(apart):
+                self.turn()
+        while self.driver.busy:
+            self.turn()
+        return self.tokens
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(reason, kind) for reason in self.reasons)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("max_repeat", [1, 4])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_num_seqs": 1},
+        {"max_num_seqs": 3, "max_num_batched_tokens": 3},
+        {"max_num_batched_tokens": 17},
+        {"block_size": 1, "num_blocks": 400},
+        {"block_size": 5},
+        {"block_size": 64, "num_blocks": 12},
+        {"num_blocks": 9},
+    ],
+    ids=str,
+)
+def test_tokens_are_those_of_transformers(
+    model: Model, reference: Tokens, settings: dict[str, int], max_repeat: int, depth: int
+) -> None:
+    run = Run.start(model, **settings, max_repeat=max_repeat, depth=depth)
+    assert run.serve(requests(0), apart=depth % 2) == reference
+    assert not run.count(Voided)
+    assert {end.reason for end in run.ends.values()} == {"stop", "length"}
+    if settings == {"num_blocks": 9}:
+        assert run.count(Preempted)
+
+
+def test_greedy_tokens_are_those_of_generate(model: Model) -> None:
+    wanted = [evolve(r, sampling=GREEDY, stop_ids=frozenset()) for r in requests(1, 6)]
+    tokens = Run.start(model).serve(wanted)
+    for request in wanted:
+        prompt = torch.tensor([request.prompt])
+        theirs = model.theirs.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=request.max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        assert tokens[request.id, 0] == theirs[0, prompt.shape[1] :].tolist()
+
+
+def test_prefix_hits_give_the_same_tokens(model: Model, reference: Tokens) -> None:
+    run = Run.start(model)
+    run.serve(requests(0))
+    again = [evolve(r, id="again-" + r.id) for r in requests(0)]
+    tokens = run.serve(again)
+    for request in requests(0):
+        assert tokens["again-" + request.id, 0] == reference[request.id, 0]
+    hits = [r.hit for r in run.reasons if isinstance(r, Admitted) and r.id.startswith("again")]
+    assert sum(hits) > 100
+
+
+@pytest.mark.parametrize("length", [1, 8, 13, 16])
+def test_samples_of_one_request_differ_and_are_each_right(model: Model, length: int) -> None:
+    how = SamplingParams(temperature=1.0, n=4)
+    prompt = tuple(range(10, 10 + length))
+    request = Request(id="n", prompt=prompt, max_tokens=12, n=4, sampling=how, seed=11)
+    tokens = Run.start(model).serve([request])
+    assert tokens == {("n", i): model.expected(request, i) for i in range(4)}
+    assert len({tuple(t) for t in tokens.values()}) == 4
+
+
+def test_a_cancelled_neighbour_changes_nothing(model: Model, reference: Tokens) -> None:
+    run = Run.start(model, max_repeat=4)
+    for request in requests(0):
+        run.driver.post(Submit(request))
+    run.turn()
+    run.turn()
+    run.driver.post(Cancel("r3"))
+    tokens = run.serve([])
+    assert run.ends["r3", 0].reason == "cancelled"
+    del tokens["r3", 0]
+    assert tokens == {name: t for name, t in reference.items() if name != ("r3", 0)}
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [RuntimeError("not enough memory"), MemoryError()], ids=repr)
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("max_repeat", [1, 4])
+def test_a_failing_forward_fails_its_step_only(
+    model: Model,
+    reference: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    late: bool,
+    max_repeat: int,
+) -> None:
+    calls = 0
+
+    def failing(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        out = model_forward(*arguments) if late or calls % 9 else None
+        if calls % 9 == 0:
+            raise error
+        assert out is not None
+        return out
+
+    monkeypatch.setattr(torch_executor, "forward", failing)
+    run = Run.start(model, max_repeat=max_repeat, num_blocks=20)
+    assert run.serve(requests(0), apart=1) == reference
+    voided = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    assert voided
+    assert {v.error for v in voided} == {repr(error)}
+
+
+def test_what_earlier_owners_left_in_blocks_does_not_matter(
+    model: Model, reference: Tokens
+) -> None:
+    for depth in (1, 2):
+        run = Run.start(model, depth=depth, num_blocks=20)
+        run.driver.executor.cache.data.fill_(torch.nan)  # type: ignore[attr-defined]
+        samples = Request(
+            id="n", prompt=(9,) * 13, max_tokens=12, n=3, sampling=SamplingParams(n=3), seed=11
+        )
+        tokens = run.serve([*requests(0), samples], apart=1)
+        assert not run.count(Voided)
+        assert tokens == reference | {("n", i): model.expected(samples, i) for i in range(3)}
+
+
+@pytest.mark.parametrize("at", [0, 30])
+def test_a_request_whose_logits_are_not_finite_ends_alone(
+    model: Model, reference: Tokens, at: int
+) -> None:
+    wanted = [r for r in requests(0) if VOCAB - 1 not in r.prompt + tuple(reference[r.id, 0])]
+    assert len(wanted) > 5
+    embed = model.weights.embed.clone()
+    embed[VOCAB - 1] = torch.nan
+    broken = Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
+    prompt = [2] * 40
+    prompt[at] = VOCAB - 1
+    bad = Request(id="bad", prompt=tuple(prompt), max_tokens=9, sampling=GREEDY)
+    run = Run.start(broken, max_num_batched_tokens=16, num_blocks=12)
+    tokens = run.serve([*wanted[:3], bad, *wanted[3:]], apart=1)
+    assert {name: t for name, t in tokens.items() if t} == {
+        (r.id, 0): reference[r.id, 0] for r in wanted
+    }
+    end = run.ends["bad", 0]
+    assert end.reason == "error"
+    assert "logits are not finite for request 'bad' (sample 0)" in end.error
+    assert run.count(Voided) == run.config.max_failures
+
+
+def test_a_failed_plan_takes_those_behind_it_along(model: Model) -> None:
+    executor = Run.start(model).driver.executor
+    before = executor.cache.data.clone()  # type: ignore[attr-defined]
+    request = Request(id="x", prompt=(VOCAB + 1,), max_tokens=3)
+    opened = Open(0, request, 0, (0,))
+    executor.launch(Plan(0, (0,), (0,), (0,), (1,), (1,), (Fill(0, request.prompt),), (opened,)))
+    executor.launch(Plan(1, (0,), (0,), (1,), (1,), (1,)))
+    result = executor.collect()
+    assert isinstance(result, Failed)
+    assert result.step == 0
+    with pytest.raises(IndexError):
+        executor.collect()
+    assert executor.cache.data.equal(before)  # type: ignore[attr-defined]
+
+
+def test_sizes_that_cannot_be_are_refused(model: Model) -> None:
+    sizes: dict[str, Any] = {"num_blocks": 4, "block_size": 8, "max_num_seqs": 1}
+    with pytest.raises(ValueError, match="contexts of up to 256 tokens"):
+        TorchExecutor(model.spec, model.weights, **sizes, max_model_len=257)
+    with pytest.raises(ValueError, match="use 'cpu'"):
+        TorchExecutor(model.spec, model.weights, **sizes, max_model_len=32, device="tpu")
+
+
+def test_close_lets_go_of_the_cache(model: Model) -> None:
+    executor = Run.start(model).driver.executor
+    executor.close()
+    assert not hasattr(executor, "cache")
+
+
+# --- the steady path -----------------------------------------------------------------------------
+
+
+def test_a_steady_decode_gathers_rows_once(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+    activate: Callable[..., Any] = TorchExecutor._activate
+
+    def counted(self: TorchExecutor, rows: tuple[int, ...]) -> Any:
+        calls.append(rows)
+        return activate(self, rows)
+
+    monkeypatch.setattr(TorchExecutor, "_activate", counted)
+    run = Run.start(model, num_blocks=200)
+    run.serve([Request(id=str(i), prompt=(i + 2,), max_tokens=60) for i in range(8)])
+    assert len(calls) == 1
+
+
+def test_steady_decoding_leaves_no_garbage_for_the_collector(model: Model) -> None:
+    run = Run.start(model)
+    run.driver.post(Submit(Request(id="a", prompt=(3, 4), max_tokens=60)))
+    for _ in range(10):
+        run.turn()
+    gc.collect()
+    for _ in range(30):
+        run.turn()
+    assert gc.collect() == 0

@@ -1,0 +1,108 @@
+"""The engine's thread: it lives while there is work, waits when told to, and never cuts a turn."""
+
+import gc
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from attrs import frozen
+
+from minfer import LLM, SamplingParams
+from minfer.effects import options, worker
+from minfer.policy import FirstCome, Load
+from tests.effects.tiny_model import write_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+SLOW = {"num_gpu_blocks_override": 2000, "max_num_seqs": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A model with so long a context that it would write for minutes."""
+    path = tmp_path_factory.mktemp("tiny")
+    return str(write_checkpoint(path, max_position_embeddings=100_000))
+
+
+def engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "minfer-engine"]
+
+
+def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
+    with LLM(folder, **SLOW) as llm:
+        wanted = llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5, 6], [7, 8]], ENDLESS)
+        assert time.monotonic() - started < 10
+        timer.join()
+        assert not llm.worker.jobs
+        assert llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids == wanted
+        assert llm.worker.driver.state.blocks.available == 2000
+
+
+def test_the_thread_ends_with_the_work(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        assert not engine_threads()
+        stream = llm.stream([1, 2], ENDLESS)
+        next(stream)
+        assert len(engine_threads()) == 1
+        stream.close()  # type: ignore[attr-defined]
+        for thread in engine_threads():
+            thread.join(5)
+        assert not engine_threads()
+
+
+def test_a_program_may_end_in_the_middle_of_a_stream(folder: str) -> None:
+    code = f"""
+from minfer import LLM, SamplingParams
+llm = LLM({folder!r}, executor="oracle", num_gpu_blocks_override=2000, max_num_seqs=1)
+stream = llm.stream([1, 2], SamplingParams(max_tokens=None, ignore_eos=True))
+next(stream)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+
+
+@frozen
+class Later(FirstCome):
+    """Lets nobody start before 0.2 s have passed."""
+
+    def admit_from(self, state: None, load: Load) -> float:
+        del state
+        return load.oldest + 0.2
+
+
+def test_it_sleeps_until_the_policy_lets_somebody_in(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(options.POLICIES, "later", Later)
+    with LLM(folder, executor="oracle", scheduling_policy="later", **SLOW) as llm:
+        turns = []
+        llm.worker.driver.record = lambda *turn: turns.append(turn)
+        output = llm.generate([1, 2], GREEDY)[0]
+        assert output.metrics.ttft is not None
+        assert output.metrics.ttft >= 0.2
+        assert len(turns) < 40  # it did not spin
+
+
+def test_long_work_is_not_stopped_by_the_garbage_collector(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "QUIET_AFTER", 0.0)
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        enabled = []
+        llm.worker.driver.record = lambda *_: enabled.append(gc.isenabled())
+        llm.generate([1, 2], GREEDY)
+        assert not any(enabled)
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
