@@ -13,7 +13,7 @@ from minfer.blocks import ROOT
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
 from minfer.lifecycle import committed
-from minfer.messages import Admitted, Emit, Event, Execute, Preempted, Submit, WakeAt
+from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Preempted, Submit, WakeAt
 from minfer.plan import Plan
 from minfer.sequence import COLUMNS, Running, tokens_of
 from minfer.state import EngineState, Transition
@@ -174,7 +174,7 @@ def check_turn(
     config: EngineConfig, before: EngineState, events: Iterable[Event], turn: Transition
 ) -> None:
     """Raise InvariantError unless the engine may go from `before` to `turn` on these events."""
-    after = turn.state
+    after, events = turn.state, tuple(events)
     for i, gen in enumerate(before.running.gens):
         if gen in after.running.gens:
             j = after.running.gens.index(gen)
@@ -184,6 +184,10 @@ def check_turn(
             table = after.running.tables[j][: len(before.running.tables[i])]
             _require(table == before.running.tables[i], "monotonicity", "a table was rewritten")
     _fence(before, after)
+    _unwritten(config, before, after)
+    _ranks(before, events, after)
+    _cancels(events, after)
+    _shortage(before, turn)
     _work(turn)
     _order(before, turn)
     gone = {(r.id, r.sample) for r in turn.reasons if isinstance(r, Preempted)}
@@ -192,7 +196,7 @@ def check_turn(
             case Execute(plan):
                 _new_plan(config, after, plan, may_miss=len(gone))
             case Emit():
-                _emit(before, tuple(events), turn, command)
+                _emit(before, events, turn, command)
             case WakeAt(time):
                 _require(time > after.time, "wake", "a wait that is over")
 
@@ -212,6 +216,52 @@ def _fence(before: EngineState, after: EngineState) -> None:
             _require(block not in free, "fence", f"block {block} is free and in a plan in flight")
             taken = others.get(block, gen)
             _require(taken == gen, "fence", f"block {block} has a new owner while in flight")
+
+
+def _unwritten(config: EngineConfig, before: EngineState, after: EngineState) -> None:
+    """What a plan in flight is still to write cannot be found, its sequence ended or not."""
+    owners, size = {gen: i for i, gen in enumerate(before.running.gens)}, config.block_size
+    for plan in after.inflight:
+        for at, gen in enumerate(plan.gens):
+            if gen in owners:
+                start, span = plan.starts[at], max(plan.counts[at], plan.most[at])
+                table = before.running.tables[owners[gen]]
+                for block in table[start // size : (start + span - 1) // size + 1]:
+                    unseen = block not in after.blocks.nodes
+                    _require(unseen, "publish after write", f"block {block} is being written")
+
+
+def _ranks(before: EngineState, events: tuple[Event, ...], after: EngineState) -> None:
+    """A place in line is for life, whoever is preempted or restarted."""
+    anew = {event.request.id for event in events if isinstance(event, Submit)}
+    places = {seq.id: seq.place for seq in (*before.waiting, *before.running.seqs)}
+    for seq in (*after.waiting, *after.running.seqs):
+        kept = seq.id[0] in anew or places.get(seq.id, seq.place) == seq.place
+        _require(kept, "order", f"{seq.id} lost its rank")
+
+
+def _cancels(events: tuple[Event, ...], after: EngineState) -> None:
+    """Nothing of a cancelled request waits or runs: all its samples have ended."""
+    gone: set[str] = set()
+    for event in events:
+        match event:
+            case Cancel(name):
+                gone.add(name)
+            case Submit(request):
+                gone.discard(request.id)
+    left = [name for name in gone if name in after.requests]
+    _require(not left, "cancel", f"{left} was cancelled and goes on")
+
+
+def _shortage(before: EngineState, turn: Transition) -> None:
+    """One shortage, one victim: while blocks behind a fence are coming, nobody is preempted."""
+    after = turn.state
+    preempted = any(isinstance(r, Preempted) for r in turn.reasons)
+    closed = any(fence in before.fences for fence in after.fences)
+    _require(not (preempted and closed), "preemption", "one more, though blocks were coming")
+    ended = sum(len(c.finished) for c in turn.commands if isinstance(c, Emit))
+    new = sum(fence not in before.fences for fence in after.fences)
+    _require(new <= ended + 1, "preemption", f"{new - ended} for one shortage")
 
 
 def _work(turn: Transition) -> None:

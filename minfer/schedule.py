@@ -38,7 +38,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     run = state.running
     if not len(run) and not state.waiting:
         return Transition(state)
-    solo = _suspect(state)
+    solo = _suspect(config, state)
     if solo is not None and state.inflight:
         return Transition(state)
     idle = set(compress(run.gens, map(ge, run.sched, run.last)))
@@ -69,10 +69,11 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     return Transition(state, (Execute(plan), *wake), reasons)
 
 
-def _suspect(state: EngineState) -> int | None:
-    """A sequence whose steps failed twice runs alone, so that its neighbours are not blamed."""
+def _suspect(config: EngineConfig, state: EngineState) -> int | None:
+    """Who has to run alone: one more failure could end it, and must not be a neighbour's fault."""
+    few = min(2, config.max_failures - 1)
     for sample, count in state.faults:
-        if count > 1 and (i := state.running.find(sample)) is not None:
+        if count >= few and (i := state.running.find(sample)) is not None:
             return state.running.gens[i]
     return None
 

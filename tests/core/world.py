@@ -13,9 +13,10 @@ from attrs import define, evolve, field
 from minfer.config import EngineConfig
 from minfer.effects.oracle import Oracle, reference
 from minfer.engine import step
-from minfer.invariants import check, check_turn
+from minfer.invariants import check, check_turn, free_blocks, private_blocks
 from minfer.keys import root_key
 from minfer.messages import (
+    Admitted,
     Cancel,
     Emit,
     Event,
@@ -74,6 +75,12 @@ class World:
     turns: int = 0
     preempted: int = 0
     audit: bool = True
+    poisonous: float = 0.0  # share of requests whose every step fails
+    poison: set[str] = field(factory=set)
+    faults: int = 0  # steps that failed or were garbled for no fault of a request
+    tenants: dict[str, bytes] = field(factory=dict)  # request -> its salt
+    whole: dict[SampleId, tuple[int, ...]] = field(factory=dict)  # let in: all it will ever know
+    named: dict[int, list[tuple[int, tuple[int, ...]]]] = field(factory=dict)  # step -> gen, blocks
 
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
@@ -101,8 +108,12 @@ class World:
             prompt = base[:keep] + prompt[: rng.randint(0, len(prompt))]
         if prompt:
             self.past.append(prompt)
+        name, salt = f"r{len(self.requests)}", rng.choice((b"", b"other"))
+        self.tenants[name] = salt
+        if rng.random() < self.poisonous:
+            self.poison.add(name)
         return Request(
-            id=f"r{len(self.requests)}",
+            id=name,
             prompt=prompt,
             max_tokens=rng.choice((1, 2, 3, size, 2 * size, 12, 40)),
             stop_ids=frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
@@ -110,12 +121,13 @@ class World:
             seed=rng.randrange(4),
             sampling=SamplingParams(temperature=rng.choice((0.0, 1.0))),
             priority=rng.randint(0, 2),
-            root=root_key(b"tests", rng.choice((b"", b"other"))),
+            root=root_key(b"tests", salt),
         )
 
     def cancel_some(self) -> None:
         """Cancel any request: waiting, running, ended or unknown."""
-        names = [*self.state.requests, *list(self.requests)[-3:], "nobody"]
+        ran = [name for name, _ in self.state.running.ids]  # once for each sample
+        names = [*sorted(self.state.requests), *ran, *list(self.requests)[-3:], "nobody"]
         self.inbox.append(Cancel(self.rng.choice(names)))
 
     def finish_some(self) -> None:
@@ -127,8 +139,10 @@ class World:
             self.inbox.append(Finish(name, sample, length))
 
     def turn(self) -> None:
-        """One turn in which the earliest step in flight completes."""
-        self._take((self.oracle.collect(),) if self.oracle.plans else ())
+        """One turn in which the earliest step in flight completes, or fails if it is poisoned."""
+        if self._poisoned():
+            return self._take((self.oracle.fail("poison", halfway=self.rng.random() < 0.5),))
+        return self._take((self.oracle.collect(),) if self.oracle.plans else ())
 
     def late(self) -> None:
         """One turn in which no result has come yet."""
@@ -138,12 +152,21 @@ class World:
         """One turn in which the earliest step fails, having written something or nothing."""
         if not self.oracle.plans:
             return self.late()
+        self.faults += 1
         return self._take((self.oracle.fail("boom", halfway=self.rng.random() < 0.5),))
+
+    def _poisoned(self) -> bool:
+        """Whether a sequence whose every step fails has a row in the earliest step in flight."""
+        run = self.state.running
+        front = self.oracle.plans[0].gens if self.oracle.plans else ()
+        bad = (gen for gen, (name, _) in zip(run.gens, run.ids, strict=True) if name in self.poison)
+        return any(gen in front for gen in bad)
 
     def garble(self) -> None:
         """One turn with results that cannot be: the step counts as failed."""
-        if not self.oracle.plans:
-            return self.late()
+        if not self.oracle.plans or self._poisoned():
+            return self.turn()
+        self.faults += 1
         done = self.oracle.collect()
         assert isinstance(done, Executed)
         wrong: list[Event] = [
@@ -154,7 +177,7 @@ class World:
             Failed(done.step, "x" * 1000),
         ]
         if self.state.inflight[1:]:
-            wrong.append(Executed(self.state.inflight[-1].step, done.yields))
+            wrong += [Executed(self.state.inflight[-1].step, done.yields)] * 3
         event = self.rng.choice(wrong)
         if event != done:  # a plan of rows that yield nothing cannot be garbled by more tokens
             self.oracle.plans.clear()
@@ -175,6 +198,7 @@ class World:
             for r in self.requests.values()
             if r.id in self.state.requests or any(Submit(r) == e for e in self.inbox)
         )
+        work += sum(5 * self.requests[name].n for name in self.poison)
         bound = self.turns + 50 + 4 * work
         while self.state.requests or self.state.inflight or self.inbox:
             assert self.turns < bound, f"not drained: {self.state.held}"
@@ -197,8 +221,38 @@ class World:
         if self.audit:
             check(self.config, turn.state)
             check_turn(self.config, before, events, turn)
+            self._fenced(turn)
+            for reason in turn.reasons:
+                if isinstance(reason, Admitted):
+                    self._hit(reason)
         self.preempted += sum(isinstance(r, Preempted) for r in turn.reasons)
         self._perform(turn)
+
+    def _fenced(self, turn: Transition) -> None:
+        """Blocks that a plan in flight names are neither free nor another's own, over all turns."""
+        run = self.state.running
+        for plan in (c.plan for c in turn.commands if isinstance(c, Execute)):
+            here = [(gen, run.gens.index(gen)) for gen in plan.gens if gen in run.gens]
+            self.named[plan.step] = [(gen, run.tables[i]) for gen, i in here]
+        flying = {plan.step for plan in self.state.inflight}
+        self.named = {step: rows for step, rows in self.named.items() if step in flying}
+        free = set(free_blocks(self.state))
+        owner = {b: gen for i, gen in enumerate(run.gens) for b in private_blocks(run, i)}
+        for number, rows in self.named.items():
+            for gen, blocks in rows:
+                assert free.isdisjoint(blocks), f"blocks of step {number} in flight are free"
+                others = {owner.get(block, gen) for block in blocks} - {gen}
+                assert not others, f"blocks of step {number} in flight have a new owner"
+
+    def _hit(self, got: Admitted) -> None:
+        """Compare tokens, not keys: a hit is on what a request of the same tenant knew before."""
+        request, name = self.requests[got.id], (got.id, got.sample)
+        whole = request.prompt + tuple(self.reference(request, got.sample))
+        mine = self.tenants.get(got.id)
+        known = (w for n, w in self.whole.items() if self.tenants.get(n[0]) == mine)
+        right = not got.hit or any(w[: got.hit] == whole[: got.hit] for w in known)
+        assert right, f"{name} hit {got.hit} tokens that its tenant never had"
+        self.whole[name] = whole
 
     def _perform(self, turn: Transition) -> None:
         for command in turn.commands:
@@ -220,6 +274,8 @@ class World:
             assert not out
             assert done.error
             return
+        if done.reason == "error" and not self.faults:
+            assert done.id in self.poison, f"{name} is blamed for its neighbours"
         right = self.reference(request, done.sample)
         if done.reason in ("stop", "length") and name not in self.cut:
             assert out == right, f"{name}: {out} is not {right}"
@@ -239,6 +295,7 @@ def run_swarm(seed: int, turns: int) -> World:
     """One world under random fire for `turns` turns, healed and drained."""
     rng = Random(seed)
     world = World(tiny_config(rng), rng, variable=rng.random() < 0.3)
+    world.poisonous = rng.choice((0.0, 0.1))
     # Swarm testing: each run leaves out some kinds of trouble, so that others get further.
     trouble = [
         a

@@ -240,7 +240,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(
             pieces = list(llm.stream("abc", cut))
             assert "".join(p.outputs[0].text for p in pieces) == one.text
             assert sum((p.outputs[0].token_ids for p in pieces), ()) == one.token_ids
-        assert not llm.worker.jobs
+    assert not llm.worker.jobs
 
 
 def test_text_that_only_begins_a_stop_string_is_not_lost(llm: LLM) -> None:
