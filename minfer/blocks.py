@@ -193,27 +193,31 @@ class Draft:
     def _evict(self, count: int) -> None:
         """Forget the `count` longest unused idle blocks, of which there are as many."""
         idle, nodes, kids, used, low = self.idle, self.nodes, self.kids, self.used, self.low
-        gone = []
-        for _ in range(count):
+        gone: list[int] = []
+        while len(gone) < count:
             while low not in idle:
                 low += 1
             block = idle.pop(low)
-            key, parent = nodes.pop(block)
-            del self.index[key]
-            del used[block]
-            gone.append(block)
-            if parent == ROOT:
-                continue
-            left = kids.pop(parent) - 1
-            if left:
-                kids[parent] = left
-            elif parent not in self.live:
+            while True:
+                key, parent = nodes.pop(block)
+                del self.index[key]
+                used.pop(block, None)
+                gone.append(block)
+                left = kids.pop(parent) - 1 if parent != ROOT else 1
+                if left:
+                    if parent != ROOT:
+                        kids[parent] = left
+                    break
+                if parent in self.live:
+                    break
                 # The last child is gone: the parent's turn, at its own last use if that is later.
                 ticket = used.get(parent, low)
-                if ticket < low:
-                    ticket = low
-                idle[ticket] = parent
-                used[parent] = ticket
+                if ticket > low or len(gone) == count:
+                    ticket = max(ticket, low)
+                    idle[ticket] = parent
+                    used[parent] = ticket
+                    break
+                block = parent
         self.low = low
         self.give(tuple(gone))
 

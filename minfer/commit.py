@@ -27,18 +27,20 @@ def executed(config: EngineConfig, state: EngineState, event: Executed) -> Trans
     plan = state.inflight[0]
     if event.step != plan.step:
         return _void(config, state, event.step, f"step {plan.step} was skipped")
-    flaw = _flaw(config, plan, event.yields)
+    sizes = _sizes(event.yields)
+    flaw = _flaw(config, plan, event.yields, sizes)
     if flaw:
         return _void(config, state, plan.step, flaw)
     run = state.running
     if plan.gens == run.gens:
-        new = event.yields
+        new, grown = event.yields, sizes
     else:  # sequences came or went since this was planned
         got = dict(zip(plan.gens, event.yields, strict=True))
         new = tuple(map(got.get, run.gens, repeat(())))
+        grown = tuple(map(len, new))
     advanced = Running(
         run.seqs, run.ids, run.gens, run.rows, run.starts, run.base,
-        tuple(map(add, run.known, map(len, new))), _caught_up(run, plan, event.yields),
+        tuple(map(add, run.known, grown)), _caught_up(run, plan, sizes),
         run.last, run.ripe, run.mark, run.tables, run.chains, tuple(map(add, run.tails, new)),
     )  # fmt: skip
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
@@ -97,13 +99,10 @@ def one_ended(live: Live, name: str, requests: Map[str, Live]) -> Map[str, Live]
     return requests.set(name, evolve(live, ended=live.ended + 1))
 
 
-def _flaw(config: EngineConfig, plan: Plan, yields: Yields) -> str:
+def _flaw(config: EngineConfig, plan: Plan, yields: Yields, sizes: tuple[int, ...]) -> str:
     """What is wrong with results, or nothing. Laws of a plan: module plan."""
-    if len(yields) != len(plan.gens):
+    if len(sizes) != len(plan.gens):
         return f"{len(yields)} results for {len(plan.gens)} rows"
-    if set(map(type, yields)) - {tuple}:
-        return "results must be one tuple of token ids per row"
-    sizes = tuple(map(len, yields))
     if sizes != plan.most and any(
         not min(1, most) <= size <= most for size, most in zip(sizes, plan.most, strict=True)
     ):
@@ -117,9 +116,13 @@ def _flaw(config: EngineConfig, plan: Plan, yields: Yields) -> str:
     return ""
 
 
-def _caught_up(run: Running, plan: Plan, yields: Yields) -> tuple[int, ...]:
+def _sizes(yields: Yields) -> tuple[int, ...]:
+    """Tokens per row; of no row if the results are not one tuple per row."""
+    return tuple(map(len, yields)) if set(map(type, yields)) <= {tuple} else ()
+
+
+def _caught_up(run: Running, plan: Plan, sizes: tuple[int, ...]) -> tuple[int, ...]:
     """`sched`, less what rows yielded short of their most: later plans only said "at latest"."""
-    sizes = tuple(map(len, yields))
     if sizes == plan.most:
         return run.sched
     short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))

@@ -103,8 +103,7 @@ def objection(config: EngineConfig, state: EngineState, request: Request) -> str
         )
     if len(state.waiting) + request.n > config.max_waiting:
         return f"the waiting line is full ({config.max_waiting} samples)"
-    ids = request.prompt + request.output
-    if min(ids) < 0 or max(ids) >= config.vocab_size:
+    if request.largest >= config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
     return ""
 

@@ -24,7 +24,7 @@ def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
 
 def block_key(parent: Key, tokens: Sequence[int]) -> Key:
     """The key of one full block of token ids that follows the block named `parent`."""
-    return sha256(parent + array("q", tokens).tobytes()).digest()
+    return sha256(parent + array("I", tokens).tobytes()).digest()
 
 
 def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> tuple[Key, ...]:

@@ -85,7 +85,7 @@ def named(
         tokens, tail = tail[:block_size], tail[block_size:]
         keys += (block_key(keys[-1] if keys else root, tokens),)
         chunks += (tokens,)
-    return evolve(chain, keys=keys, chunks=chunks), tail
+    return Chain(keys, chain.sealed, chain.leaf, chunks), tail
 
 
 def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> EngineState:
@@ -108,7 +108,7 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
         new = slice(chain.sealed, count)
         if chain.keys[chain.sealed] not in draft.index:
             leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
-            chain = evolve(chain, sealed=count, leaf=leaf)
+            chain = Chain(chain.keys, count, leaf, chain.chunks)
         chains[i] = chain
         ripe[i] = (max(count, run.base[i] // size) + 1) * size + 1
     run = edited(run, chains=chains, tails=tails, ripe=ripe)

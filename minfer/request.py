@@ -1,6 +1,7 @@
 """What a user asks for: sampling parameters and the request that carries them into the engine."""
 
 import math
+from array import array
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -91,6 +92,8 @@ class Request:
     `keys` are the content keys of the prompt's full blocks, computed once at the edge; they may be
     left out, then the engine computes them from `root`. `output` holds tokens that were already
     produced for the only sample, when a request is resumed after its engine died.
+
+    Raises ParameterError for token ids that are not whole numbers from 0 to 2^32 - 1.
     """
 
     id: str
@@ -104,3 +107,11 @@ class Request:
     root: Key = b""  # the key before the first block: fingerprint and salt
     keys: tuple[Key, ...] = ()
     output: tuple[int, ...] = ()
+    largest: int = field(init=False, eq=False, repr=False)  # token id: looked up once, at the edge
+
+    def __attrs_post_init__(self) -> None:
+        try:
+            ids = array("I", self.prompt + self.output)
+        except (TypeError, OverflowError):
+            raise ParameterError("prompt", "token ids must be whole numbers from 0") from None
+        object.__setattr__(self, "largest", max(ids, default=-1))

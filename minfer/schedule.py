@@ -153,17 +153,20 @@ def _plan(
 ) -> tuple[EngineState, Plan]:
     """Put the plan together; `most` has one entry per running sequence, or is None for ones."""
     run = state.running
-    out = _places(run, idle)
+    places = _places(run, idle.union(shares))
+    out = [i for i in places if run.gens[i] in idle]
     gens, rows, starts = _less(run.gens, out), _less(run.rows, out), _less(run.sched, out)
     steps = most or ones(len(run))  # positions that each row is scheduled for
     counts, yields = ones(len(gens)), _less(steps, out)
     fills: list[Fill] = []
     opens: list[Open] = []
-    if out or shares:
+    if places:
         steps_, counts_, yields_ = list(steps), list(counts), list(yields)
         for i in out:
             steps_[i] = 0
-        for i in _places(run, shares):
+        for i in places:
+            if run.gens[i] in idle:
+                continue
             at = i - bisect_left(out, i)
             seq, start, share = run.seqs[i], run.sched[i], shares[run.gens[i]]
             steps_[i] = counts_[at] = share

@@ -165,8 +165,8 @@ BUGS: Final = (
         "parent left out of the key",
         "CVE-2025-25183 (colliding keys): equal tokens after different prefixes",
         "keys.py",
-        'return sha256(parent + array("q", tokens).tobytes()).digest()',
-        'return sha256(array("q", tokens).tobytes()).digest()',
+        'return sha256(parent + array("I", tokens).tobytes()).digest()',
+        'return sha256(array("I", tokens).tobytes()).digest()',
     ),
     Bug(
         "tokens after the stop are sent",
@@ -314,7 +314,7 @@ BUGS: Final = (
         "short yield counted in full",
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
         "commit.py",
-        "_caught_up(run, plan, event.yields),",
+        "_caught_up(run, plan, sizes),",
         "run.sched,",
     ),
     Bug(

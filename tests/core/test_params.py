@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from minfer import ConfigError, EngineConfig, ParameterError, SamplingParams
+from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -43,3 +43,10 @@ def test_good_parameters() -> None:
 def test_a_setting_out_of_range_is_named(changes: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         EngineConfig(**{"num_blocks": 8, **changes})
+
+
+@pytest.mark.parametrize("prompt", [(1, -1), (1, 2**32), (1, 0.5), (1, "a")])
+def test_token_ids_are_checked_when_a_request_is_made(prompt: Any) -> None:
+    with pytest.raises(ParameterError, match="token ids must be whole numbers"):
+        Request(id="a", prompt=prompt, max_tokens=1)
+    assert Request(id="a", prompt=(3, 9), output=(7,), max_tokens=1).largest == 9
