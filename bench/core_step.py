@@ -15,6 +15,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Iterator
+from operator import add
 
 from attrs import define, field
 
@@ -52,7 +53,7 @@ class Load:
     made: int = 0
     clock: float = 0.0
     document: tuple[int, ...] = ()
-    blocks_held: int = 0
+    filling: bool = True
 
     def __attrs_post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -70,6 +71,7 @@ class Load:
         self.state = initial(self.config)
         self.document = self._tokens(self.context)
         self._fill_cache()
+        self.filling = False
         for _ in range(self.running):
             self._submit()
         while len(self.state.running) < self.running or any(
@@ -125,9 +127,22 @@ class Load:
                 self.plans.append(command.plan)
             elif isinstance(command, Emit):
                 for _ in command.finished:
-                    if self.churn:
+                    if self.churn and not self.filling:
                         self._submit()
         return took
+
+
+def one_pass() -> float:
+    """Seconds of a fixed piece of Python: twenty passes over a column of 1,024 numbers.
+
+    The yardstick of a shared machine: taken beside each case, so that a slow minute shows.
+    """
+    column = tuple(range(1000, 2024))
+    begin = time.perf_counter()
+    for _ in range(20):
+        column = tuple(map(add, column, column))
+        column = tuple(range(1000, 2024))
+    return time.perf_counter() - begin
 
 
 def figures(times: list[float]) -> dict[str, float]:
@@ -146,7 +161,16 @@ def table(turns: int) -> Iterator[dict[str, object]]:
                     load = Load(running, churn=churn, aligned=aligned)
                     for _ in range(turns // 4):
                         load.turn()
-                    row = figures([load.turn() for _ in range(turns)])
+                    times: list[float] = []
+                    yard: list[float] = []
+                    for _ in range(20):
+                        times += [load.turn() for _ in range(turns // 20)]
+                        yard.append(one_pass())
+                    row = figures(times)
+                    blocks = [times[i : i + turns // 20] for i in range(0, turns, turns // 20)]
+                    middle = sorted(map(statistics.median, blocks))
+                    row |= {"low_ms": middle[0] * 1e3, "high_ms": middle[-1] * 1e3}
+                    row["yardstick_ms"] = statistics.median(yard) * 1e3
                 yield {"running": running, "churn": churn, "aligned": aligned, **row}
 
 
@@ -190,12 +214,15 @@ def main() -> None:
     args = parser.parse_args()
     rows, pairs = [], []
     if args.part != "ratios":
-        print("running churn aligned   median    p99  p99/median")
+        print(
+            "running churn aligned   median (of 20 blocks: low, high)    p99  p99/median  yardstick"
+        )
         for row in table(args.turns):
             rows.append(row)
             print(
                 f"{row['running']:7} {row['churn']!s:5} {row['aligned']!s:7} "
-                f"{row['median_ms']:7.3f} {row['p99_ms']:7.3f} {row['p99_over_median']:7.2f}",
+                f"{row['median_ms']:8.3f} ({row['low_ms']:.3f}, {row['high_ms']:.3f})"
+                f"{row['p99_ms']:18.3f} {row['p99_over_median']:10.2f} {row['yardstick_ms']:10.2f}",
                 flush=True,
             )
     if args.part != "table":

@@ -8,11 +8,11 @@ Theory. A block is in exactly one of four places:
     idle       published, nobody stands on it: kept until the space is needed
 
 Published blocks form a forest: a node's parent is the block of the prefix before it. A sequence
-holds only the *deepest* published block of its table, its leaf. `live[b]` counts the sequences
-whose leaf is b plus the children of b that are live, so a block is in use if and only if it is in
-`live`; holding or releasing a leaf walks up only as far as counts change between zero and one.
-A prefix of 500 blocks that another sequence shares therefore costs one step to take and to give
-back, and one that nobody shares costs what really changed hands.
+holds only the *deepest* published block of its table, its leaf. A node's count of `users` is the
+sequences whose leaf it is plus those of its children that have users, so a block is live if and
+only if it has any; holding or releasing a leaf walks up only as far as counts change between zero
+and one. A prefix of 500 blocks that another sequence shares therefore costs one step to take and
+to give back, and one that nobody shares costs what really changed hands.
 
 Only idle blocks without cached children (`kids`) can be evicted, the longest unused first, so an
 ancestor never goes before its descendants. Hence the cached part of any chain of keys is a prefix
@@ -34,7 +34,11 @@ Key = bytes
 ROOT: Final = -1  # the parent of a first block; the leaf of a sequence that has published nothing
 
 
-Node = tuple[Key, int]  # a published block: the digest of its content, and its parent
+# A published block: the digest of its content, its parent, its users, its cached children, and the
+# ticket of its last use, or NONE while it is live and before its first use. A plain tuple: this is
+# the engine's most frequent record.
+Node = tuple[Key, int, int, int, int]
+NONE: Final = -1
 
 
 @frozen
@@ -48,17 +52,15 @@ class Blocks:
     free: int = 0  # how many free blocks there are, in all three
     index: Map[Key, int] = Map()  # content key -> block
     nodes: Map[int, Node] = Map()
-    kids: Map[int, int] = Map()  # cached children of a node, where there are any
-    live: Map[int, int] = Map()
+    live: int = 0  # how many of the nodes have users
     idle: Map[int, int] = Map()  # ticket -> idle block without children; lower tickets go first
-    used: Map[int, int] = Map()  # idle block -> the ticket of its last use
     low: int = 0  # no ticket in `idle` is below
     high: int = 0  # the next ticket
 
     @property
     def available(self) -> int:
         """Blocks that could be handed out now: free, or cached and nobody stands on them."""
-        return self.free + len(self.nodes) - len(self.live)
+        return self.free + len(self.nodes) - self.live
 
 
 def blocks_for(tokens: int, block_size: int) -> int:
@@ -91,24 +93,23 @@ class Draft:
 
     def __init__(self, blocks: Blocks) -> None:
         self.total, self.fresh, self.spare = blocks.total, blocks.fresh, blocks.spare
-        self.freed, self.free = blocks.freed, blocks.free
+        self.freed, self.free, self.live = blocks.freed, blocks.free, blocks.live
         self.low, self.high = blocks.low, blocks.high
         self.index, self.nodes = blocks.index.mutate(), blocks.nodes.mutate()
-        self.kids, self.live = blocks.kids.mutate(), blocks.live.mutate()
-        self.idle, self.used = blocks.idle.mutate(), blocks.used.mutate()
+        self.idle = blocks.idle.mutate()
 
     def done(self) -> Blocks:
         """The pool with all changes; the draft is of no use after it."""
         return Blocks(
             self.total, self.fresh, self.spare, self.freed, self.free,
-            self.index.finish(), self.nodes.finish(), self.kids.finish(), self.live.finish(),
-            self.idle.finish(), self.used.finish(), self.low, self.high,
+            self.index.finish(), self.nodes.finish(), self.live, self.idle.finish(),
+            self.low, self.high,
         )  # fmt: skip
 
     @property
     def available(self) -> int:
         """As `Blocks.available`."""
-        return self.free + len(self.nodes) - len(self.live)
+        return self.free + len(self.nodes) - self.live
 
     def take(self, count: int) -> tuple[int, ...] | None:
         """Hand out `count` blocks, evicting idle ones if need be; None if there are not as many."""
@@ -139,31 +140,33 @@ class Draft:
 
     def hold(self, leaf: int) -> None:
         """One more sequence stands on `leaf`."""
-        live, nodes = self.live, self.nodes
+        nodes = self.nodes
         while leaf != ROOT:
-            count = live.get(leaf, 0)
-            live[leaf] = count + 1
-            if count:
+            key, parent, users, kids, ticket = nodes[leaf]
+            nodes[leaf] = (key, parent, users + 1, kids, NONE)
+            if users:
                 return
-            ticket = self.used.pop(leaf, None)
-            if ticket is not None:
-                self.idle.pop(ticket, None)
-            leaf = nodes[leaf][1]
+            self.live += 1
+            if not kids:
+                del self.idle[ticket]
+            leaf = parent
 
     def release(self, leaf: int) -> None:
         """One sequence fewer stands on `leaf`; what nobody stands on any more becomes idle."""
-        live, nodes, block = self.live, self.nodes, leaf
+        nodes, block, last_use = self.nodes, leaf, self.high
         while block != ROOT:
-            count = live.pop(block)
-            if count > 1:
-                live[block] = count - 1
-                break
+            key, parent, users, kids, _ = nodes[block]
+            if users > 1:
+                nodes[block] = (key, parent, users - 1, kids, NONE)
+                return
+            self.live -= 1
+            nodes[block] = (key, parent, 0, kids, last_use)
             if block == leaf:
-                self.used[leaf] = self.high
-                if leaf not in self.kids:
-                    self.idle[self.high] = leaf
                 self.high += 1
-            block = nodes[block][1]
+                if not kids:
+                    self.idle[last_use] = leaf
+                last_use = NONE  # of the others nobody knows more than that it was before
+            block = parent
 
     def publish(
         self, leaf: int, keys: tuple[Key, ...], private: tuple[int, ...]
@@ -179,45 +182,45 @@ class Draft:
             self.hold(twin)
             self.release(leaf)
             leaf = twin
-        index, nodes, live, kids = self.index, self.nodes, self.live, self.kids
-        siblings = kids.get(leaf, 0)
-        for key, block in zip(keys[twins:], private[twins:], strict=True):
+        index, nodes, new = self.index, self.nodes, private[twins:]
+        if new and leaf != ROOT:  # its count of users stays: a holder less, a live child more
+            key, parent, users, kids, ticket = nodes[leaf]
+            nodes[leaf] = (key, parent, users, kids + 1, ticket)
+        for key, block in zip(keys[twins:], new, strict=True):
             index[key] = block
-            nodes[block] = (key, leaf)
-            live[block] = 1  # and the parent's count stays: a holder less, a live child more
-            if leaf != ROOT:
-                kids[leaf] = siblings + 1
-            leaf, siblings = block, 0
+            nodes[block] = (key, leaf, 1, 1, NONE)
+            leaf = block
+        if new:
+            key, parent, _, _, _ = nodes[leaf]
+            nodes[leaf] = (key, parent, 1, 0, NONE)  # the last one has no child yet
+        self.live += len(new)
         return leaf, private[:twins]
 
     def _evict(self, count: int) -> None:
         """Forget the `count` longest unused idle blocks, of which there are as many."""
-        idle, nodes, kids, used, low = self.idle, self.nodes, self.kids, self.used, self.low
+        idle, nodes, low = self.idle, self.nodes, self.low
         gone: list[int] = []
         while len(gone) < count:
             while low not in idle:
                 low += 1
             block = idle.pop(low)
             while True:
-                key, parent = nodes.pop(block)
+                key, parent, _, _, _ = nodes.pop(block)
                 del self.index[key]
-                used.pop(block, None)
                 gone.append(block)
-                left = kids.pop(parent) - 1 if parent != ROOT else 1
-                if left:
-                    if parent != ROOT:
-                        kids[parent] = left
-                    break
-                if parent in self.live:
-                    break
-                # The last child is gone: the parent's turn, at its own last use if that is later.
-                ticket = used.get(parent, low)
-                if ticket > low or len(gone) == count:
-                    ticket = max(ticket, low)
-                    idle[ticket] = parent
-                    used[parent] = ticket
+                if parent == ROOT:
                     break
                 block = parent
+                key, parent, users, kids, ticket = nodes[block]
+                if kids > 1 or users:
+                    nodes[block] = (key, parent, users, kids - 1, ticket)
+                    break
+                # The last child is gone: the parent's turn, at its own last use if that is later.
+                if ticket > low or len(gone) == count:
+                    ticket = max(ticket, low)
+                    nodes[block] = (key, parent, 0, 0, ticket)
+                    idle[ticket] = block
+                    break
         self.low = low
         self.give(tuple(gone))
 

@@ -6,8 +6,10 @@ that a batch whose blocks fill at the same step does not stop the engine.
 """
 
 from array import array
-from itertools import chain, compress, repeat
-from operator import add, ge, gt, sub
+from collections.abc import Container
+from itertools import chain, compress, count, islice, repeat
+from operator import add, ge, ne, sub
+from typing import Final
 
 from minfer.config import EngineConfig
 from minfer.lifecycle import open_fences, restart, retire, sealed, spread
@@ -17,6 +19,8 @@ from minfer.pmap import Map
 from minfer.record import evolve
 from minfer.sequence import Running, edited
 from minfer.state import EngineState, Live, Transition
+
+_WINDOW: Final = 64
 
 
 def executed(config: EngineConfig, state: EngineState, event: Executed) -> Transition:
@@ -35,8 +39,7 @@ def executed(config: EngineConfig, state: EngineState, event: Executed) -> Trans
     if plan.gens == run.gens:
         new, grown = event.yields, sizes
     else:  # sequences came or went since this was planned
-        got = dict(zip(plan.gens, event.yields, strict=True))
-        new = tuple(map(got.get, run.gens, repeat(())))
+        new = aligned(plan.gens, run.gens, event.yields)
         grown = tuple(map(len, new))
     advanced = Running(
         run.seqs, run.ids, run.gens, run.rows, run.starts, run.base,
@@ -47,17 +50,44 @@ def executed(config: EngineConfig, state: EngineState, event: Executed) -> Trans
     if state.faults:
         ran = set(compress(run.ids, map(set(plan.gens).__contains__, run.gens)))
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
-    if plan.fills:
-        state = _seal_prompts(config, state, plan)
-    finished: tuple[Finished, ...] = ()
-    ends = _endings(state, new)
+    ripe = tuple(compress(range(len(advanced)), map(ge, advanced.known, advanced.ripe)))
+    ends = _endings(state, new, ripe)
     if ends:
         run, new = _cut(state.running, new, ends)
-        reasons = {i: (reason, "") for i, (_, reason) in ends.items()}
-        state, finished = end(config, evolve(state, running=run), reasons)
-    state = open_fences(_seal_ripe(config, state, plan.repeat), plan.step)
+        state = evolve(state, running=run)
+    state = sealed(config, state, _fillings(config, state, plan, ripe, ends))
+    finished: tuple[Finished, ...] = ()
+    if ends:
+        state, finished = end(config, state, {i: (why, "") for i, (_, why) in ends.items()})
+    state = open_fences(state, plan.step)
     emit = Emit(advanced.ids, new, finished)
     return Transition(state, (emit,), tuple(map(ended_reason, finished)))
+
+
+def aligned(before: tuple[int, ...], now: tuple[int, ...], yields: Yields) -> Yields:
+    """What generations `now` have of the yields of the generations `before`; nothing for others.
+
+    The two are in the same order and differ in few places, so windows of them are compared whole;
+    a dictionary of all would cost five times as much.
+    """
+    out: list[tuple[int, ...]] = []
+    i = j = 0
+    while i < len(before) and j < len(now):
+        left, right = before[i : i + _WINDOW], now[j : j + _WINDOW]
+        same = len(left)
+        if left != right:
+            same = next(compress(count(), map(ne, left, right)), min(same, len(right)))
+        out += yields[i : i + same]
+        i, j = i + same, j + same
+        if same == len(left) or same == len(right):
+            continue
+        if before[i] in right or before[i] in now[j:]:
+            out.append(())  # now[j] came after the plan, or sat that one out
+            j += 1
+        else:
+            i += 1  # before[i] has gone
+    out += [()] * (len(now) - j)
+    return tuple(out)
 
 
 def failed(config: EngineConfig, state: EngineState, event: Failed) -> Transition:
@@ -129,10 +159,10 @@ def _caught_up(run: Running, plan: Plan, sizes: tuple[int, ...]) -> tuple[int, .
     return tuple(map(sub, run.sched, map(short.get, run.gens, repeat(0))))
 
 
-def _endings(state: EngineState, new: Yields) -> dict[int, tuple[int, str]]:
+def _endings(state: EngineState, new: Yields, ripe: tuple[int, ...]) -> dict[int, tuple[int, str]]:
     """Who ends with these tokens: position -> how many of them count, and the reason."""
     run = state.running
-    over = set(compress(range(len(run)), map(gt, run.known, run.last)))
+    over = {i for i in ripe if run.known[i] > run.last[i]}
     if not state.stops.isdisjoint(chain.from_iterable(new)):
         over.update(
             i
@@ -161,25 +191,30 @@ def _cut(run: Running, new: Yields, ends: dict[int, tuple[int, str]]) -> tuple[R
     return run, tuple(kept)
 
 
-def _seal_prompts(config: EngineConfig, state: EngineState, plan: Plan) -> EngineState:
-    """Publish the blocks that chunks of prompts have filled."""
+def _fillings(
+    config: EngineConfig,
+    state: EngineState,
+    plan: Plan,
+    ripe: tuple[int, ...],
+    ends: Container[int],
+) -> dict[int, int]:
+    """Who has full blocks to publish, and how many in all; those that end do so on their way out.
+
+    Chunks of prompts publish at once: others may be about to ask for them. Blocks of sampled
+    tokens can wait.
+    """
     run, size = state.running, config.block_size
-    done = {
-        plan.gens[fill.index]: (plan.starts[fill.index] + plan.counts[fill.index]) // size
-        for fill in plan.fills
-    }
-    here = compress(range(len(run)), map(done.__contains__, run.gens))
-    return sealed(config, state, {i: done[run.gens[i]] for i in here})
-
-
-def _seal_ripe(config: EngineConfig, state: EngineState, repeated: int) -> EngineState:
-    """Publish blocks of sampled tokens that are full, for a bounded number of sequences."""
-    run = state.running
-    ripe = tuple(compress(range(len(run)), map(ge, run.known, run.ripe)))
-    if not ripe:
-        return state
-    some = ripe[: spread(config, len(run) * repeated)]
-    return sealed(config, state, {i: (run.known[i] - 1) // config.block_size for i in some})
+    some = islice((i for i in ripe if i not in ends), spread(config, len(run) * plan.repeat))
+    upto = {i: (run.known[i] - 1) // size for i in some}
+    if plan.fills:
+        done = {
+            plan.gens[fill.index]: (plan.starts[fill.index] + plan.counts[fill.index]) // size
+            for fill in plan.fills
+        }
+        for i in compress(range(len(run)), map(done.__contains__, run.gens)):
+            if i not in ends:
+                upto[i] = done[run.gens[i]]
+    return upto
 
 
 def _void(config: EngineConfig, state: EngineState, step: int, error: str) -> Transition:

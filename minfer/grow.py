@@ -6,9 +6,6 @@ Growth that cannot wait takes what there is; if there is nothing, blocks behind 
 for, and only if none are coming the policy's victim is preempted: one shortage, one victim.
 """
 
-from itertools import compress
-from operator import ge
-
 from minfer.blocks import Draft
 from minfer.config import EngineConfig
 from minfer.lifecycle import mark_of, preempt, spread
@@ -22,13 +19,14 @@ Grown = dict[int, Grow]  # generation -> what its table gets
 
 
 def grow(
-    config: EngineConfig, state: EngineState, idle: set[int]
+    config: EngineConfig, state: EngineState, due: tuple[int, ...], idle: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """Grow the tables that end soon. Adds to `idle` the generations that must wait for blocks."""
+    """Grow the tables that end soon: of the positions `due`, those that are not idle.
+
+    Adds to `idle` the generations that must wait for blocks.
+    """
     run, size = state.running, config.block_size
-    due = list(compress(range(len(run)), map(ge, run.sched, run.mark)))
-    if idle:
-        due = [i for i in due if run.gens[i] not in idle]
+    due = tuple(i for i in due if run.gens[i] not in idle and _wants(config, state, i))
     if not due:
         return state, {}, ()
     now = [i for i in due if run.sched[i] >= len(run.tables[i]) * size]
@@ -40,6 +38,11 @@ def grow(
         soon = []
     state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))
     return state, grown, ()
+
+
+def _wants(config: EngineConfig, state: EngineState, i: int) -> bool:
+    run = state.running
+    return len(run.tables[i]) * config.block_size < run.last[i]
 
 
 def stretch(

@@ -72,29 +72,30 @@ def _partition(state: EngineState) -> None:
 
 def _forest(state: EngineState) -> None:
     """Published blocks form a forest, counted truly, of which idle leaves can be evicted."""
-    blocks = state.blocks
-    index = {key: block for block, (key, _) in blocks.nodes.items()}
+    blocks, nodes = state.blocks, state.blocks.nodes
+    index = {node[0]: block for block, node in nodes.items()}
     _require(index == dict(blocks.index), "cache truth", "index and blocks disagree")
-    parents = [parent for _, parent in blocks.nodes.values() if parent != ROOT]
-    _require(all(p in blocks.nodes for p in parents), "cache truth", "an ancestor was evicted")
-    _require(Counter(parents) == dict(blocks.kids), "cache truth", "children are miscounted")
-    leaves = [chain.leaf for chain in state.running.chains]
-    leaves += [fence.leaf for fence in state.fences]
-    live: Counter[int] = Counter()
-    for leaf in leaves:
+    parents = Counter(node[1] for node in nodes.values() if node[1] != ROOT)
+    _require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
+    users: Counter[int] = Counter()
+    for leaf in [c.leaf for c in state.running.chains] + [f.leaf for f in state.fences]:
         block = leaf
         while block != ROOT:
-            _require(block in blocks.nodes, "refcount", f"block {block} is held but not cached")
-            live[block] += 1
-            if live[block] > 1:
+            _require(block in nodes, "refcount", f"block {block} is held but not cached")
+            users[block] += 1
+            if users[block] > 1:
                 break
-            block = blocks.nodes[block][1]
-    _require(live == dict(blocks.live), "refcount", "holders are miscounted")
-    idle = {b for b in blocks.nodes if b not in blocks.live and b not in blocks.kids}
-    _require(set(blocks.idle.values()) == idle, "evictable", "idle leaves are not as listed")
+            block = nodes[block][1]
+    for block, (_, _, used, kids, ticket) in nodes.items():
+        _require(kids == parents[block], "cache truth", "children are miscounted")
+        _require(used == users[block], "refcount", "users are miscounted")
+        listed = blocks.idle.get(ticket) == block
+        _require(listed == (not used and not kids), "evictable", "idle leaves are not as listed")
+    _require(blocks.live == len(users), "refcount", "live blocks are miscounted")
+    leaves = sum(not node[2] and not node[3] for node in nodes.values())
+    _require(len(blocks.idle) == leaves, "evictable", "more is listed than is idle")
     tickets = all(blocks.low <= t < blocks.high for t in blocks.idle)
     _require(tickets, "evictable", "a ticket is out of range")
-    _require(all(blocks.used[b] == t for t, b in blocks.idle.items()), "evictable", "wrong ticket")
 
 
 def _columns(config: EngineConfig, state: EngineState) -> None:

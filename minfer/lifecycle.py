@@ -1,7 +1,6 @@
 """How a sequence takes a seat, publishes what it computed, and leaves."""
 
 from collections.abc import Iterable
-from typing import Final
 
 from minfer.blocks import Draft
 from minfer.config import EngineConfig
@@ -10,8 +9,6 @@ from minfer.messages import Preempted, Reason
 from minfer.record import evolve
 from minfer.sequence import Chain, Running, SampleId, Sequence, edited, tokens_of, without
 from minfer.state import EngineState, Fence
-
-NEVER: Final = 2**62  # a position that no sequence reaches
 
 
 def last_index(config: EngineConfig, seq: Sequence) -> int:
@@ -30,13 +27,17 @@ def spread(config: EngineConfig, tokens: int) -> int:
 
 
 def mark_of(config: EngineConfig, entries: int, last: int) -> int:
-    """The position from which a table of `entries` blocks should grow.
+    """The position from which a table of `entries` blocks should grow, or the last one of all.
 
     A quarter block early: growth that may come at any of several steps can be spread over them
     when many tables end at once.
     """
-    capacity = entries * config.block_size
-    return capacity - config.block_size // 4 if capacity < last else NEVER
+    return min(last, entries * config.block_size - config.block_size // 4)
+
+
+def ripe_at(config: EngineConfig, blocks: int, last: int) -> int:
+    """How many tokens must be known to fill more than `blocks` blocks, or to have the last one."""
+    return min(last, (blocks + 1) * config.block_size) + 1
 
 
 def seated(
@@ -54,7 +55,7 @@ def seated(
     whole = base // size
     return Running(
         (seq,), (seq.id,), (gen,), (row,), (start,), (base,), (base,), (start,), (last,),
-        ((whole + 1) * size + 1,), (mark_of(config, len(table), last),), (table,), (chain,),
+        (ripe_at(config, whole, last),), (mark_of(config, len(table), last),), (table,), (chain,),
         (seq.history[whole * size :],),
     )  # fmt: skip
 
@@ -110,7 +111,7 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
             leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
             chain = Chain(chain.keys, count, leaf, chain.chunks)
         chains[i] = chain
-        ripe[i] = (max(count, run.base[i] // size) + 1) * size + 1
+        ripe[i] = ripe_at(config, max(count, run.base[i] // size), run.last[i])
     run = edited(run, chains=chains, tails=tails, ripe=ripe)
     return evolve(state, blocks=draft.done(), running=run)
 

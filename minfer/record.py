@@ -1,7 +1,7 @@
 """`evolve` for frozen records, quick enough for the hot path.
 
 `attrs.evolve` walks the fields in Python (4 us for the engine's state); reading them all with one
-`attrgetter` and calling the constructor takes half of that.
+`attrgetter` and calling the constructor by position takes a third of that.
 """
 
 from functools import cache
@@ -14,14 +14,18 @@ T = TypeVar("T", bound=attrs.AttrsInstance)
 
 
 @cache
-def _reader(cls: type[attrs.AttrsInstance]) -> tuple[tuple[str, ...], Any]:
-    names = tuple(a.name for a in attrs.fields(cls))
-    return names, attrgetter(*names)
+def _reader(cls: type[attrs.AttrsInstance]) -> tuple[dict[str, int], Any]:
+    names = [a.name for a in attrs.fields(cls)]
+    return {name: place for place, name in enumerate(names)}, attrgetter(*names)
 
 
 def evolve(record: T, **changes: Any) -> T:
-    """Return `record` with some fields changed. The record's class must have at least two."""
-    names, read = _reader(type(record))
-    values = dict(zip(names, read(record), strict=True))
-    values.update(changes)
-    return type(record)(**values)
+    """Return `record` with some fields changed.
+
+    Its class must take all its fields, at least two, by position.
+    """
+    places, read = _reader(type(record))
+    values = [*read(record)]
+    for name, value in changes.items():
+        values[places[name]] = value
+    return type(record)(*values)

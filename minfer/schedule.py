@@ -41,10 +41,11 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     solo = _suspect(config, state)
     if solo is not None and state.inflight:
         return Transition(state)
-    idle = set(compress(run.gens, map(ge, run.sched, run.last)))
+    due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
+    idle = {run.gens[i] for i in due if run.sched[i] >= run.last[i]}
     if solo is not None:
         idle.update(gen for gen in run.gens if gen != solo)
-    state, grown, reasons = grow(config, state, idle)
+    state, grown, reasons = grow(config, state, due, idle)
     shares, room = _shares(config, state, idle)
     newcomers: list[Newcomer] = []
     wake: tuple[WakeAt, ...] = ()

@@ -17,8 +17,9 @@ sequences with a few passes in C and touches records only where something happen
 `start`  the first position that this generation computes; everything below was a hit.
 
 `last`   the index of the last token it may have: known > last ends it, and no input is due at it.
-`ripe`   when `known` reaches it, a block can be sealed;  `mark`: when `sched` does, the table
-         should grow.
+`ripe`   when `known` reaches it, there is something to do: a block can be sealed, or the sequence
+         has its last token.  `mark`: likewise for `sched`: the table should grow, or nothing is
+         left to be scheduled. So a turn finds all exceptions with one comparison per column.
 
 A decoding row has sched = known - 1 + (its tokens in flight): one input is always due.
 
@@ -126,9 +127,9 @@ def joined(run: Running, added: list[Running]) -> Running:
         spots = _spots(run, added)
     columns: list[tuple[Any, ...]] = []
     for name in COLUMNS:
-        column, new = getattr(run, name), [getattr(one, name)[0] for one in added]
+        column, new = getattr(run, name), tuple(getattr(one, name)[0] for one in added)
         if spots is None:
-            columns.append((*column, *new))
+            columns.append(column + new)
             continue
         out = list(column)
         for spot, value in zip(spots, new, strict=True):

@@ -59,8 +59,8 @@ BUGS: Final = (
         "cancelled final step pins blocks",
         "v#26400, v#29987: a step whose rows were all cancelled is not taken for an end",
         "commit.py",
-        "state = open_fences(_seal_ripe(",
-        "over = open_fences if any(new) else lambda same, _: same\n    state = over(_seal_ripe(",
+        "    state = open_fences(state, plan.step)",
+        "    state = open_fences(state, plan.step) if any(new) else state",
     ),
     Bug(
         "hit stolen before it is pinned",
@@ -79,8 +79,8 @@ BUGS: Final = (
         "block visible before it is written",
         "v#41400: prompt blocks are findable once planned, not once computed",
         "commit.py",
-        "{i: done[run.gens[i]] for i in here}",
-        "{i: min(run.sched[i], run.base[i]) // size for i in here}",
+        "upto[i] = done[run.gens[i]]",
+        "upto[i] = min(run.sched[i], run.base[i]) // size",
     ),
     Bug(
         "retired before it is written",
@@ -93,8 +93,8 @@ BUGS: Final = (
         "last sampled token counted as KV",
         "v#38624: the token just sampled has no KV yet, its block is published",
         "commit.py",
-        "{i: (run.known[i] - 1) // config.block_size for i in some}",
-        "{i: run.known[i] // config.block_size for i in some}",
+        "{i: (run.known[i] - 1) // size for i in some}",
+        "{i: run.known[i] // size for i in some}",
     ),
     Bug(
         "fork reads a tail not yet computed",
@@ -179,9 +179,8 @@ BUGS: Final = (
         "results of a stale generation",
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
         "commit.py",
-        "        got = dict(zip(plan.gens, event.yields, strict=True))\n"
-        "        new = tuple(map(got.get, run.gens, repeat(())))",
-        "        got = dict(zip(plan.rows, event.yields, strict=True))\n"
+        "new = aligned(plan.gens, run.gens, event.yields)",
+        "got = dict(zip(plan.rows, event.yields, strict=True))\n"
         "        new = tuple(map(got.get, run.rows, repeat(())))",
     ),
     Bug(
@@ -264,22 +263,22 @@ BUGS: Final = (
     Bug(
         "no block for the last position",
         "s#22819: a limit one past a block end never gets its block",
-        "lifecycle.py",
-        "if capacity < last else NEVER",
-        "if capacity + 1 < last else NEVER",
+        "grow.py",
+        "return len(run.tables[i]) * config.block_size < run.last[i]",
+        "return len(run.tables[i]) * config.block_size + 1 < run.last[i]",
     ),
     Bug(
         "parent evicted before its child",
         "s#22819, s#20010: an inner node of the tree is thrown out, its children stay findable",
         "blocks.py",
-        "if leaf not in self.kids:\n",
-        "if leaf != ROOT:\n",
+        "                if not kids:\n                    self.idle[last_use] = leaf\n",
+        "                self.idle[last_use] = leaf\n",
     ),
     Bug(
         "hit stays evictable",
         "v#37164: a cached block that somebody took up again is still listed as idle",
         "blocks.py",
-        "            if ticket is not None:\n                self.idle.pop(ticket, None)\n",
+        "            if not kids:\n                del self.idle[ticket]\n",
         "",
     ),
     Bug(

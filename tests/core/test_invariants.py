@@ -32,6 +32,13 @@ def blocks_with(state: EngineState, **changes: Any) -> EngineState:
     return evolve(state, blocks=evolve(state.blocks, **changes))
 
 
+def _node(state: EngineState, *, users: int | None = None, kids: int | None = None) -> Any:
+    """The pool's nodes with the counts of block 0 changed."""
+    key, parent, right_users, right_kids, ticket = state.blocks.nodes[0]
+    wrong = (right_users if users is None else users, right_kids if kids is None else kids)
+    return state.blocks.nodes.set(0, (key, parent, *wrong, ticket))
+
+
 def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
     def shared(s: EngineState) -> EngineState:
         tables = s.running.tables
@@ -40,8 +47,8 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
     return {
         "partition": shared,
         "partition: ": lambda s: blocks_with(s, free=s.blocks.free + 1),
-        "cache truth": lambda s: blocks_with(s, kids=s.blocks.kids.set(0, 7)),
-        "refcount": lambda s: blocks_with(s, live=s.blocks.live.set(0, 9)),
+        "cache truth": lambda s: blocks_with(s, nodes=_node(s, kids=7)),
+        "refcount": lambda s: blocks_with(s, nodes=_node(s, users=7)),
         "evictable": lambda s: blocks_with(s, idle=s.blocks.idle.set(3, 3)),
         "columns": lambda s: run_with(s, rows=s.running.rows[:-1]),
         "order": lambda s: evolve(
