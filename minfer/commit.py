@@ -20,7 +20,8 @@ from minfer.record import evolve
 from minfer.sequence import Running, edited
 from minfer.state import EngineState, Live, Transition
 
-_WINDOW: Final = 64
+_WINDOW: Final = 64  # generations compared at once
+_FOLD: Final = 8  # steps after which fresh tokens join the tails
 
 
 def executed(config: EngineConfig, state: EngineState, event: Executed) -> Transition:
@@ -41,10 +42,14 @@ def executed(config: EngineConfig, state: EngineState, event: Executed) -> Trans
     else:  # sequences came or went since this was planned
         new = aligned(plan.gens, run.gens, event.yields)
         grown = tuple(map(len, new))
+    if plan.step % _FOLD:
+        tails, fresh = run.tails, tuple(map(add, run.fresh, new))
+    else:
+        tails, fresh = tuple(map(add, run.tails, run.fresh)), new
     advanced = Running(
         run.seqs, run.ids, run.gens, run.rows, run.starts, run.base,
         tuple(map(add, run.known, grown)), _caught_up(run, plan, sizes),
-        run.last, run.ripe, run.mark, run.tables, run.chains, tuple(map(add, run.tails, new)),
+        run.last, run.ripe, run.mark, run.tables, run.chains, tails, fresh,
     )  # fmt: skip
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     if state.faults:
@@ -183,8 +188,8 @@ def _cut(run: Running, new: Yields, ends: dict[int, tuple[int, str]]) -> tuple[R
     extra = {i: len(new[i]) - keep for i, (keep, _) in ends.items() if keep < len(new[i])}
     if not extra:
         return run, new
-    cut = {i: run.tails[i][: len(run.tails[i]) - more] for i, more in extra.items()}
-    run = edited(run, known={i: run.known[i] - more for i, more in extra.items()}, tails=cut)
+    cut = {i: run.fresh[i][: len(run.fresh[i]) - more] for i, more in extra.items()}
+    run = edited(run, known={i: run.known[i] - more for i, more in extra.items()}, fresh=cut)
     kept = list(new)
     for i in extra:
         kept[i] = new[i][: ends[i][0]]

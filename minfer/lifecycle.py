@@ -7,7 +7,7 @@ from minfer.config import EngineConfig
 from minfer.keys import Key, block_key, extend_keys
 from minfer.messages import Preempted, Reason
 from minfer.record import evolve
-from minfer.sequence import Chain, Running, SampleId, Sequence, edited, tokens_of, without
+from minfer.sequence import Chain, Running, SampleId, Sequence, edited, tail_of, tokens_of, without
 from minfer.state import EngineState, Fence
 
 
@@ -56,7 +56,7 @@ def seated(
     return Running(
         (seq,), (seq.id,), (gen,), (row,), (start,), (base,), (base,), (start,), (last,),
         (ripe_at(config, whole, last),), (mark_of(config, len(table), last),), (table,), (chain,),
-        (seq.history[whole * size :],),
+        (seq.history[whole * size :],), ((),),
     )  # fmt: skip
 
 
@@ -105,14 +105,14 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
     chains, tails, ripe = {}, {}, {}
     for i, count in upto.items():
         root = run.seqs[i].request.root
-        chain, tails[i] = named(run.chains[i], run.tails[i], root, count, size)
+        chain, tails[i] = named(run.chains[i], tail_of(run, i), root, count, size)
         new = slice(chain.sealed, count)
         if chain.keys[chain.sealed] not in draft.index:
             leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
             chain = Chain(chain.keys, count, leaf, chain.chunks)
         chains[i] = chain
         ripe[i] = ripe_at(config, max(count, run.base[i] // size), run.last[i])
-    run = edited(run, chains=chains, tails=tails, ripe=ripe)
+    run = edited(run, chains=chains, tails=tails, fresh=dict.fromkeys(tails, ()), ripe=ripe)
     return evolve(state, blocks=draft.done(), running=run)
 
 
@@ -128,7 +128,7 @@ def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> Eng
     for i in gone:
         upto = committed(config, state, i) // size
         root, table = run.seqs[i].request.root, run.tables[i]
-        chain, _ = named(run.chains[i], run.tails[i], root, upto, size)
+        chain, _ = named(run.chains[i], tail_of(run, i), root, upto, size)
         new = slice(chain.sealed, max(upto, chain.sealed))
         leaf, twins = draft.publish(chain.leaf, chain.keys[new], table[new])
         private = twins + table[new.stop :]
@@ -190,6 +190,6 @@ def restart(config: EngineConfig, state: EngineState, spots: Iterable[int]) -> E
             committed(config, state, i),
         )
         gen += 1
-        for name in ("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails"):
+        for name in ("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails", "fresh"):
             cells.setdefault(name, {})[i] = getattr(one, name)[0]
     return evolve(state, running=edited(run, **cells), next_gen=gen)

@@ -306,8 +306,8 @@ BUGS: Final = (
         "failed step keeps its positions",
         "v#50265: what was planned stays counted although it never ran",
         "lifecycle.py",
-        '("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails")',
-        '("seqs", "gens", "starts", "base", "ripe", "chains", "tails")',
+        '("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails", "fresh")',
+        '("seqs", "gens", "starts", "base", "ripe", "chains", "tails", "fresh")',
     ),
     Bug(
         "short yield counted in full",
