@@ -6,11 +6,14 @@ Samples of one request are forks: the second finds the full blocks of the first 
 copies the partial tail of its prompt, so it computes one token.
 """
 
+from itertools import islice
+
 from attrs import frozen
 
 from minfer.blocks import ROOT, Blocks, Draft, lookup
 from minfer.config import EngineConfig
 from minfer.lifecycle import committed, preempt, sealed, seated
+from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
 from minfer.plan import Copy
 from minfer.policy import Load
@@ -77,7 +80,7 @@ def _seat(
 ) -> tuple[EngineState, Newcomer | Held]:
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
-    hit = lookup(state.blocks, seq.keys[:full])
+    hit = lookup(state.blocks, seq.keys, full)
     leaf = state.blocks.index[seq.keys[hit - 1]] if hit else ROOT
     draft = Draft(state.blocks)
     draft.hold(leaf)
@@ -86,12 +89,12 @@ def _seat(
     new = draft.take(needs) if needs + spare <= draft.available else None
     if new is None:
         return state, Held(*seq.id, "blocks", needs + spare, draft.available)
-    table = (*map(draft.index.__getitem__, seq.keys[:hit]), *new)
+    table = Log(tuple(map(draft.index.__getitem__, islice(seq.keys, hit))), new)
     start, copy = hit * size, None
     if sibling is not None and hit == full and known - 1 > start:
         copy = Copy(state.running.tables[sibling][full], table[full], known - 1 - start)
         start = known - 1
-    chain = Chain(seq.keys, hit, leaf)
+    chain = Chain(Log(seq.keys), hit, leaf)
     seat = seated(config, seq, state.next_gen, state.free_rows[-1], table, chain, start)
     waited = state.time - seq.arrived
     reasons: tuple[Reason, ...] = (

@@ -73,12 +73,12 @@ def new_pool(total: int) -> Blocks:
     return Blocks(total=total, free=total)
 
 
-def lookup(blocks: "Blocks | Draft", keys: tuple[Key, ...]) -> int:
-    """How many leading keys are cached: a binary search, since cached chains have no gaps."""
-    index = blocks.index
-    if not keys or keys[0] not in index:
+def lookup(blocks: "Blocks | Draft", keys: tuple[Key, ...], end: int | None = None) -> int:
+    """How many of the first `end` keys are cached, the leading ones: cached chains have no gaps."""
+    index, high = blocks.index, len(keys) if end is None else end
+    if not high or keys[0] not in index:
         return 0
-    low, high = 1, len(keys)
+    low = 1
     while low < high:
         middle = (low + high + 1) // 2
         if keys[middle - 1] in index:

@@ -36,6 +36,8 @@ def extend_keys(
     keys: tuple[Key, ...], root: Key, tokens: Sequence[int], block_size: int
 ) -> tuple[Key, ...]:
     """`keys`, already computed for a prefix of `tokens`, continued over all its full blocks."""
+    if len(keys) == len(tokens) // block_size:
+        return keys
     out = list(keys)
     parent = out[-1] if out else root
     for end in range((len(out) + 1) * block_size, len(tokens) + 1, block_size):

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from minfer.blocks import Draft
 from minfer.config import EngineConfig
 from minfer.keys import Key, block_key, extend_keys
+from minfer.log import Log
 from minfer.messages import Preempted, Reason
 from minfer.record import evolve
 from minfer.sequence import Chain, Running, SampleId, Sequence, edited, tail_of, tokens_of, without
@@ -45,7 +46,7 @@ def seated(
     seq: Sequence,
     gen: int,
     row: int,
-    table: tuple[int, ...],
+    table: Log[int],
     chain: Chain,
     start: int,
 ) -> Running:
@@ -84,7 +85,7 @@ def named(
     keys, chunks = chain.keys, chain.chunks
     while len(keys) < upto:
         tokens, tail = tail[:block_size], tail[block_size:]
-        keys += (block_key(keys[-1] if keys else root, tokens),)
+        keys += (block_key(keys[len(keys) - 1] if keys else root, tokens),)
         chunks += (tokens,)
     return Chain(keys, chain.sealed, chain.leaf, chunks), tail
 
@@ -166,7 +167,7 @@ def preempt(
     """Send a running sequence back to its place in line, with all it knows."""
     run = state.running
     seq, tokens = run.seqs[i], tokens_of(run, i, config.block_size)
-    keys = extend_keys(run.chains[i].keys, seq.request.root, tokens, config.block_size)
+    keys = extend_keys(tuple(run.chains[i].keys), seq.request.root, tokens, config.block_size)
     back = evolve(seq, history=tokens, keys=keys, preempted=seq.preempted + 1)
     reason = Preempted(*seq.id, by, len(tokens), committed(config, state, i))
     state = retire(config, state, (i,))
@@ -179,14 +180,14 @@ def restart(config: EngineConfig, state: EngineState, spots: Iterable[int]) -> E
     cells: dict[str, dict[int, object]] = {}
     for i in sorted(spots):
         seq, tokens, chain = run.seqs[i], tokens_of(run, i, size), run.chains[i]
-        keys = extend_keys(chain.keys, seq.request.root, tokens, size)
+        keys = extend_keys(tuple(chain.keys), seq.request.root, tokens, size)
         one = seated(
             config,
             evolve(seq, history=tokens, keys=keys),
             gen,
             run.rows[i],
             run.tables[i],
-            evolve(chain, keys=keys, chunks=()),
+            Chain(Log(keys), chain.sealed, chain.leaf),
             committed(config, state, i),
         )
         gen += 1

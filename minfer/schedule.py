@@ -174,7 +174,7 @@ def _plan(
             yields_[at] = int(start + share == run.base[i])
             fills.append(Fill(at, seq.history[start : start + share]))
             if start == run.starts[i]:  # a generation's first plan: the device takes over all of it
-                opens.append(Open(at, seq.request, seq.sample, run.tables[i]))
+                opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))
         steps, counts, yields = tuple(steps_), tuple(counts_), tuple(yields_)
     plan = Plan(
         state.next_step,

@@ -37,6 +37,7 @@ from attrs import frozen
 
 from minfer.blocks import ROOT
 from minfer.keys import Key
+from minfer.log import Log
 from minfer.policy import Rank
 from minfer.record import evolve
 from minfer.request import Request
@@ -67,10 +68,10 @@ class Sequence:
 class Chain:
     """What a running sequence has published."""
 
-    keys: tuple[Key, ...]  # of its full blocks, at least `sealed` of them
+    keys: Log[Key]  # of its full blocks, at least `sealed` of them
     sealed: int  # leading blocks of the table whose KV is committed and named
     leaf: int = ROOT  # the published block that it holds
-    chunks: tuple[tuple[int, ...], ...] = ()  # tokens of blocks that left the tail with a key
+    chunks: Log[tuple[int, ...]] = Log()  # tokens of blocks that left the tail with a key
 
 
 @frozen
@@ -88,7 +89,7 @@ class Running:
     last: tuple[int, ...] = ()
     ripe: tuple[int, ...] = ()
     mark: tuple[int, ...] = ()
-    tables: tuple[tuple[int, ...], ...] = ()
+    tables: tuple[Log[int], ...] = ()
     chains: tuple[Chain, ...] = ()
     tails: tuple[tuple[int, ...], ...] = ()
     fresh: tuple[tuple[int, ...], ...] = ()

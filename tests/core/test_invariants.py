@@ -9,6 +9,7 @@ from attrs import evolve
 from minfer.blocks import ROOT
 from minfer.engine import step
 from minfer.invariants import InvariantError, check, check_turn
+from minfer.log import Log
 from minfer.messages import Emit, Execute, Finished, Submit, Tick, WakeAt
 from minfer.plan import Fill, Open
 from minfer.sequence import Running
@@ -42,7 +43,7 @@ def _node(state: EngineState, *, users: int | None = None, kids: int | None = No
 def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
     def shared(s: EngineState) -> EngineState:
         tables = s.running.tables
-        return run_with(s, tables=(tables[0], tables[1][:-1] + tables[0][-1:], *tables[2:]))
+        return run_with(s, tables=(tables[0], Log(tables[1][:-1] + tables[0][-1:]), *tables[2:]))
 
     return {
         "partition": shared,
@@ -102,4 +103,4 @@ def test_a_wrong_turn_is_named() -> None:
 
 
 def _open(bench: Bench) -> Open:
-    return Open(0, ask("x"), 0, bench.state.running.tables[0])
+    return Open(0, ask("x"), 0, bench.state.running.tables[0][:])

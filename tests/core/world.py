@@ -233,7 +233,7 @@ class World:
         run = self.state.running
         for plan in (c.plan for c in turn.commands if isinstance(c, Execute)):
             here = [(gen, run.gens.index(gen)) for gen in plan.gens if gen in run.gens]
-            self.named[plan.step] = [(gen, run.tables[i]) for gen, i in here]
+            self.named[plan.step] = [(gen, run.tables[i][:]) for gen, i in here]
         flying = {plan.step for plan in self.state.inflight}
         self.named = {step: rows for step, rows in self.named.items() if step in flying}
         free = set(free_blocks(self.state))

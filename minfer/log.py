@@ -1,0 +1,53 @@
+"""A sequence that only grows, in two levels: most of it is shared, the recent end is copied.
+
+Block tables, keys and histories of long contexts get an entry now and then; one flat tuple would be
+copied each time, and copying a tuple touches every object in it.
+"""
+
+from collections.abc import Iterator
+from itertools import chain
+from typing import Final, Generic, TypeVar, overload
+
+from attrs import frozen
+
+T = TypeVar("T")
+_RECENT: Final = 64  # entries; then they join the old ones
+
+
+@frozen(eq=False)
+class Log(Generic[T]):
+    """Entries `old` and then `recent`; slices are plain tuples."""
+
+    old: tuple[T, ...] = ()
+    recent: tuple[T, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.old) + len(self.recent)
+
+    def __iter__(self) -> Iterator[T]:
+        return chain(self.old, self.recent)
+
+    @overload
+    def __getitem__(self, at: int) -> T: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
+        cut = len(self.old)
+        if isinstance(at, int):
+            place = at if at >= 0 else at + len(self)
+            return self.old[place] if place < cut else self.recent[place - cut]
+        start, stop, _ = at.indices(len(self))  # steps are not used here
+        if start >= cut:
+            return self.recent[start - cut : stop - cut]
+        return self.old[start:stop] + self.recent[: max(0, stop - cut)]
+
+    def __add__(self, more: tuple[T, ...]) -> "Log[T]":
+        if len(self.recent) < _RECENT:
+            return Log(self.old, self.recent + more)
+        return Log(self.old + self.recent, more)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Log | tuple) and tuple(self) == tuple(other)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
