@@ -54,6 +54,7 @@ class Load:
     clock: float = 0.0
     document: tuple[int, ...] = ()
     filling: bool = True
+    ready: deque[Request] = field(factory=deque)
 
     def __attrs_post_init__(self) -> None:
         self.rng = random.Random(self.seed)
@@ -82,7 +83,7 @@ class Load:
     def _tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self.rng.choices(range(1, VOCAB), k=count))
 
-    def _submit(self) -> None:
+    def _request(self) -> Request:
         self.made += 1
         tail = 0 if self.aligned else self.rng.randrange(BLOCK)
         if self.shared:
@@ -91,10 +92,21 @@ class Load:
             prompt = self._tokens(self.context + tail)
         most = self.rng.randint(1, 499) if self.churn else MOST
         keys = block_keys(b"", prompt, BLOCK)  # the edge's work, not the engine's
-        request = Request(
+        return Request(
             id=str(self.made), prompt=prompt, max_tokens=most, keys=keys, stop_ids=frozenset((0,))
         )
-        self.inbox.append(Submit(request))
+
+    def _submit(self) -> None:
+        self.inbox.append(Submit(self.ready.popleft() if self.ready else self._request()))
+
+    def stock(self, turns: int) -> None:
+        """Make the requests that so many turns will want: the edge's work between timed blocks.
+
+        Made between two turns, it would also throw the engine's state out of the caches.
+        """
+        wanted = int(turns * self.running / 250 * 1.5) + 8 if self.churn else 0
+        while len(self.ready) < wanted:
+            self.ready.append(self._request())
 
     def _fill_cache(self) -> None:
         """Leave `idle_blocks` cached blocks behind, of requests that have ended."""
@@ -164,6 +176,7 @@ def table(turns: int) -> Iterator[dict[str, object]]:
                     times: list[float] = []
                     yard: list[float] = []
                     for _ in range(20):
+                        load.stock(turns // 20)
                         times += [load.turn() for _ in range(turns // 20)]
                         yard.append(one_pass())
                     row = figures(times)
@@ -182,6 +195,8 @@ def paired(pair: list[Load], turns: int) -> dict[str, float]:
         b: list[float] = []
         ratios = []
         for _ in range(20):
+            one.stock(turns // 20)
+            other.stock(turns // 20)
             block_a = [one.turn() for _ in range(turns // 20)]
             block_b = [other.turn() for _ in range(turns // 20)]
             ratios.append(statistics.median(block_b) / statistics.median(block_a))

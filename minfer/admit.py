@@ -7,11 +7,13 @@ copies the partial tail of its prompt, so it computes one token.
 """
 
 from itertools import islice
+from typing import Final
 
 from attrs import frozen
 
 from minfer.blocks import ROOT, Blocks, Draft, lookup
 from minfer.config import EngineConfig
+from minfer.keys import Key
 from minfer.lifecycle import committed, preempt, sealed, seated
 from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
@@ -20,6 +22,9 @@ from minfer.policy import Load
 from minfer.record import evolve
 from minfer.sequence import Chain, Running, Sequence
 from minfer.state import EngineState
+
+_NEIGHBOURS: Final = 8  # running sequences whose tables are looked at
+_LONG: Final = 32  # blocks of a prefix for which that pays
 
 
 @frozen
@@ -89,7 +94,7 @@ def _seat(
     new = draft.take(needs) if needs + spare <= draft.available else None
     if new is None:
         return state, Held(*seq.id, "blocks", needs + spare, draft.available)
-    table = Log(tuple(map(draft.index.__getitem__, islice(seq.keys, hit))), new)
+    table = Log(_prefix(state, seq.keys, hit, leaf), new)
     start, copy = hit * size, None
     if sibling is not None and hit == full and known - 1 > start:
         copy = Copy(state.running.tables[sibling][full], table[full], known - 1 - start)
@@ -103,6 +108,18 @@ def _seat(
     if hit < full:
         reasons += (Missed(*seq.id, hit, full),)
     return _let_in(state, seq, draft.done(), hit * size), Newcomer(seat, copy, reasons)
+
+
+def _prefix(state: EngineState, keys: tuple[Key, ...], hit: int, leaf: int) -> tuple[int, ...]:
+    """The blocks of the first `hit` keys, the last of which is `leaf`.
+
+    A path in the forest is unique, so if a neighbour in rank stands on `leaf` at that place, its
+    table has them all: requests that share a long prefix tend to come together.
+    """
+    for table in state.running.tables[-_NEIGHBOURS:] if hit >= _LONG else ():
+        if len(table) > hit and table[hit - 1] == leaf:
+            return table[:hit]
+    return tuple(map(state.blocks.index.__getitem__, islice(keys, hit)))
 
 
 def _let_in(state: EngineState, seq: Sequence, blocks: Blocks, cached: int) -> EngineState:
