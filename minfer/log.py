@@ -38,7 +38,7 @@ class Log(Generic[T]):
             return self.old[place] if place < cut else self.recent[place - cut]
         start, stop, _ = at.indices(len(self))  # steps are not used here
         if start >= cut:
-            return self.recent[start - cut : stop - cut]
+            return self.recent[start - cut : max(0, stop - cut)]
         return self.old[start:stop] + self.recent[: max(0, stop - cut)]
 
     def __add__(self, more: tuple[T, ...]) -> "Log[T]":
