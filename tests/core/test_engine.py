@@ -173,6 +173,22 @@ def test_a_full_hit_still_computes_one_token() -> None:
     assert [a.hit for a in bench.reasons_of(Admitted)] == [0, 4, 8]
 
 
+def test_a_long_shared_prefix_is_read_off_a_neighbour() -> None:
+    bench = Bench(evolve(CONFIG, block_size=1, num_blocks=200, max_num_batched_tokens=64))
+    prompt = tuple(i % VOCAB for i in range(40))
+    first, second = ask("a", 40, 12, prompt=prompt), ask("b", 40, 12, prompt=(*prompt, 9))
+    bench.give(Submit(ask("x", 3, 20)), Submit(first))
+    bench.turn()
+    bench.turn(Submit(ask("xx", 3, 20)))
+    bench.turn(Submit(second))
+    tables = bench.state.running.tables
+    assert tables[3][:40] == tables[1][:40]
+    assert bench.reasons_of(Admitted)[-1].hit == 40
+    bench.drain()
+    for request in (first, second):
+        assert bench.out[request.id, 0] == bench.right(request)
+
+
 def test_salts_and_unknown_keys_do_not_share() -> None:
     bench = Bench()
     bench.give(Submit(ask("a", 9, 1)))
