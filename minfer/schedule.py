@@ -132,7 +132,8 @@ def _move_up(
 
 def _hold(state: EngineState, held: Held) -> tuple[EngineState, tuple[Reason, ...]]:
     """Remember who waits and why; the reason is given when that is news."""
-    now = (state.waiting.first().place, held.cause, held.available)
+    available = -1 if state.fences else held.available  # look again once blocks have come
+    now = (state.waiting.first().place, held.cause, available)
     news = state.held is None or state.held[:2] != now[:2]
     return evolve(state, held=now), (held,) if news else ()
 
