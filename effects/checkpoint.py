@@ -52,6 +52,20 @@ class TensorMismatchError(CheckpointError):
     """Tensors are missing, unexpected, or of another shape or type than the config implies."""
 
 
+def read_optional(path: Path) -> dict[str, Any]:
+    """Read a JSON object; {} if there is no such file. Raises as `read_json` does."""
+    return read_json(path) if path.is_file() else {}
+
+
+def eos_ids(folder: Path) -> tuple[int, ...]:
+    """Ids that end a sequence, of generation_config.json and config.json where they name any."""
+    ids: list[Any] = []
+    for name in ("generation_config.json", "config.json"):
+        value = read_optional(folder / name).get("eos_token_id")
+        ids += value if isinstance(value, list) else [value]
+    return tuple(dict.fromkeys(token for token in ids if type(token) is int))
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object. Raises `CorruptFileError` if it is not one (or cannot be read)."""
     try:

@@ -16,7 +16,7 @@ from typing import Final
 from attrs import evolve, frozen
 
 from minfer.config import ConfigError, EngineConfig
-from minfer.effects.checkpoint import read_config, read_json
+from minfer.effects.checkpoint import eos_ids, read_config
 from minfer.effects.memory import CPU_SHARE, MemoryPlan, Sizes, available_memory, plan_memory
 from minfer.effects.spec import DTYPE_BYTES, ModelSpec, parse_spec
 from minfer.policy import FirstCome, Policy, Priority
@@ -174,7 +174,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         spec=spec,
         memory=memory,
         config=_engine_config(args, spec, memory),
-        stop_ids=frozenset(spec.eos_ids) | _generation_stops(folder),
+        stop_ids=frozenset(eos_ids(folder)),
         fingerprint=_fingerprint(args, raw, dtype, folder),
     )
 
@@ -192,14 +192,6 @@ def _engine_config(args: EngineArgs, spec: ModelSpec, memory: MemoryPlan) -> Eng
         max_repeat=args.max_repeat,
         policy=POLICIES[args.scheduling_policy](),
     )
-
-
-def _generation_stops(folder: Path) -> frozenset[int]:
-    """The ends of sequence that generation_config.json names, where there is one."""
-    path = folder / "generation_config.json"
-    value = read_json(path).get("eos_token_id") if path.is_file() else None
-    ids = value if isinstance(value, list) else [value]
-    return frozenset(token for token in ids if type(token) is int)
 
 
 def _fingerprint(args: EngineArgs, config: Mapping[str, object], dtype: str, folder: Path) -> bytes:

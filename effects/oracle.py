@@ -67,7 +67,6 @@ class Oracle:
         self.memory: dict[int, list[int]] = {}  # block -> digest after each slot written
         self.rows: dict[int, _Row] = {}
         self.plans: deque[Plan] = deque()
-        self.tokens = 0  # forwarded in all
 
     def launch(self, plan: Plan) -> None:
         """Queue the plan; it runs when its results are asked for."""
@@ -132,7 +131,6 @@ class Oracle:
     def _write(self, row: _Row, tokens: tuple[int, ...]) -> None:
         size, position = self.block_size, row.next
         ends = position + len(tokens)
-        self.tokens += len(tokens)
         unread = iter(tokens)
         while position < ends:
             at, slot = divmod(position, size)

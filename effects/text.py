@@ -12,7 +12,12 @@ from typing import Any, Final
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.checkpoint import CheckpointError, CorruptFileError, read_json
+from minfer.effects.checkpoint import (
+    CheckpointError,
+    CorruptFileError,
+    eos_ids,
+    read_optional,
+)
 
 NAMED: Final = (
     "bos_token",
@@ -47,7 +52,7 @@ class Tokenizer:
         """
         folder = Path(folder)
         self._backend = _load_backend(folder / "tokenizer.json")
-        config = _optional(folder / "tokenizer_config.json")
+        config = read_optional(folder / "tokenizer_config.json")
         self.special_tokens: dict[str, str] = _named_tokens(config, folder)
         _add_tokens(self._backend, config, self.special_tokens)
         _set_template(self._backend, config, self.special_tokens)
@@ -98,12 +103,8 @@ class Tokenizer:
 
     def _eos_ids(self, folder: Path) -> tuple[int, ...]:
         """Ids that end a sequence: of generation_config, config, and the tokenizer itself."""
-        ids: list[Any] = []
-        for name in ("generation_config.json", "config.json"):
-            value = _optional(folder / name).get("eos_token_id")
-            ids += value if isinstance(value, list) else [value]
-        ids.append(self._id(self.special_tokens.get("eos_token")))
-        return tuple(dict.fromkeys(i for i in ids if type(i) is int))
+        own = self._id(self.special_tokens.get("eos_token"))
+        return tuple(dict.fromkeys((*eos_ids(folder), *(() if own is None else (own,)))))
 
 
 def load_tokenizer(folder: str | Path) -> Tokenizer:
@@ -217,10 +218,6 @@ def _load_backend(path: Path) -> Backend:
     return backend
 
 
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.is_file() else {}
-
-
 def _content(token: object) -> str | None:
     """A token's text: configs write either the text or an object that holds it."""
     content = token.get("content") if isinstance(token, Mapping) else token
@@ -228,7 +225,7 @@ def _content(token: object) -> str | None:
 
 
 def _named_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    older = _optional(folder / "special_tokens_map.json")
+    older = read_optional(folder / "special_tokens_map.json")
     found = {name: _content(config.get(name, older.get(name))) for name in NAMED}
     return {name: content for name, content in found.items() if content is not None}
 
