@@ -1,4 +1,4 @@
-"""The command line: `minfer generate`, `minfer plan`.
+"""The command line: its options, and which function runs each command.
 
 Nothing heavy is imported before the arguments are known to be good: `--help` needs no torch.
 Exit codes: 0; 1 if a request failed; 2 for bad arguments, settings or checkpoints, with one line
@@ -9,16 +9,14 @@ import argparse
 import os
 import re
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import minfer
 
 if TYPE_CHECKING:
     from minfer.effects.options import EngineArgs
-    from minfer.effects.outputs import RequestOutput
-    from minfer.request import SamplingParams
 
 # Defaults under which the bundled model shows what it can do.
 PROMPT: Final = "def read_lines(path"
@@ -77,10 +75,37 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     _sampling_options(generate)
     _engine_options(generate)
-    generate.add_argument(
-        "--dry-run", action="store_true", help="plausible text at once, without loading weights"
+    _dry_run(generate)
+    generate.set_defaults(run=_lazily("terminal", "generate"))
+    chat = commands.add_parser(
+        "chat",
+        help="talk with a model",
+        description="Talk with a model: the conversation so far is its prompt each time. Ctrl-C "
+        "ends an answer, Ctrl-D the conversation.",
     )
-    generate.set_defaults(run=_generate)
+    chat.add_argument("--system", metavar="TEXT", help="what the model is told before you speak")
+    _sampling_options(chat)
+    _engine_options(chat)
+    _dry_run(chat)
+    chat.set_defaults(run=_lazily("terminal", "chat"))
+    serve = commands.add_parser(
+        "serve",
+        help="serve OpenAI's API over HTTP",
+        description="Serve a model over HTTP, as OpenAI's API does. Ctrl-C ends it.",
+    )
+    _server_options(serve)
+    _engine_options(serve)
+    _dry_run(serve)
+    serve.set_defaults(run=_lazily("server", "serve"))
+    verify = commands.add_parser(
+        "verify",
+        help="compare a model's output with transformers'",
+        description="Run a checkpoint through minfer and through transformers on this machine and "
+        "compare token ids, logits, chat template and special tokens. Exit code 1 if they differ.",
+    )
+    _verify_options(verify)
+    _engine_options(verify)
+    verify.set_defaults(run=_lazily("verify", "verify"))
     plan = commands.add_parser(
         "plan",
         help="show what fits into memory",
@@ -94,6 +119,34 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     plan.set_defaults(run=_plan)
     return parser
+
+
+def _lazily(module: str, name: str) -> Callable[[argparse.Namespace], int]:
+    """A command whose module is imported when it runs."""
+
+    def run(options: argparse.Namespace) -> int:
+        command = getattr(import_module(f"minfer.effects.{module}"), name)
+        code: int = command(options)
+        return code
+
+    return run
+
+
+def _dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--dry-run", action="store_true", help="plausible text at once, without loading weights"
+    )
+
+
+def _server_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    add = group.add_argument
+    add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    add("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+
+
+def _verify_options(parser: argparse.ArgumentParser) -> None:
+    del parser
 
 
 def _sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -139,7 +192,9 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
         help="number of KV blocks, on whatever device; overrides both")  # fmt: skip
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction,
         help="keep the KV of prompts for those that begin alike (default: yes)")  # fmt: skip
-    add("--scheduling-policy", choices=("fcfs", "priority"), help="who goes first (default: fcfs)")
+    add("--scheduling-policy", metavar="NAME",
+        help="who goes first: fcfs, priority, ageing, deadline, shortest, fair, window or static, "
+        "with options as in ageing:seconds=5 (default: fcfs)")  # fmt: skip
     add("--steps-in-flight", type=int, metavar="N", help="steps planned ahead (default: 2)")
     add("--max-repeat", type=int, metavar="N", help="decode steps in one plan, at most")
     add("--seed", type=int, metavar="N", help="for all that is random (default: 0)")
@@ -154,7 +209,7 @@ def _bytes(text: str) -> int:
     return int(float(number) * (_DECIMAL | _BINARY)[unit[:1]])
 
 
-def _engine_args(options: argparse.Namespace, **more: Any) -> "EngineArgs":
+def engine_args(options: argparse.Namespace, **more: Any) -> "EngineArgs":
     """The settings that were given; what was left out keeps its default."""
     import attrs
 
@@ -169,104 +224,9 @@ def _plan(options: argparse.Namespace) -> int:
     from minfer.effects.memory import describe
     from minfer.effects.options import prepare
 
-    setup = prepare(_engine_args(options), limit=options.memory)
+    setup = prepare(engine_args(options), limit=options.memory)
     print(describe(setup.memory, options.model or "bundled"))
     return 0
-
-
-def _generate(options: argparse.Namespace) -> int:
-    params = _sampling_params(options)
-    args = _engine_args(options, executor="dry" if options.dry_run else "torch")
-    prompt = PROMPT if options.prompt is None else options.prompt
-    if prompt == "-":
-        prompt = sys.stdin.read()
-
-    import attrs
-
-    from minfer.effects.llm import LLM
-
-    started = time.monotonic()
-    with LLM(**attrs.asdict(args, recurse=False)) as llm:
-        loaded = time.monotonic()
-        stream = llm.stream(prompt, params)
-        screen = _Screen(params.n)
-        if options.echo or options.prompt is None:
-            screen.write(prompt)
-        for output in stream:
-            screen.show(output)
-        screen.write("\n")
-    if options.stats:
-        print(_stats(output, loaded - started), file=sys.stderr)
-    for error in screen.errors:
-        print(f"minfer: the request failed: {error}", file=sys.stderr)
-    return 1 if screen.errors else 0
-
-
-def _sampling_params(options: argparse.Namespace) -> "SamplingParams":
-    from minfer.request import SamplingParams
-
-    return SamplingParams(
-        n=options.n,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        top_k=options.top_k,
-        max_tokens=options.max_tokens or None,
-        stop=options.stop,
-        stop_token_ids=options.stop_token_ids,
-        ignore_eos=options.ignore_eos,
-    )
-
-
-class _Screen:
-    """Standard output: one sample is written as it comes, the others wait for their turn."""
-
-    def __init__(self, samples: int) -> None:
-        self.waiting = [""] * samples
-        self.ended = [False] * samples
-        self.now = 0  # the sample that is being written
-        self.errors: list[str] = []
-        reconfigure = getattr(sys.stdout, "reconfigure", None)
-        if reconfigure is not None:
-            reconfigure(errors="replace")  # a terminal that is not Unicode is no reason to fail
-        self._head()
-
-    def write(self, text: str) -> None:
-        sys.stdout.write(text)
-        sys.stdout.flush()
-
-    def show(self, output: "RequestOutput") -> None:
-        for one in output.outputs:
-            self.waiting[one.index] += one.text
-            self.ended[one.index] |= one.finished()
-            if one.finish_reason == "error":
-                self.errors.append(one.error)
-        while self.now < len(self.ended):
-            self.write(self.waiting[self.now])
-            self.waiting[self.now] = ""
-            if not self.ended[self.now]:
-                return
-            self.now += 1
-            self._head()
-
-    def _head(self) -> None:
-        if len(self.ended) > 1 and self.now < len(self.ended):
-            self.write(f"{'' if self.now == 0 else chr(10)}--- sample {self.now} ---\n")
-
-
-def _stats(output: "RequestOutput", loading: float) -> str:
-    """Timings of a finished request, for people."""
-    metrics, prompt = output.metrics, len(output.prompt_token_ids)
-    lines = [
-        f"loading       {loading:.2f} s",
-        f"prompt        {prompt} tokens, {output.num_cached_tokens} of them cached",
-        f"output        {metrics.output_tokens} tokens",
-    ]
-    if metrics.ttft is not None and metrics.latency is not None:
-        lines.append(f"first token   {metrics.ttft * 1000:.1f} ms")
-        lines.append(f"in all        {metrics.latency:.2f} s")
-    if metrics.tpot:
-        lines.append(f"after first   {1 / metrics.tpot:.1f} tokens/s")
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

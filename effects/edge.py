@@ -6,9 +6,10 @@ nothing that passes here is turned down later.
 """
 
 import hashlib
+import math
 import operator
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from attrs import frozen
 
@@ -21,6 +22,7 @@ from minfer.request import Request, SamplingParams
 from minfer.state import initial
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+MAX_CLIENT: Final = 256  # characters of a client's name
 
 
 class RequestError(ValueError):
@@ -73,16 +75,20 @@ def params_for(
     return list(params)
 
 
-def priorities_for(priority: Sequence[int] | None, count: int) -> list[int]:
+def urgencies_for(priority: Sequence[int] | None, count: int) -> list["Urgency"]:
     """A priority for each of `count` prompts; lower runs first under the priority policy."""
     if priority is None:
-        return [0] * count
+        return [Urgency()] * count
     if len(priority) != count:
         raise RequestError(f"{len(priority)} priorities for {count} prompts; give one for each")
-    for i, one in enumerate(priority):
-        if isinstance(one, bool) or not isinstance(one, int) or abs(one) >= 2**53:
-            raise RequestError(f"priority[{i}] must be a whole number, not {one!r}", i)
-    return list(priority)
+    return [_urgency(i, one) for i, one in enumerate(priority)]
+
+
+def _urgency(index: int, priority: int) -> "Urgency":
+    try:
+        return Urgency(priority=priority)
+    except RequestError as error:
+        raise RequestError(f"priority[{index}]{str(error).removeprefix('priority')}", index) from None
 
 
 def read_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int) -> Asked:
@@ -154,10 +160,33 @@ def derived_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
+@frozen(kw_only=True)
+class Urgency:
+    """What scheduling policies may heed besides arrival. Raises RequestError for a wrong value."""
+
+    priority: int = 0  # lower runs first
+    client: str = ""  # who asks
+    deadline: float = math.inf  # seconds from arrival
+
+    def __attrs_post_init__(self) -> None:
+        if type(self.priority) is not int or abs(self.priority) >= 2**53:
+            raise RequestError(f"priority must be a whole number, not {self.priority!r}")
+        if not isinstance(self.client, str) or len(self.client) > MAX_CLIENT:
+            raise RequestError(f"client must be a string of up to {MAX_CLIENT} characters")
+        number = isinstance(self.deadline, int | float) and not isinstance(self.deadline, bool)
+        if not number or not self.deadline > 0:
+            raise RequestError(f"deadline must be a number above 0, not {self.deadline!r}")
+
+
 def make_request(
-    setup: Setup, asked: Asked, params: SamplingParams, number: int, priority: int = 0
+    setup: Setup,
+    asked: Asked,
+    params: SamplingParams,
+    number: int,
+    urgency: Urgency = Urgency(),
+    name: str | None = None,
 ) -> Request:
-    """The engine's request number `number`. Raises RequestError if it could never run."""
+    """The engine's request number `number`, called `name`. RequestError if it could never run."""
     config, length = setup.config, len(asked.ids)
     room = config.max_model_len - length
     for token in params.stop_token_ids:
@@ -184,14 +213,16 @@ def make_request(
     root = root_key(setup.fingerprint, salt)
     stops = frozenset(params.stop_token_ids)
     request = Request(
-        id=str(number),
+        id=str(number) if name is None else name,
         prompt=asked.ids,
         max_tokens=most,
         stop_ids=stops if params.ignore_eos else stops | setup.stop_ids,
         n=params.n,
         seed=derived_seed(setup.args.seed, number) if params.seed is None else params.seed,
         sampling=params,
-        priority=priority,
+        priority=urgency.priority,
+        client=urgency.client,
+        deadline=float(urgency.deadline),
         root=root,
         keys=block_keys(root, asked.ids, config.block_size),
     )

@@ -26,8 +26,8 @@ from minfer.effects.edge import (
     as_list,
     make_request,
     params_for,
-    priorities_for,
     read_prompt,
+    urgencies_for,
 )
 from minfer.effects.executor import Executor
 from minfer.effects.options import EngineArgs, Setup, prepare
@@ -170,14 +170,14 @@ class LLM:
         """Check everything, then make the requests: all of them or none."""
         wanted = as_list(prompts)
         params = params_for(sampling_params, len(wanted))
-        urgency = priorities_for(priority, len(wanted))
+        urgencies = urgencies_for(priority, len(wanted))
         jobs = []
         with self.numbers:
             for i, prompt in enumerate(wanted):
                 try:
                     asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
                     number = self.count + i
-                    request = make_request(self.setup, asked, params[i], number, urgency[i])
+                    request = make_request(self.setup, asked, params[i], number, urgencies[i])
                 except RequestError as error:
                     where = f"prompts[{i}]: " if len(wanted) > 1 else ""
                     raise RequestError(f"{where}{error}", i) from None

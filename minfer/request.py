@@ -104,6 +104,8 @@ class Request:
     seed: int = 0
     sampling: SamplingParams = SamplingParams()  # for the executor; the engine does not look inside
     priority: int = 0  # lower runs first, under a policy that heeds it
+    client: str = ""  # who asks; heeded by fair shares
+    deadline: float = math.inf  # seconds after its arrival; heeded by earliest deadline
     root: Key = b""  # the key before the first block: fingerprint and salt
     keys: tuple[Key, ...] = ()
     output: tuple[int, ...] = ()
