@@ -19,11 +19,11 @@ from minfer.config import ConfigError, EngineConfig
 from minfer.effects.checkpoint import eos_ids, read_config
 from minfer.effects.memory import CPU_SHARE, MemoryPlan, Sizes, available_memory, plan_memory
 from minfer.effects.spec import DTYPE_BYTES, ModelSpec, parse_spec
-from minfer.policy import FirstCome, Policy, Priority
+from minfer.policy import Policy
+from minfer.policies import policy_named
 
 EXECUTORS: Final = ("torch", "dry", "oracle")
 LOAD_FORMATS: Final = ("auto", "dummy")
-POLICIES: Final[Mapping[str, type[Policy]]] = {"fcfs": FirstCome, "priority": Priority}
 DTYPES: Final[Mapping[str, str]] = {
     "half": "float16",
     "float": "float32",
@@ -51,7 +51,7 @@ class EngineArgs:
     kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None  # KV blocks, on whatever device
     enable_prefix_caching: bool = True
-    scheduling_policy: str = "fcfs"
+    scheduling_policy: str | Policy = "fcfs"  # as `policy_named` reads it, or an object
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     steps_in_flight: int = 2
     max_repeat: int = 1  # decode steps in one plan, at most
@@ -61,7 +61,7 @@ class EngineArgs:
     def __attrs_post_init__(self) -> None:
         _one_of("dtype", self.dtype, ("auto", *DTYPES))
         _one_of("load_format", self.load_format, LOAD_FORMATS)
-        _one_of("scheduling_policy", self.scheduling_policy, tuple(POLICIES))
+        _policy(self.scheduling_policy)
         _one_of("executor", self.executor, EXECUTORS)
         for name, low in (
             ("max_model_len", 2),
@@ -87,6 +87,14 @@ class EngineArgs:
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
+
+
+def _policy(wanted: str | Policy) -> Policy:
+    if isinstance(wanted, str):
+        return policy_named(wanted)
+    if not hasattr(wanted, "admit_from"):
+        raise ConfigError(f"scheduling_policy must be a name or a policy, not {wanted!r}")
+    return wanted
 
 
 def _whole(name: str, value: object, low: int) -> None:
@@ -190,7 +198,7 @@ def _engine_config(args: EngineArgs, spec: ModelSpec, memory: MemoryPlan) -> Eng
         depth=args.steps_in_flight,
         watermark=memory.num_blocks // 100,  # vLLM's share: who runs can grow before somebody joins
         max_repeat=args.max_repeat,
-        policy=POLICIES[args.scheduling_policy](),
+        policy=_policy(args.scheduling_policy),
     )
 
 

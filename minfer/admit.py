@@ -36,12 +36,12 @@ class Newcomer:
     reasons: tuple[Reason, ...]
 
 
-def load(config: EngineConfig, state: EngineState) -> Load:
-    """What a policy may look at."""
+def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
+    """What a policy may look at; `newcomers` were let in by this plan already."""
     first = state.waiting.first().arrived if state.waiting else state.time
     return Load(
-        state.time, len(state.waiting), len(state.running), state.blocks.available, first,
-        config.max_num_batched_tokens,
+        state.time, len(state.waiting), len(state.running) + newcomers, state.blocks.available,
+        first, config.max_num_batched_tokens,
     )  # fmt: skip
 
 
@@ -67,7 +67,7 @@ def admit(
         upto = shared // config.block_size
         if state.running.chains[sibling].sealed < upto:
             state = sealed(config, state, {sibling: upto})
-    return _seat(config, state, seq, sibling, bool(len(state.running) + len(others)))
+    return _seat(config, state, seq, sibling, len(others))
 
 
 def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Reason] | None:
@@ -81,7 +81,7 @@ def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Rea
 
 
 def _seat(
-    config: EngineConfig, state: EngineState, seq: Sequence, sibling: int | None, company: bool
+    config: EngineConfig, state: EngineState, seq: Sequence, sibling: int | None, others: int
 ) -> tuple[EngineState, Newcomer | Held]:
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
@@ -90,7 +90,7 @@ def _seat(
     draft = Draft(state.blocks)
     draft.hold(leaf)
     needs = -(-known // size) - hit
-    spare = config.watermark if company else 0
+    spare = config.watermark if len(state.running) + others else 0
     new = draft.take(needs) if needs + spare <= draft.available else None
     if new is None:
         return state, Held(*seq.id, "blocks", needs + spare, draft.available)
@@ -107,6 +107,10 @@ def _seat(
     )
     if hit < full:
         reasons += (Missed(*seq.id, hit, full),)
+    if not seq.preempted:
+        now = load(config, state, others)
+        policy = config.policy.admitted(state.policy, seq.place[0], seq.request, now)
+        state = evolve(state, policy=policy)
     return _let_in(state, seq, draft.done(), hit * size), Newcomer(seat, copy, reasons)
 
 

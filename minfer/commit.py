@@ -113,17 +113,17 @@ def end(
     """End running sequences: position -> reason and error. Their blocks stay cached."""
     run = state.running
     finished = []
-    requests = state.requests
+    requests, policy = state.requests, state.policy
     for i, (reason, error) in sorted(ended.items()):
         request, sample = run.seqs[i].request, run.seqs[i].sample
         live = requests[request.id]
         length = run.known[i] - len(request.prompt)
         finished.append(Finished(request.id, sample, reason, length, error, max(0, live.cached)))
         requests = one_ended(live, request.id, requests)
+        policy = config.policy.ended(policy, request, length, True)
     gone = {run.ids[i] for i in ended}
-    state = evolve(
-        state, requests=requests, faults=tuple(f for f in state.faults if f[0] not in gone)
-    )
+    faults = tuple(f for f in state.faults if f[0] not in gone)
+    state = evolve(state, requests=requests, policy=policy, faults=faults)
     return retire(config, state, ended), tuple(finished)
 
 

@@ -142,7 +142,7 @@ def _cancel(config: EngineConfig, state: EngineState, name: str) -> Transition:
         return Transition(state, (), (Ignored("cancel", f"no request {clip(repr(name))}"),))
     done: list[Finished] = []
     for sample in range(live.samples):
-        state, waited = _leave_line(state, name, sample, "cancelled", None)
+        state, waited = _leave_line(config, state, name, sample, "cancelled", None)
         done += waited
     owners = enumerate(state.running.ids)
     ended = {i: ("cancelled", "") for i, (owner, _) in owners if owner == name}
@@ -152,7 +152,7 @@ def _cancel(config: EngineConfig, state: EngineState, name: str) -> Transition:
 
 
 def _finish(config: EngineConfig, state: EngineState, event: Finish) -> Transition:
-    state, finished = _leave_line(state, event.id, event.sample, event.reason, event.length)
+    state, finished = _leave_line(config, state, event.id, event.sample, event.reason, event.length)
     i = state.running.find((event.id, event.sample))
     if i is not None:
         state, ran = end(config, state, {i: (event.reason, "")})
@@ -168,14 +168,21 @@ def _within(length: int, most: int) -> int:
 
 
 def _leave_line(
-    state: EngineState, name: str, sample: int, reason: str, length: int | None
+    config: EngineConfig,
+    state: EngineState,
+    name: str,
+    sample: int,
+    reason: str,
+    length: int | None,
 ) -> tuple[EngineState, tuple[Finished, ...]]:
     """End a sample that waits; nothing happens if it does not."""
     live = state.requests.get(name)
     if live is None:
         return state, ()
-    place = (live.place[0], live.place[1], sample)
-    seq = state.waiting.find(place)
+    seq = state.waiting.find((live.place[0], live.place[1], sample))
+    if seq is None and (name, sample) not in state.running.ids:
+        # It has ended, or the policy gave it a better place when it was preempted.
+        seq = next((one for one in state.waiting if one.id == (name, sample)), None)
     if seq is None:
         return state, ()
     had = len(seq.history) - len(seq.request.prompt)
@@ -183,7 +190,8 @@ def _leave_line(
     done = Finished(name, sample, reason, kept, "", max(0, live.cached))
     return evolve(
         state,
-        waiting=state.waiting.remove(place),
+        waiting=state.waiting.remove(seq.place),
+        policy=config.policy.ended(state.policy, seq.request, had, bool(seq.preempted)),
         requests=one_ended(live, name, state.requests),
         faults=tuple(f for f in state.faults if f[0] != (name, sample)),
     ), (done,)

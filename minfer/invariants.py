@@ -233,11 +233,11 @@ def _unwritten(config: EngineConfig, before: EngineState, after: EngineState) ->
 
 
 def _ranks(before: EngineState, events: tuple[Event, ...], after: EngineState) -> None:
-    """A place in line is for life, whoever is preempted or restarted."""
+    """A place in line is for life, whoever is preempted or restarted; it may only get better."""
     anew = {event.request.id for event in events if isinstance(event, Submit)}
     places = {seq.id: seq.place for seq in (*before.waiting, *before.running.seqs)}
     for seq in (*after.waiting, *after.running.seqs):
-        kept = seq.id[0] in anew or places.get(seq.id, seq.place) == seq.place
+        kept = seq.id[0] in anew or seq.place <= places.get(seq.id, seq.place)
         _require(kept, "order", f"{seq.id} lost its rank")
 
 
@@ -283,8 +283,8 @@ def _order(before: EngineState, turn: Transition) -> None:
     if line and inside:
         _require(max(inside) < min(line), "order", "somebody was overtaken")
     if before.running.seqs and back:
-        everyone = (*before.running.seqs, *after.running.seqs, *after.waiting)
-        first = min((s.place, s.id) for s in everyone)
+        others = (s for s in (*after.running.seqs, *after.waiting) if s.id not in back)
+        first = min((s.place, s.id) for s in (*before.running.seqs, *others))
         _require(first[1] not in back, "order", "the first in rank was preempted")
 
 

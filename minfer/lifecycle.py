@@ -164,11 +164,15 @@ def open_fences(state: EngineState, step: int | None) -> EngineState:
 def preempt(
     config: EngineConfig, state: EngineState, i: int, by: SampleId
 ) -> tuple[EngineState, Reason]:
-    """Send a running sequence back to its place in line, with all it knows."""
+    """Send a running sequence back in line, at its place or before it, with all it knows."""
     run = state.running
     seq, tokens = run.seqs[i], tokens_of(run, i, config.block_size)
     keys = extend_keys(tuple(run.chains[i].keys), seq.request.root, tokens, config.block_size)
-    back = evolve(seq, history=tokens, keys=keys, preempted=seq.preempted + 1)
+    rank, arrival, sample = seq.place
+    done = len(tokens) - len(seq.request.prompt)
+    again = config.policy.again(state.policy, rank, seq.request, seq.arrived, done)
+    place = (min(rank, again), arrival, sample)
+    back = evolve(seq, history=tokens, keys=keys, preempted=seq.preempted + 1, place=place)
     reason = Preempted(*seq.id, by, len(tokens), committed(config, state, i))
     state = retire(config, state, (i,))
     return evolve(state, waiting=state.waiting.insert(back), held=None), reason

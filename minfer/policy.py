@@ -1,8 +1,9 @@
 """Scheduling policy: who goes first, who gives way, how much at once, and whether to wait.
 
-A policy is an object with six pure functions. It decides order and appetite only: that blocks are
+A policy is an object with nine pure functions. It decides order and appetite only: that blocks are
 conserved, budgets kept and nobody is planned twice is the engine's business whatever a policy
-says. State of its own lives inside `EngineState` and is passed in; policies hold none.
+says. State of its own lives inside `EngineState` and is passed in; policies hold none. Inherit
+from `FirstCome` to say only what differs.
 """
 
 from typing import Any, Protocol
@@ -20,9 +21,9 @@ class Load:
 
     time: float  # of this turn, seconds
     waiting: int  # samples that wait
-    running: int  # sequences that run
+    running: int  # sequences that run, those that this step lets in included
     available: int  # blocks free or evictable
-    oldest: float  # arrival time of the first in line, seconds
+    arrived: float  # arrival time of the first in line, seconds; now if nobody waits
     budget: int  # tokens a step may take, from the configuration
 
 
@@ -34,7 +35,26 @@ class Policy(Protocol):
         ...
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Place a new request in line, once; the place survives preemption. Lower goes first."""
+        """Place a new request in line. Lower goes first."""
+        ...
+
+    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+        """Place a sequence that was preempted with `done` output tokens; never behind `rank`."""
+        ...
+
+    def admit_from(self, state: Any, load: Load) -> float:
+        """Return the time from which the first in line may start; now or earlier: at once.
+
+        Infinity waits for something else to happen; while nothing runs it is not heeded.
+        """
+        ...
+
+    def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
+        """Learn that a sample starts for the first time; `load` is from just before it."""
+        ...
+
+    def ended(self, state: Any, request: Request, output: int, ran: bool) -> Any:
+        """Learn that a sample has ended after `output` tokens, and whether it ever ran."""
         ...
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
@@ -49,62 +69,56 @@ class Policy(Protocol):
         """Return the tokens to schedule in this step; the engine keeps it within its limits."""
         ...
 
-    def admit_from(self, state: Any, load: Load) -> float:
-        """Return the time from which the first in line may start; now or earlier: at once."""
-        ...
-
 
 @frozen
 class FirstCome:
-    """First come, first served: a request is admitted after all that arrived before it.
+    """First come, first served.
 
-    The latest arrival gives way when blocks run out. Nobody starves: a request waits for a finite
-    number of earlier ones only, each of which ends.
+    Guarantee: a request is admitted after all that arrived before it, so it waits for a finite
+    number of earlier ones only, each of which ends. The latest arrival gives way when blocks run
+    out.
     """
 
-    def start(self) -> None:
+    def start(self) -> Any:
         """Keep no state."""
+        return None
 
-    def rank(self, state: None, request: Request, time: float) -> tuple[Rank, None]:
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
         """Leave the order to arrival."""
         del request, time
         return (), state
 
-    def victim(self, state: None, ranks: tuple[Rank, ...]) -> int:
-        """Let the last in rank give way."""
-        del state
-        return len(ranks) - 1
+    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+        """Keep the place."""
+        del state, request, arrived, done
+        return rank
 
-    def displaces(self, state: None, waiting: Rank, running: Rank) -> bool:
-        """Nobody takes a place from one that came before."""
-        del state, waiting, running
-        return False
-
-    def budget(self, state: None, load: Load) -> int:
-        """Take all that the configuration allows."""
-        del state
-        return load.budget
-
-    def admit_from(self, state: None, load: Load) -> float:
+    def admit_from(self, state: Any, load: Load) -> float:
         """Never wait."""
         del state
         return load.time
 
+    def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
+        """Learn nothing."""
+        del rank, request, load
+        return state
 
-@frozen
-class Priority(FirstCome):
-    """Lower `priority` first, first come within one; a waiting request displaces a less urgent one.
+    def ended(self, state: Any, request: Request, output: int, ran: bool) -> Any:
+        """Learn nothing."""
+        del request, output, ran
+        return state
 
-    Among equals it is first come, first served. A stream of urgent requests may starve the others:
-    that is what strict priority means.
-    """
-
-    def rank(self, state: None, request: Request, time: float) -> tuple[Rank, None]:
-        """Order by priority, then by arrival."""
-        del time
-        return (float(request.priority),), state
-
-    def displaces(self, state: None, waiting: Rank, running: Rank) -> bool:
-        """Give way to a strictly more urgent request."""
+    def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
+        """Let the last in rank give way."""
         del state
-        return waiting < running
+        return len(ranks) - 1
+
+    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+        """Nobody takes a place from one that came before."""
+        del state, waiting, running
+        return False
+
+    def budget(self, state: Any, load: Load) -> int:
+        """Take all that the configuration allows."""
+        del state
+        return load.budget

@@ -12,6 +12,7 @@ from bisect import bisect_left
 from collections.abc import Container
 from functools import lru_cache
 from itertools import compress
+from math import inf
 from operator import add, ge, lt
 
 from minfer.admit import Newcomer, admit, displace, load
@@ -104,10 +105,11 @@ def _move_up(
         return state, (), ()  # nothing has changed for the first in line
     while state.waiting:
         first = state.waiting.first()
-        start = config.policy.admit_from(state.policy, load(config, state))
-        if start > state.time:
+        now = load(config, state, len(newcomers))
+        start = config.policy.admit_from(state.policy, now)
+        if start > state.time and (now.running or start < inf):
             state, more = _hold(state, Held(*first.id, "policy"))
-            return state, (WakeAt(start),), reasons + more
+            return state, (WakeAt(start),) if start < inf else (), reasons + more
         if room <= 0:
             state, more = _hold(state, Held(*first.id, "budget"))
             return state, (), reasons + more

@@ -27,7 +27,8 @@ from minfer.messages import (
     WakeAt,
 )
 from minfer.plan import Plan
-from minfer.policy import FirstCome, Load, Priority
+from minfer.policies import Priority
+from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
 from minfer.state import EngineState, Transition, initial
 
@@ -399,7 +400,7 @@ class Patient(FirstCome):
 
     def admit_from(self, state: None, load: Load) -> float:
         del state
-        return load.oldest + 2
+        return load.arrived + 2
 
     def budget(self, state: None, load: Load) -> int:
         del state

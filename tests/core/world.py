@@ -5,6 +5,7 @@ to the Hypothesis machine and to the swarm alike. After every turn it checks the
 turn; at a sample's end it compares what was emitted with the oracle's reference.
 """
 
+import math
 from collections import deque
 from random import Random
 
@@ -29,12 +30,17 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.policy import FirstCome, Priority
+from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
+from minfer.policy import FirstCome, Policy
 from minfer.request import Request, SamplingParams
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 
 VOCAB = 40
+POLICIES: tuple[Policy, ...] = (
+    FirstCome(), FirstCome(), FirstCome(), Priority(), Ageing(4.0, 2), Deadline(9.0), Shortest(0.3),
+    Fair(), Window(4.0, 2, wait=1.5, fill=3, urgent=0), Static(2),
+)  # fmt: skip
 
 
 def tiny_config(rng: Random) -> EngineConfig:
@@ -52,7 +58,7 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_repeat=rng.choice((1, 1, 2, 5)),
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
-        policy=rng.choice((FirstCome(), FirstCome(), Priority())),
+        policy=rng.choice(POLICIES),
     )
 
 
@@ -121,6 +127,8 @@ class World:
             seed=rng.randrange(4),
             sampling=SamplingParams(temperature=rng.choice((0.0, 1.0))),
             priority=rng.randint(0, 2),
+            client=rng.choice(("", "a", "b")),
+            deadline=rng.choice((math.inf, 2.0, 20.0)),
             root=root_key(b"tests", salt),
         )
 

@@ -11,7 +11,7 @@ import pytest
 from attrs import frozen
 
 from minfer import LLM, SamplingParams
-from minfer.effects import options, worker
+from minfer.effects import worker
 from minfer.policy import FirstCome, Load
 from tests.effects.tiny_model import write_checkpoint
 
@@ -79,14 +79,11 @@ class Later(FirstCome):
 
     def admit_from(self, state: None, load: Load) -> float:
         del state
-        return load.oldest + 0.2
+        return load.arrived + 0.2
 
 
-def test_it_sleeps_until_the_policy_lets_somebody_in(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(options.POLICIES, "later", Later)
-    with LLM(folder, executor="oracle", scheduling_policy="later", **SLOW) as llm:
+def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
+    with LLM(folder, executor="oracle", scheduling_policy=Later(), **SLOW) as llm:
         turns = []
         llm.worker.driver.record = lambda *turn: turns.append(turn)
         output = llm.generate([1, 2], GREEDY)[0]

@@ -1,0 +1,287 @@
+"""The policies that come with minfer, each with what it guarantees, and their names.
+
+Most orders here change with time: urgency grows as a request waits, deadlines come nearer. None
+needs re-sorting, because all who wait age at the same pace: whoever is ahead by a formula of
+(arrival + a constant of the request) stays ahead. That constant is the rank, and since a newcomer's
+arrival time grows without bound, only finitely many can ever overtake a request: nobody starves.
+"""
+
+import math
+from typing import Any, Final
+
+import attrs
+from attrs import field, frozen
+
+from minfer.config import ConfigError
+from minfer.pmap import Map
+from minfer.policy import FirstCome, Load, Policy, Rank
+from minfer.record import evolve
+from minfer.request import Request
+
+PREFILL: Final = 64  # prompt tokens that cost about as much as one output token
+CLIENTS: Final = 1024  # clients remembered before those that are owed nothing are forgotten
+
+
+def _number(low: float, *, above: bool = False) -> Any:
+    def check(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
+        whole = attribute.type is int
+        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not number or not low <= value < math.inf or (above and value == low):
+            raise ConfigError(
+                f"scheduling policy: {attribute.name} must be a {'whole ' * whole}number "
+                f"{'above' if above else 'from'} {low:g}, not {value!r}"
+            )
+
+    return check
+
+
+@frozen
+class Priority(FirstCome):
+    """Strict priority: lower `priority` first, first come within one.
+
+    Guarantee: nobody is admitted while someone more urgent waits, and a waiting request takes the
+    place of a strictly less urgent one that runs. A stream of urgent requests may starve the
+    others: that is what strict means.
+    """
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        """Order by priority, then by arrival."""
+        del time
+        return (float(request.priority),), state
+
+    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+        """Give way to a strictly more urgent request."""
+        del state
+        return waiting < running
+
+
+@frozen
+class Ageing(FirstCome):
+    """Priority with ageing: waiting `seconds` is worth one level of priority.
+
+    Guarantee: nobody who arrives more than `seconds` x (difference in priority) later goes first;
+    priorities count within `levels` of 0, so nobody who arrives 2 x `seconds` x `levels` later does.
+    """
+
+    seconds: float = field(default=10.0, validator=_number(0, above=True))
+    levels: int = field(default=8, validator=_number(0))
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        """Order by arrival, moved by the priority's worth in seconds."""
+        level = max(-self.levels, min(request.priority, self.levels))
+        return (time + self.seconds * level,), state
+
+    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+        """Give way to one that is ahead by a whole level: less is not worth a preemption."""
+        del state
+        return waiting[0] + self.seconds <= running[0]
+
+
+@frozen
+class Deadline(FirstCome):
+    """Earliest deadline first; `slack` seconds where a request has none.
+
+    Guarantee: admitted in the order of deadlines; only who arrives before a request's deadline can
+    be admitted before it.
+    """
+
+    slack: float = field(default=60.0, validator=_number(0))
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        """Order by the time at which it is due."""
+        due = self.slack if request.deadline == math.inf else request.deadline
+        return (time + due,), state
+
+
+@frozen
+class Shortest(FirstCome):
+    """Shortest remaining work first, by the output that is allowed; waiting counts.
+
+    Guarantee: one unit of work (an output token, or `PREFILL` tokens of prompt) is worth `pace`
+    seconds of waiting, so nobody who arrives `pace` x work seconds after a request goes first.
+    A large `pace` is closer to pure shortest-first. What was done before a preemption counts.
+    """
+
+    pace: float = field(default=0.1, validator=_number(0))
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        """Order by arrival and work."""
+        return self.again(state, (), request, time, 0), state
+
+    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+        """Order by arrival and the work that is left."""
+        del state, rank
+        work = len(request.prompt) / PREFILL + request.max_tokens - done
+        return (arrived + self.pace * work,)
+
+
+@frozen
+class Shares:
+    """What clients have had: virtual time, and per client the time its next request starts at."""
+
+    now: float = 0.0
+    tags: Map[str, float] = Map()
+    limit: int = CLIENTS
+
+
+@frozen
+class Fair(FirstCome):
+    """Fair shares between clients, by start-time fair queueing (Goyal et al., 1996).
+
+    A request costs the tokens of its prompt and the output it may have; what it did not use is
+    given back when it ends. Guarantee: of two clients that always have something waiting, neither
+    is let in for more tokens than the other by more than the largest request of each; and a request
+    of a client that has nothing else in line is overtaken by nobody who comes later.
+    """
+
+    weights: Map[str, float] = Map()  # of clients that are due more or less than one share
+
+    def start(self) -> Shares:
+        """Nobody has had anything."""
+        return Shares()
+
+    def rank(self, state: Shares, request: Request, time: float) -> tuple[Rank, Shares]:
+        """Start where the client's last request ends, but not in the past."""
+        del time
+        tags, limit = state.tags, state.limit
+        begin = max(state.now, tags.get(request.client, 0.0))
+        if request.client not in tags and len(tags) >= limit:
+            tags = Map({name: tag for name, tag in tags.items() if tag > state.now})
+            limit = max(CLIENTS, 2 * len(tags))
+        cost = len(request.prompt) + request.n * request.max_tokens
+        tags = tags.set(request.client, begin + cost / self._weight(request))
+        return (begin,), Shares(state.now, tags, limit)
+
+    def admitted(self, state: Shares, rank: Rank, request: Request, load: Load) -> Shares:
+        """Virtual time is the start of whoever was admitted last."""
+        del request, load
+        return evolve(state, now=max(state.now, rank[0]))
+
+    def ended(self, state: Shares, request: Request, output: int, ran: bool) -> Shares:
+        """Give back what was not used."""
+        unused = request.max_tokens - output + (0 if ran else len(request.prompt) / request.n)
+        tag = state.tags.get(request.client)
+        if tag is None or not unused:
+            return state
+        less = tag - unused / self._weight(request)
+        return evolve(state, tags=state.tags.set(request.client, less))
+
+    def _weight(self, request: Request) -> float:
+        return self.weights.get(request.client, 1.0)
+
+
+@frozen
+class Gathering:
+    """A window: until when it may wait, who is through, and how fast requests come."""
+
+    due: float = math.inf  # seconds
+    through: float = -math.inf  # who arrived by then need not wait any more
+    last: float = -math.inf  # arrival
+    gap: float = math.inf  # seconds between arrivals, smoothed
+
+
+@frozen
+class Window(Ageing):
+    """Waits for a fuller batch: prefills that start together disturb the running ones once.
+
+    Goes when `fill` samples wait; when someone of priority `urgent` or lower waits; or, by load,
+    when at the pace of late arrivals the batch would not fill in time. Guarantee: the policy holds
+    nobody longer than `wait` seconds after its arrival, or than the share `part` of its deadline.
+    Order is that of `Ageing`.
+    """
+
+    wait: float = field(default=0.05, validator=_number(0))  # seconds
+    fill: int = field(default=8, validator=_number(1))  # samples
+    urgent: int = -1
+    part: float = field(default=0.1, validator=_number(0, above=True))
+
+    def start(self) -> Gathering:
+        """Nobody waits."""
+        return Gathering()
+
+    def rank(self, state: Gathering, request: Request, time: float) -> tuple[Rank, Gathering]:
+        """Open the window, or shorten it."""
+        limit = 0.0 if request.priority <= self.urgent else self.wait
+        due = min(state.due, time + min(limit, self.part * request.deadline))
+        gap = time - state.last
+        if state.gap < math.inf:
+            gap = 0.8 * state.gap + 0.2 * gap
+        rank, _ = super().rank(None, request, time)
+        return rank, Gathering(due, state.through, time, gap)
+
+    def admit_from(self, state: Gathering, load: Load) -> float:
+        """Go if it is time or if waiting is idle; else say when."""
+        if load.arrived <= state.through or load.waiting >= self.fill:
+            return load.time
+        full = load.time + (self.fill - load.waiting) * state.gap
+        return load.time if full > state.due else state.due
+
+    def admitted(self, state: Gathering, rank: Rank, request: Request, load: Load) -> Gathering:
+        """Whoever waits now goes along."""
+        del rank, request
+        return evolve(state, due=math.inf, through=load.time)
+
+
+@frozen
+class Batch:
+    """The static batch that runs: when it was opened, and how many have joined."""
+
+    opened: float = -math.inf  # seconds
+    taken: int = 0
+
+
+@frozen
+class Static(FirstCome):
+    """Static batching, for ablations: a batch runs until its last member has ended.
+
+    Guarantee: at most `size` samples to a batch, all of which had arrived when it was opened;
+    first come, first served.
+    """
+
+    size: int = field(default=8, validator=_number(1))
+
+    def start(self) -> Batch:
+        """No batch has been opened."""
+        return Batch()
+
+    def admit_from(self, state: Batch, load: Load) -> float:
+        """Only members join."""
+        member = state.taken < self.size and load.arrived <= state.opened
+        return load.time if member or not load.running else math.inf
+
+    def admitted(self, state: Batch, rank: Rank, request: Request, load: Load) -> Batch:
+        """Count a member, or open the next batch."""
+        del rank, request
+        return evolve(state, taken=state.taken + 1) if load.running else Batch(load.time, 1)
+
+
+POLICIES: Final[dict[str, type[Policy]]] = {
+    "fcfs": FirstCome, "priority": Priority, "ageing": Ageing, "deadline": Deadline,
+    "shortest": Shortest, "fair": Fair, "window": Window, "static": Static,
+}  # fmt: skip
+
+
+def policy_named(text: str) -> Policy:
+    """The policy that a text such as "fcfs" or "ageing:seconds=5,levels=3" names.
+
+    Raises ConfigError for a name or an option that does not exist, or a value out of range.
+    """
+    name, _, rest = text.partition(":")
+    if name not in POLICIES:
+        raise ConfigError(f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}")
+    kind: Any = POLICIES[name]
+    known = {one.name: one.type for one in attrs.fields(kind) if one.type in (int, float)}
+    options = {}
+    for part in rest.split(",") if rest else ():
+        key, _, value = part.partition("=")
+        if key not in known:
+            raise ConfigError(
+                f"scheduling_policy: {name} has no option {key!r}; it has "
+                f"{', '.join(known) or 'none'}, written as in ageing:seconds=5,levels=3"
+            )
+        try:
+            options[key] = known[key](value)
+        except ValueError:
+            raise ConfigError(f"scheduling_policy: {key} must be a number, not {value!r}") from None
+    made: Policy = kind(**options)
+    return made
