@@ -18,6 +18,7 @@ from random import Random
 
 from attrs import define
 
+from minfer.blocks import outside
 from minfer.messages import Executed, Failed
 from minfer.plan import Plan
 from minfer.request import Request
@@ -32,13 +33,15 @@ def drawn(request: Request, sample: int, position: int, seen: int, here: int, vo
     return hash((seen, here, position, *noise)) % vocab
 
 
-def reference(request: Request, sample: int, block_size: int, vocab: int, limit: int) -> list[int]:
+def reference(
+    request: Request, sample: int, block_size: int, vocab: int, limit: int, window: int = 0
+) -> list[int]:
     """Output tokens of one sample, computed alone; `limit` bounds prompt and output together."""
     digests: list[int] = []
     tokens, here, out = [*request.prompt, *request.output], _START, []
     for position in range(min(len(request.prompt) + request.max_tokens, limit) - 1):
-        if position % block_size == 0:
-            seen, here = hash(tuple(digests)), _START
+        here = here if position % block_size else _START
+        seen = hash(tuple(digests[outside(position, window, block_size) :]))
         here = hash((here, tokens[position], position, seen))  # the block's digest, one slot on
         if (position + 1) % block_size == 0:
             digests.append(here)
@@ -62,8 +65,10 @@ class _Row:
 class Oracle:
     """An executor over digests. `short` makes rows of repeated plans yield less than their most."""
 
-    def __init__(self, block_size: int, vocab: int, short: Random | None = None) -> None:
-        self.block_size, self.vocab, self.short = block_size, vocab, short
+    def __init__(
+        self, block_size: int, vocab: int, short: Random | None = None, window: int = 0
+    ) -> None:
+        self.block_size, self.vocab, self.short, self.window = block_size, vocab, short, window
         self.memory: dict[int, list[int]] = {}  # block -> digest after each slot written
         self.rows: dict[int, _Row] = {}
         self.plans: deque[Plan] = deque()
@@ -134,13 +139,14 @@ class Oracle:
         unread = iter(tokens)
         while position < ends:
             at, slot = divmod(position, size)
-            seen = self._seen(row, at)
+            seen = self._seen(row, at, position)
             slots = self.memory.setdefault(row.table[at], [])
             del slots[slot:]
             here = self._read(row.table[at], slot - 1)
             while len(slots) < slot:
                 slots.append(hash((_GARBAGE, row.table[at], len(slots))))
             for token in islice(unread, size - slot):
+                seen = self._seen(row, at, position) if self.window else seen
                 here = hash((here, token, position, seen))
                 slots.append(here)
                 position += 1
@@ -149,13 +155,13 @@ class Oracle:
     def _draw(self, row: _Row) -> int:
         at, slot = divmod(row.next - 1, self.block_size)
         here = self._read(row.table[at], slot)
-        seen = self._seen(row, at)
+        seen = self._seen(row, at, row.next - 1)
         return drawn(row.request, row.sample, row.next, seen, here, self.vocab)
 
-    def _seen(self, row: _Row, upto: int) -> int:
-        """A digest of the blocks of the table before entry `upto`, each read anew."""
-        last = self.block_size - 1
-        return hash(tuple(self._read(block, last) for block in row.table[:upto]))
+    def _seen(self, row: _Row, upto: int, position: int) -> int:
+        """A digest of the blocks that `position` sees before entry `upto`, each read anew."""
+        last, low = self.block_size - 1, outside(position, self.window, self.block_size)
+        return hash(tuple(self._read(block, last) for block in row.table[low:upto]))
 
     def _read(self, block: int, slot: int) -> int:
         if slot < 0:

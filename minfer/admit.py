@@ -11,7 +11,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.blocks import ROOT, Blocks, Draft, lookup
+from minfer.blocks import ROOT, Blocks, Draft, lookup, lookup_window, outside
 from minfer.config import EngineConfig
 from minfer.keys import Key
 from minfer.lifecycle import committed, preempt, sealed, seated
@@ -85,21 +85,20 @@ def _seat(
 ) -> tuple[EngineState, Newcomer | Held]:
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
-    hit = lookup(state.blocks, seq.keys, full)
-    leaf = state.blocks.index[seq.keys[hit - 1]] if hit else ROOT
     draft = Draft(state.blocks)
-    draft.hold(leaf)
+    low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)
     needs = -(-known // size) - hit
     spare = config.watermark if len(state.running) + others else 0
     new = draft.take(needs) if needs + spare <= draft.available else None
     if new is None:
         return state, Held(*seq.id, "blocks", needs + spare, draft.available)
-    table = Log(_prefix(state, seq.keys, hit, leaf), new)
+    table = Log(prefix, new)
     start, copy = hit * size, None
-    if sibling is not None and hit == full and known - 1 > start:
+    mine = sibling is not None and state.running.chains[sibling].low <= full
+    if mine and sibling is not None and hit == full and known - 1 > start:
         copy = Copy(state.running.tables[sibling][full], table[full], known - 1 - start)
         start = known - 1
-    chain = Chain(Log(seq.keys), hit, leaf)
+    chain = Chain(Log(seq.keys), hit, leaf, low=low)
     seat = seated(config, seq, state.next_gen, state.free_rows[-1], table, chain, start)
     waited = state.time - seq.arrived
     reasons: tuple[Reason, ...] = (
@@ -112,6 +111,27 @@ def _seat(
         policy = config.policy.admitted(state.policy, seq.place[0], seq.request, now)
         state = evolve(state, policy=policy)
     return _let_in(state, seq, draft.done(), hit * size), Newcomer(seat, copy, reasons)
+
+
+def _hit(
+    config: EngineConfig, state: EngineState, draft: Draft, keys: tuple[Key, ...], full: int
+) -> tuple[int, int, tuple[int, ...], int]:
+    """Take hold of what is cached of the first `full` blocks.
+
+    Returns how many are out of the window, how many count as hit, the table so far, and the leaf.
+    """
+    if not config.window:
+        hit = lookup(state.blocks, keys, full)
+        leaf = state.blocks.index[keys[hit - 1]] if hit else ROOT
+        draft.hold(leaf)
+        return 0, hit, _prefix(state, keys, hit, leaf), leaf
+    size = config.block_size
+    hit = lookup_window(state.blocks, keys, full, config.window, size)
+    low = outside(hit * size, config.window, size)
+    found = tuple(map(state.blocks.index.__getitem__, keys[low:hit]))
+    for block in found:
+        draft.hold(block)
+    return low, hit, (ROOT,) * low + found, ROOT
 
 
 def _prefix(state: EngineState, keys: tuple[Key, ...], hit: int, leaf: int) -> tuple[int, ...]:

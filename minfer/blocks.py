@@ -18,6 +18,10 @@ Only idle blocks without cached children (`kids`) can be evicted, the longest un
 ancestor never goes before its descendants. Hence the cached part of any chain of keys is a prefix
 of that chain, and a lookup is a binary search.
 
+Where attention has a sliding window, a sequence lets go of ancestors while it goes on, so blocks
+are published alone (`publish_alone`), each a root, and a sequence holds those in its window one by
+one. A cached chain may then have gaps, and a hit needs the last window's blocks only.
+
 Shortage is a value: `take` returns None. Nothing here raises.
 
 Changes are made on a `Draft`, a private copy that the function which opened it closes again; many
@@ -86,6 +90,25 @@ def lookup(blocks: "Blocks | Draft", keys: tuple[Key, ...], end: int | None = No
         else:
             high = middle - 1
     return low
+
+
+def outside(position: int, window: int, block_size: int) -> int:
+    """How many leading blocks no query from `position` on reads; none if `window` is 0."""
+    return max(0, position + 1 - window) // block_size if window else 0
+
+
+def lookup_window(
+    blocks: Blocks, keys: tuple[Key, ...], end: int, window: int, block_size: int
+) -> int:
+    """The most of the first `end` keys after which the next query finds all that it reads."""
+    hit = end
+    while hit:
+        needs = range(hit - 1, outside(hit * block_size, window, block_size) - 1, -1)
+        miss = next((i for i in needs if keys[i] not in blocks.index), None)
+        if miss is None:
+            break
+        hit = miss
+    return hit
 
 
 class Draft:
@@ -195,6 +218,15 @@ class Draft:
             nodes[leaf] = (key, parent, 1, 0, NONE)  # the last one has no child yet
         self.live += len(new)
         return leaf, private[:twins]
+
+    def publish_alone(self, key: Key, block: int) -> bool:
+        """Name one private block, which its owner then holds; not if its content is cached."""
+        if key in self.index:
+            return False
+        self.index[key] = block
+        self.nodes[block] = (key, ROOT, 1, 0, NONE)
+        self.live += 1
+        return True
 
     def _evict(self, count: int) -> None:
         """Forget the `count` longest unused idle blocks, of which there are as many."""

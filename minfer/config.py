@@ -33,6 +33,7 @@ class EngineConfig:
     max_repeat: int = field(default=1, validator=_at_least(1))  # decode steps in one plan, at most
     max_failures: int = field(default=3, validator=_at_least(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=_at_least(1))  # samples that may wait
+    window: int = field(default=0, validator=_at_least(0))  # keys a query reads, itself included
     watermark: int = field(default=0, validator=_at_least(0))  # blocks that admission leaves free
     policy: Policy = FirstCome()
 
@@ -42,6 +43,8 @@ class EngineConfig:
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({self.max_num_seqs}): every running sequence gets a token a step"
             )
+        if self.window == 1:
+            raise ConfigError("window must be 0 (none) or at least 2: a query reads itself")
         if self.watermark >= self.num_blocks:
             raise ConfigError(
                 f"watermark ({self.watermark}) must be below num_blocks ({self.num_blocks})"

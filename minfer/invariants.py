@@ -9,10 +9,10 @@ the oracle's reference) are the tests' own.
 from collections import Counter
 from collections.abc import Iterable
 
-from minfer.blocks import ROOT
+from minfer.blocks import ROOT, outside
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
-from minfer.lifecycle import committed
+from minfer.lifecycle import committed, held
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Preempted, Submit, WakeAt
 from minfer.plan import Plan
 from minfer.sequence import COLUMNS, Running, tokens_of
@@ -35,7 +35,7 @@ def _require(holds: object, law: str, detail: object = "") -> None:
 def check(config: EngineConfig, state: EngineState) -> None:
     """Raise InvariantError unless the state is one that the engine may be in."""
     _partition(state)
-    _forest(state)
+    _forest(state, config.window)
     _columns(config, state)
     for i in range(len(state.running)):
         _sequence(config, state, i)
@@ -70,7 +70,7 @@ def _partition(state: EngineState) -> None:
     _require(len(free) == blocks.free, "partition", f"{len(free)} free, counted {blocks.free}")
 
 
-def _forest(state: EngineState) -> None:
+def _forest(state: EngineState, window: int) -> None:
     """Published blocks form a forest, counted truly, of which idle leaves can be evicted."""
     blocks, nodes = state.blocks, state.blocks.nodes
     index = {node[0]: block for block, node in nodes.items()}
@@ -78,7 +78,9 @@ def _forest(state: EngineState) -> None:
     parents = Counter(node[1] for node in nodes.values() if node[1] != ROOT)
     _require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
     users: Counter[int] = Counter()
-    for leaf in [c.leaf for c in state.running.chains] + [f.leaf for f in state.fences]:
+    run = state.running
+    stands = [b for c, t in zip(run.chains, run.tables, strict=True) for b in held(c, t, window)]
+    for leaf in stands + [b for fence in state.fences for b in fence.held]:
         block = leaf
         while block != ROOT:
             _require(block in nodes, "refcount", f"block {block} is held but not cached")
@@ -124,17 +126,22 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     _require(
         len(table) * size >= run.sched[i], "coverage", "positions are planned beyond the table"
     )
-    _require(len(set(table)) == len(table), "self-alias", table)
+    low = outside(done, config.window, size)
+    _require(chain.low <= min(low, chain.sealed), "window", f"{chain.low} given back at {done}")
+    _require(len(set(table[chain.low :])) == len(table) - chain.low, "self-alias", table)
     _require(chain.sealed * size <= done, "publish after write", f"{chain.sealed} blocks at {done}")
     keys = extend_keys((), seq.request.root, tokens, size)
     _require(keys[: len(chain.keys)] == chain.keys, "keys", "a key is not of its tokens")
     _require(len(chain.keys) >= run.base[i] // size, "keys", "a key of the history is missing")
     nodes = state.blocks.nodes
-    for block, key in zip(table, chain.keys[: chain.sealed], strict=False):
+    for block, key in zip(
+        table[chain.low : chain.sealed], chain.keys[chain.low : chain.sealed], strict=True
+    ):
         right = block in nodes and nodes[block][0] == key
         _require(right, "aliasing", f"block {block} is of another prefix")
     leaf = nodes[chain.leaf][0] if chain.leaf != ROOT else None
-    _require(leaf == (chain.keys[chain.sealed - 1] if chain.sealed else None), "leaf", chain.leaf)
+    stands = chain.keys[chain.sealed - 1] if chain.sealed and not config.window else None
+    _require(leaf == stands, "leaf", chain.leaf)
     ahead = sum(p.most[p.gens.index(run.gens[i])] for p in state.inflight if run.gens[i] in p.gens)
     if run.sched[i] >= run.base[i]:
         _require(run.sched[i] == run.known[i] - 1 + ahead, "coverage", "tokens ahead miscounted")
@@ -184,7 +191,7 @@ def check_turn(
             _require(new[: len(old)] == old, "monotonicity", "known tokens changed")
             table = after.running.tables[j][: len(before.running.tables[i])]
             _require(table == before.running.tables[i], "monotonicity", "a table was rewritten")
-    _fence(before, after)
+    _fence(config, before, after)
     _unwritten(config, before, after)
     _ranks(before, events, after)
     _cancels(events, after)
@@ -202,18 +209,22 @@ def check_turn(
                 _require(time > after.time, "wake", "a wait that is over")
 
 
-def _fence(before: EngineState, after: EngineState) -> None:
+def _fence(config: EngineConfig, before: EngineState, after: EngineState) -> None:
     """Blocks of a plan in flight are neither free nor anybody else's."""
     owners = {gen: i for i, gen in enumerate(before.running.gens)}
-    flying = {gen for plan in after.inflight for gen in plan.gens if gen in owners}
+    flying: dict[int, int] = {}  # generation -> where it starts at the earliest
+    for plan in reversed(after.inflight):
+        starts = zip(plan.gens, plan.starts, strict=True)
+        flying.update((gen, start) for gen, start in starts if gen in owners)
     if not flying:
         return
     free = set(free_blocks(after))
     others: dict[int, int] = {}
     for i, gen in enumerate(after.running.gens):
         others.update(dict.fromkeys(private_blocks(after.running, i), gen))
-    for gen in flying:
-        for block in before.running.tables[owners[gen]]:
+    for gen, start in flying.items():
+        low = outside(start, config.window, config.block_size)
+        for block in before.running.tables[owners[gen]][low:]:
             _require(block not in free, "fence", f"block {block} is free and in a plan in flight")
             taken = others.get(block, gen)
             _require(taken == gen, "fence", f"block {block} has a new owner while in flight")

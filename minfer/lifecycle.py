@@ -1,8 +1,9 @@
 """How a sequence takes a seat, publishes what it computed, and leaves."""
 
 from collections.abc import Iterable
+from itertools import compress
 
-from minfer.blocks import Draft
+from minfer.blocks import Draft, outside
 from minfer.config import EngineConfig
 from minfer.keys import Key, block_key, extend_keys
 from minfer.log import Log
@@ -71,8 +72,9 @@ def committed(config: EngineConfig, state: EngineState, i: int) -> int:
         if gen in plan.gens:
             start = plan.starts[plan.gens.index(gen)]
             # A copied tail is KV only once the plan that copies it is committed.
-            first = start == run.starts[i]
-            return run.chains[i].sealed * config.block_size if first else start
+            into = run.tables[i][start // config.block_size]
+            copied = any(copy.target == into for copy in plan.copies)
+            return run.chains[i].sealed * config.block_size if copied else start
     return run.sched[i]
 
 
@@ -87,7 +89,7 @@ def named(
         tokens, tail = tail[:block_size], tail[block_size:]
         keys += (block_key(keys[len(keys) - 1] if keys else root, tokens),)
         chunks += (tokens,)
-    return Chain(keys, chain.sealed, chain.leaf, chunks), tail
+    return evolve(chain, keys=keys, chunks=chunks), tail
 
 
 def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> EngineState:
@@ -103,18 +105,54 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
     if not upto:
         return state
     draft = Draft(state.blocks)
-    chains, tails, ripe = {}, {}, {}
+    chains: dict[int, Chain] = {}
+    tails, ripe = {}, {}
     for i, count in upto.items():
         root = run.seqs[i].request.root
         chain, tails[i] = named(run.chains[i], tail_of(run, i), root, count, size)
         new = slice(chain.sealed, count)
-        if chain.keys[chain.sealed] not in draft.index:
+        if config.window:
+            chain = _slid(config, draft, chain, run.tables[i], count, committed(config, state, i))
+        elif chain.keys[chain.sealed] not in draft.index:
             leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
-            chain = Chain(chain.keys, count, leaf, chain.chunks)
+            chain = evolve(chain, sealed=count, leaf=leaf)
         chains[i] = chain
         ripe[i] = ripe_at(config, max(count, run.base[i] // size), run.last[i])
     run = edited(run, chains=chains, tails=tails, fresh=dict.fromkeys(tails, ()), ripe=ripe)
     return evolve(state, blocks=draft.done(), running=run)
+
+
+def _slid(
+    config: EngineConfig, draft: Draft, chain: Chain, table: Log[int], count: int, position: int
+) -> Chain:
+    """Publish a sequence's full blocks below `count`; give back what is behind its window."""
+    low = outside(position, config.window, config.block_size)
+    sealed = chain.sealed
+    while sealed < count and draft.publish_alone(chain.keys[sealed], table[sealed]):
+        sealed += 1
+    for block in table[chain.low : min(low, sealed)]:
+        draft.release(block)
+    draft.give(table[max(chain.low, sealed) : low])
+    return evolve(chain, sealed=max(sealed, low), low=max(chain.low, low))
+
+
+def held(chain: Chain, table: Log[int], window: int) -> tuple[int, ...]:
+    """The published blocks on which a sequence stands."""
+    return table[chain.low : chain.sealed] if window else (chain.leaf,)
+
+
+def _parted(
+    config: EngineConfig, draft: Draft, chain: Chain, table: Log[int], upto: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Publish what a leaving sequence computed; returns the blocks it holds, and its private."""
+    new = slice(chain.sealed, max(upto, chain.sealed))
+    if not config.window:
+        leaf, twins = draft.publish(chain.leaf, chain.keys[new], table[new])
+        return (leaf,), twins + table[new.stop :]
+    named = tuple(map(draft.publish_alone, chain.keys[new], table[new]))
+    twins = tuple(block for block, is_new in zip(table[new], named, strict=True) if not is_new)
+    mine = tuple(compress(table[new], named))
+    return held(chain, table, config.window) + mine, twins + table[new.stop :]
 
 
 def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> EngineState:
@@ -130,14 +168,11 @@ def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> Eng
         upto = committed(config, state, i) // size
         root, table = run.seqs[i].request.root, run.tables[i]
         chain, _ = named(run.chains[i], tail_of(run, i), root, upto, size)
-        new = slice(chain.sealed, max(upto, chain.sealed))
-        leaf, twins = draft.publish(chain.leaf, chain.keys[new], table[new])
-        private = twins + table[new.stop :]
+        fence = Fence(-1 if until is None else until, *_parted(config, draft, chain, table, upto))
         if until is None:
-            draft.release(leaf)
-            draft.give(private)
+            _open(draft, fence)
         else:
-            fences.append(Fence(until, leaf, private))
+            fences.append(fence)
     return evolve(
         state,
         blocks=draft.done(),
@@ -147,6 +182,13 @@ def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> Eng
     )
 
 
+def _open(draft: Draft, fence: Fence) -> None:
+    """Give back what a fence held off."""
+    for block in reversed(fence.held):  # the last ones are evicted first: they are used the least
+        draft.release(block)
+    draft.give(fence.private)
+
+
 def open_fences(state: EngineState, step: int | None) -> EngineState:
     """Free what was fenced off until `step` or before; all of it if `step` is None."""
     if not state.fences:
@@ -154,8 +196,7 @@ def open_fences(state: EngineState, step: int | None) -> EngineState:
     draft, kept = Draft(state.blocks), []
     for fence in state.fences:
         if step is None or fence.until <= step:
-            draft.release(fence.leaf)
-            draft.give(fence.private)
+            _open(draft, fence)
         else:
             kept.append(fence)
     return evolve(state, blocks=draft.done(), fences=tuple(kept))
@@ -191,7 +232,7 @@ def restart(config: EngineConfig, state: EngineState, spots: Iterable[int]) -> E
             gen,
             run.rows[i],
             run.tables[i],
-            Chain(Log(keys), chain.sealed, chain.leaf),
+            Chain(Log(keys), chain.sealed, chain.leaf, low=chain.low),
             committed(config, state, i),
         )
         gen += 1

@@ -59,8 +59,8 @@ class Priority(FirstCome):
 class Ageing(FirstCome):
     """Priority with ageing: waiting `seconds` is worth one level of priority.
 
-    Guarantee: nobody who arrives more than `seconds` x (difference in priority) later goes first;
-    priorities count within `levels` of 0, so nobody who arrives 2 x `seconds` x `levels` later does.
+    Guarantee: nobody who arrives more than `seconds` x (difference in priority) later goes first.
+    Priorities count within `levels` of 0, which bounds that for everybody.
     """
 
     seconds: float = field(default=10.0, validator=_number(0, above=True))
@@ -130,8 +130,8 @@ class Fair(FirstCome):
 
     A request costs the tokens of its prompt and the output it may have; what it did not use is
     given back when it ends. Guarantee: of two clients that always have something waiting, neither
-    is let in for more tokens than the other by more than the largest request of each; and a request
-    of a client that has nothing else in line is overtaken by nobody who comes later.
+    is let in for more tokens than the other by more than the largest request of each, whatever they
+    had before; and a client's first request is overtaken by nobody who comes later.
     """
 
     weights: Map[str, float] = Map()  # of clients that are due more or less than one share
@@ -172,10 +172,10 @@ class Fair(FirstCome):
 
 @frozen
 class Gathering:
-    """A window: until when it may wait, who is through, and how fast requests come."""
+    """A window: until when it may wait, for how many, and how fast requests come."""
 
     due: float = math.inf  # seconds
-    through: float = -math.inf  # who arrived by then need not wait any more
+    fresh: int = 0  # samples that came since somebody was admitted; whoever else waits is through
     last: float = -math.inf  # arrival
     gap: float = math.inf  # seconds between arrivals, smoothed
 
@@ -203,23 +203,29 @@ class Window(Ageing):
         """Open the window, or shorten it."""
         limit = 0.0 if request.priority <= self.urgent else self.wait
         due = min(state.due, time + min(limit, self.part * request.deadline))
-        gap = time - state.last
-        if state.gap < math.inf:
-            gap = 0.8 * state.gap + 0.2 * gap
+        gap = state.gap
+        if state.last > -math.inf:
+            late = min(time - state.last, 2 * self.wait)  # beyond that it is slow, however slow
+            gap = late if gap == math.inf else (gap + late) / 2
         rank, _ = super().rank(None, request, time)
-        return rank, Gathering(due, state.through, time, gap)
+        return rank, Gathering(due, state.fresh + request.n, time, gap)
 
     def admit_from(self, state: Gathering, load: Load) -> float:
         """Go if it is time or if waiting is idle; else say when."""
-        if load.arrived <= state.through or load.waiting >= self.fill:
+        if load.waiting > state.fresh or load.waiting >= self.fill:
             return load.time
         full = load.time + (self.fill - load.waiting) * state.gap
         return load.time if full > state.due else state.due
 
     def admitted(self, state: Gathering, rank: Rank, request: Request, load: Load) -> Gathering:
         """Whoever waits now goes along."""
-        del rank, request
-        return evolve(state, due=math.inf, through=load.time)
+        del rank, request, load
+        return evolve(state, due=math.inf, fresh=0)
+
+    def ended(self, state: Gathering, request: Request, output: int, ran: bool) -> Gathering:
+        """Forget one that gave up."""
+        del request, output
+        return state if ran or not state.fresh else evolve(state, fresh=state.fresh - 1)
 
 
 @frozen

@@ -28,7 +28,7 @@ class Fence:
     """Blocks given back while plans in flight may name them: free once step `until` is over."""
 
     until: int
-    leaf: int
+    held: tuple[int, ...]  # published
     private: tuple[int, ...]
 
 

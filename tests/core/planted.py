@@ -66,12 +66,13 @@ BUGS: Final = (
         "hit stolen before it is pinned",
         "v#37076, v#37164: allocation evicts the prefix that was just looked up",
         "admit.py",
-        "    draft.hold(leaf)\n"
+        "    low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)\n"
         "    needs = -(-known // size) - hit\n"
-        "    spare = config.watermark if company else 0\n"
+        "    spare = config.watermark if len(state.running) + others else 0\n"
         "    new = draft.take(needs) if needs + spare <= draft.available else None\n",
+        "    low, hit, prefix, leaf = _hit(config, state, Draft(state.blocks), seq.keys, full)\n"
         "    needs = -(-known // size) - hit\n"
-        "    spare = config.watermark if company else 0\n"
+        "    spare = config.watermark if len(state.running) + others else 0\n"
         "    new = draft.take(needs) if needs + spare <= draft.available else None\n"
         "    draft.hold(leaf)\n",
     ),
@@ -107,22 +108,22 @@ BUGS: Final = (
         "leak of duplicates",
         "s#11970, s#6888: blocks whose content is cached already are neither kept nor freed",
         "lifecycle.py",
-        "private = twins + table[new.stop :]",
-        "private = table[new.stop :]",
+        "return (leaf,), twins + table[new.stop :]",
+        "return (leaf,), table[new.stop :]",
     ),
     Bug(
         "leaf of a fenced sequence is never let go",
         "v#46283: cancelled while something is in flight, the cached prefix stays pinned",
         "lifecycle.py",
-        "        if step is None or fence.until <= step:\n            draft.release(fence.leaf)\n",
-        "        if step is None or fence.until <= step:\n",
+        "        if step is None or fence.until <= step:\n            _open(draft, fence)\n",
+        "        if step is None or fence.until <= step:\n            draft.give(fence.private)\n",
     ),
     Bug(
         "double free",
         "sglang-jax #982: blocks just given to the cache are freed as well",
         "lifecycle.py",
-        "private = twins + table[new.stop :]",
-        "private = twins + table[new.start :]",
+        "return (leaf,), twins + table[new.stop :]",
+        "return (leaf,), twins + table[new.start :]",
     ),
     Bug(
         "rank lost on preemption",
@@ -137,8 +138,8 @@ BUGS: Final = (
         "output lost on preemption",
         "v#38624: tokens are sampled and sent a second time after a preemption",
         "lifecycle.py",
-        "back = evolve(seq, history=tokens, keys=keys, preempted=seq.preempted + 1)",
-        "back = evolve(seq, preempted=seq.preempted + 1)",
+        "back = evolve(seq, history=tokens, keys=keys, preempted=seq.preempted + 1, place=place)",
+        "back = evolve(seq, preempted=seq.preempted + 1, place=place)",
     ),
     Bug(
         "whole prompt hit",
@@ -187,7 +188,7 @@ BUGS: Final = (
         "copy lost with its plan",
         "prototype: after a failed step a fork counts the tail as KV that was to be copied",
         "lifecycle.py",
-        "return run.chains[i].sealed * config.block_size if first else start",
+        "return run.chains[i].sealed * config.block_size if copied else start",
         "return start",
     ),
     Bug(
@@ -202,7 +203,7 @@ BUGS: Final = (
         "v#46283: blocks are freed while a step in flight still writes to them",
         "lifecycle.py",
         "        if until is None:\n",
-        "        if until is None or private:\n",
+        "        if until is None or fence.private:\n",
     ),
     Bug(
         "fence opens a step early",
@@ -249,7 +250,7 @@ BUGS: Final = (
     Bug(
         "equals displace each other",
         "v#49674: requests of one priority take turns in throwing each other out",
-        "policy.py",
+        "policies.py",
         "return waiting < running",
         "return waiting <= running",
     ),
@@ -348,7 +349,7 @@ BUGS: Final = (
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
         "admit.py",
-        "spare = config.watermark if company else 0",
+        "spare = config.watermark if len(state.running) + others else 0",
         "spare = config.watermark",
     ),
     Bug(
@@ -376,8 +377,8 @@ BUGS: Final = (
         "side table outlives the request",
         "v#51629: what was noted about a sample is never cleared",
         "commit.py",
-        "state, requests=requests, faults=tuple(f for f in state.faults if f[0] not in gone)\n",
-        "state, requests=requests\n",
+        "    state = evolve(state, requests=requests, policy=policy, faults=faults)\n",
+        "    state = evolve(state, requests=requests, policy=policy)\n",
     ),
     Bug(
         "poison is retried for ever",
@@ -406,6 +407,41 @@ BUGS: Final = (
         "sequence.py",
         "spots = _spots(run, added)",
         "spots = None",
+    ),
+    Bug(
+        "window ends a block late",
+        "any engine: blocks that the next query still reads are taken for out of the window",
+        "lifecycle.py",
+        "    low = outside(position, config.window, config.block_size)\n",
+        "    low = outside(position + config.block_size, config.window, config.block_size)\n",
+    ),
+    Bug(
+        "hit without its window",
+        "any engine: a prefix counts as cached though a block of its last window is gone",
+        "blocks.py",
+        "outside(hit * block_size, window, block_size)",
+        "outside((hit + 1) * block_size, window, block_size)",
+    ),
+    Bug(
+        "given back twice",
+        "any engine: what left the window is let go again at each block",
+        "lifecycle.py",
+        "    for block in table[chain.low : min(low, sealed)]:\n",
+        "    for block in table[: min(low, sealed)]:\n",
+    ),
+    Bug(
+        "private block behind the window leaks",
+        "any engine: what was never published is forgotten when it leaves the window",
+        "lifecycle.py",
+        "    draft.give(table[max(chain.low, sealed) : low])\n",
+        "",
+    ),
+    Bug(
+        "fork of a block that is gone",
+        "any engine: a tail is copied from a block that its owner has given back",
+        "admit.py",
+        "state.running.chains[sibling].low <= full",
+        "state.running.chains[sibling].low <= 2 * full + 1",
     ),
 )
 

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.blocks import ROOT
 from minfer.engine import step
 from minfer.invariants import InvariantError, check, check_turn
 from minfer.log import Log
@@ -60,7 +59,7 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "coverage": lambda s: run_with(s, sched=(s.running.sched[0] + 1, *s.running.sched[1:])),
         "conservation": lambda s: evolve(s, requests=s.requests.delete("x")),
         "depth": lambda s: evolve(s, inflight=s.inflight[::-1]),
-        "fence": lambda s: evolve(s, fences=(Fence(77, ROOT, ()),)),
+        "fence": lambda s: evolve(s, fences=(Fence(77, (), ()),)),
     }
 
 

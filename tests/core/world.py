@@ -11,6 +11,7 @@ from random import Random
 
 from attrs import define, evolve, field
 
+from minfer.blocks import outside
 from minfer.config import EngineConfig
 from minfer.effects.oracle import Oracle, reference
 from minfer.engine import step
@@ -59,6 +60,7 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
         policy=rng.choice(POLICIES),
+        window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
     )
 
 
@@ -91,7 +93,7 @@ class World:
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
         short = Random(self.rng.random()) if self.variable else None
-        self.oracle = Oracle(self.config.block_size, VOCAB, short)
+        self.oracle = Oracle(self.config.block_size, VOCAB, short, self.config.window)
 
     # --- actions ---------------------------------------------------------------------------------
 
@@ -240,8 +242,12 @@ class World:
         """Blocks that a plan in flight names are neither free nor another's own, over all turns."""
         run = self.state.running
         for plan in (c.plan for c in turn.commands if isinstance(c, Execute)):
-            here = [(gen, run.gens.index(gen)) for gen in plan.gens if gen in run.gens]
-            self.named[plan.step] = [(gen, run.tables[i][:]) for gen, i in here]
+            starts = zip(plan.gens, plan.starts, strict=True)
+            here = [(gen, run.gens.index(gen), start) for gen, start in starts if gen in run.gens]
+            size, window = self.config.block_size, self.config.window
+            self.named[plan.step] = [
+                (gen, run.tables[i][outside(start, window, size) :]) for gen, i, start in here
+            ]
         flying = {plan.step for plan in self.state.inflight}
         self.named = {step: rows for step, rows in self.named.items() if step in flying}
         free = set(free_blocks(self.state))
@@ -296,7 +302,9 @@ class World:
         self.past.append(request.prompt + tuple(right[: done.length]))
 
     def reference(self, request: Request, sample: int) -> list[int]:
-        return reference(request, sample, self.config.block_size, VOCAB, self.config.max_model_len)
+        own = self.config
+        size, limit = own.block_size, own.max_model_len
+        return reference(request, sample, size, VOCAB, limit, own.window)
 
 
 def run_swarm(seed: int, turns: int) -> World:

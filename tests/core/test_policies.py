@@ -1,0 +1,400 @@
+"""What each policy guarantees, on engines that run: Hypothesis looks for a counterexample."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from attrs import evolve, field, frozen
+from hypothesis import given, settings
+
+from minfer.config import ConfigError, EngineConfig
+from minfer.effects.oracle import Oracle
+from minfer.engine import step
+from minfer.invariants import check, check_turn
+from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
+from minfer.pmap import Map
+from minfer.policies import (
+    POLICIES,
+    PREFILL,
+    Ageing,
+    Deadline,
+    Fair,
+    Priority,
+    Shares,
+    Shortest,
+    Static,
+    Window,
+    policy_named,
+)
+from minfer.policy import FirstCome, Load, Policy, Rank
+from minfer.request import Request
+from minfer.state import EngineState, initial
+
+CONFIG = EngineConfig(
+    num_blocks=16, block_size=4, max_model_len=48, max_num_seqs=1, max_num_batched_tokens=8,
+    vocab_size=50, depth=2,
+)  # fmt: skip
+PACE = 1.0  # seconds between turns, at most
+
+
+@frozen
+class Arrival:
+    """A request, and when it comes and goes."""
+
+    time: float
+    request: Request
+    cancelled: float = math.inf
+
+
+@frozen
+class Run:
+    """What happened to requests: when each was first admitted, in order, and who was held."""
+
+    arrivals: list[Arrival] = field(factory=list)  # at the time of the turn that took them
+    admitted: dict[str, float] = field(factory=dict)
+    ended: dict[str, float] = field(factory=dict)
+    waits: list[tuple[float, set[str]]] = field(factory=list)  # until when it let whom wait
+    batches: list[tuple[float, set[str], set[str]]] = field(factory=list)  # time, new, running
+
+    def arrival(self, name: str) -> Arrival:
+        return next(a for a in self.arrivals if a.request.id == name)
+
+    def overtaken(self) -> list[tuple[Arrival, Arrival]]:
+        """(who was there first, who was admitted before it all the same)."""
+        pairs = []
+        for mine in self.arrivals:
+            start = self.admitted.get(mine.request.id, math.inf)
+            for other in self.arrivals:
+                theirs = self.admitted.get(other.request.id, math.inf)
+                if other.time > mine.time and theirs < start and mine.cancelled > theirs:
+                    pairs.append((mine, other))
+        return pairs
+
+
+def run(arrivals: list[Arrival], policy: Policy, rows: int = 1) -> Run:
+    """Serve all arrivals on the oracle, each turn checked; everybody must end."""
+    config = evolve(CONFIG, policy=policy, max_num_seqs=rows)
+    result = Run()
+    state, oracle, now, turns = initial(config), Oracle(config.block_size, 50), 0.0, 0
+    coming = sorted(arrivals, key=lambda a: a.time)
+    going = sorted((a for a in arrivals if a.cancelled < math.inf), key=lambda a: a.cancelled)
+    while coming or state.requests:
+        turns += 1
+        assert turns < 4000, f"not drained: {state.held}"
+        events: list[Event] = [Tick(now)]
+        events += [oracle.collect()] if oracle.plans else []
+        while coming and coming[0].time <= now:
+            result.arrivals.append(evolve(coming[0], time=now))
+            events.append(Submit(coming.pop(0).request))
+        while going and going[0].cancelled <= now:
+            events.append(Cancel(going.pop(0).request.id))
+        before = state
+        turn = step(config, before, tuple(events))
+        state = turn.state
+        check(config, state)
+        check_turn(config, before, tuple(events), turn)
+        _note(result, before, turn.state, turn.reasons, now)
+        wake = math.inf
+        for command in turn.commands:
+            if isinstance(command, Execute):
+                oracle.launch(command.plan)
+            elif isinstance(command, Emit):
+                result.ended.update((done.id, now) for done in command.finished)
+            elif isinstance(command, WakeAt):
+                wake = command.time
+                result.waits.append((wake, {seq.request.id for seq in state.waiting}))
+        soon = min((wake, *(a.time for a in coming[:1]), *(a.cancelled for a in going[:1])))
+        now = now + PACE if oracle.plans else max(now, min(now + PACE, soon))
+    assert set(result.ended) == {a.request.id for a in arrivals}
+    return result
+
+
+def _note(
+    result: Run, before: EngineState, after: EngineState, reasons: tuple[Any, ...], now: float
+) -> None:
+    new = [r.id for r in reasons if isinstance(r, Admitted) and r.id not in result.admitted]
+    result.admitted.update(dict.fromkeys(new, now))
+    if new:
+        kept = {name for name, _ in before.running.ids} & {name for name, _ in after.running.ids}
+        result.batches.append((now, set(new), kept))
+
+
+@st.composite
+def workloads(draw: st.DrawFn, most: int = 14) -> list[Arrival]:
+    """Requests of all kinds: bursts and pauses, several clients, priorities and deadlines."""
+    out, time = [], 0.0
+    for i in range(draw(st.integers(1, most))):
+        time += draw(st.sampled_from((0.0, 0.0, 0.4, 1.0, 3.0, 9.0)))
+        request = Request(
+            id=f"r{i}",
+            prompt=tuple(range(draw(st.integers(1, 14)))),
+            max_tokens=draw(st.integers(1, 20)),
+            priority=draw(st.integers(-3, 3)),
+            client=draw(st.sampled_from("abc")),
+            deadline=draw(st.sampled_from((1.0, 5.0, 30.0, math.inf))),
+        )
+        gone = draw(st.sampled_from((math.inf, math.inf, math.inf, 2.0)))
+        out.append(Arrival(time, request, time + gone))
+    return out
+
+
+quick = settings(max_examples=30, deadline=None)
+
+
+@quick
+@given(workloads())
+def test_first_come_is_first_served(work: list[Arrival]) -> None:
+    assert not run(work, FirstCome()).overtaken()
+
+
+@quick
+@given(workloads())
+def test_strict_priority_never_lets_the_less_urgent_first(work: list[Arrival]) -> None:
+    for mine, other in run(work, Priority()).overtaken():
+        assert other.request.priority < mine.request.priority
+
+
+@quick
+@given(workloads(), st.sampled_from((0.5, 3.0)), st.sampled_from((0, 1, 8)))
+def test_ageing_bounds_who_may_overtake(work: list[Arrival], seconds: float, levels: int) -> None:
+    for mine, other in run(work, Ageing(seconds, levels)).overtaken():
+        gap = other.time - mine.time
+        assert gap < seconds * (mine.request.priority - other.request.priority)
+        assert gap <= 2 * seconds * levels
+
+
+@quick
+@given(workloads(), st.sampled_from((0.0, 4.0, 60.0)))
+def test_deadlines_are_served_in_order(work: list[Arrival], slack: float) -> None:
+    def due(a: Arrival) -> float:
+        return a.time + (slack if a.request.deadline == math.inf else a.request.deadline)
+
+    for mine, other in run(work, Deadline(slack)).overtaken():
+        assert due(other) < due(mine)
+        assert other.time < due(mine)  # so nobody starves
+
+
+@quick
+@given(workloads(), st.sampled_from((0.0, 0.5, 10.0)))
+def test_shortest_lets_work_be_outwaited(work: list[Arrival], pace: float) -> None:
+    def size(a: Arrival) -> float:
+        return len(a.request.prompt) / PREFILL + a.request.max_tokens
+
+    for mine, other in run(work, Shortest(pace)).overtaken():
+        assert size(other) < size(mine)
+        assert other.time - mine.time < pace * size(mine)
+
+
+def test_shortest_counts_what_was_done_before_a_preemption() -> None:
+    request = Request(id="r", prompt=(1, 2, 3, 4), max_tokens=10)
+    policy = Shortest(1.0)
+    assert policy.again(None, (99.0,), request, 5.0, 6) == (5.0 + 4 / PREFILL + 4,)
+
+
+@quick
+@given(workloads())
+def test_fair_lets_nobody_who_is_later_pass_a_clients_first_request(work: list[Arrival]) -> None:
+    result = run(work, Fair())
+    for mine, other in result.overtaken():
+        earlier = [
+            a
+            for a in work
+            if a.request.client == mine.request.client
+            and (a.time, int(a.request.id[1:])) < (mine.time, int(mine.request.id[1:]))
+        ]
+        assert earlier, f"{other} passed the first request of a client"
+
+
+@quick
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 14), st.integers(1, 20)),
+                min_size=4, max_size=24))  # fmt: skip
+def test_fair_shares_stay_within_the_largest_requests(
+    wants: list[tuple[str, int, int]],
+) -> None:
+    """Everybody is in line from the start, so both clients wait until one has nothing left."""
+    work = [
+        Arrival(0.0, Request(id=f"r{i}", prompt=(1,) * prompt, max_tokens=most, client=client))
+        for i, (client, prompt, most) in enumerate(wants)
+    ]
+    cost = {a.request.id: len(a.request.prompt) + a.request.max_tokens for a in work}
+    largest = sum(
+        max((cost[a.request.id] for a in work if a.request.client == c), default=0) for c in "ab"
+    )
+    result, had = run(work, Fair()), {"a": 0, "b": 0}
+    left = {c: sum(a.request.client == c for a in work) for c in "ab"}
+    for name in result.admitted:  # in order
+        if not all(left.values()):
+            break
+        client = result.arrival(name).request.client
+        had[client] += cost[name]
+        left[client] -= 1
+        assert abs(had["a"] - had["b"]) <= largest
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(6, 12), st.integers(1, 3), st.integers(4, 8))
+def test_fair_lets_nobody_save_up(many: int, before: int, after: int) -> None:
+    """A client that was idle for a while is not owed what it did not ask for."""
+
+    def asks(client: str, first: int, count: int, time: float) -> list[Arrival]:
+        names = (f"{client}{i}" for i in range(first, first + count))
+        return [
+            Arrival(time, Request(id=name, prompt=(1,) * 6, max_tokens=6, client=client))
+            for name in names
+        ]
+
+    work = [*asks("a", 0, 2 * many, 0.0), *asks("b", 0, before, 0.0), *asks("b", before, after, 70)]
+    result = run(work, Fair())
+    late = [name for name, time in result.admitted.items() if time > 70]
+    both = next(i for i, _ in enumerate(late) if len({n[0] for n in late[i:]}) == 1)
+    share = [name[0] for name in late[:both]]
+    assert abs(share.count("a") - share.count("b")) <= 2
+
+
+def test_fair_gives_back_what_was_not_used() -> None:
+    policy, request = Fair(), Request(id="r", prompt=(1,) * 10, max_tokens=90, client="a")
+    _, state = policy.rank(policy.start(), request, 0.0)
+    assert state.tags["a"] == 100
+    assert policy.ended(state, request, 20, True).tags["a"] == 30
+    assert policy.ended(state, request, 0, False).tags["a"] == 0
+
+
+def test_fair_weights_and_forgets_clients_that_are_owed_nothing() -> None:
+    policy = Fair(Map({"big": 2.0}))
+    state: Any = policy.start()
+    for i in range(3000):
+        request = Request(id="r", prompt=(1,), max_tokens=1, client=f"c{i}")
+        rank, state = policy.rank(state, request, 0.0)
+        state = policy.admitted(state, (rank[0] + 3.0,), request, LOAD)
+    assert len(state.tags) <= 1024
+    big = Request(id="r", prompt=(1,) * 10, max_tokens=10, client="big")
+    _, state = policy.rank(Shares(), big, 0.0)
+    assert state.tags["big"] == 10
+
+
+LOAD = Load(time=0.0, waiting=1, running=0, available=9, arrived=0.0, budget=8)
+
+
+@quick
+@given(workloads(), st.sampled_from((0.0, 0.7, 2.5)), st.integers(1, 5))
+def test_the_window_holds_nobody_longer_than_it_says(
+    work: list[Arrival], wait: float, fill: int
+) -> None:
+    policy = Window(2.0, 2, wait=wait, fill=fill, urgent=-2, part=0.5)
+    result = run(work, policy, rows=2)
+    for until, names in result.waits:
+        for mine in map(result.arrival, names):
+            assert until <= mine.time + min(wait, 0.5 * mine.request.deadline)
+            assert mine.request.priority > -2
+    for mine, other in result.overtaken():
+        assert other.time - mine.time < 2.0 * (mine.request.priority - other.request.priority)
+
+
+def test_the_window_gathers_a_batch_and_goes_early_when_it_is_full_or_pointless() -> None:
+    def came(*times: float) -> list[Arrival]:
+        return [
+            Arrival(t, Request(id=f"r{i}", prompt=(1, 2), max_tokens=3))
+            for i, t in enumerate(times)
+        ]
+
+    policy = Window(wait=4.0, fill=3)
+    together = run(came(0.0, 1.0, 2.0, 3.0), policy, rows=4)
+    assert list(together.admitted.values()) == [0.0, 3.0, 3.0, 3.0]  # a pace is known; full
+    timely = run(came(0.0, 1.0, 2.0, 20.0), policy, rows=4)
+    assert list(timely.admitted.values()) == [0.0, 5.0, 5.0, 20.0]  # nobody waits longer than 4 s
+    alone = run(came(0.0), policy)
+    assert alone.admitted["r0"] == 0.0  # at no known pace would it fill
+    slow = run(came(0.0, 30.0, 60.0), policy)
+    assert list(slow.admitted.values()) == [0.0, 30.0, 60.0]  # nor at this one
+    urgent = evolve(came(0.0)[0].request, id="u", priority=-1)
+    rush = run([*came(0.0, 1.0), Arrival(1.0, urgent)], Window(wait=9.0, fill=9), rows=4)
+    assert rush.admitted["u"] == 1.0
+
+
+@quick
+@given(workloads(), st.integers(1, 3))
+def test_static_batches_are_closed_until_they_end(work: list[Arrival], size: int) -> None:
+    result = run(work, Static(size), rows=4)
+    assert not result.overtaken()
+    opened: dict[str, float] = {}  # of the batch that each is in
+    for time, new, running in result.batches:
+        start = max((opened[name] for name in running), default=time)
+        opened.update(dict.fromkeys(new, start))
+        assert all(result.arrival(name).time <= start for name in new)
+    for start in set(opened.values()):
+        assert sum(s == start for s in opened.values()) <= size
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@settings(max_examples=10, deadline=None)
+@given(work=workloads())
+def test_every_policy_ends_every_request_and_decides_alike_twice(
+    name: str, work: list[Arrival]
+) -> None:
+    policy = policy_named(name)
+    assert run(work, policy, rows=3) == run(work, policy, rows=3)
+
+
+@frozen
+class Never(FirstCome):
+    """Waits for ever."""
+
+    def admit_from(self, state: Any, load: Load) -> float:
+        del state, load
+        return math.inf
+
+
+@frozen
+class Worse(FirstCome):
+    """Wants preempted sequences at the end of the line."""
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        del request, time
+        return (0.0,), state
+
+    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+        del state, rank, request, arrived, done
+        return (1e9,)
+
+
+@pytest.mark.parametrize("make", [Never, Worse])
+@quick
+@given(work=workloads())
+def test_a_bad_policy_cannot_stop_the_engine(
+    make: Callable[[], Policy], work: list[Arrival]
+) -> None:
+    run(work, make())
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [
+        ("fcfs", FirstCome()),
+        ("ageing:seconds=2.5,levels=3", Ageing(2.5, 3)),
+        ("window:wait=0.2,fill=4,urgent=-2", Window(wait=0.2, fill=4, urgent=-2)),
+        ("static:size=16", Static(16)),
+    ],
+)
+def test_policies_by_name(text: str, policy: Policy) -> None:
+    assert policy_named(text) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("lottery", "must be one of fcfs"),
+        ("fcfs:x=1", "no option 'x'"),
+        ("ageing:seconds", "must be a number"),
+        ("ageing:seconds=0", "above 0"),
+        ("ageing:seconds=nan", "above 0"),
+        ("ageing:seconds=inf", "above 0"),
+        ("static:size=2.5", "must be a number"),
+        ("window:fill=0", "from 1"),
+        ("fair:weights=1", "no option 'weights'"),
+    ],
+)
+def test_bad_names_of_policies(text: str, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        policy_named(text)
