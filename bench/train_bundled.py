@@ -1,7 +1,7 @@
 """Train the bundled models, a small target and a smaller draft, on Python's standard library.
 
-One command makes everything that the bundled folder holds: the tokenizer, the two checkpoints in
-the Hugging Face layout, the figures (training.json) and the model card (README.md):
+One command makes what the bundled folder holds: the tokenizer, the two checkpoints in the Hugging
+Face layout, and the figures (training.json) that the model card quotes:
 
     python bench/train_bundled.py --out effects/bundled
 
@@ -24,7 +24,6 @@ import math
 import platform
 import random
 import sysconfig
-import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -65,9 +64,6 @@ SKIPPED_FOLDERS = {
 }  # fmt: skip
 SKIPPED_PREFIXES = ("_sysconfigdata", "config-")
 TOPICS = "pydoc_data/topics.py"
-
-PROMPTS = ["def ", "import os\n", "class "]
-CHAT_PROMPT = "Return the number of lines in a file."
 
 Report = dict[str, Any]
 Loss = Callable[[Tensor], Tensor]
@@ -613,45 +609,10 @@ def load(folder: Path, device: str) -> nn.Module:
     return model.to(device).eval()
 
 
-@torch.no_grad()
-def complete(
-    model: nn.Module, tokenizer: Tokenizer, prompt: str, temperature: float, count: int = 120
-) -> str:
-    """Continue a prompt, on the CPU, in float32, with a fixed seed."""
-    ids = tokenizer.encode(prompt).ids
-    start = len(ids)
-    generator = torch.Generator().manual_seed(0)
-    fresh, past = ids, None
-    for _ in range(count):
-        output = model(input_ids=torch.tensor([fresh]), past_key_values=past, use_cache=True)
-        logits, past = output.logits[0, -1], output.past_key_values
-        if temperature == 0:
-            token = int(logits.argmax())
-        else:
-            chances = (logits / temperature).softmax(-1)
-            token = int(torch.multinomial(chances, 1, generator=generator))
-        if token in (0, SPECIAL.index(TURN_END)):
-            break
-        fresh = [token]
-        ids = ids + fresh
-    return prompt + tokenizer.decode(ids[start:])
-
-
-def samples(model: nn.Module, tokenizer: Tokenizer) -> list[Report]:
-    """What the target writes after each prompt, and its answer to a chat."""
-    question = f"{TURN_START}user\n{CHAT_PROMPT}{TURN_END}\n{TURN_START}assistant\n"
-    found: list[Report] = []
-    for prompt in [*PROMPTS, question]:
-        for temperature in (0.0, 0.7):
-            text = complete(model, tokenizer, prompt, temperature)
-            found.append({"prompt": prompt, "temperature": temperature, "text": text})
-    return found
-
-
 def figures(
     args: argparse.Namespace, corpus: Corpus, stream: Stream, held: HeldOut, reports: Report
 ) -> Report:
-    """Measure the saved checkpoints and gather everything the card tells."""
+    """Measure the saved checkpoints, and say what they were made of."""
     target, draft = load(args.out / "target", args.device), load(args.out / "draft", args.device)
     for role, model in (("target", target), ("draft", draft)):
         nats = held_out_loss(model, held)
@@ -662,7 +623,6 @@ def figures(
         files = (args.out / role).iterdir()
         reports[role]["folder_bytes"] = sum(path.stat().st_size for path in files)
     same, overlap = agreement(target, draft, held)
-    tokenizer = Tokenizer.from_file(str(args.out / "target" / "tokenizer.json"))
     return {
         "seed": args.seed,
         "data": {
@@ -678,152 +638,7 @@ def figures(
         },
         **reports,
         "agreement": {"greedy": round(same, 4), "overlap": round(overlap, 4)},
-        "samples": samples(target.to("cpu"), tokenizer),
     }
-
-
-CARD = """# The bundled models
-
-Written by `bench/train_bundled.py` from `training.json`; change those, not this file.
-
-`target/` and `draft/` are two small language models of Python source, of the Qwen2 architecture,
-in the Hugging Face layout (bfloat16 weights, tied embeddings). They make the engine usable and
-testable without a download, speculative decoding included: the draft was distilled from the
-target and shares its tokenizer.
-
-| | target | draft |
-| --- | --- | --- |
-{rows}
-
-The draft's likeliest token is the target's at {greedy:.1%} of the held-out positions; the two
-distributions overlap by {overlap:.1%} (the share of tokens that speculative sampling accepts
-at temperature 1).
-
-## Data
-
-The standard library of Python {stdlib} (licence: {licence}): its sources, {documents} documents
-of {bytes:,} bytes and {tokens:,} tokens, among them the language reference's topics that `pydoc`
-carries. Functions, classes, docstrings, and chats made of a docstring and its function are
-taken from the same files again ({all_tokens:,} tokens with those). Tests, character tables,
-generated files and bundled packages are left out. {held_files} files
-({held_bytes:,} bytes, {held_tokens:,} tokens), chosen by a hash of their paths, were never
-trained on; every held-out figure above is over them. Training kept the weights of the evaluation
-at which these files' loss was lowest (target: step {best_step} of {steps}), so the figures are
-very slightly in the models' favour.
-
-## Training
-
-{training}
-
-To repeat it with that version of Python, or with `--stdlib` naming its library:
-`{command}`.
-
-## Prompts
-
-Byte-level BPE, {vocabulary} tokens. `<|endoftext|>` ends a document and may begin one; nothing
-is put in front of a prompt by itself. The chat template is ChatML's
-(`<|im_start|>role`, `<|im_end|>`): the models were shown a docstring as the user's turn and a
-function as the answer. `generation_config.json` therefore lists both ends as stops.
-
-`tokenizer.json` normalises nothing, so every text survives a round trip. (The transformers
-library adds Unicode's NFC when it loads the tokenizer of any Qwen2 model: there, text with
-decomposed characters encodes differently.)
-
-## Limits
-
-The models write text that looks like Python. It seldom runs, it means little, and parts of it
-are remembered from the standard library. They know no language but Python and its
-documentation's English, do not follow instructions, and are no use for anything but trying and
-testing an engine. The context is {positions} tokens.
-
-## Samples of the target
-
-{samples}
-"""
-
-
-def write_figures(out: Path, found: Report) -> None:
-    """Write training.json."""
-    (out / "training.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-
-
-def table(data: Report) -> str:
-    """The card's table of both models."""
-
-    def row(label: str, show: Callable[[Report], str]) -> str:
-        return f"| {label} | {show(data['target'])} | {show(data['draft'])} |"
-
-    def heads(r: Report) -> str:
-        config = r["config"]
-        pair = (config["num_attention_heads"], config["num_key_value_heads"])
-        return f"{pair[0]} query, {pair[1]} key-value, {config['head_dim']} wide"
-
-    return "\n".join(
-        [
-            row("parameters", lambda r: f"{r['parameters']:,}"),
-            row("layers", lambda r: str(r["config"]["num_hidden_layers"])),
-            row("hidden size", lambda r: str(r["config"]["hidden_size"])),
-            row("feed-forward size", lambda r: str(r["config"]["intermediate_size"])),
-            row("heads", heads),
-            row("folder, bytes", lambda r: f"{r['folder_bytes']:,}"),
-            row("held-out loss, nats per token", lambda r: f"{r['held_out_nats_per_token']:.3f}"),
-            row("held-out loss, bits per byte", lambda r: f"{r['held_out_bits_per_byte']:.3f}"),
-        ]
-    )
-
-
-def fenced(sample: Report) -> str:
-    """One sample as the card shows it."""
-    how = "greedy" if sample["temperature"] == 0 else f"temperature {sample['temperature']}"
-    prompt = json.dumps(sample["prompt"])
-    text = "\n".join(line.rstrip() for line in sample["text"].rstrip().split("\n"))
-    return f"After `{prompt}`, {how}:\n\n````text\n{text}\n````"
-
-
-def training_of(data: Report) -> str:
-    """What the models were trained on, how, and for how long."""
-    spent = []
-    for role in ("target", "draft"):
-        report = data[role]
-        versions = report["versions"]
-        spent.append(
-            f"The {role}: {report['steps']:,} steps of {report['tokens_per_step']:,} tokens in "
-            f"{report['seconds']:.0f} s on {report['device']} (torch {versions['torch']}, "
-            f"transformers {versions['transformers']})"
-        )
-    text = (
-        f"{'. '.join(spent)}; the target's writing for it is in that time. Seed {data['seed']}; "
-        "AdamW, linear warmup and cosine decay; the target with dropout "
-        f"{data['target']['dropout']} on each block's output."
-    )
-    return textwrap.fill(text, 100)
-
-
-def write_card(out: Path) -> None:
-    """Write README.md from training.json."""
-    data = json.loads((out / "training.json").read_text(encoding="utf-8"))
-    source, target = data["data"], data["target"]
-    card = CARD.format(
-        rows=table(data),
-        **data["agreement"],
-        stdlib=source["standard_library"],
-        licence=source["licence"],
-        documents=source["train_documents"],
-        bytes=source["train_bytes"],
-        tokens=source["train_tokens"],
-        all_tokens=source["train_tokens_with_openings_and_chats"],
-        held_files=source["held_out_files"],
-        held_bytes=source["held_out_bytes"],
-        held_tokens=source["held_out_tokens"],
-        best_step=target["best_step"],
-        steps=target["steps"],
-        training=training_of(data),
-        command=data["command"],
-        vocabulary=target["config"]["vocab_size"],
-        positions=MAX_POSITIONS,
-        samples="\n\n".join(fenced(sample) for sample in data["samples"]),
-    )
-    (out / "README.md").write_text(card, encoding="utf-8")
 
 
 def arguments() -> argparse.Namespace:
@@ -851,19 +666,9 @@ def arguments() -> argparse.Namespace:
     add("--compile", action=argparse.BooleanOptionalAction, default=None,
         help="use torch.compile (default: on cuda)")  # fmt: skip
     add("--files", type=int, help="read so many files only, for a quick trial")
-    add("--keep-target", action="store_true", help="train the draft only, for the target in --out")
-    add("--card-only", action="store_true", help="write the card anew from training.json")
     args = parser.parse_args()
-    # What the card tells a reader to run: every option that shapes the result.
-    elsewhere = {
-        "out",
-        "stdlib",
-        "stdlib_version",
-        "device",
-        "compile",
-        "card_only",
-        "keep_target",
-    }
+    # What a reader has to run to repeat this: every option that shapes the result.
+    elsewhere = {"out", "stdlib", "stdlib_version", "device", "compile"}
     changed = [
         f"--{name.replace('_', '-')} {value}"
         for name, value in vars(args).items()
@@ -881,40 +686,26 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Train both models, measure what was saved, and write the card."""
+    """Train both models, and measure what was saved."""
     args = arguments()
-    if args.card_only:
-        write_card(args.out)
-        return
     transformers.set_seed(args.seed)
     torch.set_float32_matmul_precision("high")
     corpus = read_corpus(args.stdlib, args.files)
-    tokenizer = (
-        Tokenizer.from_file(str(args.out / "target" / "tokenizer.json"))
-        if args.keep_target
-        else train_tokenizer(corpus, args.vocabulary)
-    )
+    tokenizer = train_tokenizer(corpus, args.vocabulary)
     vocabulary = tokenizer.get_vocab_size()
     stream = Stream(corpus, tokenizer, args.device, args.seed)
     held = hold_out(corpus, tokenizer, args.device, args.length)
     say("data", files=len(corpus.files), openings=len(corpus.openings), chats=len(corpus.chats),
         tokens=stream.count, file_tokens=stream.file_end, held_out_tokens=held.tokens,
         held_out_bytes=held.bytes, vocabulary=vocabulary)  # fmt: skip
-    if args.keep_target:
-        target = load(args.out / "target", args.device)
-        target_report = json.loads((args.out / "training.json").read_text())["target"]
-    else:
-        target, target_report = train_target(args, stream, held, vocabulary)
-        save(target, tokenizer, args.out / "target")
-        # Enough to go on from with --keep-target, should the draft's training be cut short.
-        write_figures(args.out, {"target": target_report})
+    target, target_report = train_target(args, stream, held, vocabulary)
+    save(target, tokenizer, args.out / "target")
     draft, draft_report = train_draft(args, stream, held, target, vocabulary)
     save(draft, tokenizer, args.out / "draft")
     reports = {"target": target_report, "draft": draft_report}
     found = figures(args, corpus, stream, held, reports)
     found["command"] = args.command
-    write_figures(args.out, found)
-    write_card(args.out)
+    (args.out / "training.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     say("done", **found["agreement"], target=reports["target"], draft=reports["draft"])
 
 
