@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 
 from minfer.config import EngineConfig
 from minfer.effects.driver import Driver
+from minfer.effects.rope import Rope
 from minfer.effects.spec import ModelSpec
 from minfer.effects.torch_executor import TorchExecutor
 from minfer.effects.weights import Weights, named_parts
@@ -123,6 +124,7 @@ def theirs(spec: ModelSpec, weights: Weights, dtype: torch.dtype) -> Any:
         "head_dim": spec.head_dim,
         "attn_implementation": "sdpa",
     }  # in the config, though not in its signature
+    rope = spec.rope or Rope()
     config = Qwen2Config(
         vocab_size=spec.vocab_size,
         hidden_size=spec.hidden_size,
@@ -131,7 +133,7 @@ def theirs(spec: ModelSpec, weights: Weights, dtype: torch.dtype) -> Any:
         num_attention_heads=spec.heads,
         num_key_value_heads=spec.kv_heads,
         rms_norm_eps=spec.rms_norm_eps,
-        rope_parameters={"rope_type": "default", "rope_theta": spec.rope_theta},
+        rope_parameters={"rope_type": "default", "rope_theta": rope.theta},
         max_position_embeddings=spec.max_position_embeddings,
         tie_word_embeddings=spec.tie_word_embeddings,
         pad_token_id=0,

@@ -4,13 +4,16 @@ The core knows token ids, lengths and ends of sequence; text is known here. A st
 here, in text, and told to the engine as a `Finish` event with the number of output tokens it took;
 what the engine emits after that is dropped on both sides.
 
-    Emit ---> feed, finish ---> flush ---> sink(RequestOutput)
-                                  |
+    Emit ---> feed, finish ---> flush ---> sink: there is news
+                                  |                 whoever asked calls take ---> RequestOutput
                                   +------> Finish events, to be posted to the driver
 
-Unless it streams or looks for stop strings, a request's text is decoded once, at its end.
+The sink is told once; what comes before the next `take` joins what waits there already. So a slow
+reader costs no memory beyond the tokens themselves. Unless it streams or looks for stop strings,
+a request's text is decoded once, at its end.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Final
 
@@ -21,7 +24,7 @@ from minfer.effects.text import Detokenizer, StopMatcher, Tokenizer
 from minfer.messages import Finish, Finished
 from minfer.request import Request
 
-Sink = Callable[[RequestOutput | Exception], None]  # called in the engine's thread: be quick
+Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
 _REASONS: Final = {"rejected": "error"}
 
 
@@ -37,8 +40,18 @@ class _Sample:
     stop: str | None = None  # the stop string that was found
     done: Finished | None = None
     fresh: bool = False  # since the last flush
+    ready: int = 0  # tokens that were flushed: they may be taken
+    over: bool = False  # its end was flushed
     sent_tokens: int = 0
     sent_text: int = 0
+    closed: bool = False  # its end was taken
+
+    @property
+    def news(self) -> bool:
+        """Whether there is something to take. Tokens without text wait for it, or for the end."""
+        if self.over or self.decoder is None:
+            return not self.closed and (self.over or self.ready > self.sent_tokens)
+        return len(self.text) > self.sent_text
 
     def advance(self, stop_ids: frozenset[int]) -> bool:
         """Turn new tokens into text; True if that found a stop string."""
@@ -74,9 +87,8 @@ class _Sample:
 class Assembly:
     """One request on its way back to whoever asked.
 
-    `sink` gets the whole `RequestOutput` when all samples have ended; with `streaming`, it gets
-    what is new as often as there is something, vLLM's delta outputs. Or it gets an exception, once,
-    if the engine broke.
+    `sink` hears once all samples have ended; with `streaming`, as soon as there is something new
+    that it was not told of yet. `take` then gives it. Everything but `take` belongs to the engine.
     """
 
     def __init__(
@@ -90,6 +102,7 @@ class Assembly:
     ) -> None:
         self.request, self.sink, self.prompt, self.streaming = request, sink, prompt, streaming
         self.arrived = 0.0  # seconds on the engine's clock; set when it is submitted
+        self.started: float | None = None  # when it was first admitted
         self.first: float | None = None
         self.last: float | None = None
         stops = request.sampling.stop
@@ -102,6 +115,15 @@ class Assembly:
             for _ in range(request.n)
         ]
         self.finished = False
+        self.error: Exception | None = None
+        self.told = False  # of all that can be taken
+        self.lock = threading.Lock()  # between `flush` and `take`
+
+    @property
+    def rejected(self) -> str:
+        """Why the engine did not let it in, or nothing."""
+        done = self.samples[0].done
+        return done.error if done is not None and done.reason == "rejected" else ""
 
     def feed(self, sample: int, tokens: tuple[int, ...]) -> None:
         """Take over new tokens of a sample."""
@@ -117,39 +139,52 @@ class Assembly:
         one.done, one.fresh = done, True
 
     def flush(self, now: float) -> tuple[Finish, ...]:
-        """Hand over what is new at the time `now`; returns what the engine should be told."""
-        fresh = [(i, one) for i, one in enumerate(self.samples) if one.fresh]
+        """Make what is new at the time `now` ready; returns what the engine should be told."""
         found = []
-        for i, one in fresh:
-            one.fresh = False
-            if len(one.tokens) > one.sent_tokens:
-                self.first, self.last = now if self.first is None else self.first, now
-            if self.eager or one.done is not None:
-                stopped = one.advance(self.request.stop_ids)
-                if stopped and one.done is None:
-                    found.append(Finish(self.request.id, i, len(one.tokens), "stop"))
-        self.finished = all(one.done is not None for one in self.samples)
-        if self.streaming:
-            news = [i for i, one in fresh if one.done or one.decoder is None or _unsent(one)]
-            if news:
-                self.sink(self._output(tuple(map(self._delta, news))))
-        elif self.finished:
-            whole = range(self.request.n)
-            self.sink(self._output(tuple(map(self._delta, whole))))
+        with self.lock:
+            for i, one in enumerate(self.samples):
+                if not one.fresh:
+                    continue
+                one.fresh = False
+                if len(one.tokens) > one.ready:
+                    self.first, self.last = now if self.first is None else self.first, now
+                if self.eager or one.done is not None:
+                    stopped = one.advance(self.request.stop_ids)
+                    if stopped and one.done is None:
+                        found.append(Finish(self.request.id, i, len(one.tokens), "stop"))
+                one.ready, one.over = len(one.tokens), one.done is not None
+            self.finished = all(one.over for one in self.samples)
+            news = self.finished or (self.streaming and any(one.news for one in self.samples))
+            tell, self.told = news and not self.told, self.told or news
+        if tell:
+            self.sink(self)
         return tuple(found)
 
     def fail(self, error: Exception) -> None:
         """Say that nothing more will come."""
-        self.finished = True
-        self.sink(error)
+        with self.lock:
+            self.error, self.finished = error, True
+            tell, self.told = not self.told, True
+        if tell:
+            self.sink(self)
+
+    def take(self) -> RequestOutput:
+        """What has become ready since the last time. Raises what ended it if the engine broke."""
+        with self.lock:
+            if self.error is not None:
+                raise self.error
+            self.told = False
+            return self._output(
+                tuple(self._delta(i) for i, one in enumerate(self.samples) if one.news)
+            )
 
     def _delta(self, index: int) -> CompletionOutput:
         """What of a sample was not sent yet: all of it, unless it streams."""
         one = self.samples[index]
-        tokens, text = tuple(one.tokens[one.sent_tokens :]), one.text[one.sent_text :]
-        one.sent_tokens, one.sent_text = len(one.tokens), len(one.text)
+        tokens, text = tuple(one.tokens[one.sent_tokens : one.ready]), one.text[one.sent_text :]
+        one.sent_tokens, one.sent_text, one.closed = one.ready, len(one.text), one.over
         done = one.done
-        if done is None:
+        if done is None or not one.over:
             return CompletionOutput(index=index, text=text, token_ids=tokens)
         reason = "stop" if one.stop is not None else _REASONS.get(done.reason, done.reason)
         return CompletionOutput(
@@ -178,11 +213,7 @@ class Assembly:
                 arrival_time=self.arrived,
                 first_token_time=self.first,
                 last_token_time=self.last,
-                output_tokens=sum(len(one.tokens) for one in self.samples),
+                output_tokens=sum(one.ready for one in self.samples),
             ),
-            num_cached_tokens=max((one.done.cached for one in self.samples if one.done), default=0),
+            num_cached_tokens=max((s.done.cached for s in self.samples if s.done), default=0),
         )
-
-
-def _unsent(one: _Sample) -> bool:
-    return len(one.text) > one.sent_text

@@ -3,9 +3,13 @@
 Everything that all layers share (slots, gather indices, masks) is computed here once a step with
 numpy; a layer then only runs tensor operations. Tokens are packed: first the decode rows, one
 token each, then the chunks (rows with several inputs), each contiguous.
+
+In layers with a sliding window of w, a token at position q attends to positions above q - w up to
+q. What is read is prepared once for each window; blocks outside it are not looked at, nor are their
+ids, as they may have been given back.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 Ints = NDArray[np.int64]
+Windows = tuple[int | None, ...]
 
 # Splitting decode rows into groups costs a few launches a layer: about as long as it takes to
 # gather and attend to this many padded tokens.
@@ -38,11 +43,15 @@ class Row:
     sample: int = 1
 
 
+Pack = tuple[Ints, Ints, Ints]  # tokens, positions, slots
+Span = tuple[Row, int, int]  # a chunk: packed tokens from the first to before the second number
+
+
 @frozen(eq=False)
 class DecodeRows:
     """Rows of one input each, as the executor's own CPU tensors; every row is sampled.
 
-    Table entries past a row's last block are ignored.
+    Table entries past a row's last block, or before all windows, are ignored.
     """
 
     tokens: Tensor  # [rows] int64
@@ -52,12 +61,16 @@ class DecodeRows:
 
 @frozen(eq=False)
 class DecodeGroup:
-    """Decode rows that attend in one call, padded to the longest context among them."""
+    """Decode rows that attend in one call, padded to the longest context among them.
+
+    Of the tokens in its gathered blocks, a row reads those from `skip` to `context`.
+    """
 
     rows: Tensor | None  # [n] indices of decode rows; None: all of them
     blocks: Tensor | slice  # [n * blocks] ids to gather; a slice: consecutive blocks, read in place
-    context: int  # tokens each row reads, padding included
-    mask: Tensor | None  # [n, 1, 1, context] float32, 0 or -inf; None: nothing is padded
+    skip: int
+    context: int  # padding included
+    mask: Tensor | None  # [n, 1, 1, context - skip] float32, 0 or -inf; None: no row is padded
 
 
 @frozen(eq=False)
@@ -67,8 +80,17 @@ class Chunk:
     first: int
     last: int
     blocks: Tensor | slice | None  # as in DecodeGroup; None: the chunk is its own whole context
-    context: int  # tokens that the last input attends to
-    mask: Tensor | None  # [last - first, context] float32; None: plain causal or a single input
+    skip: int  # as in DecodeGroup
+    context: int
+    mask: Tensor | None  # [last - first, context - skip] float32; None: causal, or a single input
+
+
+@frozen(eq=False)
+class Reads:
+    """What every token attends to, in layers of one window."""
+
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[Chunk, ...]
 
 
 @frozen(eq=False)
@@ -80,12 +102,16 @@ class Batch:
     slots: Tensor  # [tokens] int64: block * block_size + offset, where each token's KV is written
     sample: Tensor | None  # [sampled] indices of tokens whose logits are wanted; None: every token
     decode: int  # the first `decode` tokens are decode rows
-    groups: tuple[DecodeGroup, ...]
-    chunks: tuple[Chunk, ...]
+    reads: Mapping[int | None, Reads]  # by window; None: layers of full attention
 
 
-def make_batch(rows: Sequence[Row], block_size: int, decode: DecodeRows | None = None) -> Batch:
-    """Pack `decode` and `rows` into one step.
+def make_batch(
+    rows: Sequence[Row],
+    block_size: int,
+    decode: DecodeRows | None = None,
+    windows: Windows = (None,),
+) -> Batch:
+    """Pack `decode` and `rows` into one step, for layers with these `windows` (each named once).
 
     Logits come out for the decode rows first, then for the sampled tokens of `rows` in their
     order. Without `decode`, rows of one token are batched as decode rows and the order of logits
@@ -103,47 +129,40 @@ def make_batch(rows: Sequence[Row], block_size: int, decode: DecodeRows | None =
         singles = []
         packed = (decode.tokens.numpy(), decode.positions.numpy(), decode.table.numpy())
     tokens, positions, table = packed
-    count = len(tokens)
-    slots = _slots(table, positions, block_size)
-    groups = _groups(table, positions + 1, block_size) if count else ()
-    head = (tokens, positions, slots)
+    head = (tokens, positions, _slots(table, positions, block_size))
     alone = not rows if decode is not None else len(singles) == len(rows)
-    if alone and all(row.sample for row in rows):
-        # A steady decode: nothing to append, every token sampled.
-        inputs, places, where = map(torch.from_numpy, head)
-        return Batch(inputs, places, where, None, count, groups, ())
-    return _with_chunks(rows, singles, head, groups, block_size, sample_decode=decode is not None)
+    spans: list[Span] = []
+    sample = None
+    if not alone or not all(row.sample for row in rows):
+        # Not a steady decode, in which there is nothing to append and every token is sampled.
+        first = [] if decode is None else [np.arange(len(tokens))]
+        head, spans, sample = _with_chunks(rows, singles, head, first, block_size)
+    inputs, places, where = map(torch.from_numpy, head)
+    reads = _reads(table, positions + 1, spans, block_size, windows)
+    return Batch(inputs, places, where, sample, len(tokens), reads)
 
 
 def _with_chunks(
-    rows: Sequence[Row],
-    singles: list[int],
-    head: tuple[Ints, Ints, Ints],
-    groups: tuple[DecodeGroup, ...],
-    block_size: int,
-    *,
-    sample_decode: bool,
-) -> Batch:
-    """Append the rows that are not in `head` as chunks, and list the sampled tokens in order."""
-    count = at = len(head[0])
+    rows: Sequence[Row], singles: list[int], head: Pack, wanted: list[Ints], block_size: int
+) -> tuple[Pack, list[Span], Tensor]:
+    """Append the rows that are not in `head` as chunks, and to `wanted` the sampled tokens."""
+    at = len(head[0])
     place = {row: index for index, row in enumerate(singles)}
-    parts, chunks = [head], []
-    wanted = [np.arange(count)] if sample_decode else []
+    parts, spans = [head], []
     for i, row in enumerate(rows):
         if i in place:
             last = place[i] + 1
         else:
             last = at + len(row.tokens)
-            chunks.append(_chunk(row, at, last, block_size))
+            spans.append((row, at, last))
             positions = np.arange(row.start, row.start + last - at)
             table = np.asarray(row.table, np.int64)
             slots = table[positions // block_size] * block_size + positions % block_size
             parts.append((np.asarray(row.tokens, np.int64), positions, slots))
             at = last
         wanted.append(np.arange(last - row.sample, last))
-    packed = [torch.from_numpy(np.concatenate(part)) for part in zip(*parts, strict=True)]
-    sample = torch.from_numpy(np.concatenate(wanted))
-    return Batch(packed[0], packed[1], packed[2], sample, count, groups, tuple(chunks))
+    tokens, positions, slots = map(np.concatenate, zip(*parts, strict=True))
+    return (tokens, positions, slots), spans, torch.from_numpy(np.concatenate(wanted))
 
 
 def _check(row: Row, block_size: int) -> None:
@@ -175,12 +194,34 @@ def _slots(table: NDArray[Any], positions: Ints, block_size: int) -> Ints:
     return slots
 
 
-def _groups(table: NDArray[Any], contexts: Ints, block_size: int) -> tuple[DecodeGroup, ...]:
+def _reads(
+    table: NDArray[Any], contexts: Ints, spans: list[Span], block_size: int, windows: Windows
+) -> dict[int | None, Reads]:
+    """What layers read, by window; a window that reaches past every context limits nothing."""
+    longest = 0
+    if windows != (None,):
+        longest = max((row.start + last - first for row, first, last in spans), default=0)
+        longest = max(longest, int(contexts.max(initial=0)))
+    limits = {w: None if w is None or w >= longest else w for w in windows}
+    reads = {}
+    for limit in set(limits.values()):
+        groups = _groups(table, contexts, block_size, limit) if len(contexts) else ()
+        chunks = tuple(_chunk(row, a, b, block_size, limit) for row, a, b in spans)
+        reads[limit] = Reads(groups, chunks)
+    return {window: reads[limit] for window, limit in limits.items()}
+
+
+def _groups(
+    table: NDArray[Any], contexts: Ints, block_size: int, window: int | None
+) -> tuple[DecodeGroup, ...]:
     """Split decode rows so that one long context does not pad all the short ones."""
+    skips = None
+    if window is not None:
+        table, skips, contexts = _in_window(table, contexts, block_size, window)
     count, longest = len(contexts), int(contexts.max())
     padded = count * longest
     if (padded <= GROUP_TOKENS and padded - int(contexts.sum()) <= SPLIT_COST) or count == 1:
-        return (_group(None, table, contexts, block_size),)
+        return (_group(None, table, skips, contexts, block_size),)
     order = np.argsort(-contexts, kind="stable")
     bounds, widest = [0], longest
     for at, context in enumerate(contexts[order].tolist()):
@@ -189,40 +230,70 @@ def _groups(table: NDArray[Any], contexts: Ints, block_size: int) -> tuple[Decod
             bounds.append(at)
             widest = context
     return tuple(
-        _group(order[a:b], table, contexts, block_size)
+        _group(order[a:b], table, skips, contexts, block_size)
         for a, b in zip(bounds, [*bounds[1:], count], strict=True)
     )
 
 
-def _group(rows: Ints | None, table: NDArray[Any], contexts: Ints, block_size: int) -> DecodeGroup:
+def _in_window(
+    table: NDArray[Any], contexts: Ints, block_size: int, window: int
+) -> tuple[NDArray[Any], Ints, Ints]:
+    """Each row's table from its window on, and between which of its tokens the window is."""
+    starts = np.maximum(contexts - window, 0)
+    first = starts // block_size
+    span = int(((contexts - 1) // block_size - first).max()) + 1
+    columns = np.minimum(first[:, None] + np.arange(span), table.shape[1] - 1)
+    before = first * block_size
+    return np.take_along_axis(table, columns, 1), starts - before, contexts - before
+
+
+def _group(
+    rows: Ints | None, table: NDArray[Any], skips: Ints | None, contexts: Ints, block_size: int
+) -> DecodeGroup:
     if rows is not None:
         table, contexts = table[rows], contexts[rows]
+        skips = None if skips is None else skips[rows]
     longest = int(contexts.max())
+    skip = 0 if skips is None else int(skips.min())
     span = -(-longest // block_size)
     index = None if rows is None else torch.from_numpy(rows)
     table = table[:, :span]
     if len(contexts) == 1:
-        return DecodeGroup(index, _blocks(table[0]), longest, None)
+        return DecodeGroup(index, _blocks(table[0]), skip, longest, None)
     # Padding reads the row's own first block: entries past its last one may be anything.
     used = np.arange(span) * block_size < contexts[:, None]
     ids = torch.from_numpy(np.where(used, table, table[:, :1]).reshape(-1))
     mask = None
-    if int(contexts.min()) < longest:
-        beyond = torch.arange(longest) >= torch.from_numpy(contexts)[:, None]
-        mask = torch.zeros(beyond.shape).masked_fill_(beyond, -torch.inf)[:, None, None]
-    return DecodeGroup(index, ids, longest, mask)
+    uneven = skips is not None and int(skips.max()) > skip
+    if uneven or int(contexts.min()) < longest:
+        at = torch.arange(skip, longest)
+        beyond = at >= torch.from_numpy(contexts)[:, None]
+        if skips is not None:
+            beyond |= at < torch.from_numpy(skips)[:, None]
+        mask = _mask(beyond)[:, None, None]
+    return DecodeGroup(index, ids, skip, longest, mask)
 
 
-def _chunk(row: Row, first: int, last: int, block_size: int) -> Chunk:
+def _chunk(row: Row, first: int, last: int, block_size: int, window: int | None) -> Chunk:
     context = row.start + last - first
-    if row.start == 0:
-        return Chunk(first, last, None, context, None)
-    used = np.asarray(row.table[: -(-context // block_size)])
-    mask = None
-    if last - first > 1:
-        beyond = torch.arange(context) > torch.arange(row.start, context)[:, None]
-        mask = torch.zeros(beyond.shape).masked_fill_(beyond, -torch.inf)
-    return Chunk(first, last, _blocks(used), context, mask)
+    # Where the window of the first input begins, and the block that this is in.
+    start = 0 if window is None else max(0, row.start + 1 - window)
+    block, before = start // block_size, start // block_size * block_size
+    blocks = mask = None
+    if row.start:
+        blocks = _blocks(np.asarray(row.table[block : -(-context // block_size)]))
+    if last - first > 1 and (row.start or (window is not None and context > window)):
+        key, query = torch.arange(start, context), torch.arange(row.start, context)[:, None]
+        beyond = key > query
+        if window is not None:
+            beyond |= key <= query - window
+        mask = _mask(beyond)
+    return Chunk(first, last, blocks, start - before, context - before, mask)
+
+
+def _mask(beyond: Tensor) -> Tensor:
+    """0 for what is attended to and -inf for what is `beyond`: float32, added to the scores."""
+    return torch.zeros(beyond.shape).masked_fill_(beyond, -torch.inf)
 
 
 def _blocks(ids: NDArray[Any]) -> Tensor | slice:

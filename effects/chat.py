@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
 
 from jinja2 import Template, TemplateError
 from jinja2.exceptions import SecurityError
@@ -18,11 +18,48 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
+if TYPE_CHECKING:
+    from minfer.effects.text import Tokenizer
+
+Conversation = Sequence[Mapping[str, Any]]
+Conversations = Conversation | Sequence[Conversation]
 _END = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplateError(ValueError):
     """A chat template is missing, broken, or refuses these messages."""
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt; names and defaults are vLLM's."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool  # default: true
+    continue_final_message: bool  # default: false
+    chat_template_kwargs: Mapping[str, Any] | None  # anything else that the template understands
+
+
+def conversations(messages: Conversations) -> list[Conversation]:
+    """One conversation or several, as a list. Raises ChatTemplateError."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        kind = type(messages).__name__
+        raise ChatTemplateError(f"messages must be a list of messages, not a {kind}")
+    several = messages and all(isinstance(one, list | tuple) for one in messages)
+    return list(messages) if several else [messages]  # type: ignore[arg-type, list-item]  # so it is
+
+
+def conversation_text(
+    tokenizer: "Tokenizer | None", messages: Conversation, how: ChatOptions
+) -> str:
+    """A conversation through the tokenizer's chat template. Raises ChatTemplateError."""
+    if tokenizer is None:
+        raise ChatTemplateError("a conversation needs the tokenizer; leave skip_tokenizer_init out")
+    values: dict[str, Any] = {**how, **(how.get("chat_template_kwargs") or {})}
+    values.pop("chat_template_kwargs", None)
+    if taken := {"template", "messages", "special_tokens"} & values.keys():
+        raise ChatTemplateError(f"chat_template_kwargs cannot set {min(taken)!r}; leave it out")
+    special = tokenizer.special_tokens
+    return render_chat(tokenizer.chat_template, messages, special_tokens=special, **values)
 
 
 def render_chat(

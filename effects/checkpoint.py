@@ -119,7 +119,7 @@ def load_weights(
 
     with ExitStack() as stack:
         where: dict[str, tuple[Path, Any]] = {}  # tensor name -> file that holds it
-        for path, names in _shards(Path(folder)):
+        for path, names in shards(Path(folder)):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
                 found = list(file.keys())
@@ -137,7 +137,7 @@ def load_weights(
     return weights
 
 
-def _shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
+def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
     """Yield each safetensors file and the tensors the index expects in it (None: no index)."""
     index = folder / INDEX_NAME
     if not index.is_file():

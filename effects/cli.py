@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 # Defaults under which the bundled model shows what it can do.
 PROMPT: Final = "def read_lines(path"
 MAX_TOKENS: Final = 128
+CHAT_TOKENS: Final = 512  # of an answer
 TEMPERATURE: Final = 0.7
 TOP_P: Final = 0.9
 _DECIMAL: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -50,11 +51,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _is_users(error: ValueError) -> bool:
     """Whether an error is about what the user gave us, and says so in its message."""
     from minfer.config import ConfigError
+    from minfer.effects.chat import ChatTemplateError
     from minfer.effects.edge import RequestError
     from minfer.effects.spec import CheckpointError
     from minfer.request import ParameterError
 
-    return isinstance(error, ConfigError | RequestError | CheckpointError | ParameterError)
+    users = ConfigError | RequestError | CheckpointError | ParameterError | ChatTemplateError
+    return isinstance(error, users)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -74,6 +77,9 @@ def _parser() -> argparse.ArgumentParser:
         help=f"the text to continue; - reads standard input (default: {PROMPT!r}, echoed)",
     )  # fmt: skip
     _sampling_options(generate)
+    generate.add_argument("--n", type=int, default=1, metavar="N",
+                          help="samples (default: %(default)s)")  # fmt: skip
+    generate.add_argument("--echo", action="store_true", help="write the prompt first")
     _engine_options(generate)
     _dry_run(generate)
     generate.set_defaults(run=_lazily("terminal", "generate"))
@@ -85,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     chat.add_argument("--system", metavar="TEXT", help="what the model is told before you speak")
     _sampling_options(chat)
+    chat.set_defaults(max_tokens=CHAT_TOKENS)
     _engine_options(chat)
     _dry_run(chat)
     chat.set_defaults(run=_lazily("terminal", "chat"))
@@ -143,10 +150,28 @@ def _server_options(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
+    add("--served-model-name", nargs="+", metavar="NAME",
+        help="what clients call the model (default: its folder's name)")  # fmt: skip
+    add("--api-key", default=os.environ.get("MINFER_API_KEY", ""), metavar="KEY",
+        help="what clients must send (default: the environment's MINFER_API_KEY)")  # fmt: skip
+    add("--max-body-size", type=_bytes, default=2**22, metavar="BYTES",
+        help="of a request (default: 4M)")  # fmt: skip
+    add("--max-waiting", type=int, metavar="N", help="requests in line, beyond which come 503s")
+    add("--access-log", action="store_true", help="write a line for each request")
 
 
 def _verify_options(parser: argparse.ArgumentParser) -> None:
-    del parser
+    add = parser.add_argument
+    add("--prompts", type=_count, default=8, metavar="N", help="to compare (default: %(default)s)")
+    add("--tokens", type=_count, default=24, metavar="N",
+        help="to continue each prompt by, at most (default: %(default)s)")  # fmt: skip
+    add("--json", action="store_true", help="print the findings as JSON")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 0 < int(text) <= 1000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to 1000")
+    return int(text)
 
 
 def _sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -154,27 +179,26 @@ def _sampling_options(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--max-tokens", type=int, default=MAX_TOKENS, metavar="N",
         help="output tokens at most; 0: as many as fit (default: %(default)s)")  # fmt: skip
-    add("--temperature", type=float, default=TEMPERATURE, metavar="T",
-        help="0 is greedy (default: %(default)s)")  # fmt: skip
-    add("--top-p", type=float, default=TOP_P, metavar="P",
-        help="keep the likeliest tokens that hold this share (default: %(default)s)")  # fmt: skip
-    add("--top-k", type=int, default=0, metavar="K",
-        help="keep the K likeliest tokens; 0 keeps all (default: %(default)s)")  # fmt: skip
-    add("--n", type=int, default=1, metavar="N", help="samples (default: %(default)s)")
+    advice = "(default: the model's advice, or"
+    add("--temperature", type=float, metavar="T", help=f"0 is greedy {advice} {TEMPERATURE})")
+    add("--top-p", type=float, metavar="P",
+        help=f"keep the likeliest tokens that hold this share {advice} {TOP_P})")  # fmt: skip
+    add("--top-k", type=int, metavar="K",
+        help=f"keep the K likeliest tokens; 0 keeps all {advice} 0)")  # fmt: skip
     add("--stop", action="append", default=[], metavar="TEXT",
         help="end before this text; may be given several times")  # fmt: skip
     add("--stop-token-ids", type=int, nargs="+", default=[], metavar="ID",
         help="end after one of these token ids")  # fmt: skip
     add("--ignore-eos", action="store_true", help="go on after the end of sequence")
-    add("--echo", action="store_true", help="write the prompt first")
     add("--stats", action="store_true", help="write timings to standard error at the end")
 
 
 def _engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
     add = group.add_argument
-    add("--model", metavar="FOLDER",
-        help="a Hugging Face checkpoint folder (default: the bundled model)")  # fmt: skip
+    add("--model", metavar="MODEL",
+        help="a Hugging Face checkpoint: its folder, or its name on the hub, such as org/name or "
+        "org/name@revision (default: the bundled model)")  # fmt: skip
     add("--dtype", default="auto", metavar="TYPE",
         help="auto, float32, bfloat16 or float16 (default: the checkpoint's)")  # fmt: skip
     add("--load-format", default="auto", choices=("auto", "dummy"),

@@ -33,6 +33,14 @@ class RequestError(ValueError):
         self.index = index
 
 
+class TooLongError(RequestError):
+    """The context or the cache cannot hold prompt and output, whoever else is served."""
+
+
+class OverloadedError(RequestError):
+    """Too many requests wait already; the same request may be served later."""
+
+
 @frozen
 class Asked:
     """A prompt as it was asked for: its text, if it had one, token ids, and who may share it."""
@@ -56,11 +64,9 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
 
 
 def params_for(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
+    params: SamplingParams | Sequence[SamplingParams], count: int
 ) -> list[SamplingParams]:
     """One set of parameters for each of `count` prompts."""
-    if params is None:
-        params = SamplingParams()
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence):
@@ -88,7 +94,9 @@ def _urgency(index: int, priority: int) -> "Urgency":
     try:
         return Urgency(priority=priority)
     except RequestError as error:
-        raise RequestError(f"priority[{index}]{str(error).removeprefix('priority')}", index) from None
+        raise RequestError(
+            f"priority[{index}]{str(error).removeprefix('priority')}", index
+        ) from None
 
 
 def read_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int) -> Asked:
@@ -97,10 +105,12 @@ def read_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int) ->
     Raises RequestError for an empty prompt, a wrong type, or an id outside the vocabulary.
     """
     salt = b""
+    if isinstance(prompt, Asked):  # a conversation that was rendered already
+        return prompt
     if isinstance(prompt, Mapping):
         prompt, salt = _from_mapping(prompt)
     if isinstance(prompt, str):
-        text, ids = prompt, _encoded(prompt, tokenizer)
+        text, ids = prompt, encoded(prompt, tokenizer)
     elif isinstance(prompt, Sequence) or hasattr(prompt, "__iter__"):
         text, ids = None, _ids(prompt)
     else:
@@ -129,14 +139,17 @@ def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
     return prompt[given[0]], salt.encode("utf-8", "surrogatepass")
 
 
-def _encoded(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+def encoded(
+    text: str, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True
+) -> tuple[int, ...]:
+    """Token ids of a text. Raises RequestError if it cannot be encoded."""
     if tokenizer is None:
         raise RequestError(
             "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init); "
             "give token ids"
         )
     try:
-        return tuple(tokenizer.encode(text))
+        return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens))
     except TextError as error:
         raise RequestError(str(error)) from None
 
@@ -196,7 +209,7 @@ def make_request(
                 f"{config.vocab_size - 1}"
             )
     if room < 1:
-        raise RequestError(
+        raise TooLongError(
             f"the prompt has {length} tokens; the context holds {config.max_model_len}, of which "
             f"at least one must be left for the output: shorten the prompt{_longer(setup)}"
         )
@@ -204,7 +217,7 @@ def make_request(
     most = min(room, params.max_tokens or min(room, whole - length))
     needs = blocks_for(length + max(1, most), config.block_size)
     if needs > config.num_blocks or most < 1:
-        raise RequestError(
+        raise TooLongError(
             f"prompt ({length} tokens) and output (up to {max(1, most)}) need {needs} KV blocks of "
             f"{config.block_size} tokens; the cache has {config.num_blocks}: shorten the prompt, "
             "lower max_tokens, or enlarge the cache (kv_cache_memory_bytes)"

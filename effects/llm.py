@@ -11,19 +11,20 @@ several threads share it and are batched together.
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from queue import SimpleQueue
-from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import attrs
 
-from minfer.effects.assembly import Assembly
+from minfer.effects.assembly import Assembly, Sink
 from minfer.effects.driver import Driver
 from minfer.effects.edge import (
+    Asked,
     Prompt,
     RequestError,
     as_list,
+    encoded,
     make_request,
     params_for,
     read_prompt,
@@ -36,9 +37,15 @@ from minfer.effects.text import Tokenizer, load_tokenizer
 from minfer.effects.worker import Worker
 from minfer.request import SamplingParams
 
+if TYPE_CHECKING:
+    from minfer.effects.chat import ChatOptions, Conversation, Conversations
+    from minfer.effects.weights import Weights
+
 LONG = 2.0  # seconds of work after which a progress bar appears
 
-Inbox = SimpleQueue[RequestOutput | Exception]
+Params = SamplingParams | Sequence[SamplingParams] | None
+Inbox = SimpleQueue[Assembly]
+Jobs = tuple[list[Assembly], Inbox]  # requests, and where they say that they have news
 
 
 def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
@@ -56,25 +63,32 @@ def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
 
         spelled = encoded_passage(tokenizer.encode) if tokenizer is not None else ()
         return Dry(spelled or (tuple(range(spec.vocab_size)),))
-    from minfer.effects.checkpoint import load_weights, random_weights
-    from minfer.effects.torch_executor import TorchExecutor
+    from minfer.effects.checkpoint import load_weights, random_weights, read_config
+    from minfer.effects.torch_executor import Model, TorchExecutor
 
-    if args.load_format == "dummy":
+    dummy = args.load_format == "dummy"
+    weights: Weights | Model
+    if spec.parameters:
+        from minfer.effects.fallback import load_fallback
+
+        raw = read_config(setup.folder)
+        weights = load_fallback(setup.folder, raw, spec, args.seed if dummy else None)
+    elif dummy:
         weights = random_weights(spec, spec.dtype, args.seed)
     else:
         weights = load_weights(setup.folder, spec, spec.dtype)
     return TorchExecutor.for_config(config, spec, weights)
 
 
-class LLM:
-    """A model that generates text from prompts.
+class ServedModel:
+    """A model with its tokenizer and an engine that runs it: what `LLM` and `AsyncLLM` share.
 
     `model` is a Hugging Face checkpoint folder; None is the model that comes with minfer. The
     other settings are those of `EngineArgs`, by name. Raises CheckpointError for a checkpoint
     that cannot be used, ConfigError for settings out of range, and NotEnoughMemoryError.
 
     Runs are reproducible: a request without a seed of its own gets one that is a function of
-    `seed` and of how many requests this LLM was given before it.
+    `seed` and of how many requests there were before it.
     """
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
@@ -83,7 +97,8 @@ class LLM:
         known = {field.name for field in attrs.fields(EngineArgs)}
         for name in settings:
             if name not in known:
-                raise TypeError(f"LLM has no setting {name!r}; it has {', '.join(sorted(known))}")
+                has = ", ".join(sorted(known))
+                raise TypeError(f"{type(self).__name__} has no setting {name!r}; it has {has}")
         setup = prepare(EngineArgs(model=model, **settings))
         self.tokenizer: Tokenizer | None = None
         if not setup.args.skip_tokenizer_init:
@@ -95,10 +110,47 @@ class LLM:
         self.numbers = threading.Lock()
         self.count = 0  # requests made so far
 
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a request that names none: of the model's generation_config.json."""
+        return self.setup.default_sampling_params()
+
+    def render(self, messages: "Conversation", **how: Unpack["ChatOptions"]) -> list[int]:
+        """Token ids of a conversation, through the model's chat template; see `chat`.
+
+        Raises ChatTemplateError, and RequestError for text that cannot be encoded.
+        """
+        return list(self._rendered(messages, how).ids)
+
+    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
+        from minfer.effects.chat import conversation_text
+
+        text = conversation_text(self.tokenizer, messages, how)
+        # Templates write begin and end tokens themselves.
+        return Asked(text, encoded(text, self.tokenizer, add_special_tokens=False))
+
+    def _job(self, prompt: Prompt | Asked, sink: Sink, streaming: bool, *how: Any) -> Assembly:
+        """A request, checked; `how` is what `make_request` takes after the prompt. RequestError."""
+        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
+        request = make_request(self.setup, asked, *how)
+        return Assembly(
+            request, sink, prompt=asked.text, tokenizer=self.tokenizer, streaming=streaming
+        )
+
+    def close(self) -> None:
+        """Cancel what runs and let go of the model. May be called again."""
+        self.worker.close()
+
+
+class LLM(ServedModel):
+    """A model that generates text from prompts and answers in conversations.
+
+    Settings and errors are those of `ServedModel`.
+    """
+
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling_params: Params = None,
         *,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
@@ -107,14 +159,60 @@ class LLM:
 
         A prompt is a string, a list of token ids, or {"prompt": ...} or {"prompt_token_ids": ...},
         where "cache_salt" keeps its cached prefix apart from others'. `sampling_params` are one
-        for all or one for each; None is `SamplingParams()`, which is 16 tokens at temperature 1.
+        for all or one for each; None is what the model's makers advise, and 16 tokens.
 
         Raises RequestError, before anything runs, if a request could never be served; its `index`
         says which. A request whose steps fail ends with the finish reason "error", and the others
         go on. An interrupt cancels the requests of this call, and the LLM stays usable.
         """
-        inbox: Inbox = SimpleQueue()
-        jobs = self._jobs(prompts, sampling_params, priority, inbox)
+        return self._complete(*self._jobs(as_list(prompts), sampling_params, priority), use_tqdm)
+
+    def chat(
+        self,
+        messages: "Conversations",
+        sampling_params: Params = None,
+        *,
+        use_tqdm: bool | Callable[..., Any] = True,
+        **how: Unpack["ChatOptions"],
+    ) -> list[RequestOutput]:
+        """Answer conversations; the outputs come in the order of the conversations.
+
+        A conversation is a list of {"role": ..., "content": ...}; the model's chat template makes
+        its prompt, with the options `tools`, `add_generation_prompt` (true unless told otherwise),
+        `continue_final_message` and `chat_template_kwargs`. `sampling_params` are as for
+        `generate`, but None lets an answer take what room the context has.
+
+        Raises ChatTemplateError, and as `generate` does.
+        """
+        return self._complete(*self._answers(messages, sampling_params, how), use_tqdm)
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params = None,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> Generator[RequestOutput]:
+        """Complete prompts, and yield what is new of any of them as soon as there is something.
+
+        Outputs hold new text and new tokens only (vLLM's DELTA), of the samples that have any; the
+        last one of a request is `finished`. Requests run once the first output is asked for, and
+        leaving the loop early cancels them. Raises as `generate` does, at once.
+        """
+        return self._deltas(*self._jobs(as_list(prompts), sampling_params, priority, True))
+
+    def stream_chat(
+        self,
+        messages: "Conversations",
+        sampling_params: Params = None,
+        **how: Unpack["ChatOptions"],
+    ) -> Generator[RequestOutput]:
+        """Answer conversations as `chat` does, and yield what is new as `stream` does."""
+        return self._deltas(*self._answers(messages, sampling_params, how, True))
+
+    def _complete(
+        self, jobs: list[Assembly], inbox: Inbox, use_tqdm: bool | Callable[..., Any]
+    ) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         with self._serving(jobs), _progress(len(jobs), use_tqdm) as advance:
             while len(outputs) < len(jobs):
@@ -123,24 +221,7 @@ class LLM:
                 advance()
         return [outputs[job.request.id] for job in jobs]
 
-    def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        priority: Sequence[int] | None = None,
-    ) -> Iterator[RequestOutput]:
-        """Complete prompts, and yield what is new of any of them as soon as there is something.
-
-        Outputs hold new text and new tokens only (vLLM's DELTA), of the samples that have any; the
-        last one of a request is `finished`. Requests run once the first output is asked for, and
-        leaving the loop early cancels them. Raises as `generate` does, at once.
-        """
-        inbox: Inbox = SimpleQueue()
-        jobs = self._jobs(prompts, sampling_params, priority, inbox, streaming=True)
-        return self._deltas(jobs, inbox)
-
-    def _deltas(self, jobs: list[Assembly], inbox: Inbox) -> Iterator[RequestOutput]:
+    def _deltas(self, jobs: list[Assembly], inbox: Inbox) -> Generator[RequestOutput]:
         left = len(jobs)
         with self._serving(jobs):
             while left:
@@ -155,64 +236,52 @@ class LLM:
             self.worker.submit(jobs)
             yield
         except BaseException:
-            self.worker.drop([job.request.id for job in jobs])
+            self.worker.drop(jobs)
             raise
+
+    def _answers(
+        self, messages: "Conversations", params: Params, how: "ChatOptions", streaming: bool = False
+    ) -> Jobs:
+        from minfer.effects.chat import conversations
+
+        asked = [self._rendered(one, how) for one in conversations(messages)]
+        if params is None:
+            params = self.setup.default_sampling_params(max_tokens=None)
+        return self._jobs(asked, params, None, streaming=streaming)
 
     def _jobs(
         self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        wanted: Sequence[Prompt | Asked],
+        sampling_params: Params,
         priority: Sequence[int] | None,
-        inbox: Inbox,
-        *,
         streaming: bool = False,
-    ) -> list[Assembly]:
+    ) -> Jobs:
         """Check everything, then make the requests: all of them or none."""
-        wanted = as_list(prompts)
-        params = params_for(sampling_params, len(wanted))
+        default = self.get_default_sampling_params()
+        params = params_for(default if sampling_params is None else sampling_params, len(wanted))
         urgencies = urgencies_for(priority, len(wanted))
+        inbox: Inbox = SimpleQueue()
         jobs = []
         with self.numbers:
-            for i, prompt in enumerate(wanted):
+            for i, one in enumerate(wanted):
+                how = params[i], self.count + i, urgencies[i]
                 try:
-                    asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-                    number = self.count + i
-                    request = make_request(self.setup, asked, params[i], number, urgencies[i])
+                    jobs.append(self._job(one, inbox.put, streaming, *how))
                 except RequestError as error:
                     where = f"prompts[{i}]: " if len(wanted) > 1 else ""
                     raise RequestError(f"{where}{error}", i) from None
-                job = Assembly(
-                    request,
-                    inbox.put,
-                    prompt=asked.text,
-                    tokenizer=self.tokenizer,
-                    streaming=streaming,
-                )
-                jobs.append(job)
             self.count += len(jobs)
-        return jobs
-
-    def close(self) -> None:
-        """Cancel what runs and let go of the model. May be called again."""
-        self.worker.close()
+        return jobs, inbox
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _received(inbox: Inbox) -> RequestOutput:
-    got = inbox.get()
-    if isinstance(got, Exception):
-        raise got
-    return got
+    return inbox.get().take()
 
 
 @contextlib.contextmanager

@@ -4,8 +4,9 @@ Theory. Memory holds four things:
 
     weights       parameters x bytes of an element
     activations   what one forward of `max_num_batched_tokens` tokens keeps at its widest place,
-                  the mask of a prompt chunk against a full context, and the logits of
-                  `max_num_seqs` rows with the sampler's float32 copies
+                  the masks of a prompt chunk against a full context and against each sliding
+                  window, the logits of `max_num_seqs` rows with the sampler's float32 copies,
+                  and the rotary table
     KV cache      num_blocks x block_size x bytes a token leaves in all layers
     workspace     attention gathers one layer's keys and values of the batch: one layer's share of
                   the cache, and float32 copies of narrower types (an estimate: rows that share a
@@ -109,9 +110,13 @@ def activation_bytes(spec: ModelSpec, dtype: str, sizes: Sizes) -> int:
     attention = (qkv + 2 * spec.q_size) * element + rotation
     feed_forward = 3 * spec.intermediate_size * element
     token = 2 * spec.hidden_size * element + max(attention, feed_forward)
-    mask = sizes.max_model_len * 5  # of one query: float32 and the boolean it is made from
+    beside = sizes.max_num_batched_tokens + sizes.block_size
+    keys = (sizes.max_model_len if w is None else w + beside for w in set(spec.windows))
+    # Of one query: float32, and the boolean it is made from.
+    mask = sum(5 * min(count, sizes.max_model_len) for count in keys)
     row = spec.vocab_size * (element + 3 * 4)  # logits, float32 copy, noise, sorted or masked copy
-    return sizes.max_num_batched_tokens * (token + mask) + sizes.max_num_seqs * row
+    rope = 0 if spec.rope is None else sizes.max_model_len * 2 * spec.head_dim * 4
+    return sizes.max_num_batched_tokens * (token + mask) + sizes.max_num_seqs * row + rope
 
 
 def _widening(dtype: str) -> int:

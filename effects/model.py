@@ -26,14 +26,22 @@ def forward(spec: ModelSpec, weights: Weights, batch: Batch, cache: KVCache) -> 
     with torch.inference_mode():
         hidden = weights.embed.index_select(0, batch.tokens)  # [tokens, hidden]
         cos, sin = cache.rope.index_select(0, batch.positions).unbind(1)  # [tokens, 1, head_dim]
-        norm = RMSNorm(spec, hidden)
+        norm = RMSNorm(spec.hidden_size, spec.rms_norm_eps, hidden)
+        if spec.family.qk_norm:
+            head_norm = RMSNorm(spec.head_dim, spec.rms_norm_eps, hidden)
         for i, layer in enumerate(weights.layers):
             qkv = F.linear(norm(hidden, layer.input_norm), layer.qkv, layer.qkv_bias)
             qkv = qkv.view(len(qkv), spec.heads + 2 * spec.kv_heads, spec.head_dim)
+            if layer.q_norm is not None and layer.k_norm is not None:
+                norm_heads(spec, qkv, layer.q_norm, layer.k_norm, head_norm)
             rotate(qkv[:, : spec.heads + spec.kv_heads], cos, sin)
             cache.slots[i].index_copy_(0, batch.slots, qkv[:, spec.heads :])
             hidden.addmm_(attend(spec, qkv, i, cache, batch), layer.out.t())
+            if layer.out_bias is not None:
+                hidden.add_(layer.out_bias)
             hidden.addmm_(gated(norm(hidden, layer.post_norm), layer), layer.down.t())
+            if layer.down_bias is not None:
+                hidden.add_(layer.down_bias)
         if batch.sample is not None:
             hidden = hidden.index_select(0, batch.sample)
         return F.linear(norm(hidden, weights.norm), weights.lm_head)
@@ -41,7 +49,7 @@ def forward(spec: ModelSpec, weights: Weights, batch: Batch, cache: KVCache) -> 
 
 def gated(x: Tensor, layer: LayerWeights) -> Tensor:
     """SiLU(gate) * up (Shazeer 2020): [tokens, hidden] -> [tokens, intermediate]."""
-    gate, up = F.linear(x, layer.gate_up).chunk(2, -1)
+    gate, up = F.linear(x, layer.gate_up, layer.gate_up_bias).chunk(2, -1)
     return F.silu(gate).mul_(up)
 
 
@@ -58,21 +66,40 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
         x.copy_((x * cos).addcmul_(turned.float(), sin))
 
 
+def norm_heads(
+    spec: ModelSpec, qkv: Tensor, q_weight: Tensor, k_weight: Tensor, norm: "RMSNorm"
+) -> None:
+    """Normalise each query and key head in place (Henry et al. 2020, with RMSNorm)."""
+    query, key = qkv[:, : spec.heads], qkv[:, spec.heads : -spec.kv_heads]
+    if norm.quick:
+        both = qkv[:, : -spec.kv_heads]
+        both.div_(norm.root_mean_square(both))
+        query.mul_(q_weight)
+        key.mul_(k_weight)
+    else:
+        query.copy_(norm(query, q_weight))
+        key.copy_(norm(key, k_weight))
+
+
 class RMSNorm:
     """Root mean square norm (Zhang and Sennrich 2019), with what a step's calls share."""
 
-    def __init__(self, spec: ModelSpec, like: Tensor) -> None:
-        self.shape, self.eps = (spec.hidden_size,), spec.rms_norm_eps
+    def __init__(self, size: int, eps: float, like: Tensor) -> None:
+        self.shape, self.eps = (size,), eps
         # torch's own norm is six launches on the CPU; for float32 there, four are enough:
         # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n).
         self.quick = like.dtype is torch.float32 and like.is_cpu
         if self.quick:
-            self.floor = torch.tensor(math.sqrt(spec.rms_norm_eps * spec.hidden_size))
-            self.scale = torch.tensor(1 / math.sqrt(spec.hidden_size))
+            self.floor = torch.tensor(math.sqrt(eps * size))
+            self.scale = torch.tensor(1 / math.sqrt(size))
 
     def __call__(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Normalise [tokens, hidden] over its last dimension, in float32 inside."""
+        """Normalise [..., size] over its last dimension, in float32 inside."""
         if not self.quick:
             return F.rms_norm(x, self.shape, weight, self.eps)
-        size = torch.linalg.vector_norm(x, 2, -1, True).hypot_(self.floor).mul_(self.scale)
-        return x.div(size).mul_(weight)
+        return x.div(self.root_mean_square(x)).mul_(weight)
+
+    def root_mean_square(self, x: Tensor) -> Tensor:
+        """[..., size] -> [..., 1], for `quick` ones."""
+        size: Tensor = torch.linalg.vector_norm(x, 2, -1, True)
+        return size.hypot_(self.floor).mul_(self.scale)

@@ -11,16 +11,17 @@ import math
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve, frozen
 
 from minfer.config import ConfigError, EngineConfig
-from minfer.effects.checkpoint import eos_ids, read_config
+from minfer.effects.checkpoint import CheckpointError, eos_ids, read_config, read_optional
 from minfer.effects.memory import CPU_SHARE, MemoryPlan, Sizes, available_memory, plan_memory
-from minfer.effects.spec import DTYPE_BYTES, ModelSpec, parse_spec
-from minfer.policy import Policy
+from minfer.effects.spec import DTYPE_BYTES, ModelSpec, UnsupportedModelError, parse_spec
 from minfer.policies import policy_named
+from minfer.policy import Policy
+from minfer.request import ParameterError, SamplingParams
 
 EXECUTORS: Final = ("torch", "dry", "oracle")
 LOAD_FORMATS: Final = ("auto", "dummy")
@@ -40,7 +41,7 @@ class EngineArgs:
     Raises ConfigError for a value out of range.
     """
 
-    model: str | None = None  # a Hugging Face checkpoint folder; None: the bundled model
+    model: str | None = None  # a checkpoint's folder or its name on the hub; None: the bundled one
     dtype: str = "auto"  # of weights and KV cache; auto: the checkpoint's
     load_format: str = "auto"  # "dummy": random weights, from config.json alone
     max_model_len: int | None = None  # prompt and output; None: what the model was made for
@@ -55,6 +56,7 @@ class EngineArgs:
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     steps_in_flight: int = 2
     max_repeat: int = 1  # decode steps in one plan, at most
+    max_waiting: int = 2**20  # samples that may wait in line
     seed: int = 0
     executor: str = "torch"
 
@@ -72,6 +74,7 @@ class EngineArgs:
             ("num_gpu_blocks_override", 1),
             ("steps_in_flight", 1),
             ("max_repeat", 1),
+            ("max_waiting", 1),
             ("seed", -(2**63)),
         ):
             _whole(name, getattr(self, name), low)
@@ -115,6 +118,11 @@ class Setup:
     config: EngineConfig
     stop_ids: frozenset[int]  # the model's own ends of sequence
     fingerprint: bytes  # of what KV depends on, besides tokens
+    default_params: Mapping[str, float]  # of sampling, as the model's makers advise
+
+    def default_sampling_params(self, **overrides: Any) -> SamplingParams:
+        """The makers' advice, changed by `overrides`. Raises ParameterError."""
+        return SamplingParams(**{**self.default_params, **overrides})
 
 
 def bundled_folder(name: str = "target") -> Path:
@@ -129,17 +137,20 @@ def bundled_folder(name: str = "target") -> Path:
 
 
 def model_folder(model: str | None) -> Path:
-    """The checkpoint folder that `model` names. Raises ConfigError if there is none."""
+    """The folder of the checkpoint that `model` names, here or on the hub. Raises ConfigError."""
     if model is None:
         return bundled_folder()
-    folder = Path(model)
-    if not folder.is_dir():
-        raise ConfigError(
-            f"model {str(model)!r} is not a folder; give the path of a downloaded Hugging Face "
-            "checkpoint (config.json, safetensors, tokenizer.json), or leave it out for the "
-            "bundled model"
-        )
-    return folder
+    if Path(model).is_dir():
+        return Path(model)
+    from minfer.effects.hub import is_id, snapshot  # its import takes a while
+
+    if is_id(str(model)):
+        return snapshot(str(model))
+    raise ConfigError(
+        f"model {str(model)!r} is not a folder; give the path of a Hugging Face checkpoint "
+        "(config.json, safetensors, tokenizer.json) or its name on the hub (org/name), or leave it "
+        "out for the bundled model"
+    )
 
 
 def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
@@ -151,7 +162,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     """
     folder = model_folder(args.model)
     raw = read_config(folder)
-    spec = parse_spec(raw, str(folder / "config.json"))
+    spec = _spec(raw, str(folder / "config.json"))
     dtype = spec.dtype if args.dtype == "auto" else DTYPES[args.dtype]
     spec = evolve(spec, dtype=dtype)
     length = args.max_model_len or spec.max_position_embeddings
@@ -184,7 +195,18 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         config=_engine_config(args, spec, memory),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=_fingerprint(args, raw, dtype, folder),
+        default_params=_default_params(folder / "generation_config.json"),
     )
+
+
+def _spec(config: Mapping[str, Any], where: str) -> ModelSpec:
+    """The spec by the family table, or by transformers for what is not in it."""
+    try:
+        return parse_spec(config, where)
+    except UnsupportedModelError:
+        from minfer.effects.fallback import fallback_spec  # imports torch and transformers
+
+        return fallback_spec(config, where)
 
 
 def _engine_config(args: EngineArgs, spec: ModelSpec, memory: MemoryPlan) -> EngineConfig:
@@ -198,8 +220,30 @@ def _engine_config(args: EngineArgs, spec: ModelSpec, memory: MemoryPlan) -> Eng
         depth=args.steps_in_flight,
         watermark=memory.num_blocks // 100,  # vLLM's share: who runs can grow before somebody joins
         max_repeat=args.max_repeat,
+        max_waiting=args.max_waiting,
         policy=_policy(args.scheduling_policy),
+        window=_window(spec),
     )
+
+
+def _window(spec: ModelSpec) -> int:
+    """The keys that no layer looks beyond; 0 if one looks at all of them."""
+    windows = getattr(spec, "windows", (None,))
+    return 0 if None in windows else max(filter(None, windows), default=0)
+
+
+def _default_params(path: Path) -> Mapping[str, float]:
+    """What generation_config.json says about sampling. Raises CheckpointError."""
+    advice = read_optional(path)
+    if advice.get("do_sample") is False:
+        return {"temperature": 0}
+    names = ("temperature", "top_p", "top_k")
+    found = {name: advice[name] for name in names if advice.get(name) is not None}
+    try:
+        SamplingParams(**found)
+    except ParameterError as error:
+        raise CheckpointError(f"{path}: {error}; correct it, or remove it there") from None
+    return found
 
 
 def _fingerprint(args: EngineArgs, config: Mapping[str, object], dtype: str, folder: Path) -> bytes:

@@ -7,79 +7,79 @@ says something new, the few lines of `effects/model.py` that read it).
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
-from attrs import field, frozen
+from attrs import Factory, field, frozen
+
+from minfer.effects.config_reader import CheckpointError as CheckpointError
+from minfer.effects.config_reader import ConfigError as ConfigError
+from minfer.effects.config_reader import Reader
+from minfer.effects.config_reader import UnsupportedModelError as UnsupportedModelError
+from minfer.effects.rope import Rope, parse_rope
 
 DTYPE_BYTES: Final[Mapping[str, int]] = {"float32": 4, "bfloat16": 2, "float16": 2}
 
-
-class CheckpointError(ValueError):
-    """A checkpoint cannot be used. The message names the thing, the file and the remedy."""
-
-
-class ConfigError(CheckpointError):
-    """config.json is missing, unreadable, or has a value of the wrong type or range."""
-
-
-class UnsupportedModelError(CheckpointError):
-    """The checkpoint is sound but asks for something that minfer does not do (yet)."""
+_NAMES: Final[Mapping[str, str]] = {
+    "embed": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "lm_head": "lm_head.weight",
+}
+_LINEAR: Final[Mapping[str, str]] = {
+    **{role: f"model.layers.{{i}}.self_attn.{role}_proj" for role in "qkv"},
+    "out": "model.layers.{i}.self_attn.o_proj",
+    **{role: f"model.layers.{{i}}.mlp.{role}_proj" for role in ("gate", "up", "down")},
+}
+_LAYER_NAMES: Final[Mapping[str, str]] = {
+    **{role: f"{module}.weight" for role, module in _LINEAR.items()},
+    **{f"{role}_bias": f"{module}.bias" for role, module in _LINEAR.items()},
+    "input_norm": "model.layers.{i}.input_layernorm.weight",
+    "q_norm": "model.layers.{i}.self_attn.q_norm.weight",
+    "k_norm": "model.layers.{i}.self_attn.k_norm.weight",
+    "post_norm": "model.layers.{i}.post_attention_layernorm.weight",
+}
 
 
 @frozen
 class Family:
     """One row of the family table: how models of one architecture differ from the others.
 
-    `names` and `layer_names` map a role (of `Weights`) to the tensor's name in the checkpoint;
-    `{i}` stands for the layer. `defaults` are the config values transformers assumes when absent.
+    All are decoders with RMSNorm, rotary embedding of whole heads by halves, and a gated
+    feed-forward. `names` and `layer_names` map a role (of `Weights`) to the tensor's name in the
+    checkpoint; `{i}` stands for the layer. `defaults` are the config values transformers assumes
+    when absent.
     """
 
     architecture: str
-    norm: str
-    qkv_bias: bool
-    rope: str
-    attention: str
-    feed_forward: str
-    activation: str
     defaults: Mapping[str, Any]
-    names: Mapping[str, str]
-    layer_names: Mapping[str, str]
+    activation: str = "silu"
+    qkv_bias: bool = False  # queries, keys and values always have biases
+    bias_flags: tuple[str, ...] = ()  # flags of the config that add biases
+    qk_norm: bool = False  # each query and key head is normalised before it is rotated
+    # Where sliding windows are: in no layer, in every layer if there is a `sliding_window`, or,
+    # with `use_sliding_window`, in the layers from `max_window_layers` on (or by `layer_types`).
+    windows: Literal["none", "every", "upper"] = "none"
+    names: Mapping[str, str] = _NAMES
+    layer_names: Mapping[str, str] = _LAYER_NAMES
 
 
-_LLAMA_NAMES: Final[Mapping[str, str]] = {
-    "embed": "model.embed_tokens.weight",
-    "norm": "model.norm.weight",
-    "lm_head": "lm_head.weight",
-}
-_LLAMA_LAYER_NAMES: Final[Mapping[str, str]] = {
-    "input_norm": "model.layers.{i}.input_layernorm.weight",
-    "q": "model.layers.{i}.self_attn.q_proj.weight",
-    "k": "model.layers.{i}.self_attn.k_proj.weight",
-    "v": "model.layers.{i}.self_attn.v_proj.weight",
-    "q_bias": "model.layers.{i}.self_attn.q_proj.bias",
-    "k_bias": "model.layers.{i}.self_attn.k_proj.bias",
-    "v_bias": "model.layers.{i}.self_attn.v_proj.bias",
-    "out": "model.layers.{i}.self_attn.o_proj.weight",
-    "post_norm": "model.layers.{i}.post_attention_layernorm.weight",
-    "gate": "model.layers.{i}.mlp.gate_proj.weight",
-    "up": "model.layers.{i}.mlp.up_proj.weight",
-    "down": "model.layers.{i}.mlp.down_proj.weight",
-}
-
-FAMILIES: Final[Mapping[str, Family]] = {
-    "Qwen2ForCausalLM": Family(
-        architecture="Qwen2ForCausalLM",
-        norm="rms",
-        qkv_bias=True,
-        rope="neox",  # the two halves of a head rotate against each other
-        attention="causal",
-        feed_forward="gated",
-        activation="silu",
-        defaults={"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "hidden_act": "silu"},
-        names=_LLAMA_NAMES,
-        layer_names=_LLAMA_LAYER_NAMES,
+_ALL: Final = {"rms_norm_eps": 1e-6, "hidden_act": "silu"}
+_QWEN: Final = _ALL | {"max_position_embeddings": 32768, "num_key_value_heads": 32}
+_UPPER: Final = {"sliding_window": 4096, "max_window_layers": 28}
+_LLAMA: Final = _ALL | {"max_position_embeddings": 2048, "bos_token_id": 1, "eos_token_id": 2}
+_MISTRAL: Final = {"max_position_embeddings": 131072, "num_key_value_heads": 8}
+_ROWS: Final = (
+    Family("Qwen2ForCausalLM", _QWEN | _UPPER, qkv_bias=True, windows="upper"),
+    Family(
+        "Qwen3ForCausalLM",
+        _QWEN | _UPPER | {"head_dim": 128},
+        bias_flags=("attention_bias",),
+        qk_norm=True,
+        windows="upper",
     ),
-}
+    Family("LlamaForCausalLM", _LLAMA, bias_flags=("attention_bias", "mlp_bias")),
+    Family("MistralForCausalLM", _LLAMA | _MISTRAL | {"sliding_window": 4096}, windows="every"),
+)
+FAMILIES: Final[Mapping[str, Family]] = {row.architecture: row for row in _ROWS}
 
 
 @frozen
@@ -95,13 +95,19 @@ class ModelSpec:
     kv_heads: int
     head_dim: int
     rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
+    rope: Rope | None  # None: positions are not this engine's business
+    max_position_embeddings: int  # after scaling
     tie_word_embeddings: bool
     dtype: str
     bos_id: int | None
     eos_ids: tuple[int, ...]
     initializer_range: float = field(default=0.02)
+    # A layer: how many keys up to its own a query attends to; None: all of them.
+    windows: tuple[int | None, ...] = Factory(lambda s: (None,) * s.layers, takes_self=True)
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    parameters: int = 0  # counted on transformers' own model, which runs it; 0: the family's
 
     @property
     def q_size(self) -> int:
@@ -117,21 +123,20 @@ class ModelSpec:
 def layer_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
     """Role -> shape of one layer's tensors, as the checkpoint stores them (not yet fused)."""
     hidden, wide = spec.hidden_size, spec.intermediate_size
-    shapes: dict[str, tuple[int, ...]] = {
-        "input_norm": (hidden,),
-        "q": (spec.q_size, hidden),
-        "k": (spec.kv_size, hidden),
-        "v": (spec.kv_size, hidden),
-    }
-    if spec.family.qkv_bias:
-        shapes |= {"q_bias": (spec.q_size,), "k_bias": (spec.kv_size,), "v_bias": (spec.kv_size,)}
-    return shapes | {
-        "out": (hidden, spec.q_size),
-        "post_norm": (hidden,),
-        "gate": (wide, hidden),
-        "up": (wide, hidden),
-        "down": (hidden, wide),
-    }
+    q, kv, head = spec.q_size, spec.kv_size, spec.head_dim
+    shapes: dict[str, tuple[int, ...]] = {"input_norm": (hidden,), "q": (q, hidden)}
+    shapes |= {"k": (kv, hidden), "v": (kv, hidden)}
+    if spec.qkv_bias:
+        shapes |= {"q_bias": (q,), "k_bias": (kv,), "v_bias": (kv,)}
+    if spec.family.qk_norm:
+        shapes |= {"q_norm": (head,), "k_norm": (head,)}
+    shapes |= {"out": (hidden, q), "post_norm": (hidden,)}
+    if spec.out_bias:
+        shapes |= {"out_bias": (hidden,)}
+    shapes |= {"gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide)}
+    if spec.mlp_bias:
+        shapes |= {"gate_bias": (wide,), "up_bias": (wide,), "down_bias": (hidden,)}
+    return shapes
 
 
 def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -149,6 +154,8 @@ def expected_tensors(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 def parameter_count(spec: ModelSpec) -> int:
     """Parameters held in memory (a tied embedding counts once)."""
+    if spec.parameters:
+        return spec.parameters
     layer = sum(math.prod(shape) for shape in layer_shapes(spec).values())
     heads = 1 if spec.tie_word_embeddings else 2
     return spec.layers * layer + heads * spec.vocab_size * spec.hidden_size + spec.hidden_size
@@ -179,94 +186,43 @@ def parse_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
     `ConfigError` for values that are missing, of the wrong type, or contradict each other.
     """
     family = _family(config, where)
-    read = _Reader({**family.defaults, **config}, where)
+    read = Reader({**family.defaults, **config}, where)
     _refuse_unsupported(read, family)
     hidden, heads = read.size("hidden_size"), read.size("num_attention_heads")
-    kv_heads = heads if read.absent("num_key_value_heads") else read.size("num_key_value_heads")
+    kv_heads = read.size("num_key_value_heads", heads)
     if heads % kv_heads:
         raise read.error("num_key_value_heads", f"a divisor of num_attention_heads = {heads}")
-    if not read.absent("head_dim"):
-        head_dim = read.size("head_dim")
-    elif hidden % heads:
+    if read.absent("head_dim") and hidden % heads:
         raise read.error("hidden_size", f"a multiple of num_attention_heads = {heads}")
-    else:
-        head_dim = hidden // heads
+    head_dim = read.size("head_dim", hidden // heads)
     if head_dim % 2:
-        raise ConfigError(
-            f"{where}: head_dim {head_dim} must be even, as rotary embedding pairs "
-            "its halves; correct the config or use another checkpoint"
-        )
-    vocab = read.size("vocab_size")
+        raise read.error("head_dim", f"even, which {head_dim} is not, as its halves are paired")
+    layers, (rope, context) = read.size("num_hidden_layers"), parse_rope(read)
+    attention_bias, mlp_bias = (
+        flag in family.bias_flags and read.flag(flag) for flag in ("attention_bias", "mlp_bias")
+    )
     return ModelSpec(
         family=family,
-        vocab_size=vocab,
+        vocab_size=read.size("vocab_size"),
         hidden_size=hidden,
         intermediate_size=read.size("intermediate_size"),
-        layers=read.size("num_hidden_layers"),
+        layers=layers,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         rms_norm_eps=read.positive("rms_norm_eps"),
-        rope_theta=_rope_theta(read),
-        max_position_embeddings=read.size("max_position_embeddings"),
+        rope=rope,
+        max_position_embeddings=context,
         tie_word_embeddings=read.flag("tie_word_embeddings"),
-        dtype=_dtype(read),
+        dtype=read_dtype(read),
         bos_id=next(iter(read.ids("bos_token_id")), None),
         eos_ids=read.ids("eos_token_id"),
         initializer_range=read.positive("initializer_range", 0.02),
+        windows=_windows(read, family, layers),
+        qkv_bias=family.qkv_bias or attention_bias,
+        out_bias=attention_bias,
+        mlp_bias=mlp_bias,
     )
-
-
-class _Reader:
-    """Typed reads of a config, whose errors name key, file, expected and found value."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.config, self.where = config, where
-
-    def absent(self, key: str) -> bool:
-        return self.config.get(key) is None
-
-    def error(self, key: str, expected: str) -> ConfigError:
-        found = repr(self.config[key]) if key in self.config else "nothing"
-        return ConfigError(
-            f"{self.where}: {key} must be {expected}, found {found}; correct it or "
-            "restore the original config.json of the checkpoint"
-        )
-
-    def size(self, key: str) -> int:
-        value = self.config.get(key)
-        if type(value) is not int or not 0 < value < 1 << 40:  # bool is an int, and not a size
-            raise self.error(key, "a positive integer")
-        return value
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = default if self.absent(key) else self.config[key]
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not 0 < value < math.inf
-        ):
-            raise self.error(key, "a positive finite number")
-        return float(value)
-
-    def flag(self, key: str) -> bool:
-        value = self.config.get(key)
-        if value is not None and type(value) is not bool:
-            raise self.error(key, "true or false")
-        return bool(value)
-
-    def table(self, key: str) -> dict[str, Any]:
-        value = self.config.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.error(key, "an object or null")
-        return dict(value or {})
-
-    def ids(self, key: str) -> tuple[int, ...]:
-        value = self.config.get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if any(type(token) is not int or token < 0 for token in ids):
-            raise self.error(key, "a token id, a list of token ids, or null")
-        return tuple(dict.fromkeys(ids))
 
 
 def _family(config: Mapping[str, Any], where: str) -> Family:
@@ -285,48 +241,42 @@ def _family(config: Mapping[str, Any], where: str) -> Family:
     )
 
 
-def _refuse_unsupported(read: _Reader, family: Family) -> None:
-    if read.flag("use_sliding_window"):
-        raise UnsupportedModelError(
-            f"{read.where}: sliding-window attention (use_sliding_window) "
-            "is not supported yet; use a checkpoint with full attention"
-        )
-    layer_types = read.config.get("layer_types")
-    if layer_types is not None and not isinstance(layer_types, list):
-        raise read.error("layer_types", "a list or null")
-    other = set(map(str, layer_types or ())) - {"full_attention"}
-    if other:
-        raise UnsupportedModelError(
-            f"{read.where}: layer_types {sorted(other)} are not supported "
-            "yet; only full_attention is"
-        )
-    if read.config["hidden_act"] != family.activation:
-        raise UnsupportedModelError(
-            f"{read.where}: hidden_act {read.config['hidden_act']!r} is "
-            f"not supported; only {family.activation!r} is"
-        )
+def _refuse_unsupported(read: Reader, family: Family) -> None:
+    act = read.config["hidden_act"]
+    if act != family.activation:
+        raise read.refusal(f"hidden_act {act!r} is not supported; only {family.activation!r} is")
     if not read.absent("quantization_config"):
-        raise UnsupportedModelError(
-            f"{read.where}: quantized checkpoints (quantization_config) "
-            "are not supported yet; use the unquantized checkpoint"
+        raise read.refusal(
+            "quantized checkpoints (quantization_config) are not supported yet; use the "
+            "unquantized checkpoint"
         )
 
 
-def _rope_theta(read: _Reader) -> float:
-    """Base of the rotary frequencies: transformers 5 nests it, older configs do not."""
-    new, old = read.table("rope_parameters"), read.table("rope_scaling")
-    kind = new.get("rope_type", old.get("rope_type", old.get("type", "default")))
-    if kind != "default":
-        raise UnsupportedModelError(
-            f"{read.where}: rope scaling {kind!r} is not supported yet; "
-            "remove it from the config to run within the original context"
-        )
-    if "rope_theta" in new:
-        return _Reader(new, f"{read.where}: rope_parameters").positive("rope_theta")
-    return read.positive("rope_theta", 10000.0)
+def _windows(read: Reader, family: Family, layers: int) -> tuple[int | None, ...]:
+    """The window of each layer, as transformers' configuration classes derive it."""
+    window, first, used = None, 0, read.flag("use_sliding_window")
+    if not read.absent("sliding_window"):
+        if family.windows == "none" and (used or read.absent("use_sliding_window")):
+            raise read.refusal(f"sliding_window is not known to {family.architecture}")
+        if used or family.windows == "every":
+            window = read.size("sliding_window", low=2)
+    if family.windows == "upper":
+        first = read.size("max_window_layers", low=0)
+    kinds = read.config.get("layer_types")
+    if kinds is None:
+        return tuple(window if i >= first else None for i in range(layers))
+    if not isinstance(kinds, list) or len(kinds) != layers:
+        raise read.error("layer_types", f"null or a list of num_hidden_layers = {layers}")
+    other = sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention"})
+    if other or (family.windows == "every" and window and "full_attention" in kinds):
+        raise read.refusal(f"layer_types {other or kinds} are not known to {family.architecture}")
+    if "sliding_attention" in kinds and window is None:
+        raise read.error("layer_types", "all full_attention, as no sliding window is in use")
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _dtype(read: _Reader) -> str:
+def read_dtype(read: Reader) -> str:
+    """The dtype that a config names. Raises `ConfigError` for one that does not run."""
     key = "torch_dtype" if read.absent("dtype") else "dtype"  # transformers 5 renamed it
     name = read.config.get(key) or "float32"
     if not isinstance(name, str):

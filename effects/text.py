@@ -76,7 +76,9 @@ class Tokenizer:
                 f"text has a lone surrogate at character {error.start}; remove it or "
                 "decode the bytes it came from as UTF-8"
             ) from error
-        ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        # Of one text, but unlike `encode` it lets other threads run meanwhile.
+        found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = found[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

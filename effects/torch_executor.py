@@ -12,6 +12,7 @@ back before anything else looks.
 """
 
 from collections import deque
+from collections.abc import Callable
 from itertools import compress
 
 import numpy as np
@@ -21,7 +22,7 @@ from numpy.typing import NDArray
 
 from minfer.config import EngineConfig
 from minfer.effects.attention import KVCache, make_cache
-from minfer.effects.batch import DecodeRows, Row, make_batch
+from minfer.effects.batch import Batch, DecodeRows, Row, make_batch
 from minfer.effects.executor import ExecutorError
 from minfer.effects.model import forward
 from minfer.effects.sampler import Sampling, choose
@@ -31,6 +32,7 @@ from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, Yields
 
 Ints = NDArray[np.int64]
+Model = Callable[[Batch, KVCache], torch.Tensor]  # one packed step: logits [sampled, vocab]
 
 
 class LogitsError(ExecutorError):
@@ -55,7 +57,7 @@ class TorchExecutor:
     def __init__(
         self,
         spec: ModelSpec,
-        weights: Weights,
+        weights: Weights | Model,
         *,
         num_blocks: int,
         block_size: int,
@@ -64,10 +66,11 @@ class TorchExecutor:
         dtype: str | None = None,
         device: str = "cpu",
     ) -> None:
-        """Sizes are the engine's (same names); `dtype` is the cache's, the weights' by default.
+        """Weights of a family, or a model that runs by itself in the spec's dtype.
 
-        Raises ValueError for a context longer than the model's, MemoryError or RuntimeError if
-        the cache does not fit.
+        Sizes are the engine's (same names); `dtype` is the cache's, the model's by default. Raises
+        ValueError for a context longer than the model's, MemoryError or RuntimeError if the cache
+        does not fit.
         """
         if device != "cpu":
             raise ValueError(f"device {device!r} is not supported yet; use 'cpu'")
@@ -76,9 +79,14 @@ class TorchExecutor:
                 f"max_model_len is {max_model_len}, but the model was made for contexts of up to "
                 f"{spec.max_position_embeddings} tokens; lower max_model_len"
             )
-        kept = dtype or str(weights.embed.dtype).removeprefix("torch.")
-        self.spec, self.weights, self.block_size = spec, weights, block_size
-        self.cache: KVCache = make_cache(spec, num_blocks, block_size, kept, device)
+        if isinstance(weights, Weights):
+            dtype = dtype or str(weights.embed.dtype).removeprefix("torch.")
+            self.model: Model = lambda batch, cache: forward(spec, weights, batch, cache)
+        else:
+            self.model = weights
+        self.spec, self.block_size = spec, block_size
+        self.windows = tuple(dict.fromkeys(spec.windows))
+        self.cache: KVCache = make_cache(spec, num_blocks, block_size, dtype, device, max_model_len)
         self.last = np.zeros(max_num_seqs, np.int64)
         self.next = np.zeros(max_num_seqs, np.int64)
         self.table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
@@ -88,7 +96,9 @@ class TorchExecutor:
         self.plans: deque[Plan] = deque()
 
     @classmethod
-    def for_config(cls, config: EngineConfig, spec: ModelSpec, weights: Weights) -> "TorchExecutor":
+    def for_config(
+        cls, config: EngineConfig, spec: ModelSpec, weights: Weights | Model
+    ) -> "TorchExecutor":
         """An executor of the sizes that an engine has."""
         return cls(
             spec,
@@ -119,7 +129,7 @@ class TorchExecutor:
         """Let go of the weights and the cache; no call may follow."""
         self.plans.clear()
         self.active = None
-        del self.cache, self.weights
+        del self.cache, self.model
 
     # --- one plan --------------------------------------------------------------------------------
 
@@ -162,8 +172,8 @@ class TorchExecutor:
             torch.from_numpy(now.positions),
             torch.from_numpy(now.table),
         )
-        batch = make_batch((), self.block_size, inputs)
-        logits = forward(self.spec, self.weights, batch, self.cache)
+        batch = make_batch((), self.block_size, inputs, self.windows)
+        logits = self.model(batch, self.cache)
         ahead = now.positions + 1
         choice = choose(logits, now.sampling, ahead)
         if choice.broken:
@@ -192,9 +202,9 @@ class TorchExecutor:
                 torch.from_numpy(self.table[index]),
             )
             self.next[index] += 1
-        batch = make_batch(chunks, self.block_size, inputs)
+        batch = make_batch(chunks, self.block_size, inputs, self.windows)
         drawn = selves + [fill.index for fill in plan.fills if plan.most[fill.index]]
-        logits = forward(self.spec, self.weights, batch, self.cache)
+        logits = self.model(batch, self.cache)
         yields: list[tuple[int, ...]] = [()] * len(plan.rows)
         if drawn:
             tokens = self._choose_for([plan.rows[i] for i in drawn], logits)

@@ -21,22 +21,28 @@ FUSED = {
     "qkv": ("q", "k", "v"),
     "qkv_bias": ("q_bias", "k_bias", "v_bias"),
     "gate_up": ("gate", "up"),
+    "gate_up_bias": ("gate_bias", "up_bias"),
 }
 POOL = 2_000_003
 BY_COLUMN = 1 << 22  # elements: about where a matrix leaves the CPU's own cache
 
 
-@frozen(eq=False)
+@frozen(eq=False, kw_only=True)
 class LayerWeights:
-    """One decoder layer; matrices are [out_features, in_features]."""
+    """One decoder layer; matrices are [out_features, in_features]. None: the model has none."""
 
     input_norm: "Tensor"  # [hidden]
     qkv: "Tensor"  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    qkv_bias: "Tensor | None"  # [(heads + 2 * kv_heads) * head_dim]
+    qkv_bias: "Tensor | None" = None  # [(heads + 2 * kv_heads) * head_dim]
+    q_norm: "Tensor | None" = None  # [head_dim]
+    k_norm: "Tensor | None" = None  # [head_dim]
     out: "Tensor"  # [hidden, heads * head_dim]
+    out_bias: "Tensor | None" = None  # [hidden]
     post_norm: "Tensor"  # [hidden]
     gate_up: "Tensor"  # [2 * intermediate, hidden]
+    gate_up_bias: "Tensor | None" = None  # [2 * intermediate]
     down: "Tensor"  # [hidden, intermediate]
+    down_bias: "Tensor | None" = None  # [hidden]
 
 
 @frozen(eq=False)
@@ -87,15 +93,7 @@ def empty_weights(spec: ModelSpec, dtype: str, device: "torch.device | str" = "c
 
     shapes = fused_shapes(spec)
     layers = tuple(
-        LayerWeights(
-            make(*shapes["input_norm"]),
-            make(*shapes["qkv"]),
-            make(*shapes["qkv_bias"]) if "qkv_bias" in shapes else None,
-            make(*shapes["out"]),
-            make(*shapes["post_norm"]),
-            make(*shapes["gate_up"]),
-            make(*shapes["down"]),
-        )
+        LayerWeights(**{role: make(*shape) for role, shape in shapes.items()})
         for _ in range(spec.layers)
     )
     embed = make(spec.vocab_size, spec.hidden_size)

@@ -6,17 +6,20 @@ where it can be interrupted safely, and turns are never cut. The thread starts w
 request and ends with the last one: nothing is left to clean up, and no signal handler is needed.
 """
 
+import gc
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from minfer.effects.assembly import Assembly
 from minfer.effects.driver import Driver, QuietCollector
-from minfer.messages import Cancel, Emit, Submit
+from minfer.effects.edge import RequestError
+from minfer.messages import Admitted, Cancel, Emit, Submit, clip
 from minfer.state import Transition
 
 QUIET_AFTER: Final = 1.0  # seconds of work after which the collector is silenced: it costs 0.1 s
+SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
 
 
 class EngineDeadError(RuntimeError):
@@ -24,7 +27,12 @@ class EngineDeadError(RuntimeError):
 
 
 class Worker:
-    """Serves requests through a driver. Every method may be called from any thread."""
+    """Serves requests through a driver. Every method may be called from any thread.
+
+    `observers` are called with each turn's transition once its outputs are out, and `on_end` with
+    each request that the engine has ended; both in the engine's thread, which stands still
+    meanwhile and breaks if they raise.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -33,18 +41,33 @@ class Worker:
         self.thread: threading.Thread | None = None  # the last one that was started
         self.running = False
         self.dead: BaseException | None = None
+        self.closed = False
+        self.observers: list[Callable[[Transition], None]] = []
+        self.on_end: list[Callable[[Assembly], None]] = []
 
     def submit(self, jobs: Iterable[Assembly]) -> None:
-        """Serve requests: all of them enter the same turn. Raises EngineDeadError."""
+        """Serve requests: all of them enter the same turn, or none.
+
+        Raises EngineDeadError, and RequestError if a request with such an id is being served.
+        """
+        jobs = list(jobs)
         with self.news:
-            if self.dead is not None:
-                raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
+            for job in jobs:
+                self.check(job)
             now = self.driver.clock()
             for job in jobs:
                 job.arrived = now
                 self.jobs[job.request.id] = job
                 self.driver.post(Submit(job.request))
             self._wake()
+
+    def check(self, job: Assembly) -> None:
+        """Raise what `submit` would raise now."""
+        if self.dead is not None:
+            raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
+        if job.request.id in self.jobs:
+            name = clip(job.request.id)
+            raise RequestError(f"a request with the id {name!r} is being served; ids must differ")
 
     def cancel(self, ids: Iterable[str]) -> None:
         """End requests; their outputs come as they are, with the finish reason "cancelled"."""
@@ -55,9 +78,10 @@ class Worker:
             if self.driver.busy:
                 self._wake()
 
-    def drop(self, ids: Iterable[str]) -> None:
+    def drop(self, jobs: Iterable[Assembly]) -> None:
         """Cancel requests and wait until they are gone: nobody wants their outputs."""
-        names = list(ids)
+        # One that was refused for its id must not take the other one of that id with it.
+        names = [job.request.id for job in jobs if self.jobs.get(job.request.id) is job]
         self.cancel(names)
         with self.news:
             while any(name in self.jobs for name in names) and self.running:
@@ -66,17 +90,15 @@ class Worker:
     def close(self) -> None:
         """Cancel everything, let the thread end, and let go of the executor. Idempotent."""
         with self.news:
-            if isinstance(self.dead, _ClosedError):
-                return
+            self.dead = self.dead or _ClosedError("it was closed")  # so that nobody comes in yet
             thread = self.thread
         self.cancel(list(self.jobs))
         if thread is not None:
             thread.join()
         with self.news:
-            if isinstance(self.dead, _ClosedError):
-                return
-            self.dead = _ClosedError("it was closed")
-        self.driver.close()
+            first, self.closed = not self.closed, True
+        if first:
+            self.driver.close()
 
     def _wake(self) -> None:
         """Start the thread if it does not run; the caller holds the lock."""
@@ -89,13 +111,20 @@ class Worker:
         self.news.notify_all()
 
     def _run(self) -> None:
-        quiet, started = None, time.monotonic()
+        quiet, since = None, time.monotonic()
         try:
             while self._has_work():
-                if quiet is None and time.monotonic() - started > QUIET_AFTER:
+                passed = time.monotonic() - since
+                if quiet is None and passed > QUIET_AFTER:
                     quiet = QuietCollector()
                     quiet.__enter__()
-                self._deliver(self.driver.turn())
+                elif quiet is not None and passed > SWEEP_EVERY:
+                    gc.collect()
+                    since = time.monotonic()
+                transition = self.driver.turn()
+                self._deliver(transition)
+                for observe in self.observers:
+                    observe(transition)
         except BaseException as error:  # whoever waits must hear of it, whatever it is
             self._die(error)
         finally:
@@ -119,6 +148,9 @@ class Worker:
 
     def _deliver(self, transition: Transition) -> None:
         now = self.driver.state.time
+        for reason in transition.reasons:
+            if isinstance(reason, Admitted) and (job := self.jobs.get(reason.id)) is not None:
+                job.started = now if job.started is None else job.started
         for command in transition.commands:
             if not isinstance(command, Emit):
                 continue
@@ -141,6 +173,8 @@ class Worker:
             self.driver.post(event)
         if job.finished:
             del self.jobs[name]
+            for ended in self.on_end:
+                ended(job)
 
     def _die(self, error: BaseException) -> None:
         with self.news:

@@ -10,9 +10,18 @@ from minfer.config import ConfigError, EngineConfig
 from minfer.request import ParameterError, Request, SamplingParams
 
 if TYPE_CHECKING:
+    from minfer.effects.async_llm import AsyncLLM
     from minfer.effects.llm import LLM
 
-__all__ = ["LLM", "ConfigError", "EngineConfig", "ParameterError", "Request", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "ConfigError",
+    "EngineConfig",
+    "ParameterError",
+    "Request",
+    "SamplingParams",
+]
 __version__ = "0.1.0"
 
 
@@ -21,4 +30,8 @@ def __getattr__(name: str) -> Any:
         from minfer.effects.llm import LLM
 
         return LLM
+    if name == "AsyncLLM":
+        from minfer.effects.async_llm import AsyncLLM
+
+        return AsyncLLM
     raise AttributeError(f"module 'minfer' has no attribute {name!r}")

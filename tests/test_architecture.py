@@ -13,7 +13,8 @@ KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
 EFFECTS = sorted((ROOT / "effects").rglob("*.py"))
 
 # What a room may import besides the standard library and itself.
-LAZY = {"minfer.effects.llm"}  # from minfer/__init__.py only, when LLM is asked for
+# From minfer/__init__.py only, when LLM or AsyncLLM is asked for.
+LAZY = {"minfer.effects.llm", "minfer.effects.async_llm"}
 PURE = {"attrs"}
 
 

@@ -28,12 +28,14 @@ SPEC = parse_spec(
 )
 
 
-def written_out(spec: ModelSpec, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+def written_out(
+    spec: ModelSpec, query: Tensor, keys: Tensor, values: Tensor, scale: float | None = None
+) -> Tensor:
     """query [heads, head_dim] over keys and values [context, kv_heads, head_dim]."""
     shared = spec.heads // spec.kv_heads
     out = []
     for head in range(spec.heads):
-        scores = keys[:, head // shared] @ query[head] / spec.head_dim**0.5
+        scores = keys[:, head // shared] @ query[head] * (scale or spec.head_dim**-0.5)
         out.append(scores.softmax(0) @ values[:, head // shared])
     return torch.cat(out)
 
@@ -45,20 +47,34 @@ def play(
     device: bool,
     spec: ModelSpec = SPEC,
     seed: int = 0,
+    scale: float | None = None,
 ) -> Batch:
-    """Attend for rows of (start, inputs) with random contents; check every token's output."""
+    """Attend for rows of (start, inputs) with random contents; check every token's output.
+
+    Blocks outside the window of every layer have no id any more, and what they held is lost.
+    """
     torch.manual_seed(seed)
     needs = [-(-(start + count) // block_size) for start, count in rows]
     ids = random.Random(seed).sample(range(sum(needs) + 3), sum(needs))
     tables = [[ids.pop() for _ in range(need)] for need in needs]
     cache = make_cache(spec, sum(needs) + 3, block_size, "float32")
     cache.data.normal_()
+    kept = cache.data.clone()
+    owned = [list(table) for table in tables]
+    if None not in spec.windows:
+        reach = max(window for window in spec.windows if window is not None)
+        for (start, _), table in zip(rows, tables, strict=True):
+            for i in range(max(0, start + 1 - reach) // block_size):
+                cache.data[:, table[i]] = torch.nan
+                table[i] = -1
     if device:
         wide = torch.full((len(rows), max(needs) + 2), -7)
         for i, table in enumerate(tables):
             wide[i, : len(table)] = torch.tensor(table)
         starts = torch.tensor([start for start, _ in rows])
-        batch = make_batch([], block_size, DecodeRows(torch.zeros_like(starts), starts, wide))
+        batch = make_batch(
+            [], block_size, DecodeRows(torch.zeros_like(starts), starts, wide), spec.windows
+        )
         owners = [(i, start) for i, (start, _) in enumerate(rows)]
     else:
         batch = make_batch(
@@ -67,18 +83,23 @@ def play(
                 for (start, count), table in zip(rows, tables, strict=True)
             ],
             block_size,
+            windows=spec.windows,
         )
         singles = [i for i, (_, count) in enumerate(rows) if count == 1]
         chunks = [i for i, (_, count) in enumerate(rows) if count > 1]
         owners = [(i, at) for i in singles + chunks for at in range(rows[i][0], sum(rows[i]))]
     assert batch.positions.tolist() == [at for _, at in owners]
     qkv = torch.randn(len(owners), spec.heads + 2 * spec.kv_heads, spec.head_dim)
-    cache.slots[0].index_copy_(0, batch.slots, qkv[:, spec.heads :])
-    got = attend(spec, qkv, 0, cache, batch)
-    for token, (i, at) in enumerate(owners):
-        kv = torch.cat([cache.data[0, block] for block in tables[i]])[: at + 1]
-        want = written_out(spec, qkv[token, : spec.heads], kv[:, 0], kv[:, 1])
-        torch.testing.assert_close(got[token], want, rtol=1e-4, atol=1e-5)
+    for layer, window in enumerate(spec.windows):
+        cache.slots[layer].index_copy_(0, batch.slots, qkv[:, spec.heads :])
+        flat = kept[layer].view(-1, 2 * spec.kv_heads, spec.head_dim)
+        flat.index_copy_(0, batch.slots, qkv[:, spec.heads :])
+        got = attend(spec, qkv, layer, cache, batch, scale)
+        for token, (i, at) in enumerate(owners):
+            first = 0 if window is None else max(0, at + 1 - window)
+            kv = torch.cat([kept[layer, block] for block in owned[i]])[first : at + 1]
+            want = written_out(spec, qkv[token, : spec.heads], kv[:, 0], kv[:, 1], scale)
+            torch.testing.assert_close(got[token], want, rtol=1e-4, atol=1e-5)
     return batch
 
 
@@ -101,43 +122,101 @@ def test_decode_with_any_grouping_of_heads(block_size: int, heads: tuple[int, in
     play([(5, 9), (40, 3), (0, 7)], block_size, device=False, spec=spec)
 
 
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize(
+    "windows", [(1,), (5,), (16, 16), (33,), (None, 7), (7, None, 20), (20, 4)]
+)
+def test_windows(block_size: int, windows: tuple[int | None, ...]) -> None:
+    spec = evolve(SPEC, layers=len(windows), windows=windows)
+    draw = random.Random(block_size)
+    for seed in range(3):
+        rows = [
+            (draw.choice([0, draw.randrange(90)]), draw.choice([1, 2, draw.randrange(1, 50)]))
+            for _ in range(draw.randrange(1, 7))
+        ]
+        play(rows, block_size, device=False, spec=spec, seed=seed)
+    play([(draw.randrange(90), 1) for _ in range(9)], block_size, device=True, spec=spec)
+    play([(30, 1)], block_size, device=True, spec=spec)
+    play([(60 + i, 1) for i in range(5)], block_size, device=True, spec=spec)
+
+
+def test_a_scale_of_ones_own() -> None:
+    play([(5, 9), (40, 1), (0, 7), (17, 3)], 16, device=False, scale=0.9)
+    play([(5, 1), (40, 1)], 16, device=True, scale=0.2)
+
+
+def test_a_window_is_read_and_no_more() -> None:
+    one = evolve(SPEC, windows=(20,))
+    [group] = play([(100, 1)], 16, device=True, spec=one).reads[20].groups
+    assert (group.skip, group.context, group.mask) == (1, 21, None)  # of blocks 5 and 6
+    [chunk] = play([(100, 4)], 16, device=False, spec=one).reads[20].chunks
+    assert (chunk.skip, chunk.context) == (1, 24)
+    assert chunk.mask is not None
+    assert chunk.mask.shape == (4, 23)
+
+
+def test_a_window_that_reaches_everything_costs_nothing() -> None:
+    rows = [Row([1], 40, [4, 5, 6]), Row([1] * 3, 0, [7])]
+    batch = make_batch(rows, 16, windows=(41, None, 64))
+    assert batch.reads[41] is batch.reads[None] is batch.reads[64]
+    [group] = make_batch(rows, 16, windows=(40, 64)).reads[40].groups
+    assert (group.skip, group.context) == (1, 41)
+
+
+def test_many_rows_in_a_window_are_split_by_what_they_read() -> None:
+    spec = evolve(SPEC, windows=(100,))
+    groups = (
+        play([(300 + 9 * i, 1) for i in range(50)], 16, device=True, spec=spec).reads[100].groups
+    )
+    sizes = [len(group.rows) * group.context for group in groups if group.rows is not None]
+    assert len(sizes) == 2
+    assert max(sizes) <= GROUP_TOKENS
+
+
 def test_one_row_needs_neither_mask_nor_padding() -> None:
-    [group] = play([(37, 1)], 16, device=True).groups
+    [group] = play([(37, 1)], 16, device=True).reads[None].groups
     assert (group.mask, group.context) == (None, 38)
 
 
 def test_equal_rows_need_no_mask() -> None:
-    [group] = play([(37, 1)] * 3, 16, device=True).groups
+    [group] = play([(37, 1)] * 3, 16, device=True).reads[None].groups
     assert group.mask is None
 
 
 def test_consecutive_blocks_are_read_in_place() -> None:
-    [group] = make_batch([Row([1], 40, [4, 5, 6, 9])], 16).groups
+    [group] = make_batch([Row([1], 40, [4, 5, 6, 9])], 16).reads[None].groups
     assert group.blocks == slice(4, 7)
-    [chunk] = make_batch([Row([1, 1], 40, [4, 5, 6])], 16).chunks
+    [chunk] = make_batch([Row([1, 1], 40, [4, 5, 6])], 16).reads[None].chunks
     assert chunk.blocks == slice(4, 7)
-    [group] = make_batch([Row([1], 40, [4, 6, 5])], 16).groups
+    [group] = make_batch([Row([1], 40, [4, 6, 5])], 16).reads[None].groups
     assert isinstance(group.blocks, Tensor)
     assert group.blocks.tolist() == [4, 6, 5]
 
 
 def test_a_first_chunk_reads_no_cache() -> None:
-    [chunk] = make_batch([Row([1, 1, 1], 0, [4])], 16).chunks
+    [chunk] = make_batch([Row([1, 1, 1], 0, [4])], 16).reads[None].chunks
     assert (chunk.blocks, chunk.mask, chunk.context) == (None, None, 3)
 
 
 def test_one_long_context_does_not_pad_the_short_ones() -> None:
     batch = play([(20, 1)] * 10 + [(3000, 1)] + [(25, 1)] * 10, 16, device=True)
-    assert [group.context for group in batch.groups] == [3001, 26]
-    assert [len(group.rows) for group in batch.groups if group.rows is not None] == [1, 20]
+    assert [group.context for group in batch.reads[None].groups] == [3001, 26]
+    assert [len(group.rows) for group in batch.reads[None].groups if group.rows is not None] == [
+        1,
+        20,
+    ]
 
 
 def test_many_rows_are_gathered_a_few_megabytes_at_a_time() -> None:
     batch = play([(200 + i, 1) for i in range(48)], 16, device=True)
-    sizes = [len(group.rows) * group.context for group in batch.groups if group.rows is not None]
+    sizes = [
+        len(group.rows) * group.context
+        for group in batch.reads[None].groups
+        if group.rows is not None
+    ]
     assert len(sizes) == 3
     assert max(sizes) <= GROUP_TOKENS
-    rows = torch.cat([group.rows for group in batch.groups if group.rows is not None])
+    rows = torch.cat([group.rows for group in batch.reads[None].groups if group.rows is not None])
     assert sorted(rows.tolist()) == list(range(48))
 
 
@@ -186,7 +265,7 @@ def test_rotation_is_that_of_complex_numbers(dtype: torch.dtype) -> None:
     x = torch.randn(5, 3, 8).to(dtype)
     cos, sin = rope_table(SPEC, 5).unbind(1)
     turned = torch.complex(x[..., :4].float(), x[..., 4:].float())
-    angles = torch.arange(5)[:, None] / SPEC.rope_theta ** (torch.arange(0, 8, 2) / 8)
+    angles = torch.arange(5)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
     turned = turned * torch.polar(torch.ones(5, 4), angles)[:, None]
     want = torch.cat((turned.real, turned.imag), -1)
     rotate(x, cos, sin)

@@ -24,6 +24,7 @@ from minfer.effects.checkpoint import (
     read_config,
     read_spec,
 )
+from minfer.effects.rope import Rope
 from minfer.effects.weights import named_parts
 
 TINY: dict[str, Any] = {
@@ -121,7 +122,7 @@ def test_reads_the_spec(tmp_path: Path) -> None:
     )
     spec = read_spec(tmp_path)
     assert (spec.head_dim, spec.q_size, spec.kv_size) == (16, 64, 32)
-    assert (spec.rope_theta, spec.rms_norm_eps) == (5e5, 1e-5)
+    assert (spec.rope, spec.rms_norm_eps) == (Rope(theta=5e5), 1e-5)
     assert (spec.bos_id, spec.eos_ids) == (1, (3, 4))
 
 
@@ -138,7 +139,7 @@ def test_reads_configs_of_older_transformers(tmp_path: Path) -> None:
         rope_scaling=None,
     )
     spec = read_spec(tmp_path)
-    assert (spec.rope_theta, spec.dtype, spec.head_dim) == (1e6, "bfloat16", 8)
+    assert (spec.rope, spec.dtype, spec.head_dim) == (Rope(theta=1e6), "bfloat16", 8)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -284,24 +285,31 @@ def test_shards_that_differ_from_their_index(tmp_path: Path) -> None:
         ),
         ({"architectures": ...}, ConfigError, ["architectures", "None"]),
         ({"architectures": "Qwen2ForCausalLM"}, ConfigError, ["architectures"]),
-        ({"use_sliding_window": True}, UnsupportedModelError, ["sliding"]),
+        ({"use_sliding_window": True, "sliding_window": 1}, ConfigError, ["sliding_window", "2"]),
+        ({"use_sliding_window": 1}, ConfigError, ["use_sliding_window", "1"]),
         (
             {"layer_types": ["full_attention", "sliding_attention"]},
+            ConfigError,
+            ["layer_types", "sliding window"],
+        ),
+        ({"layer_types": ["full_attention"]}, ConfigError, ["layer_types", "2"]),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
             UnsupportedModelError,
-            ["sliding_attention"],
+            ["linear_attention"],
         ),
         ({"layer_types": 3}, ConfigError, ["layer_types", "3"]),
         ({"hidden_act": "gelu"}, UnsupportedModelError, ["gelu", "silu"]),
         ({"quantization_config": {"bits": 4}}, UnsupportedModelError, ["quantization_config"]),
         (
-            {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}},
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}},
             UnsupportedModelError,
-            ["yarn"],
+            ["dynamic"],
         ),
         (
-            {"rope_parameters": ..., "rope_scaling": {"type": "linear", "factor": 2}},
+            {"rope_parameters": ..., "rope_scaling": {"type": "longrope", "factor": 2}},
             UnsupportedModelError,
-            ["linear"],
+            ["rope_scaling", "longrope"],
         ),
         ({"rope_parameters": [1]}, ConfigError, ["rope_parameters"]),
         ({"rope_parameters": {"rope_theta": "big"}}, ConfigError, ["rope_theta", "'big'"]),

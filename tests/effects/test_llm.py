@@ -1,5 +1,6 @@
 """The library: what goes in, what comes out, and that nothing a caller does harms the others."""
 
+import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,13 @@ import pytest
 import minfer
 from minfer import LLM, ConfigError, ParameterError, SamplingParams
 from minfer.effects import llm as llm_module
+from minfer.effects.chat import ChatTemplateError
 from minfer.effects.edge import Prompt, RequestError
 from minfer.effects.memory import NotEnoughMemoryError
+from minfer.effects.options import EngineArgs, prepare
 from minfer.effects.oracle import Oracle
 from minfer.effects.outputs import RequestOutput
+from minfer.effects.spec import CheckpointError
 from minfer.effects.worker import EngineDeadError
 from minfer.messages import Executed, Failed
 from minfer.plan import Plan
@@ -273,7 +277,7 @@ def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
     stream = llm.stream(["abc", "def"], params)
     next(stream)
-    stream.close()  # type: ignore[attr-defined]
+    stream.close()
     assert not llm.worker.jobs
     assert len(ids(llm.generate("abc", GREEDY)[0])) == 12
 
@@ -281,6 +285,142 @@ def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
 def test_a_stream_that_nobody_reads_runs_nothing(llm: LLM) -> None:
     llm.stream("abc", GREEDY)
     assert not llm.worker.jobs
+
+
+# --- conversations and the makers' advice ---------------------------------------------------------
+
+TALK = [{"role": "user", "content": "hi"}]
+TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}
+{%- if tools %}[{{ tools[0].name }}]{% endif %}{% if mood %}({{ mood }}){% endif %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def talker(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = tmp_path_factory.mktemp("talker")
+    for file in Path(folder).iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    advice = '{"temperature": 0.5, "top_k": 7, "top_p": null, "do_sample": true, "eos_token_id": 9}'
+    (path / "generation_config.json").write_text(advice)
+    with LLM(str(path), **SETTINGS) as made:
+        yield made
+
+
+def test_a_conversation_is_a_prompt(talker: LLM) -> None:
+    output = talker.chat(TALK, GREEDY)[0]
+    assert output.prompt == "<user>hi<assistant>"
+    assert ids(output) == ids(talker.generate("<user>hi<assistant>", GREEDY)[0])
+    pieces = list(talker.stream_chat(TALK, GREEDY))
+    assert "".join(o.outputs[0].text for o in pieces) == output.outputs[0].text
+    assert talker.render(TALK) == list(output.prompt_token_ids)
+
+
+def test_conversations_come_back_in_order_each_with_its_parameters(talker: LLM) -> None:
+    talks = [[{"role": "user", "content": "x" * i}] for i in range(5)]
+    params = [SamplingParams(max_tokens=1 + i, ignore_eos=True) for i in range(5)]
+    outputs = talker.chat(talks, params)
+    assert [o.prompt for o in outputs] == [f"<user>{'x' * i}<assistant>" for i in range(5)]
+    assert [len(ids(o)) for o in outputs] == [1, 2, 3, 4, 5]
+
+
+def test_options_of_the_template(talker: LLM) -> None:
+    assert talker.tokenizer is not None
+    for options, text in (
+        ({"tools": [{"name": "saw"}]}, "<user>hi[saw]<assistant>"),
+        ({"chat_template_kwargs": {"mood": "glad"}}, "<user>hi(glad)<assistant>"),
+        ({"add_generation_prompt": False}, "<user>hi"),
+        ({"add_generation_prompt": False, "continue_final_message": True}, "<user>hi"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "<user>hi"),
+    ):
+        assert talker.tokenizer.decode(talker.render(TALK, **options)) == text
+
+
+def test_an_answer_without_parameters_takes_the_room_there_is(talker: LLM) -> None:
+    one = talker.chat([{"role": "user", "content": "y" * 190}])[0].outputs[0]
+    assert len(one.token_ids) > 16 or one.finish_reason == "stop"
+    job = talker._answers(TALK, None, {})[0][0].request
+    assert job.max_tokens == 256 - len("<user>hi<assistant>")
+    assert job.sampling == SamplingParams(temperature=0.5, top_k=7, max_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "message"),
+    [
+        ([], {}, "there are no messages"),
+        ([[], TALK], {}, "there are no messages"),
+        ("hi", {}, "messages must be a list of messages, not a str"),
+        ({"role": "user"}, {}, "messages must be a list of messages, not a dict"),
+        (5, {}, "messages must be a list of messages, not a int"),
+        ([*TALK, "hi"], {}, "a message must be an object"),
+        (["hi"], {}, "a message must be an object"),
+        (TALK, {"continue_final_message": True}, "exclude each other"),
+        (TALK, {"chat_template_kwargs": {"messages": []}}, "cannot set 'messages'"),
+        (TALK, {"chat_template_kwargs": {"eos_token": "x"}}, "the chat template failed"),
+    ],
+)
+def test_conversations_that_make_no_sense(
+    talker: LLM, messages: Any, options: Any, message: str
+) -> None:
+    for ask in (talker.chat, talker.stream_chat):
+        with pytest.raises(ChatTemplateError, match=message):
+            ask(messages, GREEDY, **options)
+    assert not talker.worker.jobs
+
+
+def test_a_conversation_that_is_too_long_or_not_text(talker: LLM) -> None:
+    long = [{"role": "user", "content": "x" * 300}]
+    with pytest.raises(RequestError, match=r"prompts\[1\]: the prompt has 317 tokens") as caught:
+        talker.chat([TALK, long], GREEDY)
+    assert caught.value.index == 1
+    with pytest.raises(RequestError, match="lone surrogate"):
+        talker.chat([{"role": "user", "content": "\ud800"}], GREEDY)
+
+
+def test_chat_needs_a_template_and_a_tokenizer(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="this model has no chat template"):
+        llm.chat(TALK)
+    bare = str(write_checkpoint(tmp_path / "bare", tokenizer=False))
+    mute = LLM(bare, skip_tokenizer_init=True, executor="dry", **SETTINGS)
+    with mute, pytest.raises(ChatTemplateError, match="needs the tokenizer"):
+        mute.chat(TALK)
+
+
+def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
+    assert talker.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=7)
+    assert llm.get_default_sampling_params() == SamplingParams()
+    asked = talker.setup.default_sampling_params(top_k=3, n=2)
+    assert asked == SamplingParams(temperature=0.5, top_k=3, n=2)
+    silent = talker._jobs(["a", "b"], None, None)[0]
+    assert [job.request.sampling.top_k for job in silent] == [7, 7]
+    with pytest.raises(ParameterError, match="top_p"):
+        talker.setup.default_sampling_params(top_p=2)
+
+
+@pytest.mark.parametrize(
+    ("advice", "params"),
+    [
+        ({}, SamplingParams()),
+        ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0)),
+        ({"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
+         SamplingParams(temperature=0.6, top_p=0.8, top_k=20)),
+        ({"do_sample": None, "top_k": None}, SamplingParams()),
+    ],
+)  # fmt: skip
+def test_advice_is_read_from_generation_config(
+    tmp_path: Path, advice: dict[str, Any], params: SamplingParams
+) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", tokenizer=False)
+    (folder / "generation_config.json").write_text(json.dumps(advice))
+    setup = prepare(EngineArgs(model=str(folder), executor="dry", **SETTINGS))
+    assert setup.default_sampling_params() == params
+
+
+def test_advice_that_makes_no_sense_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", tokenizer=False)
+    (folder / "generation_config.json").write_text('{"temperature": "warm"}')
+    with pytest.raises(CheckpointError, match=r"generation_config.json: temperature: .*correct it"):
+        prepare(EngineArgs(model=str(folder), executor="dry", **SETTINGS))
 
 
 # --- bad input ------------------------------------------------------------------------------------

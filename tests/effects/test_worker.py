@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 from attrs import frozen
 
 from minfer import LLM, SamplingParams
 from minfer.effects import worker
+from minfer.effects.edge import RequestError
 from minfer.policy import FirstCome, Load
 from tests.effects.tiny_model import write_checkpoint
 
@@ -54,7 +56,7 @@ def test_the_thread_ends_with_the_work(folder: str) -> None:
         stream = llm.stream([1, 2], ENDLESS)
         next(stream)
         assert len(engine_threads()) == 1
-        stream.close()  # type: ignore[attr-defined]
+        stream.close()
         for thread in engine_threads():
             thread.join(5)
         assert not engine_threads()
@@ -103,3 +105,42 @@ def test_long_work_is_not_stopped_by_the_garbage_collector(
         assert not any(enabled)
     assert gc.isenabled()
     assert gc.get_freeze_count() == 0
+
+
+class Knot:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_a_worker_that_is_never_idle_sweeps_up_cycles(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "QUIET_AFTER", 0.0)
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        freed: list[weakref.ref[Knot]] = []
+
+        def record(*_: object) -> None:
+            if not freed:
+                freed.append(weakref.ref(Knot()))
+                monkeypatch.setattr(worker, "SWEEP_EVERY", 0.0)
+
+        llm.worker.driver.record = record
+        stream = llm.stream([1, 2], ENDLESS)
+        for _ in range(4):
+            next(stream)
+        assert freed[0]() is None
+        assert not gc.isenabled()
+        stream.close()
+
+
+def test_an_id_is_served_once_at_a_time(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        stream = llm.stream([1, 2], ENDLESS)
+        next(stream)
+        llm.count = 0  # so that the next request gets the same id
+        with pytest.raises(RequestError, match="'0' is being served"):
+            llm.generate([[1], [2]], GREEDY)
+        assert list(llm.worker.jobs) == ["0"]
+        stream.close()
