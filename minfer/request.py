@@ -27,8 +27,11 @@ def _number(value: Any, param: str, low: float, high: float, *, whole: bool = Fa
     if isinstance(value, bool) or not isinstance(value, kinds):
         kind = "a whole number" if whole else "a number"
         raise ParameterError(param, f"must be {kind}, not {value!r}")
-    if not (math.isfinite(value) and low <= value <= high):
-        raise ParameterError(param, f"must be from {low:g} to {high:g}, not {value!r}")
+    if not low <= value <= high:  # NaN is not
+        # Python refuses to write out integers of thousands of digits.
+        huge = isinstance(value, int) and value.bit_length() > 200
+        given = "a number that large" if huge else repr(value)
+        raise ParameterError(param, f"must be from {low:g} to {high:g}, not {given}")
 
 
 def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:

@@ -50,3 +50,9 @@ def test_token_ids_are_checked_when_a_request_is_made(prompt: Any) -> None:
     with pytest.raises(ParameterError, match="token ids must be whole numbers"):
         Request(id="a", prompt=prompt, max_tokens=1)
     assert Request(id="a", prompt=(3, 9), output=(7,), max_tokens=1).largest == 9
+
+
+def test_numbers_beyond_all_bounds() -> None:
+    for name in ("n", "seed", "max_tokens", "temperature"):
+        with pytest.raises(ParameterError, match=name):
+            SamplingParams(**{name: 10**5000})  # type: ignore[arg-type]  # each is a number

@@ -1,0 +1,150 @@
+"""Throughput of the server at 1, 2, 4 and 8 clients that stream, as the clients see it.
+
+A real process, `minfer serve`, with the 0.5B shape (Qwen2.5's, random weights) and a tokenizer that
+has a text for each token, so that each token is an event. Every client sends one request after the
+other, each with a prompt of its own. The numbers of clients take turns, so that a slow minute hits
+all; five repeats take about four minutes on two cores.
+
+    python -m bench.server_clients
+"""
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy
+from attrs import define, field
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from bench.cpu_throughput import HALF_BILLION
+from bench.results import RESULTS, spread, write
+
+CLIENTS = (1, 2, 4, 8)
+PROMPT, OUTPUT = 32, 32  # tokens
+VOCABULARY = int(str(HALF_BILLION["vocab_size"]))
+
+
+@define
+class Cell:
+    """What was measured at one number of clients, over all repeats."""
+
+    throughput: list[float] = field(factory=list)  # output tokens per second, by repeat
+    first: list[float] = field(factory=list)  # seconds to the first token, by request
+    gaps: list[float] = field(factory=list)  # seconds between events, by event
+
+
+def write_model(folder: Path) -> None:
+    """The shape's configuration and a tokenizer for it; the weights are the server's."""
+    (folder / "config.json").write_text(json.dumps(HALF_BILLION))
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [*alphabet, *(f"{i:x}Ġ" for i in range(len(alphabet), VOCABULARY))]
+    made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.save(str(folder / "tokenizer.json"))
+
+
+def request(client: httpx.Client, prompt: list[int], cell: Cell) -> int:
+    """Stream one completion; returns its output tokens."""
+    body = {"prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True,
+            "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    began, last, tokens = time.perf_counter(), 0.0, 0
+    with client.stream("POST", "/v1/completions", json=body) as answer:
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            now = time.perf_counter()
+            usage = json.loads(line[6:])["usage"]
+            if usage:
+                tokens = usage["completion_tokens"]
+            elif last:
+                cell.gaps.append(now - last)
+            else:
+                cell.first.append(now - began)
+            last = now
+    return int(tokens)
+
+
+def repeat(url: str, clients: int, requests: int, cell: Cell, rng: random.Random) -> None:
+    """So many clients at once, each with so many requests in a row."""
+    prompts = [rng.choices(range(VOCABULARY), k=PROMPT) for _ in range(clients * requests)]
+
+    def one(i: int) -> int:
+        with httpx.Client(base_url=url, timeout=300) as client:
+            return sum(request(client, prompt, cell) for prompt in prompts[i::clients])
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(clients) as pool:
+        tokens = sum(pool.map(one, range(clients)))
+    cell.throughput.append(tokens / (time.perf_counter() - began))
+
+
+def figures(cell: Cell) -> dict[str, Any]:
+    found: dict[str, Any] = {"output_tokens_per_second": spread(cell.throughput)}
+    for name, values in (("ttft_seconds", cell.first), ("itl_seconds", cell.gaps)):
+        middle, high = numpy.percentile(values, [50, 99])
+        found[name] = {"p50": float(middle), "p99": float(high)}
+    return {**found, "requests": len(cell.first)}
+
+
+def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
+    """Throughput with its spread, and the two latencies, over the number of clients."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "minfer", "font.size": 9})
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    rates = [one["output_tokens_per_second"] for one in found.values()]
+    bars = [[abs(rate["median"] - rate[end]) for rate in rates] for end in ("low", "high")]
+    left.errorbar(CLIENTS, [rate["median"] for rate in rates], bars, marker="o", capsize=3)
+    left.set(xlabel="clients", ylabel="output tokens/s", xticks=CLIENTS, ylim=(0, None))
+    for name, mark in (("ttft", "o"), ("itl", "s")):
+        for share in ("p50", "p99"):
+            values = [one[f"{name}_seconds"][share] for one in found.values()]
+            right.plot(CLIENTS, values, f"{mark}-", label=f"{name.upper()} {share}")
+    right.set(xlabel="clients", ylabel="seconds", xticks=CLIENTS, ylim=(0, None))
+    right.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=2, help="of each client in a repeat")
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    rng, cells = random.Random(args.seed), {clients: Cell() for clients in CLIENTS}
+    with tempfile.TemporaryDirectory() as path:
+        write_model(Path(path))
+        command = [sys.executable, "-m", "minfer.effects.cli", "serve", "--port=0",
+                   f"--model={path}", "--load-format=dummy", "--max-model-len=1024"]  # fmt: skip
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            try:
+                url = server.stdout.readline().split()[-1].removesuffix("/v1")
+                repeat(url, 1, 1, Cell(), rng)  # warms up
+                for _ in range(args.repeats):
+                    for clients, cell in cells.items():
+                        repeat(url, clients, args.requests, cell, rng)
+                        print(f"{clients} clients: {cell.throughput[-1]:.1f} tokens/s", flush=True)
+            finally:
+                server.terminate()
+    found = {str(clients): figures(cell) for clients, cell in cells.items()}
+    about = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "clients": found}
+    write("server_clients", about, args.seed, args.folder)
+    plot(found, args.folder / "server_clients.svg")
+
+
+if __name__ == "__main__":
+    main()
