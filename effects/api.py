@@ -81,10 +81,14 @@ def _same(value: Any, neutral: Any) -> bool:
     return neutral is _ANY or equal
 
 
+def _few(value: Any) -> Any:
+    if isinstance(value, list) and not 0 < len(value) <= MAX_ITEMS:
+        raise _wrong(f"has {len(value)} items; there may be 1 to {MAX_ITEMS}")
+    return value
+
+
 def _in_list(value: Any) -> Any:
-    if isinstance(value, list) and len(value) > MAX_ITEMS:
-        raise _wrong(f"has {len(value)} items; there may be {MAX_ITEMS}")
-    return [value] if isinstance(value, str) else value
+    return [value] if isinstance(value, str) else _few(value) if value else value
 
 
 def _prompts(given: Any) -> Any:
@@ -197,9 +201,7 @@ class Completion(Body):
 class Chat(Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[
-        list[Message], Field(min_length=1, fail_fast=True), BeforeValidator(_in_list)
-    ]
+    messages: Annotated[list[Message], Field(fail_fast=True), BeforeValidator(_few)]
     add_generation_prompt: bool | None = None  # None: unless the last message goes on
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None

@@ -52,6 +52,8 @@ def conversation_text(
     tokenizer: "Tokenizer | None", messages: Conversation, how: ChatOptions
 ) -> str:
     """A conversation through the tokenizer's chat template. Raises ChatTemplateError."""
+    if strange := how.keys() - ChatOptions.__annotations__.keys():
+        raise TypeError(f"chat has no option {min(strange)!r}; see chat_template_kwargs")
     if tokenizer is None:
         raise ChatTemplateError("a conversation needs the tokenizer; leave skip_tokenizer_init out")
     values: dict[str, Any] = {**how, **(how.get("chat_template_kwargs") or {})}

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import minfer
 
@@ -60,8 +60,15 @@ def _is_users(error: ValueError) -> bool:
     return isinstance(error, users)
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"minfer: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="minfer", description="Run a language model. Without --model, a small one that writes "
         "Python and comes with minfer.",
     )  # fmt: skip
@@ -100,6 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         help="serve OpenAI's API over HTTP",
         description="Serve a model over HTTP, as OpenAI's API does. Ctrl-C ends it.",
     )
+    serve.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="as --model")
     _server_options(serve)
     _engine_options(serve)
     _dry_run(serve)
@@ -156,7 +164,7 @@ def _server_options(parser: argparse.ArgumentParser) -> None:
         help="what clients must send (default: the environment's MINFER_API_KEY)")  # fmt: skip
     add("--max-body-size", type=_bytes, default=2**22, metavar="BYTES",
         help="of a request (default: 4M)")  # fmt: skip
-    add("--max-waiting", type=int, metavar="N", help="requests in line, beyond which come 503s")
+    add("--max-waiting", type=int, metavar="N", help="samples in line beyond which come 503s")
     add("--access-log", action="store_true", help="write a line for each request")
 
 
@@ -187,8 +195,8 @@ def _sampling_options(parser: argparse.ArgumentParser) -> None:
         help=f"keep the K likeliest tokens; 0 keeps all {advice} 0)")  # fmt: skip
     add("--stop", action="append", default=[], metavar="TEXT",
         help="end before this text; may be given several times")  # fmt: skip
-    add("--stop-token-ids", type=int, nargs="+", default=[], metavar="ID",
-        help="end after one of these token ids")  # fmt: skip
+    add("--stop-token-ids", type=int, action="append", default=[], metavar="ID",
+        help="end after this token id; may be given several times")  # fmt: skip
     add("--ignore-eos", action="store_true", help="go on after the end of sequence")
     add("--stats", action="store_true", help="write timings to standard error at the end")
 
@@ -205,9 +213,9 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
         help="dummy: random weights, from config.json alone")  # fmt: skip
     add("--max-model-len", type=int, metavar="N",
         help="tokens of prompt and output together (default: the model's)")  # fmt: skip
-    add("--block-size", type=int, metavar="N", help="tokens of a KV block")
-    add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="tokens of one forward")
+    add("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 64)")
+    add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once (default: 256)")
+    add("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step (default: 2048)")
     add("--gpu-memory-utilization", type=float, metavar="SHARE",
         help="share of the memory that may be used; on the CPU, of what is available")  # fmt: skip
     add("--kv-cache-memory-bytes", type=_bytes, metavar="BYTES",
@@ -220,7 +228,7 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
         help="who goes first: fcfs, priority, ageing, deadline, shortest, fair, window or static, "
         "with options as in ageing:seconds=5 (default: fcfs)")  # fmt: skip
     add("--steps-in-flight", type=int, metavar="N", help="steps planned ahead (default: 2)")
-    add("--max-repeat", type=int, metavar="N", help="decode steps in one plan, at most")
+    add("--max-repeat", type=int, metavar="N", help="decode steps in one plan (default: 1)")
     add("--seed", type=int, metavar="N", help="for all that is random (default: 0)")
 
 

@@ -31,6 +31,7 @@ from minfer.effects.edge import (
     urgencies_for,
 )
 from minfer.effects.executor import Executor
+from minfer.effects.memory import NotEnoughMemoryError, size_text
 from minfer.effects.options import EngineArgs, Setup, prepare
 from minfer.effects.outputs import RequestOutput
 from minfer.effects.text import Tokenizer, load_tokenizer
@@ -40,8 +41,6 @@ from minfer.request import SamplingParams
 if TYPE_CHECKING:
     from minfer.effects.chat import ChatOptions, Conversation, Conversations
     from minfer.effects.weights import Weights
-
-LONG = 2.0  # seconds of work after which a progress bar appears
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Inbox = SimpleQueue[Assembly]
@@ -77,7 +76,11 @@ def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
         weights = random_weights(spec, spec.dtype, args.seed)
     else:
         weights = load_weights(setup.folder, spec, spec.dtype)
-    return TorchExecutor.for_config(config, spec, weights)
+    try:
+        return TorchExecutor.for_config(config, spec, weights)
+    except (MemoryError, RuntimeError) as error:
+        what = f"{config.num_blocks} KV blocks ({size_text(setup.memory.kv_cache)}) cannot be had"
+        raise NotEnoughMemoryError(f"{what}: {error}; ask for a smaller KV cache") from error
 
 
 class ServedModel:
@@ -286,14 +289,14 @@ def _received(inbox: Inbox) -> RequestOutput:
 
 @contextlib.contextmanager
 def _progress(count: int, wanted: bool | Callable[..., Any]) -> Iterator[Callable[[], object]]:
-    """Yield a function that moves a progress bar; it shows on a terminal, if work is long."""
+    """Yield a function that moves a progress bar; it shows on a terminal, while work goes on."""
     if not wanted or not count or (wanted is True and not sys.stderr.isatty()):
         yield lambda: None
         return
     if wanted is True:
         from tqdm import tqdm
 
-        bar = tqdm(total=count, desc="Processed prompts", unit="prompt", delay=LONG, leave=False)
+        bar = tqdm(total=count, desc="Processed prompts", unit="prompt", leave=False)
     else:
         bar = wanted(total=count, desc="Processed prompts")
     try:

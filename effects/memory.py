@@ -235,7 +235,7 @@ def describe(plan: MemoryPlan, model: str) -> str:
         ("in all", f"{size_text(plan.total)} {limit}"),
         ("KV of a token", size_text(plan.kv_per_token)),
         ("KV of a block", f"{size_text(plan.block_bytes)} for {sizes.block_size} tokens"),
-        ("largest context", f"{plan.largest_context} tokens at batch 1"),
+        ("largest context here", f"{plan.largest_context} tokens at batch 1"),
     ]
     contexts = {sizes.max_model_len, *(2**i for i in range(9, 40) if 2**i < sizes.max_model_len)}
     rows += [

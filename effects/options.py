@@ -20,7 +20,7 @@ from minfer.effects.checkpoint import CheckpointError, eos_ids, read_config, rea
 from minfer.effects.memory import CPU_SHARE, MemoryPlan, Sizes, available_memory, plan_memory
 from minfer.effects.spec import DTYPE_BYTES, ModelSpec, UnsupportedModelError, parse_spec
 from minfer.policies import policy_named
-from minfer.policy import Policy
+from minfer.policy import FirstCome, Policy
 from minfer.request import ParameterError, SamplingParams
 
 EXECUTORS: Final = ("torch", "dry", "oracle")
@@ -95,8 +95,10 @@ def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
 def _policy(wanted: str | Policy) -> Policy:
     if isinstance(wanted, str):
         return policy_named(wanted)
-    if not hasattr(wanted, "admit_from"):
-        raise ConfigError(f"scheduling_policy must be a name or a policy, not {wanted!r}")
+    lacks = [name for name in vars(FirstCome) if name.islower() and not hasattr(wanted, name)]
+    if lacks or isinstance(wanted, type):
+        why = f"{wanted!r} lacks {lacks[0]}" if lacks else f"{wanted!r} is a class: make one of it"
+        raise ConfigError(f"scheduling_policy must be a name or a policy; {why}")
     return wanted
 
 

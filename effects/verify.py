@@ -215,7 +215,8 @@ def _tokenizer(folder: Path, mine: Tokenizer, theirs: Any) -> Iterator[Check]:
     differ = [text for text, ids in zip(texts, kept, strict=True) if theirs.encode(text) != ids]
     if differ:
         what = f"{type(theirs).__name__} of transformers brings a normalizer or pre-tokenizer that "
-        what += f"tokenizer.json, which holds here, has not: {len(differ)} texts differ, such as "
+        what += "tokenizer.json, which holds here, has not; no fault of the model's: "
+        what += f"{len(differ)} texts differ, such as "
         yield Check("tokenizer class", "note", f"{what}{differ[0][-40:]!r}")
     bad = []
     for text in texts:

@@ -64,7 +64,7 @@ class Worker:
     def check(self, job: Assembly) -> None:
         """Raise what `submit` would raise now."""
         if self.dead is not None:
-            raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
+            raise EngineDeadError(f"the engine serves nobody any more: {self.dead}") from self.dead
         if job.request.id in self.jobs:
             name = clip(job.request.id)
             raise RequestError(f"a request with the id {name!r} is being served; ids must differ")
@@ -181,7 +181,9 @@ class Worker:
             self.dead, self.running = error, False
             jobs, self.jobs = list(self.jobs.values()), {}
         for job in jobs:
-            job.fail(EngineDeadError(f"the engine broke: {error!r}"))
+            broke = EngineDeadError(f"the engine broke: {error!r}")
+            broke.__cause__ = error  # its traceback says where: in a policy, for example
+            job.fail(broke)
 
 
 class _ClosedError(Exception):

@@ -31,7 +31,7 @@ def _number(value: Any, param: str, low: float, high: float, *, whole: bool = Fa
         # Python refuses to write out integers of thousands of digits.
         huge = isinstance(value, int) and value.bit_length() > 200
         given = "a number that large" if huge else repr(value)
-        raise ParameterError(param, f"must be from {low:g} to {high:g}, not {given}")
+        raise ParameterError(param, f"must be from {low} to {high}, not {given}")
 
 
 def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:

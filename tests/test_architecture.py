@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
+import minfer
+
 ROOT = Path(__file__).resolve().parents[1]
 CORE = sorted((ROOT / "minfer").glob("*.py")) + sorted((ROOT / "minfer" / "testing").rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
 EFFECTS = sorted((ROOT / "effects").rglob("*.py"))
 
 # What a room may import besides the standard library and itself.
-# From minfer/__init__.py only, when LLM or AsyncLLM is asked for.
-LAZY = {"minfer.effects.llm", "minfer.effects.async_llm"}
+# From minfer/__init__.py only, when LLM, AsyncLLM or what goes with them is asked for.
+LAZY = {f"minfer.effects.{module}" for module in minfer._LAZY.values()}
 PURE = {"attrs"}
 
 

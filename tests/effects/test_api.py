@@ -149,7 +149,7 @@ def test_a_completion_that_makes_no_sense(fields: dict[str, Any], param: str) ->
     ("fields", "param"),
     [
         ({"messages": []}, "messages"), ({"messages": None}, "messages"),
-        ({"messages": "x"}, "messages[0]"), ({"messages": [*HI, 5]}, "messages[1]"),
+        ({"messages": "x"}, "messages"), ({"messages": [*HI, 5]}, "messages[1]"),
         ({"messages": HI * (MAX_ITEMS + 1)}, "messages"),
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),

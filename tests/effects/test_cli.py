@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 import minfer
 from minfer.effects import cli, llm
-from minfer.effects.cli import main
+from minfer.effects.cli import _parser, main
 from minfer.effects.oracle import Oracle
 from minfer.messages import Failed
 from tests.effects.tiny_model import write_checkpoint
@@ -77,7 +77,8 @@ def test_stop_strings_and_stop_ids(folder: Path, capsys: pytest.CaptureFixture[s
     assert main(["generate", "x", "--dry-run", "--model", str(folder), *SMALL, "--temperature",
                  "0", "--max-tokens", "100", "--stop", "model"]) == 0  # fmt: skip
     assert capsys.readouterr().out == " This text was not written by a \n"
-    assert generate(folder, "x", "--stop-token-ids", *map(str, range(256)), "--ignore-eos") == 0
+    every = [part for i in range(256) for part in ("--stop-token-ids", str(i))]
+    assert generate(folder, "x", *every, "--ignore-eos") == 0
 
 
 def test_max_tokens_of_zero_writes_all_that_fits(
@@ -141,7 +142,16 @@ def test_arguments_that_make_no_sense(
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
-    assert "usage: minfer" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert err.startswith("minfer: ")
+    assert err.count("\n") == 1
+
+
+def test_serve_takes_its_model_as_vllm_does() -> None:
+    options = _parser().parse_args(["serve", "org/name", "--port", "0"])
+    assert options.model == "org/name"
+    assert _parser().parse_args(["serve", "--model", "x"]).model == "x"
+    assert _parser().parse_args(["serve"]).model is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from minfer.effects.spec import CheckpointError
 from minfer.effects.worker import EngineDeadError
 from minfer.messages import Executed, Failed
 from minfer.plan import Plan
+from minfer.policy import FirstCome
 from minfer.request import Request
 from tests.effects.tiny_model import EOS, write_checkpoint
 
@@ -132,7 +134,6 @@ def test_the_progress_bar_needs_a_terminal(
     llm.generate([[1], [2]], GREEDY)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setattr(llm_module, "LONG", 0.0)
     llm.generate([[1], [2]], GREEDY)
     assert "Processed prompts" in capsys.readouterr().err
 
@@ -687,3 +688,34 @@ def test_the_package_offers_it_lazily() -> None:
     assert minfer.LLM is LLM
     with pytest.raises(AttributeError, match="no attribute 'LLMM'"):
         minfer.LLMM  # noqa: B018 - the access is the test
+
+
+def test_what_chat_does_not_know_is_refused(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="add_generation_promt"):
+        llm.chat([{"role": "user", "content": "x"}], add_generation_promt=False)  # type: ignore[call-arg]  # the point
+
+
+def test_a_cache_that_cannot_be_had(folder: str) -> None:
+    with pytest.raises(ConfigError, match="smaller KV cache"):
+        LLM(folder, kv_cache_memory_bytes=2**56)
+
+
+class Faulty(FirstCome):
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Any, Any]:
+        raise ZeroDivisionError(f"a policy's own: {state} {request.id} {time}")
+
+
+def test_a_policys_error_says_where_it_was(folder: str) -> None:
+    with LLM(folder, executor="oracle", scheduling_policy=Faulty(), **SETTINGS) as broken:
+        with pytest.raises(EngineDeadError, match="a policy's own") as caught:
+            broken.generate([1, 2], GREEDY)
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert "rank" in {
+            f.name for f in traceback.extract_tb(caught.value.__cause__.__traceback__)
+        }
+
+
+@pytest.mark.parametrize("policy", [FirstCome, 5, object()])
+def test_what_is_no_policy(folder: str, policy: Any) -> None:
+    with pytest.raises(ConfigError, match="scheduling_policy"):
+        LLM(folder, scheduling_policy=policy)
