@@ -74,6 +74,13 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"minfer {minfer.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _writing(commands)
+    _running(commands)
+    return parser
+
+
+def _writing(commands: Any) -> None:
+    """The commands that write text in a terminal."""
     generate = commands.add_parser(
         "generate",
         help="continue a text",
@@ -102,6 +109,10 @@ def _parser() -> argparse.ArgumentParser:
     _engine_options(chat)
     _dry_run(chat)
     chat.set_defaults(run=_lazily("terminal", "chat"))
+
+
+def _running(commands: Any) -> None:
+    """The commands that serve a model, or say what is to be expected of it."""
     serve = commands.add_parser(
         "serve",
         help="serve OpenAI's API over HTTP",
@@ -133,7 +144,6 @@ def _parser() -> argparse.ArgumentParser:
         help="plan for so much memory instead of a share of what is available here",
     )  # fmt: skip
     plan.set_defaults(run=_plan)
-    return parser
 
 
 def _lazily(module: str, name: str) -> Callable[[argparse.Namespace], int]:

@@ -230,8 +230,7 @@ def _engine_config(args: EngineArgs, spec: ModelSpec, memory: MemoryPlan) -> Eng
 
 def _window(spec: ModelSpec) -> int:
     """The keys that no layer looks beyond; 0 if one looks at all of them."""
-    windows = getattr(spec, "windows", (None,))
-    return 0 if None in windows else max(filter(None, windows), default=0)
+    return 0 if None in spec.windows else max(filter(None, spec.windows), default=0)
 
 
 def _default_params(path: Path) -> Mapping[str, float]:

@@ -30,11 +30,6 @@ TESTED = [key for key in VARIANTS if key in OPTIONS or key[0] == "Llama"]  # rop
 WINDOWED = [key for key, config in OPTIONS.items() if config["sliding_window"]]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @frozen(eq=False)
 class Pair:
     spec: ModelSpec
