@@ -22,7 +22,8 @@ from minfer.effects.memory import Sizes, activation_bytes
 from minfer.effects.model import forward
 from minfer.effects.rope import Rope, inverse_frequencies
 from minfer.effects.spec import ConfigError, ModelSpec, UnsupportedModelError, parse_spec
-from minfer.effects.weights import Weights, named_parts, random_weights
+from minfer.effects.weights import named_parts, random_weights
+from tests.effects.tiny_model import BesideTheirs
 
 BLOCK = 4
 OPTIONS = {key: config for key, config in VARIANTS.items() if not key[1].startswith("rope ")}
@@ -31,16 +32,7 @@ WINDOWED = [key for key, config in OPTIONS.items() if config["sliding_window"]]
 
 
 @frozen(eq=False)
-class Pair:
-    spec: ModelSpec
-    weights: Weights
-    theirs: Any
-
-    def logits(self, ids: list[int]) -> Tensor:
-        with torch.inference_mode():
-            found: Tensor = self.theirs(torch.tensor([ids])).logits[0]
-        return found
-
+class Pair(BesideTheirs):
     def run(self, held: KVCache, rows: list[Row], decode: DecodeRows | None = None) -> Tensor:
         batch = make_batch(rows, BLOCK, decode, tuple(dict.fromkeys(self.spec.windows)))
         return forward(self.spec, self.weights, batch, held)

@@ -14,23 +14,13 @@ from minfer.effects.attention import KVCache, make_cache
 from minfer.effects.batch import DecodeRows, Row, make_batch
 from minfer.effects.checkpoint import load_weights, read_spec
 from minfer.effects.model import RMSNorm, forward
-from minfer.effects.spec import ModelSpec
-from minfer.effects.weights import Weights
+from tests.effects.tiny_model import BesideTheirs
 
 BLOCKS = 40
 
 
 @frozen(eq=False)
-class Model:
-    spec: ModelSpec
-    weights: Weights
-    theirs: Any
-
-    def logits(self, ids: list[int]) -> Tensor:
-        with torch.inference_mode():
-            found: Tensor = self.theirs(torch.tensor([ids])).logits[0]
-        return found
-
+class Model(BesideTheirs):
     def run(
         self, cache: KVCache, rows: list[Row], block_size: int, decode: DecodeRows | None = None
     ) -> Tensor:

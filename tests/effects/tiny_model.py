@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
+from attrs import frozen
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 
-from minfer.effects.spec import parse_spec
-from minfer.effects.weights import named_parts, random_weights
+from minfer.effects.spec import ModelSpec, parse_spec
+from minfer.effects.weights import Weights, named_parts, random_weights
 
 EOS = 256  # after the 256 bytes
 CONFIG: dict[str, Any] = {
@@ -26,6 +29,21 @@ CONFIG: dict[str, Any] = {
     "torch_dtype": "float32",
     "eos_token_id": EOS,
 }
+
+
+@frozen(eq=False)
+class BesideTheirs:
+    """A model of ours, and the same one as transformers runs it."""
+
+    spec: ModelSpec
+    weights: Weights
+    theirs: Any
+
+    def logits(self, ids: list[int]) -> Tensor:
+        """What transformers' model says after each token: [tokens, vocab]."""
+        with torch.inference_mode():
+            found: Tensor = self.theirs(torch.tensor([ids])).logits[0]
+        return found
 
 
 def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: Any) -> Path:
