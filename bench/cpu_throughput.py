@@ -1,237 +1,181 @@
 """Tokens per second on the CPU against transformers: same weights, same prompts, one run.
 
-Batch 1: one request at a time, transformers' `generate` (greedy, its dynamic cache, sdpa) and the
-engine in turns; a pair's ratio is of neighbouring measurements, so that the machine's noise hits
-both. The prompt's forward is part of both times.
+Batch 1: one request at a time, transformers' `generate` (greedy, its dynamic cache, sdpa) and
+minfer in turns, so that the machine's noise hits both; prompts are part of both times.
 
-Arrivals: 16 requests with mixed prompt and output lengths come at seeded random times, faster than
-one by one could be served. transformers serves static batches, as well as they can be: whenever it
-is free it takes what has arrived, up to N requests, pads on the left and generates up to the
-longest output asked for in that batch; or it waits until all have arrived and makes one batch.
-Every such policy is measured once and the fastest is what minfer is compared with, in pairs.
+Arrivals: 16 requests of mixed lengths come at seeded random times, faster than one by one could be
+served. transformers serves static batches, as well as they can be: whenever it is free it takes
+what has arrived, up to N requests, pads on the left and generates up to the longest output asked
+for; or it waits until all have arrived. The fastest such policy is what minfer is compared with.
 Throughput counts the tokens asked for, from the first arrival to the last result.
-
-    python -m bench.cpu_throughput
 """
 
 import argparse
+import asyncio
 import math
 import random
 import statistics
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import torch
-from attrs import define, evolve
+import transformers
+from attrs import frozen
 
-from bench.results import spread, write
-from bench.serving import BUNDLED, Arrival, Server, their_tokens, theirs
-from minfer.effects.checkpoint import load_weights, random_weights, read_spec
-from minfer.effects.driver import QuietCollector
-from minfer.effects.spec import ModelSpec, parse_spec
-from minfer.effects.weights import Weights
+from bench.results import run, show, spread
+from minfer import AsyncLLM, SamplingParams
+from minfer.effects.driver import quiet_collector
+from minfer.effects.options import bundled_folder
+from tests.effects.parity import their_tokens
+from tests.effects.tiny_families import save
 
-HALF_BILLION = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "vocab_size": 151_936,
-    "max_position_embeddings": 32_768,
-    "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True,
-    "dtype": "bfloat16",
-}
+HALF_BILLION: Final[dict[str, Any]] = {
+    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
+    "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
+    "vocab_size": 151_936, "max_position_embeddings": 32_768, "rope_theta": 1_000_000.0,
+    "tie_word_embeddings": True, "dtype": "bfloat16",
+}  # fmt: skip
 REQUESTS = 16
+SIZES = {  # output tokens alone; of arriving requests: the shortest and longest prompt, and output
+    "bundled": (256, (8, 128), (16, 256)),
+    "0.5b": (24, (16, 128), (8, 80)),
+}
+IDS = range(10, 2048)  # which every model has
 
 
-@define
-class Case:
-    """One model at one precision, and how much work to give it."""
+@frozen
+class Arrival:
+    """A request and when it comes."""
 
-    name: str
-    spec: ModelSpec
-    weights: Weights
-    tokens: int  # output of the batch 1 measurement
-    prompts: tuple[int, int]  # shortest and longest prompt
-    outputs: tuple[int, int]  # shortest and longest output
-    pairs: int
+    prompt: list[int]
+    tokens: int  # of output
+    at: float = 0.0  # seconds after the run's start
 
 
-def bundled(dtype: str, pairs: int) -> Case:
-    spec = read_spec(BUNDLED)
-    weights = load_weights(BUNDLED, spec, dtype)
-    return Case(f"bundled, {dtype}", spec, weights, 256, (8, 128), (16, 256), pairs)
+Serve = Callable[[list[Arrival]], list[list[int]]]  # gives the output tokens of each
 
 
-def half_billion(dtype: str, pairs: int) -> Case:
-    spec = parse_spec(HALF_BILLION)
-    weights = random_weights(spec, dtype)
-    return Case(f"Qwen2.5 0.5B, {dtype}", spec, weights, 24, (16, 128), (8, 80), pairs)
+async def continuous(llm: AsyncLLM, work: list[Arrival]) -> list[list[int]]:
+    """As minfer serves: each request joins when it comes."""
+
+    async def one(arrival: Arrival) -> list[int]:
+        await asyncio.sleep(arrival.at)
+        how = SamplingParams(temperature=0, max_tokens=arrival.tokens, ignore_eos=True)
+        outputs = [o async for o in llm.generate(arrival.prompt, how, streaming=False)]
+        return list(outputs[0].outputs[0].token_ids)
+
+    return await asyncio.gather(*map(one, work))
 
 
-def server_of(case: Case) -> Server:
-    """The engine with its defaults, and room for all."""
-    return Server.of(
-        case.spec,
-        case.weights,
-        num_blocks=256,
-        block_size=64,
-        max_model_len=1024,
-        max_num_seqs=REQUESTS,
-        max_num_batched_tokens=1024,
-    )
-
-
-def random_prompt(case: Case, length: int, rng: random.Random) -> tuple[int, ...]:
-    return tuple(rng.randrange(10, case.spec.vocab_size) for _ in range(length))
-
-
-def timed(call: Callable[[], Any]) -> tuple[float, Any]:
+def static_batches(model: Any, most: int, patient: bool, work: list[Arrival]) -> list[list[int]]:
+    """As transformers serves: up to `most` at once; `patient`: wait until all are there."""
+    left, made = work, list[list[int]]()
     begin = time.perf_counter()
-    out = call()
-    return time.perf_counter() - begin, out
+    while left:
+        awaited = left[-1 if patient else 0].at
+        time.sleep(max(0.0, awaited - (time.perf_counter() - begin)))
+        here = sum(arrival.at <= time.perf_counter() - begin for arrival in left)
+        batch, left = left[: min(here, most)], left[min(here, most) :]
+        out = their_tokens(model, [a.prompt for a in batch], max(a.tokens for a in batch))
+        made += [tokens[: a.tokens] for a, tokens in zip(batch, out, strict=True)]
+    return made
 
 
-def batch_one(case: Case, model: Any, server: Server, rng: random.Random) -> dict[str, Any]:
-    """Pairs of single requests; every pair has a new prompt, so nothing is cached."""
-    mine: list[float] = []
-    other: list[float] = []
+def compare(ours: Serve, theirs: Serve, works: list[list[Arrival]]) -> dict[str, Any]:
+    """Tokens per second of both, in turns, and the ratio within pairs."""
+    rates: dict[Serve, list[float]] = {ours: [], theirs: []}
     same = 0
-    for pair in range(case.pairs + 1):  # the first warms up
-        prompt = random_prompt(case, 32, rng)
-        calls = [
-            lambda p=prompt: server.serve([Arrival(p, case.tokens)]),
-            lambda p=prompt: their_tokens(model, [p], case.tokens),
-        ]
-        order = (0, 1) if pair % 2 else (1, 0)
-        done = {which: timed(calls[which]) for which in order}
-        if pair:
-            mine.append(case.tokens / done[0][0])
-            other.append(case.tokens / done[1][0])
-            same += list(done[0][1][0].tokens) == done[1][1][0]
-    return figures(mine, other) | {"equal_outputs": same, "output_tokens": case.tokens}
+    for number, work in enumerate(works):
+        made = {}
+        for serve in (ours, theirs) if number % 2 else (theirs, ours):
+            begin = time.perf_counter()
+            made[serve] = serve(work)
+            rates[serve].append(sum(a.tokens for a in work) / (time.perf_counter() - begin))
+            assert [*map(len, made[serve])] == [a.tokens for a in work], "requests have failed"
+        same += made[ours] == made[theirs]
+    ratios = [mine / other for mine, other in zip(*rates.values(), strict=True)]
+    found = {"minfer": spread(rates[ours]), "transformers": spread(rates[theirs])}
+    return {**found, "ratio": spread(ratios), "equal_outputs": same}
 
 
-def figures(mine: list[float], other: list[float]) -> dict[str, Any]:
-    """Tokens per second of both, and the ratio within pairs."""
-    return {
-        "minfer": spread(mine),
-        "transformers": spread(other),
-        "ratio": spread([a / b for a, b in zip(mine, other, strict=True)]),
-    }
+def arrivals(model: str, pace: float, seed: int, rng: random.Random) -> list[Arrival]:
+    """Requests whose lengths are spread evenly over their logarithms; `pace` seconds apart.
 
-
-def arrivals_of(case: Case, pace: float, rng: random.Random) -> list[Arrival]:
-    """Requests whose lengths are spread evenly over their logarithms; `pace` seconds apart."""
-
-    def length(low: int, high: int) -> int:
-        return round(low * math.exp(rng.random() * math.log(high / low)))
-
-    at, out = 0.0, []
+    `seed` decides lengths and times, `rng` the prompts: new ones each time, so none is cached.
+    """
+    sizes, at, out = random.Random(seed), 0.0, []
     for _ in range(REQUESTS):
-        prompt = random_prompt(case, length(*case.prompts), rng)
-        out.append(Arrival(prompt, length(*case.outputs), at))
-        at += rng.expovariate(1 / pace)
+        prompt, tokens = (
+            round(low * math.exp(sizes.random() * math.log(high / low)))
+            for low, high in SIZES[model][1:]
+        )
+        out.append(Arrival(rng.choices(IDS, k=prompt), tokens, at))
+        at += sizes.expovariate(1 / pace)
     return out
 
 
-def static_batches(model: Any, arrivals: Sequence[Arrival], most: int, *, patient: bool) -> float:
-    """Seconds from the first arrival to the last result; `patient`: wait until all are there."""
-    left = list(arrivals)
-    begin = time.perf_counter()
-    while left:
-        now = time.perf_counter() - begin
-        here = [a for a in left if a.at <= now]
-        if not here or (patient and len(here) < len(left)):
-            time.sleep(max(0.0, (left[-1] if patient else left[0]).at - now))
-            continue
-        batch, left = here[:most], [a for a in left if a not in here[:most]]
-        their_tokens(model, [a.prompt for a in batch], max(a.tokens for a in batch))
-    return time.perf_counter() - begin
+def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[str, Any]:
+    rng, read = random.Random(seed), transformers.AutoModelForCausalLM
+    model: Any = read.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
+    llm = AsyncLLM(
+        str(folder), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=256,
+        max_model_len=1024, max_num_seqs=REQUESTS, max_num_batched_tokens=1024,
+    )  # fmt: skip
 
+    def ours(work: list[Arrival]) -> list[list[int]]:
+        return asyncio.run(continuous(llm, work))
 
-def over_time(
-    case: Case, model: Any, server: Server, pace: float, rng: random.Random
-) -> dict[str, Any]:
-    """Pairs of runs over arriving requests; new prompts each time."""
-    wanted = arrivals_of(case, pace, rng)
-    work = sum(a.tokens for a in wanted)
-    policies = {f"up to {n}": (n, False) for n in (4, 8, 16)} | {"all at once": (REQUESTS, True)}
+    tokens, _, outputs = SIZES[name]
+    one_by_one = partial(static_batches, model, 1, False)
+    warm, *single = [[Arrival(rng.choices(IDS, k=32), tokens)] for _ in range(pairs + 1)]
+    compare(ours, one_by_one, [warm])
+    alone = compare(ours, one_by_one, single) | {"output_tokens": tokens}
+    # Eight come while one could be served alone.
+    pace = statistics.mean(outputs) / alone["transformers"]["median"] / 8
+    policies = {f"up to {n}": partial(static_batches, model, n, False) for n in (4, 8, 16)}
+    policies["all at once"] = partial(static_batches, model, REQUESTS, True)
     tried = {
-        name: work / static_batches(model, wanted, most, patient=patient)
-        for name, (most, patient) in policies.items()
+        policy: compare(ours, serve, [arrivals(name, pace, seed, rng)])["transformers"]["median"]
+        for policy, serve in policies.items()
     }
-    best = max(tried, key=lambda name: tried[name])
-    most, patient = policies[best]
-    mine, other = [], []
-    for pair in range(case.pairs):
-        fresh = [evolve(a, prompt=random_prompt(case, len(a.prompt), rng)) for a in wanted]
-        calls = [
-            lambda f=fresh: max(s.done for s in server.serve(f)),
-            lambda f=fresh: static_batches(model, f, most, patient=patient),
-        ]
-        order = (0, 1) if pair % 2 else (1, 0)
-        seconds = {which: calls[which]() for which in order}
-        mine.append(work / seconds[0])
-        other.append(work / seconds[1])
-    return figures(mine, other) | {
-        "static_batching": best,
-        "policies_tried": tried,
-        "seconds_between_arrivals": pace,
-        "last_arrival": wanted[-1].at,
-        "prompt_tokens": [len(a.prompt) for a in wanted],
-        "output_tokens": [a.tokens for a in wanted],
-    }
+    best = max(tried, key=tried.__getitem__)
+    works = [arrivals(name, pace, seed, rng) for _ in range(pairs)]
+    arriving = compare(ours, policies[best], works) | {
+        "static_batching": best, "policies_tried": tried, "seconds_between_arrivals": pace,
+        "last_arrival": works[0][-1].at, "prompt_tokens": [len(a.prompt) for a in works[0]],
+        "output_tokens": [a.tokens for a in works[0]],
+    }  # fmt: skip
+    llm.close()
+    return {"batch_1": alone, "arriving": arriving}
 
 
-def measure(case: Case, seed: int) -> dict[str, Any]:
-    rng = random.Random(seed)
-    model, server = theirs(case.spec, case.weights, case.weights.embed.dtype), server_of(case)
-    alone = batch_one(case, model, server, rng)
-    mean = statistics.mean(case.outputs)
-    pace = mean / alone["transformers"]["median"] / 8  # eight come while one could be served alone
-    mixed = over_time(case, model, server, pace, rng)
-    if server.voided:
-        raise RuntimeError(f"steps failed: {server.voided}")
-    for what, found in (("batch 1", alone), (f"{REQUESTS} arriving", mixed)):
-        mine, other, ratio = (found[key] for key in ("minfer", "transformers", "ratio"))
-        print(
-            f"{case.name:24} {what:12} minfer {mine['median']:8.1f} transformers "
-            f"{other['median']:8.1f} tokens/s  ratio {ratio['median']:.2f} "
-            f"({ratio['low']:.2f} to {ratio['high']:.2f})"
-            + (f"  static: {found['static_batching']}" if "static_batching" in found else ""),
-            flush=True,
-        )
-    return {"batch_1": alone, "arriving": mixed}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", nargs="+", default=["bundled", "0.5b"])
-    parser.add_argument("--pairs", type=int, default=5, help="of the bundled model; others fewer")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--float32", action="store_true", help="the 0.5B model in float32 as well")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
+def every_model(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(args.threads)
-    makers: list[Callable[[], Case]] = []
-    if "bundled" in args.models:
-        makers += [partial(bundled, d, args.pairs) for d in ("float32", "bfloat16")]
-    if "0.5b" in args.models:
-        dtypes = ("bfloat16", "float32") if args.float32 else ("bfloat16",)
-        makers += [partial(half_billion, d, max(3, args.pairs // 2)) for d in dtypes]
-    out = {}
-    for make in makers:
-        case = make()
-        with QuietCollector():  # for both
-            out[case.name] = measure(case, args.seed)
-    write("cpu_throughput", out, args.seed)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as path, quiet_collector():  # for both
+        for name in args.models:
+            title, folder, dtypes = "bundled", bundled_folder(), ["float32", "bfloat16"]
+            pairs = args.pairs
+            if name == "0.5b":
+                save(path, "Qwen2", HALF_BILLION)
+                title, folder, dtypes = "Qwen2.5 0.5B", Path(path), ["bfloat16"]
+                dtypes += ["float32"] if args.float32 else []
+                pairs = max(3, pairs // 2)
+            for dtype in dtypes:
+                done = found[f"{title}, {dtype}"] = measure(name, folder, dtype, pairs, args.seed)
+                show({f"{title}, {dtype}": done})
+    return found
 
 
 if __name__ == "__main__":
-    main()
+    run("cpu_throughput", every_model, {
+        "--models": {"nargs": "+", "choices": [*SIZES], "default": [*SIZES]},
+        "--pairs": {"type": int, "default": 5, "help": "of the bundled model; others fewer"},
+        "--threads": torch.get_num_threads(),
+        "--float32": {"action": "store_true", "help": "the 0.5B model in float32 as well"},
+        "--seed": 0,
+    })  # fmt: skip

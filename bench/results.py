@@ -1,23 +1,46 @@
-"""Results of benchmarks as JSON, with what is needed to judge and repeat them.
+"""What all benchmarks share: command line, figures on the screen, and results as JSON.
 
 `write` puts the commit, versions, machine, threads, date and seed beside the figures, so that no
-script can forget one of them.
+script can forget one of them. Every script runs as `python -m bench.NAME`.
 """
 
+import argparse
 import json
 import os
 import platform
+import re
 import subprocess
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+Measure = Callable[[argparse.Namespace], Mapping[str, Any] | None]
 PACKAGES = ("torch", "transformers", "numpy", "attrs", "immutables", "triton")
+
+
+def run(name: str, measure: Measure, options: Mapping[str, Any]) -> None:
+    """Parse the command line, measure, and write what was found, if it is all.
+
+    `options` are argparse's: a default, or all that `add_argument` takes.
+    """
+    parser = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+    parser.add_argument("--folder", type=Path, default=RESULTS, help="where results go")
+    parser.add_argument("--name", default=name, help="of the result file")
+    for option, how in options.items():
+        how = how if isinstance(how, dict) else {"type": type(how), "default": how}
+        parser.add_argument(option, **how)
+    args = parser.parse_args()
+    found = measure(args)
+    if found is not None:
+        write(args.name, found, getattr(args, "seed", None), args.folder)
 
 
 def write(
@@ -33,59 +56,58 @@ def write(
 
 def circumstances(seed: int | None) -> dict[str, Any]:
     """Commit, versions, machine, date: what figures depend on besides the code's arguments."""
+    found = {package.name: package.version for package in distributions()}
+    torch = sys.modules.get("torch")  # if the benchmark uses it
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
         "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),  # since the commit
         "seed": seed,
         "python": platform.python_version(),
-        "versions": {name: found for name in PACKAGES if (found := _version(name))},
+        "versions": {name: found[name] for name in PACKAGES if name in found},
         "cpu": _cpu(),
         "cores": os.cpu_count(),
-        "torch_threads": _threads(),
+        "torch_threads": torch.get_num_threads() if torch else None,
     }
 
 
-def spread(values: list[float]) -> dict[str, float]:
+def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, lowest and highest of repeated measurements, and their number."""
-    return {
-        "median": median(values),
-        "low": min(values),
-        "high": max(values),
-        "repetitions": len(values),
-    }
+    low, high = min(values), max(values)
+    return {"median": median(values), "low": low, "high": high, "repetitions": len(values)}
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float]:
+    """The median and the 99th percentile."""
+    middle, high = numpy.percentile(values, [50, 99])
+    return {"p50": float(middle), "p99": float(high)}
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    """Print figures on one line; spreads as the median (lowest to highest)."""
+    print(_text(figures), flush=True)
+
+
+def _text(value: Any) -> str:
+    match value:
+        case {"median": median, "low": low, "high": high, "repetitions": _}:
+            return f"{median:.4g} ({low:.4g} to {high:.4g})"
+        case Mapping():
+            return ", ".join(f"{name} {_text(part)}" for name, part in value.items())
+        case float():
+            return f"{value:.4g}"
+    return str(value)
 
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True, timeout=30
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""  # an unpacked archive has no history
-    return done.stdout.strip()
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    except OSError:  # there is no git
         return ""
+    return done.stdout.strip()  # an unpacked archive has no history
 
 
 def _cpu() -> str:
-    """The processor's name, from Linux where there is one."""
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text("utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
-
-
-def _threads() -> int | None:
-    """Threads that torch uses, if the benchmark uses torch."""
-    import sys
-
-    torch = sys.modules.get("torch")
-    return torch.get_num_threads() if torch is not None else None
+    info = Path("/proc/cpuinfo")  # Linux's
+    found = re.search("model name\t: (.*)", info.read_text("utf-8")) if info.exists() else None
+    return found[1] if found else platform.processor() or platform.machine()

@@ -1,44 +1,35 @@
 """Throughput of the server at 1, 2, 4 and 8 clients that stream, as the clients see it.
 
-A real process, `minfer serve`, with the 0.5B shape (Qwen2.5's, random weights) and a tokenizer that
-has a text for each token, so that each token is an event. Every client sends one request after the
-other, each with a prompt of its own. The numbers of clients take turns, so that a slow minute hits
-all; five repeats take about four minutes on two cores.
-
-    python -m bench.server_clients
+A process, `minfer serve`, with the 0.5B shape (Qwen2.5's, random weights) and a tokenizer that has
+a text for each token, so that each token is an event. Clients send one request after the other,
+each with a prompt of its own. The numbers of clients take turns, so that a slow minute hits all.
 """
 
 import argparse
+import itertools
 import json
 import random
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy
-from attrs import define, field
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bench.cpu_throughput import HALF_BILLION
-from bench.results import RESULTS, spread, write
+from bench.results import percentiles, run, show, spread
 
 CLIENTS = (1, 2, 4, 8)
 PROMPT, OUTPUT = 32, 32  # tokens
-VOCABULARY = int(str(HALF_BILLION["vocab_size"]))
-
-
-@define
-class Cell:
-    """What was measured at one number of clients, over all repeats."""
-
-    throughput: list[float] = field(factory=list)  # output tokens per second, by repeat
-    first: list[float] = field(factory=list)  # seconds to the first token, by request
-    gaps: list[float] = field(factory=list)  # seconds between events, by event
+VOCABULARY = int(HALF_BILLION["vocab_size"])
+BODY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True}}  # fmt: skip
+Cell = defaultdict[str, list[float]]  # what was measured at one number of clients, over all repeats
 
 
 def write_model(folder: Path) -> None:
@@ -54,24 +45,18 @@ def write_model(folder: Path) -> None:
 
 def request(client: httpx.Client, prompt: list[int], cell: Cell) -> int:
     """Stream one completion; returns its output tokens."""
-    body = {"prompt": prompt, "max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True,
-            "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
-    began, last, tokens = time.perf_counter(), 0.0, 0
-    with client.stream("POST", "/v1/completions", json=body) as answer:
+    times, tokens = [time.perf_counter()], 0
+    with client.stream("POST", "/v1/completions", json={"prompt": prompt, **BODY}) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
-            if not line.startswith("data: {"):
-                continue
-            now = time.perf_counter()
-            usage = json.loads(line[6:])["usage"]
-            if usage:
-                tokens = usage["completion_tokens"]
-            elif last:
-                cell.gaps.append(now - last)
-            else:
-                cell.first.append(now - began)
-            last = now
-    return int(tokens)
+            if line.startswith("data: {"):
+                times.append(time.perf_counter())
+                usage = json.loads(line[6:])["usage"]
+                tokens = usage["completion_tokens"] if usage else 0
+    gaps = [later - sooner for sooner, later in itertools.pairwise(times[:-1])]  # less the usage's
+    cell["ttft_seconds"].append(gaps[0])
+    cell["itl_seconds"] += gaps[1:]
+    return tokens
 
 
 def repeat(url: str, clients: int, requests: int, cell: Cell, rng: random.Random) -> None:
@@ -85,18 +70,17 @@ def repeat(url: str, clients: int, requests: int, cell: Cell, rng: random.Random
     began = time.perf_counter()
     with ThreadPoolExecutor(clients) as pool:
         tokens = sum(pool.map(one, range(clients)))
-    cell.throughput.append(tokens / (time.perf_counter() - began))
+    cell["output_tokens_per_second"].append(tokens / (time.perf_counter() - began))
 
 
 def figures(cell: Cell) -> dict[str, Any]:
-    found: dict[str, Any] = {"output_tokens_per_second": spread(cell.throughput)}
-    for name, values in (("ttft_seconds", cell.first), ("itl_seconds", cell.gaps)):
-        middle, high = numpy.percentile(values, [50, 99])
-        found[name] = {"p50": float(middle), "p99": float(high)}
-    return {**found, "requests": len(cell.first)}
+    rate = spread(cell["output_tokens_per_second"])
+    latencies = {name: percentiles(cell[name]) for name in ("ttft_seconds", "itl_seconds")}
+    requests = len(cell["ttft_seconds"])
+    return {"output_tokens_per_second": rate, **latencies, "requests": requests}
 
 
-def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
+def plot(found: list[dict[str, Any]], path: Path) -> None:
     """Throughput with its spread, and the two latencies, over the number of clients."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
@@ -104,27 +88,21 @@ def plot(found: dict[str, dict[str, Any]], path: Path) -> None:
     rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "minfer", "font.size": 9})
     figure = Figure(figsize=(8, 3.2), layout="constrained")
     left, right = figure.subplots(1, 2)
-    rates = [one["output_tokens_per_second"] for one in found.values()]
+    rates = [one["output_tokens_per_second"] for one in found]
     bars = [[abs(rate["median"] - rate[end]) for rate in rates] for end in ("low", "high")]
     left.errorbar(CLIENTS, [rate["median"] for rate in rates], bars, marker="o", capsize=3)
     left.set(xlabel="clients", ylabel="output tokens/s", xticks=CLIENTS, ylim=(0, None))
     for name, mark in (("ttft", "o"), ("itl", "s")):
         for share in ("p50", "p99"):
-            values = [one[f"{name}_seconds"][share] for one in found.values()]
+            values = [one[f"{name}_seconds"][share] for one in found]
             right.plot(CLIENTS, values, f"{mark}-", label=f"{name.upper()} {share}")
     right.set(xlabel="clients", ylabel="seconds", xticks=CLIENTS, ylim=(0, None))
     right.legend()
     figure.savefig(path, metadata={"Date": None})
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--requests", type=int, default=2, help="of each client in a repeat")
-    parser.add_argument("--folder", type=Path, default=RESULTS, help="where results go")
-    parser.add_argument("--seed", type=int, default=0)
-    args = parser.parse_args()
-    rng, cells = random.Random(args.seed), {clients: Cell() for clients in CLIENTS}
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    rng, cells = random.Random(args.seed), {clients: Cell(list) for clients in CLIENTS}
     with tempfile.TemporaryDirectory() as path:
         write_model(Path(path))
         command = [sys.executable, "-m", "minfer.effects.cli", "serve", "--port=0",
@@ -133,18 +111,19 @@ def main() -> None:
             assert server.stdout is not None
             try:
                 url = server.stdout.readline().split()[-1].removesuffix("/v1")
-                repeat(url, 1, 1, Cell(), rng)  # warms up
+                repeat(url, 1, 1, Cell(list), rng)  # warms up
                 for _ in range(args.repeats):
                     for clients, cell in cells.items():
                         repeat(url, clients, args.requests, cell, rng)
-                        print(f"{clients} clients: {cell.throughput[-1]:.1f} tokens/s", flush=True)
+                        show({"clients": clients, **figures(cell)})
             finally:
                 server.terminate()
     found = {str(clients): figures(cell) for clients, cell in cells.items()}
-    about = {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "clients": found}
-    write("server_clients", about, args.seed, args.folder)
-    plot(found, args.folder / "server_clients.svg")
+    args.folder.mkdir(parents=True, exist_ok=True)
+    plot([*found.values()], args.folder / "server_clients.svg")
+    return {"prompt_tokens": PROMPT, "output_tokens": OUTPUT, "clients": found}
 
 
 if __name__ == "__main__":
-    main()
+    requests = {"type": int, "default": 2, "help": "of each client in a repeat"}
+    run("server_clients", measure, {"--repeats": 5, "--requests": requests, "--seed": 0})

@@ -8,43 +8,37 @@ import argparse
 import subprocess
 import sys
 import time
+from typing import Any
 
-from bench.results import spread, write
+from bench.results import run, show, spread
 
+CLI = ["-m", "minfer.effects.cli"]
 CASES = {
-    "bare interpreter": [sys.executable, "-c", "pass"],
-    "import minfer": [sys.executable, "-c", "import minfer"],
-    "minfer --help": [sys.executable, "-m", "minfer.effects.cli", "--help"],
-    "minfer plan": [sys.executable, "-m", "minfer.effects.cli", "plan"],
-    "first token": [sys.executable, "-m", "minfer.effects.cli", "generate", "--max-tokens", "1"],
+    "bare interpreter": ["-c", "pass"],
+    "import minfer": ["-c", "import minfer"],
+    "minfer --help": [*CLI, "--help"],
+    "minfer plan": [*CLI, "plan"],
+    "first token": [*CLI, "generate", "--max-tokens", "1"],
 }
 
 
-def seconds(command: list[str]) -> float:
+def seconds(case: str) -> float:
     begin = time.perf_counter()
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run([sys.executable, *CASES[case]], check=True, stdout=subprocess.DEVNULL)
     return time.perf_counter() - begin
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=9)
-    args = parser.parse_args()
-    times: dict[str, list[float]] = {name: [] for name in CASES}
-    for _ in range(args.runs):  # in turns, so that a slow minute hits all
-        for name, command in CASES.items():
-            times[name].append(seconds(command))
-    loaded = subprocess.run(
-        [sys.executable, "-c", "import minfer, sys; print('torch' in sys.modules)"],
-        check=True, capture_output=True, text=True,
-    ).stdout.strip()  # fmt: skip
-    found = {name: spread(values) for name, values in times.items()}
-    extra = [a - b for a, b in zip(times["import minfer"], times["bare interpreter"], strict=True)]
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    # In turns, so that a slow minute hits all.
+    runs = [{case: seconds(case) for case in CASES} for _ in range(args.runs)]
+    found = {case: spread([times[case] for times in runs]) for case in CASES}
+    extra = [times["import minfer"] - times["bare interpreter"] for times in runs]
     found["import minfer, less a bare interpreter"] = spread(extra)
-    for name, value in found.items():
-        print(f"{name:40} {value['median']:.3f} s ({value['low']:.3f} to {value['high']:.3f})")
-    write("startup", {"seconds": found, "import_loads_torch": loaded == "True"})
+    for case, figures in found.items():
+        show({f"{case:40}": figures})
+    loads = [sys.executable, "-c", "import minfer, sys; sys.exit('torch' in sys.modules)"]
+    return {"seconds": found, "import_loads_torch": bool(subprocess.call(loads))}
 
 
 if __name__ == "__main__":
-    main()
+    run("startup", measure, {"--runs": 9})

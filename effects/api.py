@@ -1,8 +1,7 @@
 """What clients may ask for, and how answers are written: the shapes of OpenAI's API.
 
-A request is checked field by field before anything runs, and every error names its field. What is
-known but not supported, and would change the output, is refused unless it asks for nothing; fields
-that cannot change it are ignored. Null means absent.
+A request is checked before anything runs, and every error names its field. What is known but not
+supported is refused if it could change the output, and ignored if not. Null means absent.
 """
 
 import difflib
@@ -70,31 +69,17 @@ class _Object(BaseModel):
                 near = difflib.get_close_matches(name[:64], cls.model_fields, 1)
                 hint = f"did you mean {near[0]}?" if near else "leave it out"
                 raise _wrong(f"is not a field here; {hint}", name[:64])
-            if value is not None and not any(_same(value, one) for one in cls.neutral[name]):
+            # False equals 0 in Python, but not in JSON.
+            same = [(one, isinstance(one, bool)) for one in (None, *cls.neutral[name])]
+            if _ANY not in cls.neutral[name] and (value, isinstance(value, bool)) not in same:
                 raise _wrong("is not supported; leave it out", name)
         return {k: v for k, v in given.items() if v is not None and k in cls.model_fields}
 
 
-def _same(value: Any, neutral: Any) -> bool:
-    # False equals 0 in Python, but not in JSON.
-    equal = value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
-    return neutral is _ANY or equal
-
-
-def _few(value: Any) -> Any:
-    if isinstance(value, list) and not 0 < len(value) <= MAX_ITEMS:
-        raise _wrong(f"has {len(value)} items; there may be 1 to {MAX_ITEMS}")
-    return value
-
-
-def _in_list(value: Any) -> Any:
-    return [value] if isinstance(value, str) else _few(value) if value else value
-
-
 def _prompts(given: Any) -> Any:
-    single = isinstance(given, list) and all(type(one) is int for one in given[:1])
-    many = [given] if single else _in_list(given)
-    for one in many if isinstance(many, list) else [many]:
+    single = not isinstance(given, list) or all(type(one) is int for one in given[:1])
+    many = [given] if single else given
+    for one in many[:MAX_ITEMS]:  # there may not be more
         # type() and not isinstance: true is no token id.
         if not isinstance(one, str) and (type(one) is not list or set(map(type, one)) - {int}):
             raise _wrong("must be a string, a list of token ids, or a list of these")
@@ -112,7 +97,9 @@ def _text(value: Any) -> Any:
     return "\n".join(part["text"] for part in value) if isinstance(value, list) else value
 
 
+Few = Field(fail_fast=True, max_length=MAX_ITEMS)
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Stops = Annotated[list[str], Few, BeforeValidator(lambda s: [s] if isinstance(s, str) else s)]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
 
 
@@ -150,13 +137,13 @@ class Body(_Object):
     temperature: float | None = None
     top_p: float | None = None
     seed: Whole | None = None
-    stop: Annotated[list[str], Field(fail_fast=True), BeforeValidator(_in_list)] | None = None
+    stop: Stops | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: Client = ""
     safety_identifier: Client = ""
     top_k: Whole | None = None
-    stop_token_ids: Annotated[list[Whole], Field(fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[Whole], Few] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
@@ -180,7 +167,14 @@ class Body(_Object):
         try:
             return cls.model_validate(from_json(data, allow_inf_nan=False, cache_strings="none"))
         except ValidationError as error:
-            raise _first(error) from None
+            first = error.errors(include_url=False)[0]
+            said, given, field = first["msg"], first["input"], first.get("ctx", {}).get("field")
+            place = (*first["loc"], *([] if field is None else [field]))
+            where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)[1:]
+            if isinstance(given, str | int | float) and said.startswith("Input"):
+                said += f", not {json.dumps(given[:64] if isinstance(given, str) else given)[:80]}"
+            said = said.replace("Field required", "is missing").replace("Input should", "must")
+            raise ApiError(f"{where or 'the body'}: {said}", where or None) from None
         except ValueError as error:
             raise ApiError(f"the body is not valid JSON: {error}") from None
 
@@ -194,70 +188,60 @@ class Body(_Object):
 class Completion(Body):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Any], BeforeValidator(_prompts)]  # strings and lists of token ids
+    prompt: Annotated[list[Any], Few, BeforeValidator(_prompts)]  # strings and lists of token ids
     echo: bool = False
 
 
 class Chat(Body):
     """POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(fail_fast=True), BeforeValidator(_few)]
+    messages: Annotated[list[Message], Few, Field(min_length=1)]
     add_generation_prompt: bool | None = None  # None: unless the last message goes on
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
-
-
-def _first(error: ValidationError) -> ApiError:
-    """The first thing that is wrong, in our words."""
-    found = error.errors(include_url=False)[0]
-    field = found.get("ctx", {}).get("field")
-    place = (*found["loc"], *([] if field is None else [field]))
-    where = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place).removeprefix(".")
-    said, given = found["msg"].replace("Field required", "is missing"), found["input"]
-    if isinstance(given, str | int | float) and said.startswith("Input"):
-        said += f", not {json.dumps(given[:64] if isinstance(given, str) else given)[:80]}"
-    said = said.replace("Input should be", "must be")
-    return ApiError(f"{where or 'the body'}: {said}", where or None)
 
 
 class Writer:
     """Writes the answer to one request, whole or as server-sent events."""
 
     def __init__(self, name: str, model: str, body: Body) -> None:
-        self.chat, options = isinstance(body, Chat), body.stream_options
+        self.chat, self.stream, options = isinstance(body, Chat), body.stream, body.stream_options
         self.counts = options is not None and options.include_usage
         self.begun: set[int] = set()  # choices whose role was sent
+        self.whole: dict[int, dict[str, Any]] = {}  # choices, where nothing is streamed
         kind = "chat.completion" if self.chat else "text_completion"
-        self.head = {"id": name, "object": kind, "created": int(time.time()), "model": model}
-        self.chunk = {**self.head, "object": f"{kind}.chunk" if self.chat else kind}
-        if self.counts:
-            self.chunk["usage"] = None
+        kind += ".chunk" if self.chat and self.stream else ""
+        self.head: dict[str, Any] = {"id": name, "object": kind, "created": int(time.time())}
+        self.head |= {"model": model, "usage": None} if self.counts else {"model": model}
 
-    def events(self, index: int, text: str, end: str | None) -> str:
-        """What is new of a choice; `end` is its finish reason."""
+    def write(self, index: int, text: str, end: str | None) -> str:
+        """What to send for what is new of a choice; `end` is its finish reason."""
         if not self.chat:
-            return self._event(index, {"text": text}, end)
-        said = [{"content": text}] if text else []
-        if index not in self.begun:
+            said: list[dict[str, Any]] = [{"text": text}]
+        elif not self.stream:
+            said = [{"message": {"role": "assistant", "content": text, "refusal": None}}]
+        else:
+            said = [] if index in self.begun else [{"delta": {"role": "assistant", "content": ""}}]
+            said += [{"delta": {"content": text}}] if text else []
+            said += [{"delta": {}}] if end else []
             self.begun.add(index)
-            said.insert(0, {"role": "assistant", "content": ""})
-        out = "".join([self._event(index, {"delta": one}) for one in said])
-        return out + self._event(index, {"delta": {}}, end) if end else out
+        choices = [{"index": index, **one, "logprobs": None, "finish_reason": None} for one in said]
+        if end:
+            choices[-1]["finish_reason"] = end
+        if self.stream:
+            return "".join([self._event([one]) for one in choices])
+        self.whole[index] = choices[0]
+        return ""
 
-    def _event(self, index: int, said: dict[str, Any], end: str | None = None) -> str:
-        choice = {"index": index, **said, "logprobs": None, "finish_reason": end}
-        return f"data: {json.dumps({**self.chunk, 'choices': [choice]})}\n\n"
+    def last(self, prompt: int, output: int, cached: int) -> str:
+        """The end of a stream, or the answer in one piece. Numbers are tokens."""
+        usage = {"prompt_tokens": prompt, "completion_tokens": output,
+                 "total_tokens": prompt + output,
+                 "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
+        if self.stream:
+            return (self._event([], usage=usage) if self.counts else "") + "data: [DONE]\n\n"
+        choices = [self.whole[i] for i in sorted(self.whole)]
+        return json.dumps({**self.head, "choices": choices, "usage": usage})
 
-    def last(self, usage: dict[str, Any]) -> str:
-        """The end of a stream."""
-        counted = json.dumps({**self.chunk, "choices": [], "usage": usage})
-        return f"data: {counted}\n\ndata: [DONE]\n\n" if self.counts else "data: [DONE]\n\n"
-
-    def whole(self, choices: Mapping[int, tuple[str, str]], usage: dict[str, Any]) -> str:
-        """The answer in one piece; choices are texts and finish reasons."""
-        made: list[dict[str, Any]] = []
-        for i, (text, end) in sorted(choices.items()):
-            message = {"role": "assistant", "content": text, "refusal": None}
-            said = {"message": message} if self.chat else {"text": text}
-            made.append({"index": i, **said, "logprobs": None, "finish_reason": end})
-        return json.dumps({**self.head, "choices": made, "usage": usage})
+    def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
+        return f"data: {json.dumps({**self.head, 'choices': choices, **more})}\n\n"

@@ -4,8 +4,7 @@ The core knows token ids, lengths and ends of sequence; text is known here. A st
 here, in text, and told to the engine as a `Finish` event with the number of output tokens it took;
 what the engine emits after that is dropped on both sides.
 
-    Emit ---> feed, finish ---> flush ---> sink: there is news
-                                  |                 whoever asked calls take ---> RequestOutput
+    Emit ---> feed, finish ---> flush ---> sink: there is news; whoever asked calls take
                                   +------> Finish events, to be posted to the driver
 
 The sink is told once; what comes before the next `take` joins what waits there already. So a slow
@@ -15,9 +14,8 @@ a request's text is decoded once, at its end.
 
 import threading
 from collections.abc import Callable
-from typing import Final
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from minfer.effects.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text import Detokenizer, StopMatcher, Tokenizer
@@ -25,65 +23,70 @@ from minfer.messages import Finish, Finished
 from minfer.request import Request
 
 Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
-_REASONS: Final = {"rejected": "error"}
 
 
 @define
 class _Sample:
-    """One sample: its tokens, and the text they have become so far."""
+    """One sample: what came since the last flush, and what was flushed and not taken yet."""
 
     decoder: Detokenizer | None
     matcher: StopMatcher | None
-    tokens: list[int] = field(factory=list)
-    decoded: int = 0  # tokens that went into the text
-    text: str = ""
-    stop: str | None = None  # the stop string that was found
+    fresh: list[int] = field(factory=list)  # tokens that came
     done: Finished | None = None
-    fresh: bool = False  # since the last flush
-    ready: int = 0  # tokens that were flushed: they may be taken
+    count: int = 0  # tokens that were ever flushed
+    tokens: list[int] = field(factory=list)  # to be taken
+    text: str = ""  # likewise
+    stop: str | None = None  # the stop string that was found
     over: bool = False  # its end was flushed
-    sent_tokens: int = 0
-    sent_text: int = 0
     closed: bool = False  # its end was taken
 
     @property
     def news(self) -> bool:
         """Whether there is something to take. Tokens without text wait for it, or for the end."""
-        if self.over or self.decoder is None:
-            return not self.closed and (self.over or self.ready > self.sent_tokens)
-        return len(self.text) > self.sent_text
+        ended = self.over and not self.closed
+        return ended or bool(self.tokens if self.decoder is None else self.text)
 
-    def advance(self, stop_ids: frozenset[int]) -> bool:
-        """Turn new tokens into text; True if that found a stop string."""
-        if self.decoder is None or self.stop is not None:
-            return False
-        end = len(self.tokens)
-        # The token that ended the sample belongs to it, but not to its text.
-        if self.done is not None and self.done.reason == "stop" and self.tokens[-1:]:
-            end -= self.tokens[-1] in stop_ids
-        new = self.tokens[self.decoded : end]
+    def flush(self, stop_ids: frozenset[int]) -> None:
+        """Make what came ready to be taken, up to a stop string."""
+        new, self.fresh, self.over = self.fresh, [], self.done is not None
+        if self.decoder is not None and self.stop is None:
+            # The token that ended the sample belongs to it, but not to its text.
+            silent = self.done is not None and self.done.reason == "stop" and new
+            spelled = new[:-1] if silent and new[-1] in stop_ids else new
+            new = new[: self._spell(self.decoder, spelled)]
+        self.tokens += new
+        self.count += len(new)
+
+    def _spell(self, decoder: Detokenizer, tokens: list[int]) -> int | None:
+        """Add the text of tokens; returns after how many of them a stop string was complete."""
         if self.matcher is None:
-            self.decoded = max(self.decoded, end)
-            self.text += self.decoder.push(new) + (self.decoder.flush() if self.done else "")
-            return False
-        for token in new:
-            self.decoded += 1
-            if self._found(self.matcher, self.decoder.push((token,))):
-                del self.tokens[self.decoded :]
-                return True
-        if self.done is None:
-            return False
-        if self._found(self.matcher, self.decoder.flush()):
-            return True
-        self.text += self.matcher.flush()
-        return False
+            self.text += decoder.push(tokens, final=self.over)
+            return None
+        for at, token in enumerate(tokens, 1):
+            text, self.stop = self.matcher.push(decoder.push((token,)))
+            self.text += text
+            if self.stop is not None:
+                return at
+        if self.over:
+            text, self.stop = self.matcher.push(decoder.push((), final=True), final=True)
+            self.text += text
+        return None
 
-    def _found(self, matcher: StopMatcher, piece: str) -> bool:
-        safe, self.stop = matcher.push(piece)
-        self.text += safe
-        return self.stop is not None
+    def take(self, index: int, stop_token_ids: tuple[int, ...]) -> CompletionOutput:
+        """What was flushed since the last time."""
+        done, tokens = self.done, tuple(self.tokens)
+        new = CompletionOutput(index=index, text=self.text, token_ids=tokens)
+        self.tokens, self.text, self.closed = [], "", self.over
+        if done is None or not self.over:
+            return new
+        stop: int | str | None = self.stop
+        reason = "stop" if stop else "error" if done.reason == "rejected" else done.reason
+        if reason == "stop" and stop is None and tokens and tokens[-1] in stop_token_ids:
+            stop = tokens[-1]
+        return evolve(new, finish_reason=reason, stop_reason=stop, error=done.error)
 
 
+@define(eq=False)
 class Assembly:
     """One request on its way back to whoever asked.
 
@@ -91,33 +94,27 @@ class Assembly:
     that it was not told of yet. `take` then gives it. Everything but `take` belongs to the engine.
     """
 
-    def __init__(
-        self,
-        request: Request,
-        sink: Sink,
-        *,
-        prompt: str | None = None,
-        tokenizer: Tokenizer | None = None,
-        streaming: bool = False,
-    ) -> None:
-        self.request, self.sink, self.prompt, self.streaming = request, sink, prompt, streaming
-        self.arrived = 0.0  # seconds on the engine's clock; set when it is submitted
-        self.started: float | None = None  # when it was first admitted
-        self.first: float | None = None
-        self.last: float | None = None
-        stops = request.sampling.stop
-        self.eager = streaming or bool(stops)
-        self.samples = [
-            _Sample(
-                None if tokenizer is None else Detokenizer(tokenizer),
-                StopMatcher(stops) if stops else None,
-            )
-            for _ in range(request.n)
-        ]
-        self.finished = False
-        self.error: Exception | None = None
-        self.told = False  # of all that can be taken
-        self.lock = threading.Lock()  # between `flush` and `take`
+    request: Request
+    sink: Sink
+    prompt: str | None = None
+    tokenizer: Tokenizer | None = None
+    streaming: bool = False
+    arrived: float = 0.0  # seconds on the engine's clock; set when it is submitted
+    started: float | None = None  # when it was first admitted
+    first: float | None = None  # when its first and last tokens were flushed
+    last: float | None = None
+    fed: bool = False  # since the last flush
+    finished: bool = False
+    error: Exception | None = None
+    told: bool = False  # of all that can be taken
+    lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
+    samples: list[_Sample] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        stops = self.request.sampling.stop
+        for _ in range(self.request.n):
+            decoder = None if self.tokenizer is None else Detokenizer(self.tokenizer)
+            self.samples.append(_Sample(decoder, StopMatcher(stops) if stops else None))
 
     @property
     def rejected(self) -> str:
@@ -129,30 +126,27 @@ class Assembly:
         """Take over new tokens of a sample."""
         one = self.samples[sample]
         if one.done is None and one.stop is None:
-            one.tokens += tokens
-            one.fresh = True
+            one.fresh += tokens
+            self.fed = True
 
     def finish(self, done: Finished) -> None:
         """Take over the engine's last word on a sample."""
         one = self.samples[done.sample]
-        del one.tokens[done.length :]
-        one.done, one.fresh = done, True
+        del one.fresh[max(0, done.length - one.count) :]
+        one.done = done
 
     def flush(self, now: float) -> tuple[Finish, ...]:
         """Make what is new at the time `now` ready; returns what the engine should be told."""
-        found = []
+        found, eager = [], self.streaming or bool(self.request.sampling.stop)
         with self.lock:
+            if self.fed:
+                self.first, self.last = now if self.first is None else self.first, now
+                self.fed = False
             for i, one in enumerate(self.samples):
-                if not one.fresh:
-                    continue
-                one.fresh = False
-                if len(one.tokens) > one.ready:
-                    self.first, self.last = now if self.first is None else self.first, now
-                if self.eager or one.done is not None:
-                    stopped = one.advance(self.request.stop_ids)
-                    if stopped and one.done is None:
-                        found.append(Finish(self.request.id, i, len(one.tokens), "stop"))
-                one.ready, one.over = len(one.tokens), one.done is not None
+                if (eager and one.fresh) or (one.done is not None and not one.over):
+                    one.flush(self.request.stop_ids)
+                    if one.stop is not None and not one.over:
+                        found.append(Finish(self.request.id, i, one.count))
             self.finished = all(one.over for one in self.samples)
             news = self.finished or (self.streaming and any(one.news for one in self.samples))
             tell, self.told = news and not self.told, self.told or news
@@ -174,46 +168,14 @@ class Assembly:
             if self.error is not None:
                 raise self.error
             self.told = False
-            return self._output(
-                tuple(self._delta(i) for i, one in enumerate(self.samples) if one.news)
+            wanted, count = self.request.sampling.stop_token_ids, sum(s.count for s in self.samples)
+            times = {"first_token_time": self.first, "last_token_time": self.last}
+            return RequestOutput(
+                request_id=self.request.id,
+                prompt=self.prompt,
+                prompt_token_ids=self.request.prompt,
+                outputs=tuple(s.take(i, wanted) for i, s in enumerate(self.samples) if s.news),
+                finished=self.finished,
+                metrics=RequestMetrics(arrival_time=self.arrived, output_tokens=count, **times),
+                num_cached_tokens=max((s.done.cached for s in self.samples if s.done), default=0),
             )
-
-    def _delta(self, index: int) -> CompletionOutput:
-        """What of a sample was not sent yet: all of it, unless it streams."""
-        one = self.samples[index]
-        tokens, text = tuple(one.tokens[one.sent_tokens : one.ready]), one.text[one.sent_text :]
-        one.sent_tokens, one.sent_text, one.closed = one.ready, len(one.text), one.over
-        done = one.done
-        if done is None or not one.over:
-            return CompletionOutput(index=index, text=text, token_ids=tokens)
-        reason = "stop" if one.stop is not None else _REASONS.get(done.reason, done.reason)
-        return CompletionOutput(
-            index=index,
-            text=text,
-            token_ids=tokens,
-            finish_reason=reason,
-            stop_reason=one.stop if one.stop is not None else self._stop_token(one),
-            error=done.error,
-        )
-
-    def _stop_token(self, one: _Sample) -> int | None:
-        """The token of `stop_token_ids` that ended a sample."""
-        ended = one.done is not None and one.done.reason == "stop" and one.tokens
-        asked_for = ended and one.tokens[-1] in self.request.sampling.stop_token_ids
-        return one.tokens[-1] if asked_for else None
-
-    def _output(self, outputs: tuple[CompletionOutput, ...]) -> RequestOutput:
-        return RequestOutput(
-            request_id=self.request.id,
-            prompt=self.prompt,
-            prompt_token_ids=self.request.prompt,
-            outputs=outputs,
-            finished=self.finished,
-            metrics=RequestMetrics(
-                arrival_time=self.arrived,
-                first_token_time=self.first,
-                last_token_time=self.last,
-                output_tokens=sum(one.ready for one in self.samples),
-            ),
-            num_cached_tokens=max((s.done.cached for s in self.samples if s.done), default=0),
-        )

@@ -1,11 +1,6 @@
 """The library for programs that serve many at once: an async iterator per request.
 
-    async with AsyncLLM() as llm:
-        async for output in llm.generate("def add(a, b):", SamplingParams(max_tokens=32)):
-            print(output.outputs[0].text, end="")
-
-The engine runs in a thread of its own. What is new of a request stays with it until its reader
-comes; the thread rings once for all that a turn brought, and the event loop wakes the readers
+The engine's thread rings once for all that a turn brought, and the event loop wakes the readers
 concerned. Nobody polls, and what a slow reader did not take yet comes in one piece.
 """
 
@@ -14,33 +9,28 @@ import contextlib
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from minfer.effects.assembly import Assembly
 from minfer.effects.edge import Asked, OverloadedError, Prompt, RequestError, Urgency, params_for
 from minfer.effects.llm import ServedModel
 from minfer.effects.outputs import RequestOutput
-from minfer.effects.worker import EngineDeadError
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.chat import ChatOptions, Conversation
 
-__all__ = ["AsyncLLM", "EngineDeadError", "OverloadedError", "RequestError"]
-
 
 class AsyncLLM(ServedModel):
-    """A model that serves the tasks of one event loop. Settings and errors: `ServedModel`'s.
-
-    It loads at once, before any loop needs to run.
-    """
+    """A model that serves the tasks of one event loop. Settings and errors: `ServedModel`'s."""
 
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         super().__init__(model, **settings)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._readers: dict[Assembly, asyncio.Event] = {}  # touched by the loop alone
-        self._fresh: deque[Assembly] = deque()  # those with news, each once
-        self._ringing = False  # the loop was asked to look at them
+        self._readers = 0  # in that loop
+        self._fresh: deque[asyncio.Event] = deque()  # of readers whose requests have news
+        self._ringing = False  # the loop was asked to set them
         self.worker.observers.append(self._ring)
 
     @property
@@ -59,28 +49,28 @@ class AsyncLLM(ServedModel):
     ) -> AsyncGenerator[RequestOutput]:
         """Complete a prompt, and yield what is new of it (vLLM's DELTA); the last is `finished`.
 
-        Without `streaming` there is one output, at the end: its reader is woken once.
-        Prompts and parameters are as for `LLM.generate`; ids of live requests must differ. Raises
-        at once RequestError, OverloadedError if too many wait, and EngineDeadError; the first
-        output may still, if things changed meanwhile: only then the request enters the engine.
-        Closing the iterator, or cancelling the task that waits in it, cancels the request.
+        Without `streaming` there is one output, at the end. Arguments are as for `LLM.generate`;
+        ids of live requests must differ. Raises RequestError, OverloadedError if too many wait,
+        and EngineDeadError, at once or, if things changed since, at the first output: only then
+        the request enters the engine. Closing the iterator, or cancelling its task, cancels it.
         """
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = params_for(sampling_params, 1)[0]
         if request_id is not None and (not isinstance(request_id, str) or not request_id):
             raise RequestError(f"request_id must be a string that is not empty, not {request_id!r}")
+        news = asyncio.Event()
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
-            job = self._job(prompt, self._hear, streaming, params, self.count, urgency, name)
+            hear = partial(self._hear, news)
+            job = self._job(prompt, hear, streaming, params, self.count, urgency, name)
             self.count += 1
         self.worker.check(job)
         waiting, most = len(self.worker.driver.state.waiting), self.setup.config.max_waiting
         if waiting + params.n > most:
-            raise OverloadedError(
-                f"{waiting} samples wait already, of at most {most} (max_waiting); try again later"
-            )
-        return self._deltas(job)
+            why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
+            raise OverloadedError(f"{why}; try again later")
+        return self._deltas(job, news)
 
     def chat(
         self,
@@ -91,10 +81,7 @@ class AsyncLLM(ServedModel):
         urgency: Urgency = Urgency(),
         **how: Unpack["ChatOptions"],
     ) -> AsyncGenerator[RequestOutput]:
-        """Answer a conversation; options are those of `LLM.chat`, all else as for `generate`.
-
-        Raises ChatTemplateError too.
-        """
+        """Answer a conversation; options and errors are those of `LLM.chat` and `generate`."""
         if sampling_params is None:
             sampling_params = self.setup.default_sampling_params(max_tokens=None)
         asked = self._rendered(messages, how)
@@ -104,37 +91,33 @@ class AsyncLLM(ServedModel):
         """End a request: its reader gets a last output, with the finish reason "cancelled"."""
         self.worker.cancel([request_id])
 
-    async def _deltas(self, job: Assembly) -> AsyncGenerator[RequestOutput]:
-        self._bind(asyncio.get_running_loop())
+    async def _deltas(self, job: Assembly, news: asyncio.Event) -> AsyncGenerator[RequestOutput]:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._readers:
+                raise RuntimeError("an AsyncLLM serves one event loop; it has readers in another")
+            self._loop, self._ringing = loop, False
+            self._fresh.clear()
         self.worker.submit([job])
-        news = self._readers[job] = asyncio.Event()
+        self._readers += 1
         try:
-            finished = False
-            while not finished:
+            while True:
                 await news.wait()
                 news.clear()
                 output = job.take()
                 if job.rejected:  # all else was checked: the line was full when it arrived
                     raise OverloadedError(f"{job.rejected}; try again later")
-                finished = output.finished
                 yield output
+                if output.finished:
+                    return
         finally:
-            del self._readers[job]
+            self._readers -= 1
             if not job.finished:
                 self.worker.cancel([job.request.id])
 
-    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Serve the tasks of this loop from now on."""
-        if self._loop is loop:
-            return
-        if self._readers:
-            raise RuntimeError("an AsyncLLM serves one event loop; it has readers in another one")
-        self._loop, self._ringing = loop, False
-        self._fresh.clear()
-
-    def _hear(self, job: Assembly) -> None:
+    def _hear(self, news: asyncio.Event, job: Assembly) -> None:
         """Note, in the engine's thread, that a request has news."""
-        self._fresh.append(job)
+        self._fresh.append(news)
         if job.error is not None:  # no turn follows, after which it would be rung for
             self._ring()
 
@@ -148,9 +131,7 @@ class AsyncLLM(ServedModel):
         """Wake the readers that have news, in the event loop."""
         self._ringing = False  # first: what comes from now on rings again
         while self._fresh:
-            news = self._readers.get(self._fresh.popleft())
-            if news is not None:
-                news.set()
+            self._fresh.popleft().set()
 
     async def __aenter__(self) -> Self:
         return self

@@ -1,20 +1,18 @@
 """Chat templates: messages become the text that the model was trained to continue.
 
 A template comes with the checkpoint and is not trusted: it runs in jinja2's immutable sandbox and
-sees plain JSON values only. The environment is transformers' own, so that templates render alike.
+sees plain JSON values only. The environment is as in transformers, so that templates render alike.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
-from jinja2 import Template, TemplateError
-from jinja2.exceptions import SecurityError
-from jinja2.ext import Extension, loopcontrols
-from jinja2.nodes import CallBlock, Node
-from jinja2.parser import Parser
+from jinja2 import Template
+from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
@@ -23,7 +21,9 @@ if TYPE_CHECKING:
 
 Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
-_END = "CONTINUE_FINAL_MESSAGE_TAG "
+_END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
+# Marks training targets in some templates; here it is a block with a scope of its own, no more.
+_GENERATION: Final = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
 
 
 class ChatTemplateError(ValueError):
@@ -35,7 +35,7 @@ class ChatOptions(TypedDict, total=False):
 
     tools: Sequence[Mapping[str, Any]] | None
     add_generation_prompt: bool  # default: true
-    continue_final_message: bool  # default: false
+    continue_final_message: bool  # default: false; true leaves the last message open
     chat_template_kwargs: Mapping[str, Any] | None  # anything else that the template understands
 
 
@@ -48,130 +48,94 @@ def conversations(messages: Conversations) -> list[Conversation]:
     return list(messages) if several else [messages]  # type: ignore[arg-type, list-item]  # so it is
 
 
-def conversation_text(
-    tokenizer: "Tokenizer | None", messages: Conversation, how: ChatOptions
-) -> str:
-    """A conversation through the tokenizer's chat template. Raises ChatTemplateError."""
+def render_chat(tokenizer: "Tokenizer | None", messages: Conversation, how: ChatOptions) -> str:
+    """A conversation (messages with `role` and `content`) through the tokenizer's chat template.
+
+    Encode the text with `add_special_tokens=False`: templates write their own. Raises
+    ChatTemplateError, with the template's own words if it raised.
+    """
     if strange := how.keys() - ChatOptions.__annotations__.keys():
         raise TypeError(f"chat has no option {min(strange)!r}; see chat_template_kwargs")
     if tokenizer is None:
         raise ChatTemplateError("a conversation needs the tokenizer; leave skip_tokenizer_init out")
-    values: dict[str, Any] = {**how, **(how.get("chat_template_kwargs") or {})}
-    values.pop("chat_template_kwargs", None)
-    if taken := {"template", "messages", "special_tokens"} & values.keys():
-        raise ChatTemplateError(f"chat_template_kwargs cannot set {min(taken)!r}; leave it out")
-    special = tokenizer.special_tokens
-    return render_chat(tokenizer.chat_template, messages, special_tokens=special, **values)
-
-
-def render_chat(
-    template: str | None,
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    documents: Sequence[Mapping[str, Any]] | None = None,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    special_tokens: Mapping[str, str] | None = None,
-    **values: Any,
-) -> str:
-    """Render `messages` (each with `role` and `content`) through a checkpoint's template.
-
-    `continue_final_message` leaves the last message open, for the model to go on with it. Encode
-    the result with `add_special_tokens=False`: templates write their own. Raises
-    `ChatTemplateError`, with the template's own words if it raised.
-    """
-    if template is None:
-        raise ChatTemplateError(
-            "this model has no chat template (chat_template.jinja or "
-            "tokenizer_config.json); use a plain prompt, or a model made for "
-            "chat"
-        )
+    if tokenizer.chat_template is None:
+        where = "chat_template.jinja or tokenizer_config.json"
+        remedy = "use a plain prompt, or a model made for chat"
+        raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
     if not messages:
         raise ChatTemplateError("there are no messages; give at least one")
-    if add_generation_prompt and continue_final_message:
-        raise ChatTemplateError(
-            "add_generation_prompt and continue_final_message exclude each "
-            "other; set one of them to false"
-        )
+    values: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
+    values |= {**how, **(how.get("chat_template_kwargs") or {})}
+    values.pop("chat_template_kwargs", None)
+    if "messages" in values:
+        raise ChatTemplateError("chat_template_kwargs cannot set 'messages'; leave it out")
+    goes_on = values.pop("continue_final_message", False)
+    if goes_on and values["add_generation_prompt"]:
+        both = "add_generation_prompt and continue_final_message"
+        raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
     chat = [_message(message) for message in messages]
-    if continue_final_message:
+    if goes_on:
         if not isinstance(chat[-1].get("content"), str):
-            raise ChatTemplateError(
-                "continue_final_message needs a last message whose content is text"
-            )
-        chat[-1]["content"] += _END
+            needs = "a last message whose content is text"
+            raise ChatTemplateError(f"continue_final_message needs {needs}")
+        chat[-1]["content"] += f"{_END} "
+    ours = {"messages": chat, **tokenizer.special_tokens}
+    text = _render(tokenizer.chat_template, ours, values)
+    if not goes_on:
+        return text
+    text, found, rest = text.rpartition(_END)  # what the template put behind the message goes
+    if not found:
+        why = "the template does not show the last message; set it to false"
+        raise ChatTemplateError(f"continue_final_message is set, but {why}")
+    # A template that strips messages took the tag's space, so it stripped the message's end too.
+    return text if rest.startswith(" ") else text.rstrip()
+
+
+def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
     try:
-        text = _compile(template).render(
-            messages=chat,
-            tools=_plain(tools),
-            documents=_plain(documents),
-            add_generation_prompt=add_generation_prompt,
-            **dict(special_tokens or {}),
-            **_plain(values),
-        )
+        return _compile(template).render(**_plain(ours), **_plain(values))
     except RecursionError as error:
         raise ChatTemplateError("the chat template recurses without end; correct it") from error
     except Exception as error:  # a template is a program: it may fail in any way
-        raise ChatTemplateError(
-            f"the chat template failed: {error}; correct the messages or the template"
-        ) from error
-    return _cut(text) if continue_final_message else text
+        why = f"the chat template failed: {error}; correct the messages or the template"
+        raise ChatTemplateError(why) from error
 
 
-def _message(message: Mapping[str, Any]) -> dict[str, Any]:
+def _message(message: Any) -> dict[str, Any]:
     """A message without absent fields: templates ask whether a field is there, not whether null."""
     if not isinstance(message, Mapping):
-        raise ChatTemplateError(
-            f"a message must be an object with role and content, found {type(message).__name__}"
-        )
-    return {str(k): _plain(v) for k, v in message.items() if v is not None}
-
-
-def _cut(text: str) -> str:
-    """Drop what the template put behind the last message."""
-    at = text.rfind(_END.strip())
-    if at < 0:
-        raise ChatTemplateError(
-            "continue_final_message is set, but the template does not show the "
-            "last message; set it to false"
-        )
-    # A template that strips messages took the tag's space, so it stripped the message's end too.
-    return text[:at] if text.startswith(_END, at) else text[:at].rstrip()
+        kind = type(message).__name__
+        raise ChatTemplateError(f"a message must be an object with role and content, found {kind}")
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def _plain(value: Any) -> Any:
     """The value rebuilt out of JSON types: other objects have methods the sandbox cannot judge."""
-    if value is None or type(value) in (str, int, float, bool):
-        return value
-    for kind in (str, int, float):
-        if isinstance(value, kind):
-            return kind(value)
-    if isinstance(value, Mapping):
-        return {_plain(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return f"<{type(value).__name__}>"
+
+    def inert(other: object) -> object:
+        return dict(other) if isinstance(other, Mapping) else f"<{type(other).__name__}>"
+
+    return json.loads(json.dumps(value, default=inert))
 
 
 @lru_cache(maxsize=16)
 def _compile(template: str) -> Template:
     env = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     env.filters["tojson"] = _tojson
     env.globals.update(
-        raise_exception=_raise, strftime_now=_now, dict=_Dict(), namespace=_Namespace
+        raise_exception=_raise,
+        strftime_now=lambda pattern: datetime.now().strftime(pattern),  # noqa: DTZ005 - the local day
+        # The class itself has attributes that lead out of the sandbox.
+        dict=lambda *args, **values: dict(*args, **values),
+        namespace=_Namespace,
     )
-    return env.from_string(template)
+    return env.from_string(_GENERATION.sub(r"{%\1 \2with \3%}", template))
 
 
 def _raise(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)  # noqa: DTZ005 - templates mean the local day
 
 
 def _tojson(
@@ -187,43 +151,16 @@ def _tojson(
     )
 
 
-class _Generation(Extension):
-    """{% generation %} marks training targets in some templates; it renders as its content."""
-
-    tags = {"generation"}  # noqa: RUF012 - jinja2's own declaration
-
-    def parse(self, parser: Parser) -> Node:
-        """Parse the block and keep its body."""
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        return CallBlock(self.call_method("_body"), [], [], body).set_lineno(line)
-
-    def _body(self, caller: Callable[[], str]) -> str:
-        return caller()
-
-
-class _Dict:
-    """`dict(...)` without the class behind it, whose attributes lead out of the sandbox."""
-
-    def __call__(self, *args: Any, **values: Any) -> dict[str, Any]:
-        return dict(*args, **values)
-
-
 class _Namespace(Namespace):
     """`namespace(...)` that takes no names with a leading underscore, as transformers' does."""
 
     def __init__(*args: Any, **values: Any) -> None:  # so that `self=` is a name too
-        self, rest = args[0], args[1:]
-        attributes = dict(*rest, **values)
-        for name in attributes:
-            _check_name(name)
-        Namespace.__init__(self, attributes)
+        self = args[0]
+        Namespace.__init__(self)
+        for name, value in dict(*args[1:], **values).items():
+            self[name] = value
 
     def __setitem__(self, name: str, value: Any) -> None:
-        _check_name(name)
+        if str(name).startswith("_"):
+            raise SecurityError(f"a template cannot store {name!r} in a namespace")
         super().__setitem__(name, value)
-
-
-def _check_name(name: object) -> None:
-    if isinstance(name, str) and name.startswith("_"):
-        raise SecurityError(f"a template cannot store {name!r} in a namespace")

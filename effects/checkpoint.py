@@ -5,43 +5,24 @@ in milliseconds with the names of what is wrong. torch is imported only where te
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from minfer.effects.spec import (
-    CheckpointError,
-    ConfigError,
-    ModelSpec,
-    UnsupportedModelError,
-    expected_tensors,
-    parse_spec,
-)
-from minfer.effects.weights import Weights, empty_weights, named_parts, random_weights
-
-if TYPE_CHECKING:
-    import torch
-
-__all__ = [
-    "CheckpointError",
-    "ConfigError",
-    "CorruptFileError",
-    "TensorMismatchError",
-    "UnsupportedModelError",
-    "load_weights",
-    "random_weights",
-    "read_config",
-    "read_json",
-    "read_spec",
-]
+from minfer.effects.config_reader import CheckpointError as CheckpointError
+from minfer.effects.config_reader import ConfigError, UnsupportedModelError
+from minfer.effects.spec import EMBED, LM_HEAD, ModelSpec
+from minfer.effects.weights import Weights, empty_weights, named_parts
+from minfer.effects.weights import random_weights as random_weights
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-FLOAT_DTYPES = {"F64", "F32", "BF16", "F16"}
+FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that old versions of transformers wrote although they are computed, not learnt.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 NAMED = 4  # how many names of a kind an error lists
+Found = dict[str, tuple[Path, Any]]  # tensor name -> path and open file that hold it
 
 
 class CorruptFileError(CheckpointError):
@@ -52,9 +33,19 @@ class TensorMismatchError(CheckpointError):
     """Tensors are missing, unexpected, or of another shape or type than the config implies."""
 
 
+def _damaged(path: Path, what: str, remedy: str = "download it again") -> CorruptFileError:
+    return CorruptFileError(f"{path}: {what}; {remedy}")
+
+
 def read_optional(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if there is no such file. Raises as `read_json` does."""
-    return read_json(path) if path.is_file() else {}
+    """Read a JSON object; {} if there is no such file. Raises `CorruptFileError`."""
+    try:
+        value = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    except (OSError, ValueError, RecursionError) as error:
+        raise _damaged(path, f"cannot be read as JSON ({error})") from error
+    if not isinstance(value, dict):
+        raise _damaged(path, f"must be a JSON object, found {type(value).__name__}")
+    return value
 
 
 def eos_ids(folder: Path) -> tuple[int, ...]:
@@ -66,180 +57,121 @@ def eos_ids(folder: Path) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token for token in ids if type(token) is int))
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises `CorruptFileError` if it is not one (or cannot be read)."""
-    try:
-        value = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CorruptFileError(
-            f"{path}: cannot be read as JSON ({error}); download it again"
-        ) from error
-    if not isinstance(value, dict):
-        raise CorruptFileError(
-            f"{path}: must be a JSON object, found {type(value).__name__}; download it again"
-        )
-    return value
-
-
 def read_config(folder: str | Path) -> dict[str, Any]:
     """The contents of a checkpoint folder's config.json. Raises `ConfigError`."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        raise ConfigError(
-            f"{path}: not found; a model is a Hugging Face checkpoint folder with "
-            "config.json, safetensors weights and tokenizer.json"
-        )
+        what = "a model is a Hugging Face checkpoint folder with config.json, safetensors weights"
+        raise ConfigError(f"{path}: not found; {what} and tokenizer.json")
     try:
-        return read_json(path)
+        return read_optional(path)
     except CorruptFileError as error:
         raise ConfigError(str(error)) from error
 
 
-def read_spec(folder: str | Path) -> ModelSpec:
-    """The `ModelSpec` of a checkpoint folder. Needs config.json only; loads no torch.
-
-    Raises `ConfigError` and `UnsupportedModelError`.
-    """
-    return parse_spec(read_config(folder), str(Path(folder) / "config.json"))
-
-
 def load_weights(
-    folder: str | Path,
-    spec: ModelSpec,
-    dtype: str | None = None,
-    device: "torch.device | str" = "cpu",
+    folder: str | Path, spec: ModelSpec, dtype: str | None = None, device: str = "cpu"
 ) -> Weights:
-    """Load, check, cast and fuse a checkpoint's weights.
+    """Load, check, cast and fuse a checkpoint's weights, in `dtype` (the config's own when None).
 
-    `dtype` is "float32", "bfloat16" or "float16" (the config's own when None). Raises
-    `CorruptFileError` for damaged or missing files, `TensorMismatchError` for missing, unexpected
-    or misshapen tensors, `UnsupportedModelError` for a dtype or format that is not supported.
+    Raises `CorruptFileError` for damaged or missing files, `TensorMismatchError` for missing,
+    unexpected or misshapen tensors, `UnsupportedModelError` for what minfer does not run.
     """
     from safetensors import SafetensorError, safe_open
 
     with ExitStack() as stack:
-        where: dict[str, tuple[Path, Any]] = {}  # tensor name -> file that holds it
+        where: Found = {}
         for path, names in shards(Path(folder)):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
                 found = list(file.keys())
             except (SafetensorError, OSError) as error:
-                raise CorruptFileError(
-                    f"{path}: truncated or corrupt ({error}); download it again"
-                ) from error
+                raise _damaged(path, f"truncated or corrupt ({error})") from error
             _check_shard(path, names, found, where)
             where.update((name, (path, file)) for name in found)
         _check_tensors(spec, where, Path(folder))
         weights = empty_weights(spec, dtype or spec.dtype, device)
-        for name, target in named_parts(spec, weights):
-            target.copy_(where[name][1].get_tensor(name))
-        _check_tied(spec, where, weights)
+        if device == "cpu":
+            for name, target in named_parts(spec, weights):
+                target.copy_(where[name][1].get_tensor(name))
+        else:
+            from minfer.effects.stream_weights import stream_weights
+
+            stream_weights([(where[name][0], name, t) for name, t in named_parts(spec, weights)])
+        if spec.tie_word_embeddings and LM_HEAD in where:
+            # A stored output head beside tied embeddings is a copy, or the config is wrong.
+            path, file = where[LM_HEAD]
+            if not file.get_tensor(LM_HEAD).to(weights.embed.dtype).equal(weights.embed.cpu()):
+                what = f"tensor {LM_HEAD} differs from {EMBED} although config.json ties them"
+                raise TensorMismatchError(f"{path}: {what}; set tie_word_embeddings to false")
     return weights
 
 
 def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
     """Yield each safetensors file and the tensors the index expects in it (None: no index)."""
-    index = folder / INDEX_NAME
+    index, single = folder / INDEX_NAME, folder / SINGLE_NAME
+    if not index.is_file() and not single.is_file():
+        pickles = sorted(p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth"))
+        if pickles:
+            what = f"{folder}: holds {pickles[0]} but no safetensors; pickled weights can execute"
+            remedy = "convert them with transformers' save_pretrained"
+            raise UnsupportedModelError(f"{what} code and are never read: {remedy}")
+        remedy = "download the weights, or use --load-format dummy for random ones"
+        raise _damaged(single, f"not found (nor {INDEX_NAME})", remedy)
     if not index.is_file():
-        if not (folder / SINGLE_NAME).is_file():
-            raise _no_weights(folder)
-        yield folder / SINGLE_NAME, None
+        yield single, None
         return
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_optional(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
-        raise CorruptFileError(
-            f"{index}: weight_map must map tensor names to files; download it again"
-        )
+        raise _damaged(index, "weight_map must map tensor names to files")
     by_file: dict[str, set[str]] = {}
     for name, file in weight_map.items():
         # An index must not reach out of its own folder.
         if not isinstance(file, str) or file != Path(file).name or file in ("", ".", ".."):
-            raise CorruptFileError(
-                f"{index}: tensor {name} is said to be in {file!r}, which is not"
-                " the name of a file in this folder; download it again"
-            )
+            what = f"{file!r}, which is not the name of a file in this folder"
+            raise _damaged(index, f"tensor {name} is said to be in {what}")
         by_file.setdefault(file, set()).add(name)
     for file, names in sorted(by_file.items()):
         if not (folder / file).is_file():
-            raise CorruptFileError(
-                f"{folder / file}: not found, but {INDEX_NAME} says it holds "
-                f"{len(names)} tensors; download it"
-            )
+            what = f"not found, but {INDEX_NAME} says it holds {len(names)} tensors"
+            raise _damaged(folder / file, what, "download it")
         yield folder / file, names
 
 
-def _no_weights(folder: Path) -> CheckpointError:
-    pickles = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in folder.glob(pattern))
-    if pickles:
-        return UnsupportedModelError(
-            f"{folder}: holds {pickles[0]} but no safetensors; pickled weights can execute code and"
-            " are never read: convert them with transformers' save_pretrained"
-        )
-    return CorruptFileError(
-        f"{folder / SINGLE_NAME}: not found (nor {INDEX_NAME}); download the "
-        "weights, or use --load-format dummy for random ones"
-    )
-
-
-def _check_shard(
-    path: Path, names: set[str] | None, found: list[str], earlier: Mapping[str, Any]
-) -> None:
-    twice = [name for name in found if name in earlier]
-    if twice:
-        raise CorruptFileError(
-            f"{path}: holds {_list(twice)}, which {earlier[twice[0]][0].name} "
-            "holds as well; download both again"
-        )
+def _check_shard(path: Path, names: set[str] | None, found: list[str], earlier: Found) -> None:
+    if twice := [name for name in found if name in earlier]:
+        what = f"holds {_list(twice)}, which {earlier[twice[0]][0].name} holds as well"
+        raise _damaged(path, what, "download both again")
     if names is not None and names != set(found):
         lacking, surplus = sorted(names - set(found)), sorted(set(found) - names)
         what = f"lacks {_list(lacking)}" if lacking else f"holds {_list(surplus)}"
-        what += f", other than {INDEX_NAME} says"
-        raise CorruptFileError(f"{path}: {what}; download both again")
+        raise _damaged(path, f"{what}, other than {INDEX_NAME} says", "download both again")
 
 
-def _check_tensors(spec: ModelSpec, where: Mapping[str, tuple[Path, Any]], folder: Path) -> None:
+def _check_tensors(spec: ModelSpec, where: Found, folder: Path) -> None:
     """Compare names, shapes and types with the spec, reading headers only."""
-    expected = dict(expected_tensors(spec))
-    missing = [name for name in expected if name not in where]
-    if missing:
-        raise TensorMismatchError(
-            f"{folder}: missing tensor {_list(missing)} (shape {list(expected[missing[0]])}); the "
-            "checkpoint is incomplete or its config.json describes another model"
-        )
-    if spec.tie_word_embeddings and spec.family.names["lm_head"] in where:
-        expected[spec.family.names["lm_head"]] = expected[spec.family.names["embed"]]
-    extra = [name for name in where if name not in expected and not name.endswith(HARMLESS)]
-    if extra:
-        raise TensorMismatchError(
-            f"{where[extra[0]][0]}: unexpected tensor {_list(sorted(extra))}; the checkpoint has "
-            f"parts that {spec.family.architecture} with this config.json does not have"
-        )
+    blank = named_parts(spec, empty_weights(spec, "float32", "meta"))
+    expected = {name: tuple(part.shape) for name, part in blank}
+    if missing := [name for name in expected if name not in where]:
+        what = f"missing tensor {_list(missing)} (shape {list(expected[missing[0]])})"
+        why = "the checkpoint is incomplete or its config.json describes another model"
+        raise TensorMismatchError(f"{folder}: {what}; {why}")
+    if spec.tie_word_embeddings and LM_HEAD in where:
+        expected[LM_HEAD] = expected[EMBED]
+    if extra := [name for name in where if name not in expected and not name.endswith(HARMLESS)]:
+        what = f"{where[extra[0]][0]}: unexpected tensor {_list(sorted(extra))}; the checkpoint has"
+        family = spec.family.architecture
+        raise TensorMismatchError(f"{what} parts that {family} with this config.json does not have")
     for name, shape in expected.items():
         path, file = where[name]
         header = file.get_slice(name)
-        if tuple(header.get_shape()) != shape:
-            raise TensorMismatchError(
-                f"{path}: tensor {name} has shape {list(header.get_shape())}, expected "
-                f"{list(shape)} by config.json; use the config.json that belongs to these weights"
-            )
-        if header.get_dtype() not in FLOAT_DTYPES:
-            raise UnsupportedModelError(
-                f"{path}: tensor {name} has type {header.get_dtype()}, expected one of "
-                f"{', '.join(sorted(FLOAT_DTYPES))}; quantized weights are not supported yet"
-            )
-
-
-def _check_tied(spec: ModelSpec, where: Mapping[str, tuple[Path, Any]], weights: Weights) -> None:
-    """A stored output head beside tied embeddings is a copy; if it is not, the config is wrong."""
-    name = spec.family.names["lm_head"]
-    if spec.tie_word_embeddings and name in where:
-        path, file = where[name]
-        head = file.get_tensor(name).to(weights.embed.dtype)
-        if not head.equal(weights.embed.cpu()):
-            raise TensorMismatchError(
-                f"{path}: tensor {name} differs from {spec.family.names['embed']} although "
-                "config.json ties them; set tie_word_embeddings to false"
-            )
+        if (found := tuple(header.get_shape())) != shape:
+            what = f"tensor {name} has shape {list(found)}, expected {list(shape)} by config.json"
+            remedy = "use the config.json that belongs to these weights"
+            raise TensorMismatchError(f"{path}: {what}; {remedy}")
+        if (kind := header.get_dtype()) not in FLOAT_DTYPES:
+            what = f"tensor {name} has type {kind}, expected one of {', '.join(FLOAT_DTYPES)}"
+            raise UnsupportedModelError(f"{path}: {what}; quantized weights are not supported yet")
 
 
 def _list(names: list[str]) -> str:

@@ -7,16 +7,19 @@ on standard error that names the thing and the remedy; 130 after an interrupt.
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import Any, Final, NoReturn
+
+import attrs
 
 import minfer
-
-if TYPE_CHECKING:
-    from minfer.effects.options import EngineArgs
+from minfer.config import ConfigError
+from minfer.effects.checkpoint import CheckpointError
+from minfer.effects.memory import describe
+from minfer.effects.options import EngineArgs, prepare, read_bytes
+from minfer.request import ParameterError
 
 # Defaults under which the bundled model shows what it can do.
 PROMPT: Final = "def read_lines(path"
@@ -24,15 +27,15 @@ MAX_TOKENS: Final = 128
 CHAT_TOKENS: Final = 512  # of an answer
 TEMPERATURE: Final = 0.7
 TOP_P: Final = 0.9
-_DECIMAL: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY: Final = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_Options = Callable[[argparse.ArgumentParser], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
         options = _parser().parse_args(argv)
-        code: int = options.run(options)
+        module, _, name = options.run.partition(".")
+        code: int = getattr(import_module(f"minfer.effects.{module}"), name)(options)
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
@@ -41,23 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except ValueError as error:
-        if not _is_users(error):
+        from minfer.effects.chat import ChatTemplateError
+        from minfer.effects.edge import RequestError
+
+        users = ConfigError | RequestError | CheckpointError | ParameterError | ChatTemplateError
+        if not isinstance(error, users):  # which say what was wrong with what we were given
             raise
         print(f"minfer: {error}", file=sys.stderr)
         return 2
     return code
-
-
-def _is_users(error: ValueError) -> bool:
-    """Whether an error is about what the user gave us, and says so in its message."""
-    from minfer.config import ConfigError
-    from minfer.effects.chat import ChatTemplateError
-    from minfer.effects.edge import RequestError
-    from minfer.effects.spec import CheckpointError
-    from minfer.request import ParameterError
-
-    users = ConfigError | RequestError | CheckpointError | ParameterError | ChatTemplateError
-    return isinstance(error, users)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -74,105 +69,83 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"minfer {minfer.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    _writing(commands)
-    _running(commands)
+
+    def command(run: str, text: str, description: str, groups: list[_Options]) -> None:
+        """Add a command; `run` is its module, imported when it runs, and its function there."""
+        added = commands.add_parser(run.partition(".")[2], help=text, description=description)
+        added.set_defaults(run=run)
+        for add_options in groups:
+            add_options(added)
+
+    command(
+        "terminal.generate",
+        "continue a text",
+        "Continue a text; it is written as it comes. Ctrl-C ends it.",
+        [_sampling_options, _generate_options, _engine_options, _dry_run],
+    )
+    command(
+        "terminal.chat",
+        "talk with a model",
+        "Talk with a model: the conversation so far is its prompt each time. Ctrl-C ends an "
+        "answer, Ctrl-D the conversation.",
+        [_sampling_options, _chat_options, _engine_options, _dry_run],
+    )
+    command(
+        "server.serve",
+        "serve OpenAI's API over HTTP",
+        "Serve a model over HTTP, as OpenAI's API does. Ctrl-C ends it.",
+        [_server_options, _engine_options, _dry_run],
+    )
+    command(
+        "verify.verify",
+        "compare a model's output with transformers'",
+        "Run a checkpoint through minfer and through transformers on this machine and compare "
+        "token ids, logits, chat template and special tokens. Exit code 1 if they differ.",
+        [_verify_options, _engine_options],
+    )
+    command(
+        "cli.plan",
+        "show what fits into memory",
+        "Print the memory plan and the largest batch and context that fit. Reads config.json and "
+        "loads nothing.",
+        [_engine_options, _plan_options],
+    )
     return parser
 
 
-def _writing(commands: Any) -> None:
-    """The commands that write text in a terminal."""
-    generate = commands.add_parser(
-        "generate",
-        help="continue a text",
-        description="Continue a text; it is written as it comes. Ctrl-C ends it.",
-    )
-    generate.add_argument(
-        "prompt", nargs="?", metavar="PROMPT",
-        help=f"the text to continue; - reads standard input (default: {PROMPT!r}, echoed)",
-    )  # fmt: skip
-    _sampling_options(generate)
-    generate.add_argument("--n", type=int, default=1, metavar="N",
-                          help="samples (default: %(default)s)")  # fmt: skip
-    generate.add_argument("--echo", action="store_true", help="write the prompt first")
-    _engine_options(generate)
-    _dry_run(generate)
-    generate.set_defaults(run=_lazily("terminal", "generate"))
-    chat = commands.add_parser(
-        "chat",
-        help="talk with a model",
-        description="Talk with a model: the conversation so far is its prompt each time. Ctrl-C "
-        "ends an answer, Ctrl-D the conversation.",
-    )
-    chat.add_argument("--system", metavar="TEXT", help="what the model is told before you speak")
-    _sampling_options(chat)
-    chat.set_defaults(max_tokens=CHAT_TOKENS)
-    _engine_options(chat)
-    _dry_run(chat)
-    chat.set_defaults(run=_lazily("terminal", "chat"))
+def _generate_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    text = f"the text to continue; - reads standard input (default: {PROMPT!r}, echoed)"
+    add("prompt", nargs="?", metavar="PROMPT", help=text)
+    add("--n", type=int, default=1, metavar="N", help="samples (default: %(default)s)")
+    add("--echo", action="store_true", help="write the prompt first")
 
 
-def _running(commands: Any) -> None:
-    """The commands that serve a model, or say what is to be expected of it."""
-    serve = commands.add_parser(
-        "serve",
-        help="serve OpenAI's API over HTTP",
-        description="Serve a model over HTTP, as OpenAI's API does. Ctrl-C ends it.",
-    )
-    serve.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="as --model")
-    _server_options(serve)
-    _engine_options(serve)
-    _dry_run(serve)
-    serve.set_defaults(run=_lazily("server", "serve"))
-    verify = commands.add_parser(
-        "verify",
-        help="compare a model's output with transformers'",
-        description="Run a checkpoint through minfer and through transformers on this machine and "
-        "compare token ids, logits, chat template and special tokens. Exit code 1 if they differ.",
-    )
-    _verify_options(verify)
-    _engine_options(verify)
-    verify.set_defaults(run=_lazily("verify", "verify"))
-    plan = commands.add_parser(
-        "plan",
-        help="show what fits into memory",
-        description="Print the memory plan and the largest batch and context that fit. Reads "
-        "config.json and loads nothing.",
-    )
-    _engine_options(plan)
-    plan.add_argument(
-        "--memory", type=_bytes, metavar="BYTES",
-        help="plan for so much memory instead of a share of what is available here",
-    )  # fmt: skip
-    plan.set_defaults(run=_plan)
-
-
-def _lazily(module: str, name: str) -> Callable[[argparse.Namespace], int]:
-    """A command whose module is imported when it runs."""
-
-    def run(options: argparse.Namespace) -> int:
-        command = getattr(import_module(f"minfer.effects.{module}"), name)
-        code: int = command(options)
-        return code
-
-    return run
+def _chat_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", metavar="TEXT", help="what the model is told before you speak")
+    parser.set_defaults(max_tokens=CHAT_TOKENS)
 
 
 def _dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--dry-run", action="store_true", help="plausible text at once, without loading weights"
-    )
+    text = "plausible text at once, without loading weights"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+
+
+def _plan_options(parser: argparse.ArgumentParser) -> None:
+    text = "plan for so much memory instead of a share of what is available here"
+    parser.add_argument("--memory", type=read_bytes, metavar="BYTES", help=text)
 
 
 def _server_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("server")
-    add = group.add_argument
+    parser.add_argument("model", nargs="?", default=argparse.SUPPRESS, help="as --model")
+    add = parser.add_argument_group("server").add_argument
     add("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     add("--port", type=int, default=8000, help="0 takes a free one (default: %(default)s)")
     add("--served-model-name", nargs="+", metavar="NAME",
         help="what clients call the model (default: its folder's name)")  # fmt: skip
     add("--api-key", default=os.environ.get("MINFER_API_KEY", ""), metavar="KEY",
         help="what clients must send (default: the environment's MINFER_API_KEY)")  # fmt: skip
-    add("--max-body-size", type=_bytes, default=2**22, metavar="BYTES",
+    add("--max-body-size", type=read_bytes, default=2**22, metavar="BYTES",
         help="of a request (default: 4M)")  # fmt: skip
     add("--max-waiting", type=int, metavar="N", help="samples in line beyond which come 503s")
     add("--access-log", action="store_true", help="write a line for each request")
@@ -193,8 +166,7 @@ def _count(text: str) -> int:
 
 
 def _sampling_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to write")
-    add = group.add_argument
+    add = parser.add_argument_group("what to write").add_argument
     add("--max-tokens", type=int, default=MAX_TOKENS, metavar="N",
         help="output tokens at most; 0: as many as fit (default: %(default)s)")  # fmt: skip
     advice = "(default: the model's advice, or"
@@ -213,61 +185,27 @@ def _sampling_options(parser: argparse.ArgumentParser) -> None:
 
 def _engine_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model and engine")
-    add = group.add_argument
-    add("--model", metavar="MODEL",
-        help="a Hugging Face checkpoint: its folder, or its name on the hub, such as org/name or "
-        "org/name@revision (default: the bundled model)")  # fmt: skip
-    add("--dtype", default="auto", metavar="TYPE",
-        help="auto, float32, bfloat16 or float16 (default: the checkpoint's)")  # fmt: skip
-    add("--load-format", default="auto", choices=("auto", "dummy"),
-        help="dummy: random weights, from config.json alone")  # fmt: skip
-    add("--max-model-len", type=int, metavar="N",
-        help="tokens of prompt and output together (default: the model's)")  # fmt: skip
-    add("--block-size", type=int, metavar="N", help="tokens of a KV block (default: 64)")
-    add("--max-num-seqs", type=int, metavar="N", help="sequences that run at once (default: 256)")
-    add("--max-num-batched-tokens", type=int, metavar="N", help="tokens of a step (default: 2048)")
-    add("--gpu-memory-utilization", type=float, metavar="SHARE",
-        help="share of the memory that may be used; on the CPU, of what is available")  # fmt: skip
-    add("--kv-cache-memory-bytes", type=_bytes, metavar="BYTES",
-        help="size of the KV cache, such as 512M or 2G; overrides the share")  # fmt: skip
-    add("--num-gpu-blocks-override", type=int, metavar="N",
-        help="number of KV blocks, on whatever device; overrides both")  # fmt: skip
-    add("--enable-prefix-caching", action=argparse.BooleanOptionalAction,
-        help="keep the KV of prompts for those that begin alike (default: yes)")  # fmt: skip
-    add("--scheduling-policy", metavar="NAME",
-        help="who goes first: fcfs, priority, ageing, deadline, shortest, fair, window or static, "
-        "with options as in ageing:seconds=5 (default: fcfs)")  # fmt: skip
-    add("--steps-in-flight", type=int, metavar="N", help="steps planned ahead (default: 2)")
-    add("--max-repeat", type=int, metavar="N", help="decode steps in one plan (default: 1)")
-    add("--seed", type=int, metavar="N", help="for all that is random (default: 0)")
+    for setting in attrs.fields(EngineArgs):
+        if setting.metadata:
+            group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
 
 
-def _bytes(text: str) -> int:
-    """A size as vLLM reads it: 2g is 2 x 10^9, 2G and 2GiB are 2 x 2^30."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)", text.strip())
-    if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512M, 2G or 2000000000")
-    number, unit = found.groups()
-    return int(float(number) * (_DECIMAL | _BINARY)[unit[:1]])
-
-
-def engine_args(options: argparse.Namespace, **more: Any) -> "EngineArgs":
+def engine_args(options: argparse.Namespace, **more: Any) -> EngineArgs:
     """The settings that were given; what was left out keeps its default."""
-    import attrs
-
-    from minfer.effects.options import EngineArgs
-
-    names = [field.name for field in attrs.fields(EngineArgs)]
-    given = {name: getattr(options, name, None) for name in names}
-    return EngineArgs(**{name: value for name, value in given.items() if value is not None}, **more)
+    names = {setting.name for setting in attrs.fields(EngineArgs)}
+    given = {key: value for key, value in vars(options).items() if value is not None}
+    return EngineArgs(**{key: given[key] for key in given.keys() & names}, **more)
 
 
-def _plan(options: argparse.Namespace) -> int:
-    from minfer.effects.memory import describe
-    from minfer.effects.options import prepare
-
+def plan(options: argparse.Namespace) -> int:
+    """Print the memory plan; returns the exit code."""
     setup = prepare(engine_args(options), limit=options.memory)
-    print(describe(setup.memory, options.model or "bundled"))
+    more = [("device", setup.device.name)]
+    if setup.device.total:
+        from minfer.effects.cuda_attention import Routes
+
+        more += Routes.for_device(setup.spec, setup.args.block_size, setup.device.kind).described()
+    print(describe(setup.memory, options.model or "bundled", more))
     return 0
 
 

@@ -17,10 +17,7 @@ class UnsupportedModelError(CheckpointError):
 
 
 class Reader:
-    """Reads of one config, or of an object in it; null counts as absent.
-
-    They raise `ConfigError` with key, file (`where`), expected and found value.
-    """
+    """Reads of one config, or of an object in it; null counts as absent. Raises `ConfigError`."""
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
         self.config, self.where = config, where
@@ -32,10 +29,8 @@ class Reader:
     def error(self, key: str, expected: str) -> ConfigError:
         """What to raise for a value that is not as `expected`."""
         found = repr(self.config[key]) if key in self.config else "nothing"
-        return ConfigError(
-            f"{self.where}: {key} must be {expected}, found {found}; correct it or "
-            "restore the original config.json of the checkpoint"
-        )
+        what = f"{self.where}: {key} must be {expected}, found {found}; correct it"
+        return ConfigError(f"{what} or restore the original config.json of the checkpoint")
 
     def refusal(self, what: str) -> UnsupportedModelError:
         """What to raise for a value that is sound and not supported."""
@@ -49,9 +44,8 @@ class Reader:
         return value
 
     def positive(self, key: str, default: float | None = None, low: float = 0.0) -> float:
-        """A finite number above 0, and at least `low`."""
+        """A number above 0, at least `low`, and small enough that products of such are finite."""
         value: Any = default if self.absent(key) else self.config[key]
-        # The upper bound keeps products of such numbers finite.
         if type(value) not in (int, float) or not max(low, 5e-324) <= value < 1e100:
             raise self.error(key, f"a number of at least {low}" if low else "a positive number")
         return float(value)
@@ -62,13 +56,6 @@ class Reader:
         if value is not None and type(value) is not bool:
             raise self.error(key, "true or false")
         return bool(value)
-
-    def table(self, key: str) -> dict[str, Any]:
-        """An object; empty when absent."""
-        value = self.config.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.error(key, "an object or null")
-        return dict(value or {})
 
     def ids(self, key: str) -> tuple[int, ...]:
         """Token ids without repetition: one, a list of them, or none."""

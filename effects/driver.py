@@ -5,11 +5,11 @@ turn is handed to `record` before its commands are performed, so that a journal 
 that anybody was told.
 """
 
+import contextlib
 import gc
 import time
 from collections import deque
-from collections.abc import Callable
-from typing import Self
+from collections.abc import Callable, Iterator
 
 from minfer.config import EngineConfig
 from minfer.effects.executor import Executor
@@ -72,22 +72,17 @@ class Driver:
         self.executor.close()
 
 
-class QuietCollector:
+@contextlib.contextmanager
+def quiet_collector() -> Iterator[None]:
     """Automatic garbage collection off while the loop runs; records cannot form cycles.
 
     A full collection over a large state stops the loop for tens of milliseconds. What a busy loop
     leaves behind is freed by reference counts; the rest is collected when the engine is idle.
     """
-
-    def __enter__(self) -> Self:
-        self.was, self.frozen = gc.isenabled(), gc.get_freeze_count()
-        gc.collect()
-        gc.freeze()
-        gc.disable()
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        if not self.frozen:  # else the program around us has objects of its own frozen
-            gc.unfreeze()
-        if self.was:
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
             gc.enable()

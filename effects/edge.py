@@ -1,14 +1,13 @@
 """The edge: what users say becomes `Request` values, or a typed error that names what was wrong.
 
-Everything is decided here, before anything runs: token ids, seeds, stop ids, how many tokens there
-may be, and the content keys of the prompt. The engine's own `objection` has the last word, so
-nothing that passes here is turned down later.
+All is decided here, before anything runs: token ids, seeds, stop ids, lengths, content keys. The
+engine's own `objection` has the last word, so nothing that passes here is turned down later.
 """
 
 import hashlib
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import frozen
@@ -22,15 +21,16 @@ from minfer.request import Request, SamplingParams
 from minfer.state import initial
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+Params = SamplingParams | Sequence[SamplingParams]
 MAX_CLIENT: Final = 256  # characters of a client's name
 
 
 class RequestError(ValueError):
-    """A request cannot be served. `index` is its place in the list it came in."""
+    """A request cannot be served: that at `index` of its list, because of its field `param`."""
 
-    def __init__(self, message: str, index: int = 0) -> None:
+    def __init__(self, message: str, index: int = 0, param: str | None = None) -> None:
         super().__init__(message)
-        self.index = index
+        self.index, self.param = index, param
 
 
 class TooLongError(RequestError):
@@ -46,38 +46,36 @@ class Asked:
     """A prompt as it was asked for: its text, if it had one, token ids, and who may share it."""
 
     text: str | None
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     salt: bytes = b""
+
+
+def _wrong(what: str, wanted: str, given: object, index: int = 0) -> RequestError:
+    return RequestError(f"{what} must be {wanted}, not a {type(given).__name__}", index)
 
 
 def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or several, as a list. Token ids, not in a list of their own, are one prompt."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, Sequence):
-        raise RequestError(
-            f"prompts must be a string, token ids, or a list of these, not {_kind(prompts)}"
-        )
-    if prompts and all(isinstance(p, int) and not isinstance(p, bool) for p in prompts):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+    if not isinstance(prompts, str | Mapping | Sequence):
+        raise _wrong("prompts", "a string, token ids, or a list of these", prompts)
+    ids = prompts and all(isinstance(p, int) and not isinstance(p, bool) for p in prompts)
+    if ids or isinstance(prompts, str | Mapping):
+        return [prompts]  # type: ignore[list-item]  # by now it is one prompt
+    return list(prompts)  # type: ignore[arg-type]  # and here several
 
 
-def params_for(
-    params: SamplingParams | Sequence[SamplingParams], count: int
-) -> list[SamplingParams]:
+def params_for(params: Params, count: int) -> list[SamplingParams]:
     """One set of parameters for each of `count` prompts."""
     if isinstance(params, SamplingParams):
         return [params] * count
     if not isinstance(params, Sequence):
-        raise RequestError(f"sampling_params must be SamplingParams, not {_kind(params)}")
+        raise _wrong("sampling_params", "SamplingParams", params)
     if len(params) != count:
-        raise RequestError(
-            f"{len(params)} sampling_params for {count} prompts; give one, or one for each prompt"
-        )
+        given = f"{len(params)} sampling_params for {count} prompts"
+        raise RequestError(f"{given}; give one, or one for each prompt")
     for i, one in enumerate(params):
         if not isinstance(one, SamplingParams):
-            raise RequestError(f"sampling_params[{i}] must be SamplingParams, not {_kind(one)}", i)
+            raise _wrong(f"sampling_params[{i}]", "SamplingParams", one, i)
     return list(params)
 
 
@@ -87,90 +85,60 @@ def urgencies_for(priority: Sequence[int] | None, count: int) -> list["Urgency"]
         return [Urgency()] * count
     if len(priority) != count:
         raise RequestError(f"{len(priority)} priorities for {count} prompts; give one for each")
-    return [_urgency(i, one) for i, one in enumerate(priority)]
+    found = []
+    for i, one in enumerate(priority):
+        try:
+            found.append(Urgency(priority=one))
+        except RequestError as error:
+            raise RequestError(str(error).replace("priority", f"priority[{i}]", 1), i) from None
+    return found
 
 
-def _urgency(index: int, priority: int) -> "Urgency":
-    try:
-        return Urgency(priority=priority)
-    except RequestError as error:
-        raise RequestError(
-            f"priority[{index}]{str(error).removeprefix('priority')}", index
-        ) from None
-
-
-def read_prompt(prompt: object, tokenizer: Tokenizer | None, vocab_size: int) -> Asked:
-    """Token ids of a prompt: a string, token ids, or vLLM's mapping of either.
-
-    Raises RequestError for an empty prompt, a wrong type, or an id outside the vocabulary.
-    """
-    salt = b""
+def read_prompt(
+    prompt: object, tokenizer: Tokenizer | None, vocab_size: int, salt: bytes = b""
+) -> Asked:
+    """Token ids of a prompt: a string, token ids, or vLLM's mapping of either. RequestError."""
     if isinstance(prompt, Asked):  # a conversation that was rendered already
         return prompt
-    if isinstance(prompt, Mapping):
-        prompt, salt = _from_mapping(prompt)
-    if isinstance(prompt, str):
-        text, ids = prompt, encoded(prompt, tokenizer)
-    elif isinstance(prompt, Sequence) or hasattr(prompt, "__iter__"):
-        text, ids = None, _ids(prompt)
-    else:
-        raise RequestError(f"a prompt must be a string or token ids, not {_kind(prompt)}")
+    prompt, salt = _from_mapping(prompt) if isinstance(prompt, Mapping) else (prompt, salt)
+    text = prompt if isinstance(prompt, str) else None
+    given = prompt if text is None else encoded(text, tokenizer)
+    if not isinstance(given, Iterable):
+        raise _wrong("a prompt", "a string or token ids", prompt)
+    ids = tuple(given)
+    odd = [(i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size]
+    for place, token in odd:  # numpy's integers are good
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise RequestError(f"token ids must be whole numbers, not {token!r} (at {place})")
+        if not 0 <= token < vocab_size:
+            where = f"token id {token} at position {place} is outside the vocabulary"
+            raise RequestError(f"{where}; ids are from 0 to {vocab_size - 1}")
     if not ids:
         raise RequestError("the prompt is empty; give at least one token")
-    for place, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise RequestError(
-                f"token id {token} at position {place} is outside the vocabulary; "
-                f"ids are from 0 to {vocab_size - 1}"
-            )
-    return Asked(text, ids, salt)
+    return Asked(text, tuple(map(operator.index, ids)) if odd else ids, salt)
 
 
 def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
-    unknown = sorted(map(str, set(prompt) - {"prompt", "prompt_token_ids", "cache_salt"}))
-    if unknown:
-        raise RequestError(f"a prompt has no field {unknown[0]!r}; use prompt or prompt_token_ids")
+    if odd := set(map(str, prompt)) - {"prompt", "prompt_token_ids", "cache_salt"}:
+        raise RequestError(f"a prompt has no field {min(odd)!r}; use prompt or prompt_token_ids")
     given = [name for name in ("prompt", "prompt_token_ids") if prompt.get(name) is not None]
     if len(given) != 1:
         raise RequestError("a prompt needs one of the fields prompt and prompt_token_ids")
     salt = prompt.get("cache_salt") or ""
     if not isinstance(salt, str):
-        raise RequestError(f"cache_salt must be a string, not {_kind(salt)}")
+        raise _wrong("cache_salt", "a string", salt)
     return prompt[given[0]], salt.encode("utf-8", "surrogatepass")
 
 
-def encoded(
-    text: str, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True
-) -> tuple[int, ...]:
+def encoded(text: str, tokenizer: Tokenizer | None, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text. Raises RequestError if it cannot be encoded."""
     if tokenizer is None:
-        raise RequestError(
-            "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init); "
-            "give token ids"
-        )
+        why = "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
+        raise RequestError(f"{why}; give token ids")
     try:
-        return tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens))
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
     except TextError as error:
         raise RequestError(str(error)) from None
-
-
-def _ids(prompt: Any) -> tuple[int, ...]:
-    ids = []
-    for place, token in enumerate(prompt):
-        if isinstance(token, bool) or not hasattr(token, "__index__"):
-            raise RequestError(f"token ids must be whole numbers, not {token!r} (at {place})")
-        ids.append(operator.index(token))
-    return tuple(ids)
-
-
-def _kind(value: object) -> str:
-    return f"a {type(value).__name__}"
-
-
-def derived_seed(seed: int, number: int) -> int:
-    """The seed of the request with that number, where it has none of its own: 63 bits."""
-    digest = hashlib.sha256(f"{seed}/{number}".encode()).digest()
-    return int.from_bytes(digest[:8], "little") >> 1
 
 
 @frozen(kw_only=True)
@@ -192,61 +160,46 @@ class Urgency:
 
 
 def make_request(
-    setup: Setup,
-    asked: Asked,
-    params: SamplingParams,
-    number: int,
-    urgency: Urgency = Urgency(),
-    name: str | None = None,
+    setup: Setup, asked: Asked, params: SamplingParams, count: int, urgency: Urgency, name: str = ""
 ) -> Request:
-    """The engine's request number `number`, called `name`. RequestError if it could never run."""
-    config, length = setup.config, len(asked.ids)
-    room = config.max_model_len - length
-    for token in params.stop_token_ids:
-        if token >= config.vocab_size:
-            raise RequestError(
-                f"stop_token_ids: {token} is outside the vocabulary; ids are from 0 to "
-                f"{config.vocab_size - 1}"
-            )
-    if room < 1:
+    """The engine's request after `count` others. RequestError if it could never run."""
+    config, prompt, length = setup.config, tuple(asked.ids), len(asked.ids)
+    stops = frozenset(params.stop_token_ids)
+    if max(stops, default=0) >= config.vocab_size:
+        why = f"stop_token_ids: {max(stops)} is outside the vocabulary; ids are from 0 to"
+        raise RequestError(f"{why} {config.vocab_size - 1}", param="stop_token_ids")
+    whole, able = config.max_model_len, setup.spec.max_position_embeddings
+    if length >= whole:
+        why = f"the prompt has {length} tokens; the context holds {whole}, of which at least one"
+        longer = f", or raise max_model_len (this model can do {able})" if whole < able else ""
+        raise TooLongError(f"{why} must be left for the output: shorten the prompt{longer}")
+    slots = config.num_blocks * config.block_size + 1  # the last token needs none
+    most = max(1, min(whole - length, params.max_tokens or slots - length))
+    needs = blocks_for(length + most, config.block_size)
+    if needs > config.num_blocks:
         raise TooLongError(
-            f"the prompt has {length} tokens; the context holds {config.max_model_len}, of which "
-            f"at least one must be left for the output: shorten the prompt{_longer(setup)}"
-        )
-    whole = config.num_blocks * config.block_size + 1  # the last token needs no slot
-    most = min(room, params.max_tokens or min(room, whole - length))
-    needs = blocks_for(length + max(1, most), config.block_size)
-    if needs > config.num_blocks or most < 1:
-        raise TooLongError(
-            f"prompt ({length} tokens) and output (up to {max(1, most)}) need {needs} KV blocks of "
+            f"prompt ({length} tokens) and output (up to {most}) need {needs} KV blocks of "
             f"{config.block_size} tokens; the cache has {config.num_blocks}: shorten the prompt, "
             "lower max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
         )
-    salt = asked.salt if setup.args.enable_prefix_caching else f"request {number}".encode()
+    salt = asked.salt if setup.args.enable_prefix_caching else f"request {count}".encode()
     root = root_key(setup.fingerprint, salt)
-    stops = frozenset(params.stop_token_ids)
+    # Where it has no seed of its own, one that follows from the engine's: 63 bits.
+    derived = hashlib.sha256(f"{setup.args.seed}/{count}".encode()).digest()[:8]
     request = Request(
-        id=str(number) if name is None else name,
-        prompt=asked.ids,
+        id=name or str(count),
+        prompt=prompt,
         max_tokens=most,
         stop_ids=stops if params.ignore_eos else stops | setup.stop_ids,
         n=params.n,
-        seed=derived_seed(setup.args.seed, number) if params.seed is None else params.seed,
+        seed=int.from_bytes(derived, "little") >> 1 if params.seed is None else params.seed,
         sampling=params,
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
         root=root,
-        keys=block_keys(root, asked.ids, config.block_size),
+        keys=block_keys(root, prompt, config.block_size),
     )
-    why = objection(config, initial(config), request)
-    if why:
+    if why := objection(config, initial(config), request):
         raise RequestError(why)
     return request
-
-
-def _longer(setup: Setup) -> str:
-    config, model = setup.config, setup.spec.max_position_embeddings
-    if config.max_model_len < model:
-        return f", or raise max_model_len (this model can do {model})"
-    return ""

@@ -1,13 +1,24 @@
 """What the driver asks of an executor, whatever it executes with."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 from minfer.messages import Executed, Failed
-from minfer.plan import Plan
+from minfer.plan import Open, Plan
 
 
 class ExecutorError(RuntimeError):
     """A step could not be executed; the engine takes it back and goes on."""
+
+
+class LogitsError(ExecutorError):
+    """The model's logits for a request are not finite: there is nothing to sample from."""
+
+
+def not_finite(seats: Iterable[Open | None]) -> LogitsError:
+    """The error that names the requests in these seats."""
+    names = [f"{one.request.id!r} (sample {one.sample})" if one else "?" for one in seats]
+    return LogitsError(f"the model's logits are not finite for request {', '.join(names)}")
 
 
 class Executor(Protocol):

@@ -1,16 +1,16 @@
 """Models outside the family table: transformers' own classes over minfer's paged cache.
 
-transformers looks its attention up by name. The one registered here writes keys and values into
-minfer's cache and reads through block tables; the rows of a step are packed as one sequence. All
-else is transformers' own. A model that does more with attention would be wrong in silence, so it is
-looked at twice: traced without weights (who attends, with what heads, masks and extras), and, once
-loaded, run on packed chunks, whose logits must be those of its own attention.
+transformers looks its attention up by name. The one registered here writes to minfer's cache and
+reads through block tables; the rows of a step are packed as one sequence. A model that does more
+with attention would be wrong in silence, so it is looked at twice: traced without weights (who
+attends, with what heads, masks and extras), and, once loaded, run on packed chunks, whose logits
+must be those of its own attention.
 """
 
 import contextlib
 import inspect
 from collections.abc import Iterator, Mapping
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,12 +20,12 @@ from attrs import evolve
 from safetensors import SafetensorError
 from torch import Tensor
 
-from minfer.effects.attention import KVCache, attend, make_cache
+from minfer.effects.attention import make_cache
 from minfer.effects.batch import Batch, Row, make_batch
 from minfer.effects.checkpoint import HARMLESS, CorruptFileError, TensorMismatchError, shards
 from minfer.effects.config_reader import CheckpointError, ConfigError, Reader, UnsupportedModelError
+from minfer.effects.model import Model, PagedCache
 from minfer.effects.spec import Family, ModelSpec, read_dtype
-from minfer.effects.torch_executor import Model
 from minfer.effects.weights import torch_dtype
 
 PAGED: Final = "minfer_paged"  # what transformers calls the functions below
@@ -41,22 +41,20 @@ _EXTRAS: Final = {"s_aux": "attention sinks (s_aux)", "softcap": "capped scores 
 
 Seen = tuple[int, int, int, int, int, int]  # a layer, heads, key heads, sizes of both, window
 _trace: ContextVar[tuple[int, list[Seen]]] = ContextVar("_trace")  # positions asked about, layers
-_call: ContextVar[tuple[ModelSpec, Batch, KVCache]] = ContextVar("_call")  # a forward under way
+_call: ContextVar[tuple[Batch, PagedCache]] = ContextVar("_call")  # a forward under way
 
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """transformers without progress bars and advice: what matters is raised."""
     logging: Any = transformers.utils.logging
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        if logging.is_progress_bar_enabled():
+            stack.callback(logging.enable_progress_bar)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
         yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
 
 
 @quiet()
@@ -77,13 +75,12 @@ def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> Mode
     span = min(context, FARTHEST)
     try:
         with torch.device("meta"):  # in half precision: grouped experts have no other kernel there
-            kinds = {"dtype": torch.bfloat16, "attn_implementation": TRACED}
-            model = found._from_config(theirs, **kinds).eval()
-        seen, vocab = _run_trace(model, span)
+            model = found._from_config(theirs, dtype=torch.bfloat16, attn_implementation=TRACED)
+        seen, vocab = _run_trace(model.eval(), span)
     except Exception as error:
         why = str(error) if isinstance(error, UnsupportedModelError) else f"tracing: {error!r:.200}"
         raise read.refusal(f"{found.__name__} is not supported: {why}") from error
-    if model.get_input_embeddings().weight.shape[0] < vocab:
+    if len(model.get_input_embeddings().weight) < vocab:
         raise read.error("vocab_size", "at most the rows of the embedding")
     wide = getattr(theirs, "intermediate_size", None)
     wide = wide if isinstance(wide, int) else 4 * theirs.hidden_size
@@ -97,12 +94,8 @@ def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> Mode
         heads=seen[0][1],
         kv_heads=seen[0][2],
         head_dim=seen[0][3],
-        rms_norm_eps=0.0,
-        rope=None,
         max_position_embeddings=context,
-        tie_word_embeddings=bool(getattr(theirs, "tie_word_embeddings", False)),
         dtype=read_dtype(read),
-        bos_id=next(iter(read.ids("bos_token_id")), None),
         eos_ids=read.ids("eos_token_id"),
         windows=tuple(None if window == span else window for *_, window in seen),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -130,6 +123,7 @@ def _resolve(read: Reader) -> tuple[Any, Any]:
     layers = set(map(str, getattr(theirs, "layer_types", None) or ()))
     other = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
     composite = theirs.get_text_config(decoder=True) is not theirs or "vision_config" in given
+    reached = getattr(found, "_supports_attention_backend", False)
     for holds, why in (
         (getattr(theirs, "is_encoder_decoder", False), "it is an encoder with a decoder"),
         (composite, "it is multimodal"),
@@ -137,10 +131,7 @@ def _resolve(read: Reader) -> tuple[Any, Any]:
         (other, f"it has layers other than attention ({other})"),
         (getattr(found, "_is_stateful", False), "it is recurrent"),
         (getattr(theirs, "num_kv_shared_layers", 0), "layers share keys (num_kv_shared_layers)"),
-        (
-            not getattr(found, "_supports_attention_backend", False),
-            "its attention is not reached through transformers' attention interface",
-        ),
+        (not reached, "its attention is not reached through transformers' attention interface"),
     ):
         if holds:
             raise read.refusal(f"{what} {why}")
@@ -150,14 +141,11 @@ def _resolve(read: Reader) -> tuple[Any, Any]:
 def _run_trace(model: Any, span: int) -> tuple[list[Seen], int]:
     """What each layer's attention did with one token, and the width of the logits."""
     seen: list[Seen] = []
-    token = _trace.set((span, seen))
-    try:
-        with torch.inference_mode():
-            ids = torch.zeros(1, 1, dtype=torch.int64, device="meta")
-            # With a cache, transformers does not look for packed sequences in the positions.
-            vocab = model(input_ids=ids, use_cache=True).logits.shape[-1]
-    finally:
-        _trace.reset(token)
+    context, ids = copy_context(), torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    context.run(_trace.set, (span, seen))
+    with torch.inference_mode():
+        # With a cache, transformers does not look for packed sequences in the positions.
+        vocab = context.run(model, input_ids=ids, use_cache=True).logits.shape[-1]
     if [layer[0] for layer in seen] != list(range(model.config.num_hidden_layers)):
         raise UnsupportedModelError("it does not attend exactly once in every layer")
     if len({layer[1:5] for layer in seen}) > 1 or seen[0][3] != seen[0][4]:
@@ -189,11 +177,9 @@ def _attention(
         sizes = (heads, key.shape[1], key.shape[-1], value.shape[-1])
         trace[1].append((getattr(module, "layer_idx", -1), *sizes, int(attention_mask)))
         return query.new_zeros(1, tokens, heads, value.shape[-1]), None
-    (spec, batch, cache), layer = _call.get(), module.layer_idx
-    qkv = torch.cat([part[0].transpose(0, 1) for part in (query, key, value)], 1)
-    qkv = qkv.to(cache.data.dtype)
-    cache.slots[layer].index_copy_(0, batch.slots, qkv[:, heads:])
-    out = attend(spec, qkv, layer, cache, batch, scale=extras.get("scaling"))
+    batch, cache = _call.get()
+    qkv = torch.cat([part[0].transpose(0, 1).flatten(1) for part in (query, key, value)], 1)
+    out = cache.attend(batch, module.layer_idx, qkv, extras.get("scaling"))
     return out.view(1, tokens, heads, -1).to(query.dtype), None
 
 
@@ -207,29 +193,29 @@ def _refuse_extras(module: Any, extras: Mapping[str, Any]) -> None:
             raise UnsupportedModelError(f"its attention asks for {_EXTRAS.get(name, name)}")
 
 
-def paged_model(spec: ModelSpec, model: Any) -> Model:
+def paged_model(model: Any) -> Model:
     """A model of transformers as a step function, whose logits are as those of `forward`."""
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
 
-    def step(batch: Batch, cache: KVCache) -> Tensor:
+    def step(batch: Batch, cache: PagedCache) -> Tensor:
         picks = batch.sample
-        keep = {"logits_to_keep": picks} if keeps and picks is not None else {}
-        inputs = {"input_ids": batch.tokens[None], "position_ids": batch.positions[None]}
-        token = _call.set((spec, batch, cache))
-        try:
-            with torch.inference_mode():
-                logits: Tensor = model(**inputs, use_cache=False, **keep).logits[0]
-        finally:
-            _call.reset(token)
-        return logits if keep or picks is None else logits.index_select(0, picks)
+        fewer = keeps and picks is not None
+        keep: dict[str, Any] = {"logits_to_keep": picks} if fewer else {}
+        keep |= {"position_ids": batch.positions[None].long(), "use_cache": False}
+        context = copy_context()
+        context.run(_call.set, (batch, cache))
+        with torch.inference_mode():
+            logits: Tensor = context.run(model, batch.tokens[None].long(), **keep).logits[0]
+        return logits if fewer or picks is None else logits.index_select(0, picks)
 
     return step
 
 
 @quiet()
 def load_fallback(
-    folder: Path, config: Mapping[str, Any], spec: ModelSpec, seed: int | None = None
-) -> Model:
+    folder: Path, config: Mapping[str, Any], spec: ModelSpec, seed: int | None = None,
+    device: str = "cpu",
+) -> Model:  # fmt: skip
     """Load a model in `spec.dtype`, or draw its weights from `seed`, and check it against itself.
 
     Raises `CorruptFileError`, `TensorMismatchError`, and `UnsupportedModelError` if the paged
@@ -251,11 +237,10 @@ def load_fallback(
     if error != error:
         raise CheckpointError(f"{folder}: damaged weights: logits are not finite, or all alike")
     if error > TOLERANCE:
-        raise UnsupportedModelError(
-            f"{folder}: {found.__name__} is not supported: with paged attention its logits differ "
-            f"from those with its own (relative error {error:.2g})"
-        )
-    return paged_model(spec, model)
+        what = f"its logits differ from those with its own (relative error {error:.2g})"
+        what = f"{found.__name__} is not supported: with paged attention {what}"
+        raise UnsupportedModelError(f"{folder}: {what}")
+    return paged_model(model.to(device))
 
 
 def _from_files(found: Any, folder: Path, **how: Any) -> Any:
@@ -270,18 +255,15 @@ def _from_files(found: Any, folder: Path, **how: Any) -> Any:
         raise TensorMismatchError(f"{folder}: weights do not fit config.json ({error})") from error
     for what in ("missing", "unexpected"):
         if bad := sorted(name for name in told[f"{what}_keys"] if not name.endswith(HARMLESS)):
-            raise TensorMismatchError(
-                f"{folder}: {what} tensor {', '.join(bad[:4])}; the checkpoint is incomplete or "
-                "its config.json describes another model"
-            )
+            why = "the checkpoint is incomplete or its config.json describes another model"
+            raise TensorMismatchError(f"{folder}: {what} tensor {', '.join(bad[:4])}; {why}")
     return model
 
 
 def _self_check(spec: ModelSpec, model: Any) -> float:
     """Greatest error of paged logits over the model's own eager ones, relative to their spread."""
-    ids = (torch.arange(22) * 7919 % spec.vocab_size).view(2, 11)
-    tables, windows = ([5, 1, 3], [0, 6, 2]), tuple(dict.fromkeys(spec.windows))
-    step, cache, worst = paged_model(spec, model), make_cache(spec, 8, 4), []
+    ids, tables = (torch.arange(22) * 7919 % spec.vocab_size).view(2, 11), ([5, 1, 3], [0, 6, 2])
+    step, cache, worst = paged_model(model), make_cache(spec, 8, 4), []
     with torch.inference_mode(), _in_float32(model):
         model.set_attn_implementation("eager")
         own = model(input_ids=ids, use_cache=False).logits
@@ -289,7 +271,7 @@ def _self_check(spec: ModelSpec, model: Any) -> float:
         for cuts in (((0, 5), (0, 1)), ((5, 6), (1, 10)), ((6, 11), (10, 11))):
             rows = [Row(ids[i, a:b].numpy(), a, tables[i], b - a) for i, (a, b) in enumerate(cuts)]
             right = torch.cat([own[i, a:b] for i, (a, b) in enumerate(cuts)])
-            gap = step(make_batch(rows, 4, None, windows), cache) - right
+            gap = step(make_batch(rows, 4), cache) - right
             worst.append(gap.square().mean(-1).sqrt().max())
     return float(torch.stack(worst).max() / own.std())
 
@@ -303,12 +285,12 @@ def _in_float32(model: Any) -> Iterator[None]:
     kept: dict[Any, Tensor] = {}
 
     def widen(module: Any, *_: Any) -> None:
-        for parameter in module.parameters(recurse=False):
-            kept[parameter], parameter.data = parameter.data, parameter.data.float()
+        for one in module.parameters(recurse=False):
+            kept[one], one.data = one.data, one.data.float()
 
     def restore(module: Any, *_: Any) -> None:
-        for parameter in module.parameters(recurse=False):
-            parameter.data = kept.pop(parameter)
+        for one in module.parameters(recurse=False):
+            one.data = kept.pop(one)
 
     with contextlib.ExitStack() as stack:
         for module in model.modules():

@@ -34,26 +34,19 @@ def snapshot(model: str) -> Path:
         folder = snapshot_download(
             name, revision=revision or None, allow_patterns=WANTED, ignore_patterns=UNWANTED
         )
+        return Path(folder)
     except errors.GatedRepoError:
         why = f"is gated: ask for access at {constants.ENDPOINT}/{name}, then run `hf auth login`"
     except errors.RepositoryNotFoundError:
-        why = (
-            "is neither a folder here nor a model on the hub; correct the name, or, if it is "
-            "private, run `hf auth login`"
-        )
+        why = "is neither a folder here nor a model on the hub; correct the name, or, if it is "
+        why += "private, run `hf auth login`"
     except errors.RevisionNotFoundError:
-        why = (
-            f"has no revision {revision!r} on the hub; correct what follows the @, or leave it out"
-        )
+        why = f"has no revision {revision!r} on the hub; correct or leave out what follows the @"
     except errors.LocalEntryNotFoundError:
-        why = (
-            "is neither a folder here nor complete in the hub's local cache, and the hub cannot be "
-            "reached: connect to the network (and unset HF_HUB_OFFLINE), or give a folder"
-        )
+        why = "is neither a folder here nor complete in the hub's local cache, and the hub cannot "
+        why += "be reached: connect to the network (and unset HF_HUB_OFFLINE), or give a folder"
     except errors.HFValidationError as error:
         why = f"is neither a folder here nor a name of the hub: {error}"
     except Exception as error:  # of its HTTP library, or a full disk
         why = f"cannot be downloaded ({error}); try again, or give a folder"
-    else:
-        return Path(folder)
     raise HubError(f"model {model!r} {' '.join(why.split())}")

@@ -9,40 +9,37 @@ several threads share it and are batched together.
 """
 
 import contextlib
+import gc
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
+from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 import attrs
 
+from minfer.effects import edge
 from minfer.effects.assembly import Assembly, Sink
 from minfer.effects.driver import Driver
-from minfer.effects.edge import (
-    Asked,
-    Prompt,
-    RequestError,
-    as_list,
-    encoded,
-    make_request,
-    params_for,
-    read_prompt,
-    urgencies_for,
-)
+from minfer.effects.edge import Asked, Prompt, as_list
 from minfer.effects.executor import Executor
 from minfer.effects.memory import NotEnoughMemoryError, size_text
 from minfer.effects.options import EngineArgs, Setup, prepare
 from minfer.effects.outputs import RequestOutput
-from minfer.effects.text import Tokenizer, load_tokenizer
+from minfer.effects.text import Tokenizer
 from minfer.effects.worker import Worker
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
     from minfer.effects.chat import ChatOptions, Conversation, Conversations
+    from minfer.effects.model import Model
     from minfer.effects.weights import Weights
 
+Prompts = Prompt | Sequence[Prompt]
 Params = SamplingParams | Sequence[SamplingParams] | None
+Priorities = Sequence[int] | None
+Progress = bool | Callable[..., Any]  # whether to show a bar, or what makes one as tqdm does
 Inbox = SimpleQueue[Assembly]
 Jobs = tuple[list[Assembly], Inbox]  # requests, and where they say that they have news
 
@@ -62,25 +59,43 @@ def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
 
         spelled = encoded_passage(tokenizer.encode) if tokenizer is not None else ()
         return Dry(spelled or (tuple(range(spec.vocab_size)),))
-    from minfer.effects.checkpoint import load_weights, random_weights, read_config
-    from minfer.effects.torch_executor import Model, TorchExecutor
+    import torch
 
-    dummy = args.load_format == "dummy"
-    weights: Weights | Model
+    needs = setup.memory
+    try:
+        weights = _weights(setup)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        what = f"weights of {size_text(needs.weights)} do not fit beside what else is in memory"
+        raise NotEnoughMemoryError(f"{what}: {_line(error)}; choose a smaller model") from error
+    try:
+        from minfer.effects.torch_executor import TorchExecutor
+
+        eager, checked = args.enforce_eager, args.check_steps
+        device = setup.device.kind
+        return TorchExecutor(config, spec, weights, device, graphs=not eager, checked=checked)
+    except (MemoryError, RuntimeError) as error:
+        what = f"{config.num_blocks} KV blocks ({size_text(needs.kv_cache)}) cannot be had"
+        raise NotEnoughMemoryError(f"{what}: {_line(error)}; ask for a smaller KV cache") from error
+
+
+def _weights(setup: Setup) -> "Weights | Model":
+    """What the settings say, on the device that they say."""
+    from minfer.effects.checkpoint import load_weights, random_weights, read_config
+
+    spec, seed, device = setup.spec, setup.args.seed, setup.device.kind
+    dummy = setup.args.load_format == "dummy"
     if spec.parameters:
         from minfer.effects.fallback import load_fallback
 
         raw = read_config(setup.folder)
-        weights = load_fallback(setup.folder, raw, spec, args.seed if dummy else None)
-    elif dummy:
-        weights = random_weights(spec, spec.dtype, args.seed)
-    else:
-        weights = load_weights(setup.folder, spec, spec.dtype)
-    try:
-        return TorchExecutor.for_config(config, spec, weights)
-    except (MemoryError, RuntimeError) as error:
-        what = f"{config.num_blocks} KV blocks ({size_text(setup.memory.kv_cache)}) cannot be had"
-        raise NotEnoughMemoryError(f"{what}: {error}; ask for a smaller KV cache") from error
+        return load_fallback(setup.folder, raw, spec, seed if dummy else None, device)
+    if dummy:
+        return random_weights(spec, spec.dtype, seed, device)
+    return load_weights(setup.folder, spec, spec.dtype, device)
+
+
+def _line(error: BaseException) -> str:
+    return str(error).partition("\n")[0]
 
 
 class ServedModel:
@@ -94,22 +109,25 @@ class ServedModel:
     `seed` and of how many requests there were before it.
     """
 
+    offline: ClassVar[bool] = False  # nobody waits for single tokens: larger steps
+
     def __init__(self, model: str | None = None, **settings: Any) -> None:
-        if settings.get("executor") is None:
-            settings.pop("executor", None)
+        if settings.get("executor", "") is None:
+            del settings["executor"]
         known = {field.name for field in attrs.fields(EngineArgs)}
-        for name in settings:
-            if name not in known:
-                has = ", ".join(sorted(known))
-                raise TypeError(f"{type(self).__name__} has no setting {name!r}; it has {has}")
-        setup = prepare(EngineArgs(model=model, **settings))
+        if odd := settings.keys() - known:
+            what = f"{type(self).__name__} has no setting {min(odd)!r}"
+            raise TypeError(f"{what}; it has {', '.join(sorted(known))}")
+        setup = prepare(EngineArgs(model=model, **settings), offline=self.offline)
         self.tokenizer: Tokenizer | None = None
         if not setup.args.skip_tokenizer_init:
-            self.tokenizer = load_tokenizer(setup.folder)
+            self.tokenizer = Tokenizer(setup.folder)
             setup = attrs.evolve(setup, stop_ids=setup.stop_ids.union(self.tokenizer.eos_ids))
         self.setup = setup
         driver = Driver(setup.config, open_executor(setup, self.tokenizer))
         self.worker = Worker(driver)
+        # What has been imported and loaded stays: collections need not look at it again and again.
+        gc.freeze()
         self.numbers = threading.Lock()
         self.count = 0  # requests made so far
 
@@ -125,23 +143,22 @@ class ServedModel:
         return list(self._rendered(messages, how).ids)
 
     def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
-        from minfer.effects.chat import conversation_text
+        from minfer.effects.chat import render_chat
 
-        text = conversation_text(self.tokenizer, messages, how)
+        text = render_chat(self.tokenizer, messages, how)
         # Templates write begin and end tokens themselves.
-        return Asked(text, encoded(text, self.tokenizer, add_special_tokens=False))
+        return Asked(text, edge.encoded(text, self.tokenizer, add_special_tokens=False))
 
     def _job(self, prompt: Prompt | Asked, sink: Sink, streaming: bool, *how: Any) -> Assembly:
         """A request, checked; `how` is what `make_request` takes after the prompt. RequestError."""
-        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        request = make_request(self.setup, asked, *how)
-        return Assembly(
-            request, sink, prompt=asked.text, tokenizer=self.tokenizer, streaming=streaming
-        )
+        asked = edge.read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
+        request = edge.make_request(self.setup, asked, *how)
+        return Assembly(request, sink, asked.text, self.tokenizer, streaming)
 
     def close(self) -> None:
         """Cancel what runs and let go of the model. May be called again."""
         self.worker.close()
+        gc.unfreeze()
 
 
 class LLM(ServedModel):
@@ -150,13 +167,15 @@ class LLM(ServedModel):
     Settings and errors are those of `ServedModel`.
     """
 
+    offline = True
+
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: Params = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
-        priority: Sequence[int] | None = None,
+        use_tqdm: Progress = True,
+        priority: Priorities = None,
     ) -> list[RequestOutput]:
         """Complete prompts; the outputs come in the order of the prompts.
 
@@ -168,14 +187,14 @@ class LLM(ServedModel):
         says which. A request whose steps fail ends with the finish reason "error", and the others
         go on. An interrupt cancels the requests of this call, and the LLM stays usable.
         """
-        return self._complete(*self._jobs(as_list(prompts), sampling_params, priority), use_tqdm)
+        return self._complete(self._jobs(as_list(prompts), sampling_params, priority), use_tqdm)
 
     def chat(
         self,
         messages: "Conversations",
         sampling_params: Params = None,
         *,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: Progress = True,
         **how: Unpack["ChatOptions"],
     ) -> list[RequestOutput]:
         """Answer conversations; the outputs come in the order of the conversations.
@@ -187,14 +206,10 @@ class LLM(ServedModel):
 
         Raises ChatTemplateError, and as `generate` does.
         """
-        return self._complete(*self._answers(messages, sampling_params, how), use_tqdm)
+        return self._complete(self._answers(messages, sampling_params, how), use_tqdm)
 
     def stream(
-        self,
-        prompts: Prompt | Sequence[Prompt],
-        sampling_params: Params = None,
-        *,
-        priority: Sequence[int] | None = None,
+        self, prompts: Prompts, sampling_params: Params = None, *, priority: Priorities = None
     ) -> Generator[RequestOutput]:
         """Complete prompts, and yield what is new of any of them as soon as there is something.
 
@@ -202,7 +217,7 @@ class LLM(ServedModel):
         last one of a request is `finished`. Requests run once the first output is asked for, and
         leaving the loop early cancels them. Raises as `generate` does, at once.
         """
-        return self._deltas(*self._jobs(as_list(prompts), sampling_params, priority, True))
+        return self._deltas(self._jobs(as_list(prompts), sampling_params, priority, True))
 
     def stream_chat(
         self,
@@ -211,35 +226,29 @@ class LLM(ServedModel):
         **how: Unpack["ChatOptions"],
     ) -> Generator[RequestOutput]:
         """Answer conversations as `chat` does, and yield what is new as `stream` does."""
-        return self._deltas(*self._answers(messages, sampling_params, how, True))
+        return self._deltas(self._answers(messages, sampling_params, how, True))
 
-    def _complete(
-        self, jobs: list[Assembly], inbox: Inbox, use_tqdm: bool | Callable[..., Any]
-    ) -> list[RequestOutput]:
+    def _complete(self, jobs: Jobs, use_tqdm: Progress) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
-        with self._serving(jobs), _progress(len(jobs), use_tqdm) as advance:
-            while len(outputs) < len(jobs):
-                output = _received(inbox)
+        ready = self._deltas(jobs)
+        with contextlib.closing(ready), _progress(len(jobs[0]), use_tqdm) as advance:
+            for output in ready:
                 outputs[output.request_id] = output
                 advance()
-        return [outputs[job.request.id] for job in jobs]
+        return [outputs[job.request.id] for job in jobs[0]]
 
-    def _deltas(self, jobs: list[Assembly], inbox: Inbox) -> Generator[RequestOutput]:
-        left = len(jobs)
-        with self._serving(jobs):
+    def _deltas(self, jobs: Jobs) -> Generator[RequestOutput]:
+        """Have jobs served, and yield their outputs; whatever ends this early cancels them."""
+        wanted, inbox = jobs
+        left = len(wanted)
+        try:
+            self.worker.submit(wanted)
             while left:
                 output = _received(inbox)
                 left -= output.finished
                 yield output
-
-    @contextlib.contextmanager
-    def _serving(self, jobs: list[Assembly]) -> Iterator[None]:
-        """Have jobs served for the length of a block; whatever ends it early cancels them."""
-        try:
-            self.worker.submit(jobs)
-            yield
         except BaseException:
-            self.worker.drop(jobs)
+            self.worker.drop(wanted)
             raise
 
     def _answers(
@@ -250,29 +259,30 @@ class LLM(ServedModel):
         asked = [self._rendered(one, how) for one in conversations(messages)]
         if params is None:
             params = self.setup.default_sampling_params(max_tokens=None)
-        return self._jobs(asked, params, None, streaming=streaming)
+        return self._jobs(asked, params, None, streaming)
 
     def _jobs(
         self,
         wanted: Sequence[Prompt | Asked],
-        sampling_params: Params,
-        priority: Sequence[int] | None,
+        params: Params,
+        priority: Priorities,
         streaming: bool = False,
     ) -> Jobs:
         """Check everything, then make the requests: all of them or none."""
-        default = self.get_default_sampling_params()
-        params = params_for(default if sampling_params is None else sampling_params, len(wanted))
-        urgencies = urgencies_for(priority, len(wanted))
+        if params is None:
+            params = self.get_default_sampling_params()
+        each = edge.params_for(params, len(wanted))
+        urgencies = edge.urgencies_for(priority, len(wanted))
         inbox: Inbox = SimpleQueue()
         jobs = []
         with self.numbers:
             for i, one in enumerate(wanted):
-                how = params[i], self.count + i, urgencies[i]
+                how = each[i], self.count + i, urgencies[i]
                 try:
                     jobs.append(self._job(one, inbox.put, streaming, *how))
-                except RequestError as error:
+                except edge.RequestError as error:
                     where = f"prompts[{i}]: " if len(wanted) > 1 else ""
-                    raise RequestError(f"{where}{error}", i) from None
+                    raise edge.RequestError(f"{where}{error}", i) from None
             self.count += len(jobs)
         return jobs, inbox
 
@@ -288,7 +298,7 @@ def _received(inbox: Inbox) -> RequestOutput:
 
 
 @contextlib.contextmanager
-def _progress(count: int, wanted: bool | Callable[..., Any]) -> Iterator[Callable[[], object]]:
+def _progress(count: int, wanted: Progress) -> Iterator[Callable[[], object]]:
     """Yield a function that moves a progress bar; it shows on a terminal, while work goes on."""
     if not wanted or not count or (wanted is True and not sys.stderr.isatty()):
         yield lambda: None
@@ -296,9 +306,8 @@ def _progress(count: int, wanted: bool | Callable[..., Any]) -> Iterator[Callabl
     if wanted is True:
         from tqdm import tqdm
 
-        bar = tqdm(total=count, desc="Processed prompts", unit="prompt", leave=False)
-    else:
-        bar = wanted(total=count, desc="Processed prompts")
+        wanted = partial(tqdm, unit="prompt", leave=False)
+    bar = wanted(total=count, desc="Processed prompts")
     try:
         yield bar.update
     finally:

@@ -1,33 +1,35 @@
 """What an engine did and does, for Prometheus: vLLM's metrics under the prefix `minfer_`.
 
-Names and meanings are vLLM's (`failed_steps` is minfer's); as there, the samples of a request count
-one by one where nothing else is said. Counters and histograms are folds over the engine's
-transitions, taken in its thread after each turn; gauges are read off its state when somebody asks.
-A steady decode costs the same however many sequences run: those of a turn ago share one gap.
+Names and meanings are vLLM's (`failed_steps` is minfer's); samples of a request count one by one.
+Counters and histograms are folds over transitions, taken in the engine's thread after each turn;
+gauges are read off its state when somebody asks.
 """
 
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
-from itertools import accumulate, repeat
+from itertools import accumulate, compress
 from typing import Any, Final
 
+from attrs import define
 from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
 from minfer.effects.assembly import Assembly
 from minfer.effects.options import Setup
 from minfer.effects.worker import Worker
-from minfer.messages import Admitted, Emit, Ended, Execute, Preempted, Reason, Voided
-from minfer.sequence import SampleId
+from minfer.messages import Admitted, Emit, Ended, Execute, Preempted, Voided
+from minfer.plan import Yields
+from minfer.sequence import SampleId, SampleIds
 from minfer.state import Transition
 
 _COUNTERS: Final = ("prompt_tokens", "generation_tokens", "prefix_cache_queries",
                     "prefix_cache_hits", "num_preemptions", "failed_steps")  # fmt: skip
+_FIRST, _GAP = "time_to_first_token_seconds", "inter_token_latency_seconds"
 _TIMES: Final = (
-    "time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds",
-    "request_time_per_output_token_seconds", "request_queue_time_seconds",
-    "request_prefill_time_seconds", "request_decode_time_seconds", "request_inference_time_seconds",
+    _FIRST, _GAP, "e2e_request_latency_seconds", "request_time_per_output_token_seconds",
+    "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
+    "request_inference_time_seconds",
 )  # fmt: skip
 _SIZES: Final = ("iteration_tokens_total", "request_prompt_tokens", "request_generation_tokens",
                  "request_params_n", "request_params_max_tokens")  # fmt: skip
@@ -38,22 +40,27 @@ _BOUNDS: Final = {
 _ENDS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}  # else "error"
 
 
-class Metrics(Collector):
-    """The metrics of one engine, in a registry of their own: `registry`.
+@define(eq=False)
+class _Since:
+    """What the next output of some samples ends, and since when; they share it while in step."""
 
-    `turn` and `ended` are called in the engine's thread, `collect` in any.
-    """
+    name: str
+    time: float
+
+
+class Metrics(Collector):
+    """The metrics of one engine, in a `registry` of their own; `collect` runs in any thread."""
 
     def __init__(self, worker: Worker, setup: Setup, model: str) -> None:
         self.worker, self.setup, self.model = worker, setup, model
-        self.counts: Counter[str] = Counter()
+        self.counts = dict.fromkeys(_COUNTERS, 0)
         self.sums = dict.fromkeys(_BOUNDS, 0.0)
         self.buckets = {name: [0] * (len(bounds) + 1) for name, bounds in _BOUNDS.items()}
         self.ends = dict.fromkeys((*_ENDS.values(), "error"), 0)
-        self.arrived: dict[SampleId, float] = {}  # of those that have been admitted
-        self.last: dict[SampleId, float] = {}  # when they had their last output, but for `ids`
-        self.ids: tuple[SampleId, ...] = ()  # those that all had their last output at `then`
-        self.then = self.moved = 0.0  # `moved`: when the last step was planned
+        self.last: dict[SampleId, _Since] = {}  # the last output of a sample, or its arrival
+        self.ids: SampleIds | None = None  # all these, and nobody else, share `since`
+        self.since = _Since(_GAP, 0.0)
+        self.moved = 0.0  # when the last step was planned
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -67,55 +74,40 @@ class Metrics(Collector):
 
     def turn(self, transition: Transition) -> None:
         """Fold a turn."""
-        now = transition.state.time
-        for command in transition.commands:
-            if isinstance(command, Emit):
-                self._emitted(command, now)
-            elif isinstance(command, Execute):
-                self.moved = now
-                self._see("iteration_tokens_total", sum(command.plan.counts))
-        for reason in transition.reasons:
-            self._learn(reason, now)
+        now, counts = transition.state.time, self.counts
+        for news in (*transition.commands, *transition.reasons):
+            match news:
+                case Emit(ids, tokens):
+                    counts["generation_tokens"] += sum(map(len, tokens))
+                    self._emitted(ids, tokens, now)
+                case Execute(plan):
+                    self.moved = now
+                    self._see("iteration_tokens_total", sum(plan.counts))
+                case Admitted(name, sample) if (name, sample) not in self.last:
+                    self.last[name, sample] = _Since(_FIRST, now - news.waited)
+                    counts["prefix_cache_queries"] += news.prompt
+                    counts["prefix_cache_hits"] += news.hit
+                    counts["prompt_tokens"] += 0 if sample else news.prompt  # once a request
+                case Ended(name, sample, why):
+                    self.last.pop((name, sample), None)
+                    self.ends[_ENDS.get(why, "error")] += 1
+                case Preempted():
+                    counts["num_preemptions"] += 1
+                case Voided(plans=plans):
+                    counts["failed_steps"] += plans
 
-    def _emitted(self, emit: Emit, now: float) -> None:
-        ids, tokens, everyone = emit.ids, emit.tokens, all(emit.tokens)
-        self.counts["generation_tokens"] += sum(map(len, tokens))
-        if everyone and ids is self.ids:
-            self._see("inter_token_latency_seconds", now - self.then, len(ids))
-            self.then = now
+    def _emitted(self, ids: SampleIds, tokens: Yields, now: float) -> None:
+        everyone = all(tokens)
+        if everyone and ids is self.ids:  # as in the turn before
+            self._see(_GAP, now - self.since.time, len(ids))
+            self.since.time = now
             return
-        self._settle()
-        for name, new in zip(ids, tokens, strict=True):
-            if new and name in self.last:
-                self._see("inter_token_latency_seconds", now - self.last[name])
-            elif new and name in self.arrived:
-                self._see("time_to_first_token_seconds", now - self.arrived[name])
-            if new:
-                self.last[name] = now
-        if everyone:
-            self.ids, self.then = ids, now
-
-    def _settle(self) -> None:
-        """Note for each by itself what was kept for all together."""
-        self.last.update(zip(self.ids, repeat(self.then)))
-        self.ids = ()
-
-    def _learn(self, reason: Reason, now: float) -> None:
-        match reason:
-            case Admitted(name, sample) if (name, sample) not in self.arrived:
-                self.arrived[name, sample] = now - reason.waited
-                self.counts["prefix_cache_queries"] += reason.prompt
-                self.counts["prefix_cache_hits"] += reason.hit
-                self.counts["prompt_tokens"] += 0 if sample else reason.prompt  # once a request
-            case Ended(name, sample, why):
-                self._settle()
-                self.arrived.pop((name, sample), None)
-                self.last.pop((name, sample), None)
-                self.ends[_ENDS.get(why, "error")] += 1
-            case Preempted():
-                self.counts["num_preemptions"] += 1
-            case Voided():
-                self.counts["failed_steps"] += reason.plans
+        new = list(compress(ids, tokens))
+        for since, times in Counter(map(self.last.get, new)).items():
+            if since is not None:
+                self._see(since.name, now - since.time, times)
+        self.ids, self.since = ids if everyone else None, _Since(_GAP, now)
+        self.last.update(dict.fromkeys(new, self.since))
 
     def ended(self, job: Assembly) -> None:
         """Take a request that has ended into the histograms of requests."""
@@ -131,7 +123,7 @@ class Metrics(Collector):
         self._see("request_prefill_time_seconds", job.first - job.started)
         self._see("request_decode_time_seconds", job.last - job.first)
         self._see("request_inference_time_seconds", job.last - job.started)
-        if (most := max(lengths)) > 1:
+        if (most := max(lengths, default=0)) > 1:
             each = (job.last - job.first) / (most - 1)
             self._see("request_time_per_output_token_seconds", each)
 
@@ -148,8 +140,8 @@ class Metrics(Collector):
         yield self._family(gauge, "num_requests_waiting_by_reason", why, "reason")
         yield self._family(gauge, "kv_cache_usage_perc", used)
         yield self._family(counter, "request_success", self.ends, "finished_reason")
-        for name in _COUNTERS:
-            yield self._family(counter, name, self.counts[name])
+        for name, count in self.counts.items():
+            yield self._family(counter, name, count)
         for name, bounds in _BOUNDS.items():
             found = zip([*map(str, bounds), "+Inf"], accumulate(self.buckets[name]), strict=True)
             yield self._family(core.HistogramMetricFamily, name, (list(found), self.sums[name]))

@@ -5,33 +5,104 @@ sizes: a memory plan and the core's configuration. Neither imports torch, so `mi
 instant and a setting that cannot work fails before gigabytes are read.
 """
 
+import argparse
 import hashlib
 import json
-import math
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import Attribute, evolve, field, frozen
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.effects.checkpoint import CheckpointError, eos_ids, read_config, read_optional
-from minfer.effects.memory import CPU_SHARE, MemoryPlan, Sizes, available_memory, plan_memory
+from minfer.effects.device import DEVICES, Device, DeviceError, find_device
+from minfer.effects.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.spec import DTYPE_BYTES, ModelSpec, UnsupportedModelError, parse_spec
 from minfer.policies import policy_named
-from minfer.policy import FirstCome, Policy
+from minfer.policy import Policy
 from minfer.request import ParameterError, SamplingParams
 
-EXECUTORS: Final = ("torch", "dry", "oracle")
-LOAD_FORMATS: Final = ("auto", "dummy")
-DTYPES: Final[Mapping[str, str]] = {
-    "half": "float16",
-    "float": "float32",
-    **{name: name for name in DTYPE_BYTES},
-}
+BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
+LARGE: Final = 64 << 30  # bytes of a GPU on which steps are twice as large if nobody streams
+_SHORT: Final = {"half": "float16", "float": "float32"}
+DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
 _HEAD: Final = 1 << 16  # bytes read at the start of a weight file to know it again
 _SAMPLES: Final = 16  # windows of 4 KiB read from the rest of it
+
+
+def read_bytes(text: str) -> int:
+    """A size as vLLM reads it: 2g is 2 x 10^9, 2G and 2GiB are 2 x 2^30."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)", text.strip())
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size; write 512M, 2G or 2000000000")
+    number, unit = found.groups()
+    base = 1000 if unit.islower() else 1024
+    return int(float(number) * base ** " kmgt".index(unit[:1].lower() or " "))
+
+
+@frozen
+class _Kind:
+    """What a setting may be, as a validator of its field, and how the command line reads it."""
+
+    wanted: str
+    right: Callable[[Any], bool]
+    metavar: str | None = None
+    read: Callable[[str], Any] = str
+    choices: tuple[str, ...] | None = None
+
+    def __call__(self, _: object, attribute: "Attribute[Any]", value: object) -> None:
+        if not self.right(value):
+            raise ConfigError(f"{attribute.name} must be {self.wanted}, not {value!r}")
+
+
+def _whole(low: int = 1, metavar: str = "N", read: Callable[[str], int] = int) -> _Kind:
+    def right(value: Any) -> bool:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return value is None or (whole and low <= value < 2**63)
+
+    return _Kind(f"a whole number from {low} to 2^63 - 1", right, metavar, read)
+
+
+def _one_of(known: tuple[str, ...], metavar: str | None = None) -> _Kind:
+    choices = None if metavar else known
+    return _Kind(f"one of {', '.join(known)}", known.__contains__, metavar, choices=choices)
+
+
+def _is_share(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and 0 < value <= 1)
+
+
+def _policy(wanted: str | Policy) -> Policy:
+    if isinstance(wanted, str):
+        return policy_named(wanted)
+    lacks = [name for name in vars(Policy) if name[0] != "_" and not hasattr(wanted, name)]
+    if lacks or isinstance(wanted, type):
+        why = f"{wanted!r} lacks {lacks[0]}" if lacks else f"{wanted!r} is a class: make one of it"
+        raise ConfigError(f"scheduling_policy must be a name or a policy; {why}")
+    return wanted
+
+
+_DTYPE: Final = _one_of(("auto", *DTYPES), "TYPE")
+_FORMAT: Final = _one_of(("auto", "dummy"))
+_COUNT: Final = _whole()
+_BYTES: Final = _whole(1, "BYTES", read_bytes)
+_SHARE: Final = _Kind("above 0 and at most 1", _is_share, "SHARE", float)
+_MODEL: Final = _Kind(
+    "the path of a checkpoint folder", lambda value: isinstance(value, str | Path | None), "MODEL"
+)
+_POLICY: Final = _Kind("a name or a policy", lambda value: _policy(value) is not None, "NAME")
+
+
+def _option(default: Any, text: str, kind: _Kind | None = None) -> Any:
+    """A field that is also an option: its metadata is what argparse is told. No kind: a flag."""
+    told: dict[str, Any] = {"action": argparse.BooleanOptionalAction if default else "store_true"}
+    if kind is not None:
+        told = {"type": kind.read, "metavar": kind.metavar, "choices": kind.choices}
+    return field(default=default, validator=kind, metadata={"help": text, **told})
 
 
 @frozen(kw_only=True)
@@ -41,72 +112,51 @@ class EngineArgs:
     Raises ConfigError for a value out of range.
     """
 
-    model: str | None = None  # a checkpoint's folder or its name on the hub; None: the bundled one
-    dtype: str = "auto"  # of weights and KV cache; auto: the checkpoint's
-    load_format: str = "auto"  # "dummy": random weights, from config.json alone
-    max_model_len: int | None = None  # prompt and output; None: what the model was made for
-    block_size: int = 64  # tokens of a KV block
-    max_num_seqs: int = 256  # sequences that run at once
-    max_num_batched_tokens: int = 2048  # of one forward
-    gpu_memory_utilization: float | None = None  # share of the device's memory; None: its default
-    kv_cache_memory_bytes: int | None = None
-    num_gpu_blocks_override: int | None = None  # KV blocks, on whatever device
-    enable_prefix_caching: bool = True
-    scheduling_policy: str | Policy = "fcfs"  # as `policy_named` reads it, or an object
+    model: str | None = _option(
+        None,
+        "a Hugging Face checkpoint: its folder, or its name on the hub, such as org/name or "
+        "org/name@revision (default: the bundled model)",
+        _MODEL,
+    )
+    dtype: str = _option(
+        "auto", "auto, float32, bfloat16 or float16 (default: the checkpoint's)", _DTYPE
+    )
+    device: str = _option("auto", "where to run (default: a GPU if there is one)", _one_of(DEVICES))
+    load_format: str = _option("auto", "dummy: random weights, from config.json alone", _FORMAT)
+    max_model_len: int | None = _option(
+        None, "tokens of prompt and output together (default: the model's)", _whole(2)
+    )
+    block_size: int = _option(64, "tokens of a KV block (default: 64)", _COUNT)
+    max_num_seqs: int = _option(256, "sequences that run at once (default: 256)", _COUNT)
+    max_num_batched_tokens: int | None = _option(
+        None, "tokens of a step (default: 2048; on a GPU 8192, or 16384 offline)", _COUNT
+    )
+    gpu_memory_utilization: float | None = _option(
+        None, "share of the memory that may be used; on the CPU, of what is available", _SHARE
+    )
+    kv_cache_memory_bytes: int | None = _option(
+        None, "size of the KV cache, such as 512M or 2G; overrides the share", _BYTES
+    )
+    num_gpu_blocks_override: int | None = _option(
+        None, "number of KV blocks, on whatever device; overrides both", _COUNT
+    )
+    enable_prefix_caching: bool = _option(
+        True, "keep the KV of prompts for those that begin alike (default: yes)"
+    )
+    scheduling_policy: str | Policy = _option(  # noqa: RUF009 - a field
+        "fcfs",
+        "who goes first: fcfs, priority, ageing, deadline, shortest, fair, window or static, "
+        "with options as in ageing:seconds=5 (default: fcfs)",
+        _POLICY,
+    )
+    steps_in_flight: int = _option(2, "steps planned ahead (default: 2)", _COUNT)
+    max_repeat: int = _option(1, "decode steps in one plan (default: 1)", _COUNT)
+    enforce_eager: bool = _option(False, "no CUDA graphs")
+    seed: int = _option(0, "for all that is random (default: 0)", _whole(-(2**63)))
     skip_tokenizer_init: bool = False  # token ids in, token ids out
-    steps_in_flight: int = 2
-    max_repeat: int = 1  # decode steps in one plan, at most
-    max_waiting: int = 2**20  # samples that may wait in line
-    seed: int = 0
-    executor: str = "torch"
-
-    def __attrs_post_init__(self) -> None:
-        _one_of("dtype", self.dtype, ("auto", *DTYPES))
-        _one_of("load_format", self.load_format, LOAD_FORMATS)
-        _policy(self.scheduling_policy)
-        _one_of("executor", self.executor, EXECUTORS)
-        for name, low in (
-            ("max_model_len", 2),
-            ("block_size", 1),
-            ("max_num_seqs", 1),
-            ("max_num_batched_tokens", 1),
-            ("kv_cache_memory_bytes", 1),
-            ("num_gpu_blocks_override", 1),
-            ("steps_in_flight", 1),
-            ("max_repeat", 1),
-            ("max_waiting", 1),
-            ("seed", -(2**63)),
-        ):
-            _whole(name, getattr(self, name), low)
-        share = self.gpu_memory_utilization
-        if share is not None and not (
-            isinstance(share, int | float) and math.isfinite(share) and 0 < share <= 1
-        ):
-            raise ConfigError(f"gpu_memory_utilization must be above 0 and at most 1, not {share}")
-        if not isinstance(self.model, str | Path | None):
-            raise ConfigError(f"model must be the path of a checkpoint folder, not {self.model!r}")
-
-
-def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ConfigError(f"{name} must be one of {', '.join(known)}, not {value!r}")
-
-
-def _policy(wanted: str | Policy) -> Policy:
-    if isinstance(wanted, str):
-        return policy_named(wanted)
-    lacks = [name for name in vars(FirstCome) if name.islower() and not hasattr(wanted, name)]
-    if lacks or isinstance(wanted, type):
-        why = f"{wanted!r} lacks {lacks[0]}" if lacks else f"{wanted!r} is a class: make one of it"
-        raise ConfigError(f"scheduling_policy must be a name or a policy; {why}")
-    return wanted
-
-
-def _whole(name: str, value: object, low: int) -> None:
-    if value is None:
-        return
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
-        raise ConfigError(f"{name} must be a whole number from {low} to 2^63 - 1, not {value!r}")
+    max_waiting: int = field(default=2**20, validator=_COUNT)  # samples that may wait in line
+    executor: str = field(default="torch", validator=_one_of(("torch", "dry", "oracle")))
+    check_steps: bool = False  # a decode step that waits for the GPU or takes its memory fails
 
 
 @frozen(kw_only=True)
@@ -114,6 +164,7 @@ class Setup:
     """What follows from the settings: all that an engine needs but weights and tokenizer."""
 
     args: EngineArgs
+    device: Device
     folder: Path
     spec: ModelSpec  # with the dtype that runs
     memory: MemoryPlan
@@ -155,48 +206,67 @@ def model_folder(model: str | None) -> Path:
     )
 
 
-def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
-    """Size an engine from config.json alone.
+def prepare(args: EngineArgs, *, limit: int | None = None, offline: bool = False) -> Setup:
+    """Size an engine from config.json alone; `offline`: for throughput rather than latency.
 
-    `limit` is the memory that may be used, in bytes; None: the default share of what is available.
-    Executors that compute nothing have no limit. Raises CheckpointError, ConfigError and
-    NotEnoughMemoryError.
+    `limit` is the memory that may be used, in bytes, on a device that need not be there; None: the
+    default share of what is available. Executors that compute nothing have no limit. Raises
+    CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.
     """
+    computes = args.executor == "torch"
+    device = Device(args.device) if limit is not None and args.device != "auto" else Device()
+    if limit is None and computes:
+        device = find_device(args.device)
     folder = model_folder(args.model)
     raw = read_config(folder)
     spec = _spec(raw, str(folder / "config.json"))
-    dtype = spec.dtype if args.dtype == "auto" else DTYPES[args.dtype]
-    spec = evolve(spec, dtype=dtype)
+    spec = evolve(spec, dtype=DTYPES.get(args.dtype, spec.dtype))
+    if device.kind == "cuda" and spec.head_dim > 256:
+        what = (
+            f"heads of {spec.head_dim} dimensions are too wide for the GPU's kernels (at most 256)"
+        )
+        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
     length = args.max_model_len or spec.max_position_embeddings
     if length > spec.max_position_embeddings:
         raise ConfigError(
             f"max_model_len {length} is longer than the {spec.max_position_embeddings} tokens the "
             f"model was made for (max_position_embeddings in {folder / 'config.json'}); lower it"
         )
-    if limit is None and args.executor == "torch":
-        limit = int(available_memory() * (args.gpu_memory_utilization or CPU_SHARE))
-    sizes = Sizes(
-        max_model_len=length,
+    if limit is None and computes:
+        limit = usable_memory(device, args.gpu_memory_utilization)
+    tokens = BATCHED_TOKENS[device.kind] * (2 if offline and device.total > LARGE else 1)
+    config = EngineConfig(
+        num_blocks=1,  # until the plan says how many
         block_size=args.block_size,
+        max_model_len=length,
         max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
+        max_num_batched_tokens=args.max_num_batched_tokens or tokens,
+        vocab_size=spec.vocab_size,
+        depth=args.steps_in_flight,
+        max_repeat=args.max_repeat,
+        max_waiting=args.max_waiting,
+        policy=_policy(args.scheduling_policy),
+        # Keys that no layer looks beyond; 0 if one looks at all of them.
+        window=0 if None in spec.windows else max(filter(None, spec.windows), default=0),
     )
     memory = plan_memory(
         spec,
-        dtype=dtype,
-        sizes=sizes,
-        limit=limit,
+        config,
+        limit,
         kv_cache_memory=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
+        cuda=device.kind == "cuda",
     )
+    free = memory.num_blocks // 100  # vLLM's share: who runs can grow before somebody joins
     return Setup(
         args=args,
+        device=device,
         folder=folder,
         spec=spec,
         memory=memory,
-        config=_engine_config(args, spec, memory),
+        config=evolve(config, num_blocks=memory.num_blocks, watermark=free),
         stop_ids=frozenset(eos_ids(folder)),
-        fingerprint=_fingerprint(args, raw, dtype, folder),
+        fingerprint=_fingerprint(args, raw, spec.dtype, folder),
         default_params=_default_params(folder / "generation_config.json"),
     )
 
@@ -209,28 +279,6 @@ def _spec(config: Mapping[str, Any], where: str) -> ModelSpec:
         from minfer.effects.fallback import fallback_spec  # imports torch and transformers
 
         return fallback_spec(config, where)
-
-
-def _engine_config(args: EngineArgs, spec: ModelSpec, memory: MemoryPlan) -> EngineConfig:
-    return EngineConfig(
-        num_blocks=memory.num_blocks,
-        block_size=args.block_size,
-        max_model_len=memory.sizes.max_model_len,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        vocab_size=spec.vocab_size,
-        depth=args.steps_in_flight,
-        watermark=memory.num_blocks // 100,  # vLLM's share: who runs can grow before somebody joins
-        max_repeat=args.max_repeat,
-        max_waiting=args.max_waiting,
-        policy=_policy(args.scheduling_policy),
-        window=_window(spec),
-    )
-
-
-def _window(spec: ModelSpec) -> int:
-    """The keys that no layer looks beyond; 0 if one looks at all of them."""
-    return 0 if None in spec.windows else max(filter(None, spec.windows), default=0)
 
 
 def _default_params(path: Path) -> Mapping[str, float]:
@@ -253,26 +301,19 @@ def _fingerprint(args: EngineArgs, config: Mapping[str, object], dtype: str, fol
     Weights are known by name and size of their files, their headers, and windows of their bytes:
     reading all of a large model to name it would take as long as loading it.
     """
-    if args.executor != "torch":
-        weights = args.executor.encode()
-    elif args.load_format == "dummy":
-        weights = f"dummy {args.seed}".encode()
-    else:
-        weights = b"".join(map(_file_identity, sorted(folder.glob("*.safetensors"))))
-    parts = (json.dumps(config, sort_keys=True).encode(), dtype.encode(), weights)
-    # Each part is digested by itself, so that none runs into the next.
-    return hashlib.sha256(b"".join(hashlib.sha256(p).digest() for p in parts)).digest()
+    weights: list[Any] = [args.executor, args.load_format, args.seed]
+    if args.executor == "torch" and args.load_format != "dummy":
+        weights = [_file_identity(path) for path in sorted(folder.glob("*.safetensors"))]
+    told = json.dumps([config, dtype, weights], sort_keys=True)
+    return hashlib.sha256(told.encode()).digest()
 
 
-def _file_identity(path: Path) -> bytes:
+def _file_identity(path: Path) -> str:
     digest = hashlib.sha256(path.name.encode())
-    try:
+    with suppress(OSError), path.open("rb") as file:  # the loader will say what is wrong with it
         size = path.stat().st_size
-        with path.open("rb") as file:
-            digest.update(size.to_bytes(8, "little") + file.read(_HEAD))
-            for i in range(1, _SAMPLES + 1):
-                file.seek(max(0, (size * i) // _SAMPLES - 4096))
-                digest.update(file.read(4096))
-    except OSError:
-        pass  # the loader will say what is wrong with it
-    return digest.digest()
+        digest.update(size.to_bytes(8, "little") + file.read(_HEAD))
+        for i in range(1, _SAMPLES + 1):
+            file.seek(max(0, (size * i) // _SAMPLES - 4096))
+            digest.update(file.read(4096))
+    return digest.hexdigest()

@@ -15,9 +15,7 @@ class RequestMetrics:
     @property
     def ttft(self) -> float | None:
         """Time to the first token of any sample, in seconds."""
-        if self.first_token_time is None:
-            return None
-        return self.first_token_time - self.arrival_time
+        return None if self.first_token_time is None else self.first_token_time - self.arrival_time
 
     @property
     def latency(self) -> float | None:
@@ -27,25 +25,20 @@ class RequestMetrics:
     @property
     def tpot(self) -> float | None:
         """Mean time per output token after the first, in seconds; samples count together."""
-        if self.first_token_time is None or self.last_token_time is None or self.output_tokens < 2:
+        if self.ttft is None or self.latency is None or self.output_tokens < 2:
             return None
-        return (self.last_token_time - self.first_token_time) / (self.output_tokens - 1)
+        return (self.latency - self.ttft) / (self.output_tokens - 1)
 
 
 @frozen(kw_only=True)
 class CompletionOutput:
-    """One sample: all of it, or what is new of it when streamed.
-
-    `finish_reason` is None while it goes on, then "stop", "length", "cancelled" or "error"
-    (`error` then says which). `stop_reason` is the stop string or the token id of
-    `stop_token_ids` that ended it; None for the end of sequence.
-    """
+    """One sample: all of it, or what is new of it when streamed."""
 
     index: int
     text: str
     token_ids: tuple[int, ...]
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
+    finish_reason: str | None = None  # once it has ended: "stop", "length", "cancelled" or "error"
+    stop_reason: int | str | None = None  # the stop string, or the token id of `stop_token_ids`
     error: str = ""
 
     def finished(self) -> bool:

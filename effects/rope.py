@@ -34,14 +34,16 @@ class Rope:
 def parse_rope(read: Reader) -> tuple[Rope, int]:
     """The rope of a whole config, and the tokens of context that follow from it.
 
-    Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which has
-    precedence as it has there, with `rope_theta` beside it. The context is vLLM's: yarn stretches
-    `original_max_position_embeddings`, linear `max_position_embeddings`, whatever the latter says
-    otherwise; llama3 is already stretched. transformers itself sets no limit.
+    Both forms are read: `rope_parameters` (transformers 5), and `rope_scaling`, which goes first as
+    it does there. The context is vLLM's: yarn stretches `original_max_position_embeddings`, linear
+    `max_position_embeddings`; llama3 is already stretched. transformers itself sets no limit.
     """
     context = read.size("max_position_embeddings")
     name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
-    rope = Reader(read.table(name), f"{read.where}: {name}")
+    table = read.config.get(name)
+    if table is not None and not isinstance(table, dict):
+        raise read.error(name, "an object or null")
+    rope = Reader(table or {}, f"{read.where}: {name}")
     kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     if any(isinstance(value, dict) for value in rope.config.values()):
         raise rope.refusal("rotary parameters for each kind of layer are not supported")
@@ -51,10 +53,8 @@ def parse_rope(read: Reader) -> tuple[Rope, int]:
     theta = (rope if "rope_theta" in rope.config else read).positive("rope_theta", 10000.0)
     place = rope if read.absent("original_max_position_embeddings") else read  # as transformers
     original = place.size("original_max_position_embeddings", context)
-    if kind == "default":
-        return Rope(theta=theta), context
-    if kind == "linear":
-        factor = rope.positive("factor", low=1.0)
+    if kind in ("default", "linear"):
+        factor = rope.positive("factor", low=1.0) if kind == "linear" else 1.0
         return Rope(kind, theta, factor), int(factor * context)
     if kind == "llama3":
         slow, fast = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
@@ -62,15 +62,12 @@ def parse_rope(read: Reader) -> tuple[Rope, int]:
             raise rope.error("high_freq_factor", f"above low_freq_factor = {slow}")
         return Rope(kind, theta, rope.positive("factor", low=1.0), original, slow, fast), context
     if kind == "yarn" and theta > 1:
-        made = _yarn(rope, theta, original, context)
-        return made, int(made.factor * original)
-    raise rope.refusal(
-        f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, llama3 and "
-        "yarn (with a base above 1) are"
-    )
+        return _yarn(rope, theta, original, context)
+    what = f"rope scaling {kind!r} with base {theta:g} is not supported"
+    raise rope.refusal(f"{what}; default, linear, llama3 and yarn (with a base above 1) are")
 
 
-def _yarn(rope: Reader, theta: float, original: int, context: int) -> Rope:
+def _yarn(rope: Reader, theta: float, original: int, context: int) -> tuple[Rope, int]:
     factor = rope.positive("factor", max(1.0, context / original), 1.0)
     slow, fast = rope.positive("beta_slow", 1.0), rope.positive("beta_fast", 32.0)
     if slow > fast:
@@ -78,10 +75,11 @@ def _yarn(rope: Reader, theta: float, original: int, context: int) -> Rope:
     over, under = 1.0, 0.0
     if rope.config.get("mscale") and rope.config.get("mscale_all_dim"):
         over, under = rope.positive("mscale"), rope.positive("mscale_all_dim")
-    attention = (0.1 * over * math.log(factor) + 1.0) / (0.1 * under * math.log(factor) + 1.0)
-    attention = rope.positive("attention_factor", attention)
+    scale = (0.1 * over * math.log(factor) + 1.0) / (0.1 * under * math.log(factor) + 1.0)
+    scale = rope.positive("attention_factor", scale)
     truncate = "truncate" not in rope.config or rope.flag("truncate")
-    return Rope("yarn", theta, factor, original, slow, fast, truncate, attention)
+    made = Rope("yarn", theta, factor, original, slow, fast, truncate, scale)
+    return made, int(factor * original)
 
 
 def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
@@ -93,28 +91,18 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
 
     periods = rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     plain = 1.0 / periods
-    if rope.kind == "linear":
-        return plain / rope.factor
     if rope.kind == "llama3":
         turns = rope.original / (2 * math.pi / plain)
         keep = ((turns - rope.slow) / (rope.fast - rope.slow)).clamp(0, 1)
         return (1 - keep) * plain / rope.factor + keep * plain
     if rope.kind == "yarn":
-        low, high = _blended(rope, head_dim)
+        # Indices of the frequencies, fast ones first, between which it blends.
+        wide = [rope.original / (turns * 2 * math.pi) for turns in (rope.fast, rope.slow)]
+        low, high = (head_dim * math.log(w) / (2 * math.log(rope.theta)) for w in wide)
+        if rope.truncate:
+            low, high = math.floor(low), math.ceil(high)
+        low, high = max(low, 0), min(high, head_dim - 1)
+        high += 0.001 * (low == high)  # never an empty range
         keep = 1 - ((torch.arange(head_dim // 2) - low) / (high - low)).clamp(0, 1)
         return 1.0 / (rope.factor * periods) * (1 - keep) + plain * keep
-    return plain
-
-
-def _blended(rope: Rope, head_dim: int) -> tuple[float, float]:
-    """Indices of the frequencies (fast ones first) between which yarn blends."""
-
-    def index(turns: float) -> float:
-        period = rope.original / (turns * 2 * math.pi)
-        return head_dim * math.log(period) / (2 * math.log(rope.theta))
-
-    low, high = index(rope.fast), index(rope.slow)
-    if rope.truncate:
-        low, high = math.floor(low), math.ceil(high)
-    low, high = max(low, 0), min(high, head_dim - 1)
-    return low, high + 0.001 * (low == high)  # never an empty range
+    return plain / rope.factor

@@ -2,10 +2,9 @@
 
 Rows are worked on one after the other with numpy: one row's logits fit the cache of a core, and
 numpy's argmax over a large vocabulary takes a thirtieth of torch's. A batch that is all greedy
-never looks at noise; where top-k or top-p restrict a row, noise is made for what they keep.
-
-All numbers are float32, but for the sums of top-p. The integers are those of `minfer.sample`
-exactly; the logarithms may differ from correctly rounded ones in the last bits.
+never looks at noise; where top-k or top-p restrict a row, noise is made for what they keep. All
+numbers are float32, but for the sums of top-p. Integers are those of `minfer.sample` exactly;
+logarithms may differ in the last bits.
 """
 
 from collections.abc import Sequence
@@ -22,42 +21,29 @@ from minfer.sample import GOLDEN, LARGEST_V, MIX32, MIX64, is_greedy, stream
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint32]
-
+Keys = NDArray[np.uint64]
+How = tuple[np.float32, int, float]  # temperature, top_k (0: all), top_p (1: all)
 _MIX32: Final = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in MIX32)
-_MIX64: Final = tuple((np.uint64(shift), np.uint64(factor)) for shift, factor in MIX64)
-_HALF: Final = np.float32(0.5)
-_SCALE: Final = np.float32(2.0**-32)
-_LARGEST_V: Final = np.float32(LARGEST_V)
-
-
-@frozen
-class Noisy:
-    """How one row that is not greedy is sampled."""
-
-    row: int  # in the batch
-    temperature: np.float32
-    top_k: int  # 0: no limit
-    top_p: float  # 1: no limit
 
 
 @frozen(eq=False)
 class Sampling:
-    """What sampling needs to know of the rows of a batch, the logits and positions apart."""
+    """How the rows of a batch that are not greedy are sampled."""
 
-    noisy: tuple[Noisy, ...]
-    streams: NDArray[np.uint64]  # [noisy]
+    rows: tuple[int, ...]  # which they are, in the batch
+    how: tuple[How, ...]
+    streams: Keys  # [noisy rows]
 
     @classmethod
     def of(cls, rows: Sequence[tuple[SamplingParams, int, int]], vocab_size: int) -> "Sampling":
         """From each row's parameters, request seed and sample."""
-        noisy, streams = [], []
-        for i, (params, seed, sample) in enumerate(rows):
-            if not is_greedy(params):
-                top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-                top_p = float(np.float32(params.top_p))
-                noisy.append(Noisy(i, np.float32(params.temperature), top_k, top_p))
-                streams.append(stream(seed, sample))
-        return cls(tuple(noisy), np.array(streams, np.uint64))
+        noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row[0])}
+        how = []
+        for params, _, _ in noisy.values():
+            top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+            how.append((np.float32(params.temperature), top_k, float(np.float32(params.top_p))))
+        streams = np.array([stream(seed, sample) for _, seed, sample in noisy.values()], np.uint64)
+        return cls(tuple(noisy), tuple(how), streams)
 
 
 @frozen(eq=False)
@@ -69,36 +55,31 @@ class Choice:
 
 
 def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
-    """Draw a token per row from `logits` [rows, vocab], of any float type.
-
-    `positions` [rows] are the indices of the tokens drawn, in prompt and output together.
-    """
+    """Draw a token for each row of `logits` [rows, vocab], at `positions` [rows] of sequences."""
     values: Floats = logits.float().numpy()
     tokens: Ints = values.argmax(-1)  # the first of equals; a NaN counts as the largest
-    rows = np.arange(len(tokens))
-    largest = values[rows, tokens]
+    largest = values[np.arange(len(tokens)), tokens]
     finite = np.isfinite(largest)
     broken = () if finite.all() else tuple(np.flatnonzero(~finite).tolist())
-    if sampling.noisy:
-        index = [one.row for one in sampling.noisy]
-        keys = draw_keys(sampling.streams, positions[index])
+    if sampling.rows:
+        keys = draw_keys(sampling.streams, positions[list(sampling.rows)]).tolist()
         with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
-            for one, key in zip(sampling.noisy, keys.tolist(), strict=True):
-                if finite[one.row]:
-                    tokens[one.row] = _draw(values[one.row], largest[one.row], one, key)
+            for row, how, key in zip(sampling.rows, sampling.how, keys, strict=True):
+                if finite[row]:
+                    tokens[row] = _draw(values[row], largest[row], how, key)
     return Choice(tokens, broken)
 
 
-def _draw(logits: Floats, largest: np.float32, how: Noisy, key: int) -> int:
+def _draw(logits: Floats, largest: np.float32, how: How, key: int) -> int:
+    temperature, top_k, top_p = how
     scaled = logits - largest
-    scaled /= how.temperature
-    if how.top_k or how.top_p < 1:
-        ids = kept(scaled, how.top_k, how.top_p)
-        scaled = scaled[ids]
-        scaled += gumbels(key, ids.astype(np.uint32))
-        return int(ids[scaled.argmax()])
-    scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
-    return int(scaled.argmax())
+    scaled /= temperature
+    if not top_k and top_p >= 1:
+        scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
+        return int(scaled.argmax())
+    ids = kept(scaled, top_k, top_p)
+    scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
+    return int(ids[scaled.argmax()])
 
 
 def kept(scaled: Floats, top_k: int, top_p: float) -> Ints:
@@ -129,23 +110,19 @@ def kept(scaled: Floats, top_k: int, top_p: float) -> Ints:
     return left
 
 
-def draw_keys(streams: NDArray[np.uint64], positions: Ints) -> NDArray[np.uint64]:
+def draw_keys(streams: Keys, positions: Ints) -> Keys:
     """`minfer.sample.draw_key`, elementwise."""
-    x: NDArray[np.uint64] = streams + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(
-        GOLDEN
-    )
-    for shift, factor in _MIX64:
-        x = (x ^ (x >> shift)) * factor
+    x: Keys = streams + (positions + 1).astype(np.uint64) * np.uint64(GOLDEN)
+    for shift, factor in MIX64:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
     return x
 
 
 def noise_bits(key: int, ids: Bits) -> Bits:
     """`minfer.sample.noise_bits` of many token ids under one key."""
     x = ids + np.uint32(key & 0xFFFFFFFF)
-    spare = np.empty_like(x)
     for i, (shift, factor) in enumerate(_MIX32):
-        np.right_shift(x, shift, out=spare)
-        x ^= spare
+        x ^= x >> shift
         if factor != 1:
             x *= factor
         if i == 0:
@@ -156,11 +133,10 @@ def noise_bits(key: int, ids: Bits) -> Bits:
 def gumbels(key: int, ids: Bits) -> NDArray[Any]:
     """`minfer.sample.gumbel` of each id's bits: [ids] float32."""
     v = noise_bits(key, ids).astype(np.float32)
-    v += _HALF
-    v *= _SCALE
-    np.minimum(v, _LARGEST_V, out=v)
-    np.negative(v, out=v)
-    np.log1p(v, out=v)
-    np.negative(v, out=v)
-    np.log(v, out=v)
+    v += 0.5
+    v *= 2.0**-32
+    np.minimum(v, LARGEST_V, out=v)
+    for turn in (np.log1p, np.log):
+        np.negative(v, out=v)
+        turn(v, out=v)
     return np.negative(v, out=v)

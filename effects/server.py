@@ -1,9 +1,8 @@
 """`minfer serve`: OpenAI's API over HTTP.
 
-One task serves a request: its body is checked (module api), its prompts become token ids, long ones
-in a thread, and what AsyncLLM yields is written. Whatever ends the task early, as a client's
-departure does, closes its iterators, and that cancels the request in the engine before its next
-step. An error reaches its own client only.
+A request's body is checked (module api), its prompts become token ids, long ones in a thread, and
+what AsyncLLM yields is written. Whatever ends this early, as a client's departure does, closes the
+iterators: the request is cancelled before the next step. An error reaches its own client only.
 """
 
 import argparse
@@ -19,7 +18,7 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import attrs
 import uvicorn
@@ -35,9 +34,10 @@ import minfer
 from minfer.config import ConfigError
 from minfer.effects import cli, edge, metrics
 from minfer.effects.api import ApiError, Chat, Completion, Writer
-from minfer.effects.async_llm import AsyncLLM, EngineDeadError
+from minfer.effects.async_llm import AsyncLLM
 from minfer.effects.chat import ChatTemplateError
 from minfer.effects.outputs import CompletionOutput, RequestOutput
+from minfer.effects.worker import EngineDeadError
 from minfer.request import ParameterError
 
 LONG: Final = 4096  # bytes of a body whose prompts are prepared in a thread
@@ -59,8 +59,7 @@ def refusal(error: Exception, where: str | None = None) -> JSONResponse:
     if not isinstance(error, ApiError):
         code, status = _TOLD.get(type(error), (None, 500))
         said = str(error) if type(error) in _TOLD else "internal error"
-        field = "stop_token_ids" if said.startswith("stop_token_ids:") else where
-        param = getattr(error, "param", field) if status == 400 else None
+        param = (getattr(error, "param", None) or where) if status == 400 else None
         error = ApiError(said, param, code, status)
     kind = "invalid_request_error" if error.status < 500 else "server_error"
     about = {"message": str(error), "type": kind, "param": error.param, "code": error.code}
@@ -68,20 +67,11 @@ def refusal(error: Exception, where: str | None = None) -> JSONResponse:
     return JSONResponse({"error": about}, error.status, headers)
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
-    if isinstance(error, ClientDisconnect):
-        return Response()  # which nobody reads
-    return refusal(error, "messages" if request.url.path.startswith("/v1/chat") else "prompt")
-
-
 class Service:
-    """The HTTP interface of one AsyncLLM: an ASGI application. `names` are the model's.
-
-    `stall` is after how many seconds without a step a busy engine counts as broken.
-    """
+    """An ASGI application: an AsyncLLM over HTTP. After `stall` s without a step it is broken."""
 
     def __init__(
-        self, llm: AsyncLLM, names: Sequence[str], *, api_key: str = "", max_body: int = 2**22,
+        self, llm: AsyncLLM, names: Sequence[str], api_key: str = "", max_body: int = 2**22,
         stall: float = 60.0,
     ) -> None:  # fmt: skip
         self.llm, self.names, self.max_body, self.stall = llm, names, max_body, stall
@@ -89,49 +79,45 @@ class Service:
         self.metrics = metrics.Metrics(llm.worker, llm.setup, names[0])
         self.made = int(time.time())
         self.pool = ThreadPoolExecutor(2, "minfer-edge")
-        self.answering: set[asyncio.Task[Any]] = set()
         self.closing = False
-        told = (*_TOLD, ApiError, HTTPException, ClientDisconnect, Exception)
+        told = (ApiError, HTTPException, ClientDisconnect, Exception)
         routes = [
             Route("/v1/models", self._model),
             Route("/v1/models/{name:path}", self._model),
             Route("/v1/completions", partial(self._generate, Completion), methods=["POST"]),
             Route("/v1/chat/completions", partial(self._generate, Chat), methods=["POST"]),
-            Route("/health", self._health),
-            Route("/healthz", self._health),
+            *(Route(path, self._health) for path in ("/health", "/healthz")),
             Route("/metrics", self._metrics),
             Route("/version", lambda _: JSONResponse({"version": minfer.__version__})),
         ]
-        self.app = Starlette(routes=routes, exception_handlers=dict.fromkeys(told, _refuse))
+        refuse = dict.fromkeys(told, lambda _, error: refusal(error))
+        self.app = Starlette(routes=routes, exception_handlers=refuse)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
         given = dict(scope["headers"]).get(b"authorization", b"")
-        if scope["path"] in _OPEN or not self.key or hmac.compare_digest(given, self.key):
-            await self.app(scope, receive, send)
-        else:
-            error = ApiError("the API key is missing or wrong", None, "invalid_api_key", 401)
-            await refusal(error)(scope, receive, send)
+        known = scope["path"] in _OPEN or not self.key or hmac.compare_digest(given, self.key)
+        error = ApiError("the API key is missing or wrong", None, "invalid_api_key", 401)
+        await (self.app if known else refusal(error))(scope, receive, send)
 
     def close(self) -> None:
         """End all answers: their clients are told that the server stops."""
-        self.closing = True
-        for task in self.answering:
-            task.cancel()
-
-    def ill(self) -> str:
-        """Why nobody can be served, or nothing."""
-        worker, now = self.llm.worker, self.llm.worker.driver.clock()
-        arrivals = [job.arrived for job in list(worker.jobs.values())]
-        if self.closing or worker.dead is not None:
-            return _STOPS if self.closing else f"the engine broke: {worker.dead!r}"
-        if not arrivals or (worker.driver.wake or 0) > now:  # idle, or the policy waits
-            return ""
-        still = now - max(self.metrics.moved, min(arrivals))
-        return f"requests wait, and no step for {still:.0f} s" if still > self.stall else ""
+        self.closing, worker = True, self.llm.worker
+        worker.cancel(list(worker.jobs))
+        for job in list(worker.jobs.values()):
+            job.fail(EngineDeadError(_STOPS))  # at once: the step that runs may take a while
 
     async def _health(self, _: Request) -> Response:
-        ill = self.ill()
+        worker, now = self.llm.worker, self.llm.worker.driver.clock()
+        arrivals = [job.arrived for job in list(worker.jobs.values())]
+        still = now - max(self.metrics.moved, min(arrivals, default=now))
+        ill = ""
+        if self.closing:
+            ill = _STOPS
+        elif worker.dead is not None:
+            ill = f"the engine broke: {worker.dead!r}"
+        elif still > self.stall and (worker.driver.wake or 0) <= now:  # else the policy waits
+            ill = f"requests wait, and no step for {still:.0f} s"
         return JSONResponse({"status": ill or "ok"}, 503 if ill else 200)
 
     def _metrics(self, request: Request) -> Response:
@@ -153,19 +139,14 @@ class Service:
         media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != "application/json":
             raise ApiError("send the body as Content-Type: application/json", status=415)
-        parts, size = [], int(request.headers.get("content-length", "0"))
-        if size <= self.max_body:
-            size = 0
-            async for part in request.stream():
-                parts.append(part)
-                size += len(part)
-                if size > self.max_body:
-                    break
+        data, size = bytearray(), int(request.headers.get("content-length", "0"))
+        parts = request.stream()
+        while size <= self.max_body and (part := await anext(parts, b"")):
+            data += part
+            size = max(size, len(data))
         if size > self.max_body:  # uvicorn drops the rest, so that the client gets to read this
             raise ApiError(f"the body has more than {self.max_body} bytes", status=413)
-        body = kind.read(b"".join(parts))
-        if self.closing:
-            raise EngineDeadError(_STOPS)
+        body = kind.read(bytes(data))
         return Answer(self, body, self._card(body.model or self.names[0])["id"], size)
 
 
@@ -178,48 +159,32 @@ class Answer:
         self.writer = Writer(self.name, model, body)
         self.begun = False  # the response's head was sent
         self.echo: dict[int, str] = {}  # prompts by choice, until they were written
-        self.whole: dict[int, tuple[str, str]] = {}  # by choice, if it is not streamed
         self.left = 0  # prompts that are not finished
         self.prompt = self.output = self.cached = 0  # tokens
 
-    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, for as long as the client is there."""
-        service, task = self.service, asyncio.current_task()
-        assert task is not None  # noqa: S101 - coroutines run in tasks
-        watch = asyncio.create_task(_cancel_when_gone(receive, task))
-        service.answering.add(task)
-        try:
-            await self._run(send)
-        except asyncio.CancelledError:
-            if not watch.done() and not service.closing:
-                raise
-            task.uncancel()
-            if not watch.done():
-                await self._fail(EngineDeadError(_STOPS), send)
-        except Exception as error:
-            await self._fail(error, send)
-        finally:
-            watch.cancel()
-            service.answering.discard(task)
-
-    async def _fail(self, error: Exception, send: Send) -> None:
-        if not self.begun:
-            raise error
-        said = refusal(error)
-        if said.status_code == 500:
-            logging.getLogger("uvicorn.error").error("%s failed", self.name, exc_info=error)
-        await send({"type": "http.response.body", "body": b"data: %b\n\n" % bytes(said.body)})
-
-    async def _run(self, send: Send) -> None:
         loop, pool, make = asyncio.get_running_loop(), self.service.pool, self._streams
-        streams = await loop.run_in_executor(pool, make) if self.size > LONG else make()
-        self.left = len(streams)
         try:
             async with asyncio.TaskGroup() as group:
-                for place, stream in enumerate(streams):
-                    group.create_task(self._follow(place * self.body.n, stream, send))
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+                watch = group.create_task(_departure(receive))
+                streams = await loop.run_in_executor(pool, make) if self.size > LONG else make()
+                self.left = len(streams)
+                parts = [self._follow(i * self.body.n, one, send) for i, one in enumerate(streams)]
+                await asyncio.wait([*map(group.create_task, parts)])
+                watch.cancel()
+        except* ClientDisconnect:
+            pass
+        except* Exception as errors:
+            error = errors.exceptions[0]
+            said = refusal(error, "messages" if isinstance(self.body, Chat) else "prompt")
+            if said.status_code == 500:
+                logging.getLogger("uvicorn.error").exception("%s failed", self.name)
+            if self.begun:
+                event = b"data: %b\n\n" % bytes(said.body)
+                await send({"type": "http.response.body", "body": event})
+            else:
+                await said(scope, receive, send)
 
     def _streams(self) -> list[AsyncGenerator[RequestOutput]]:
         """Check all prompts and make their requests. Raises what `refusal` knows."""
@@ -232,15 +197,13 @@ class Answer:
                 continue_final_message=goes_on,
                 chat_template_kwargs=body.chat_template_kwargs,
             )
-            prompts, given = [edge.Asked(None, tuple(ids), salt)], {"max_tokens": None}
+            prompts, given = [edge.Asked(None, ids, salt)], {"max_tokens": None}
         else:
             size, given = llm.setup.spec.vocab_size, {}
-            read = [edge.read_prompt(one, llm.tokenizer, size) for one in body.prompt]
-            prompts = [attrs.evolve(one, salt=salt) for one in read]
+            prompts = [edge.read_prompt(one, llm.tokenizer, size, salt) for one in body.prompt]
             if body.echo and llm.tokenizer is not None:
-                for i in range(len(prompts) * body.n):
-                    one = prompts[i // body.n]
-                    self.echo[i] = llm.tokenizer.decode(one.ids) if one.text is None else one.text
+                texts = [llm.tokenizer.decode(p.ids) if p.text is None else p.text for p in prompts]
+                self.echo = {i: texts[i // body.n] for i in range(len(prompts) * body.n)}
         params = llm.setup.default_sampling_params(**{**given, **body.sampling()})
         client = body.safety_identifier or body.user
         urgency = edge.Urgency(priority=body.priority, client=client, deadline=body.deadline)
@@ -260,7 +223,7 @@ class Answer:
                     self.output += output.metrics.output_tokens
                     self.cached += output.num_cached_tokens
                 if not self.left:
-                    said += self._end()
+                    said += self.writer.last(self.prompt, self.output, self.cached)
                 if said and not self.begun:
                     self.begun = True
                     kind = b"text/event-stream" if self.body.stream else b"application/json"
@@ -273,43 +236,31 @@ class Answer:
     def _said(self, index: int, one: CompletionOutput) -> str:
         if one.finish_reason == "error":
             raise ApiError(f"the request failed: {one.error}", None, "engine_error", 500)
-        if one.finish_reason == "cancelled":
-            raise EngineDeadError("the request was cancelled")
+        if self.service.closing or one.finish_reason == "cancelled":
+            raise EngineDeadError(_STOPS if self.service.closing else "the request was cancelled")
         text = self.echo.pop(index, "") + one.text
-        if self.body.stream:
-            return self.writer.events(index, text, one.finish_reason)
-        self.whole[index] = text, one.finish_reason or ""
-        return ""
-
-    def _end(self) -> str:
-        usage = {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.output,
-            "total_tokens": self.prompt + self.output,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
-        return self.writer.last(usage) if self.body.stream else self.writer.whole(self.whole, usage)
+        return self.writer.write(index, text, one.finish_reason)
 
 
-async def _cancel_when_gone(receive: Receive, task: asyncio.Task[Any]) -> None:
+async def _departure(receive: Receive) -> NoReturn:
     while (await receive())["type"] != "http.disconnect":
         pass
-    task.cancel()
+    raise ClientDisconnect
 
 
 class _Server(uvicorn.Server):
     """Says when it is ready, and ends what runs when it is told to stop."""
 
+    config: Any  # its app is a Service
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        host, port = (sockets or self.servers[0].sockets)[0].getsockname()[:2]
+        host, port = self.servers[0].sockets[0].getsockname()[:2]
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        service: Any = self.config.app
-        print(f"minfer: {service.names[0]} is served at http://{where}/v1", flush=True)
+        print(f"minfer: {self.config.app.names[0]} is served at http://{where}/v1", flush=True)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        service: Any = self.config.app
-        service.close()
+        self.config.app.close()
         await super().shutdown(sockets)
 
 
@@ -331,12 +282,11 @@ def bound(host: str, port: int) -> socket.socket:
 def serve(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code. Raises ConfigError and the like."""
     args = cli.engine_args(options, executor="dry" if options.dry_run else "torch")
-    folder = Path(args.model or "")
-    name = folder.resolve().name if args.model and folder.is_dir() else args.model or "bundled"
-    with contextlib.closing(bound(options.host, options.port)) as listener:
-        llm = AsyncLLM(**attrs.asdict(args, recurse=False))
-        names = options.served_model_name or [name]
-        service = Service(llm, names, api_key=options.api_key, max_body=options.max_body_size)
+    name = args.model or "bundled"
+    name = Path(name).resolve().name if Path(name).is_dir() else name
+    with bound(options.host, options.port) as listener:
+        llm, names = AsyncLLM(**attrs.asdict(args, recurse=False)), options.served_model_name
+        service = Service(llm, names or [name], options.api_key, options.max_body_size)
         config = uvicorn.Config(
             service, log_level="warning", access_log=options.access_log, lifespan="off", ws="none",
             proxy_headers=False, server_header=False, timeout_graceful_shutdown=DRAIN,
@@ -344,8 +294,6 @@ def serve(options: argparse.Namespace) -> int:
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends here.
         signal.signal(signal.SIGTERM, lambda *_: None)
-        try:
+        with contextlib.closing(llm):
             _Server(config).run(sockets=[listener])
-        finally:
-            llm.close()
     return 0

@@ -19,7 +19,7 @@ from minfer.effects.chat import ChatTemplateError
 from minfer.effects.cli import PROMPT, TEMPERATURE, TOP_P, engine_args
 from minfer.effects.edge import RequestError
 from minfer.effects.llm import LLM
-from minfer.effects.outputs import RequestOutput
+from minfer.effects.outputs import CompletionOutput, RequestOutput
 from minfer.request import SamplingParams
 
 # Control characters and what stands for them: C0 but tab and newline, DEL, C1.
@@ -35,107 +35,27 @@ _ROOM: Final = "; /undo takes the last exchange back, /clear starts anew"
 
 def generate(options: argparse.Namespace) -> int:
     """Continue a text, written as it comes; returns the exit code."""
-    sampling_params(options, {})  # numbers out of range are told before anything is loaded
-    args = engine_args(options, executor="dry" if options.dry_run else "torch")
-    prompt = PROMPT if options.prompt is None else options.prompt
-    _forgive_encodings()
-    if prompt == "-":
-        prompt = sys.stdin.read()
-
+    settings = _settings(options)
+    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    echo = options.echo or prompt is None
+    prompt = PROMPT if prompt is None else prompt
     started = time.monotonic()
-    with LLM(**attrs.asdict(args, recurse=False)) as llm:
-        loaded = time.monotonic()
-        stream = llm.stream(prompt, sampling_params(options, llm.setup.default_params))
-        screen = _Screen(options.n)
-        if options.echo or options.prompt is None:
-            screen.write(prompt)
-        for output in stream:
-            screen.show(output)
-        screen.write("\n")
+    with LLM(**settings) as llm:
+        loading = time.monotonic() - started
+        params = sampling_params(options, llm.setup.default_params)
+        with contextlib.closing(llm.stream(prompt, params)) as stream:
+            output, errors = _show(stream, options.n, prompt if echo else "")
+        _write("\n")
     if options.stats:
-        print(_stats(output, loaded - started), file=sys.stderr)
-    for error in screen.errors:
-        print(f"minfer: the request failed: {error}", file=sys.stderr)
-    return 1 if screen.errors else 0
-
-
-def sampling_params(options: argparse.Namespace, advice: Mapping[str, float]) -> SamplingParams:
-    """What the options say about sampling; else the model's `advice`. Raises ParameterError."""
-    usual: dict[str, Any] = {"temperature": TEMPERATURE, "top_p": TOP_P, "top_k": 0, **advice}
-    given = {name: getattr(options, name) for name in usual}
-    return SamplingParams(
-        **{name: usual[name] if value is None else value for name, value in given.items()},
-        n=getattr(options, "n", 1),
-        max_tokens=options.max_tokens or None,
-        stop=options.stop,
-        stop_token_ids=options.stop_token_ids,
-        ignore_eos=options.ignore_eos,
-    )
-
-
-def _forgive_encodings() -> None:
-    """Let neither a terminal that is not Unicode nor input that is not UTF-8 end the program."""
-    for stream, errors in ((sys.stdout, "replace"), (sys.stdin, "surrogateescape")):
-        change = getattr(stream, "reconfigure", None)  # which streams that stand in may lack
-        if change is not None:
-            change(errors=errors)  # what is wrong with the input, the edge says
-
-
-class _Screen:
-    """Standard output: one sample is written as it comes, the others wait for their turn."""
-
-    def __init__(self, samples: int) -> None:
-        self.waiting = [""] * samples
-        self.ended = [False] * samples
-        self.now = 0  # the sample that is being written
-        self.errors: list[str] = []
-        self._head()
-
-    def write(self, text: str) -> None:
-        sys.stdout.write(text.translate(_SHOWN) if sys.stdout.isatty() else text)
-        sys.stdout.flush()
-
-    def show(self, output: RequestOutput) -> None:
-        for one in output.outputs:
-            self.waiting[one.index] += one.text
-            self.ended[one.index] |= one.finished()
-            if one.finish_reason == "error":
-                self.errors.append(one.error)
-        while self.now < len(self.ended):
-            self.write(self.waiting[self.now])
-            self.waiting[self.now] = ""
-            if not self.ended[self.now]:
-                return
-            self.now += 1
-            self._head()
-
-    def _head(self) -> None:
-        if len(self.ended) > 1 and self.now < len(self.ended):
-            self.write(f"{'' if self.now == 0 else chr(10)}--- sample {self.now} ---\n")
-
-
-def _stats(output: RequestOutput, loading: float | None = None) -> str:
-    """Timings of a finished request, for people."""
-    metrics, prompt = output.metrics, len(output.prompt_token_ids)
-    lines = [] if loading is None else [f"loading       {loading:.2f} s"]
-    lines += [
-        f"prompt        {prompt} tokens, {output.num_cached_tokens} of them cached",
-        f"output        {metrics.output_tokens} tokens",
-    ]
-    if metrics.ttft is not None and metrics.latency is not None:
-        lines.append(f"first token   {metrics.ttft * 1000:.1f} ms")
-        lines.append(f"in all        {metrics.latency:.2f} s")
-    if metrics.tpot:
-        lines.append(f"after first   {1 / metrics.tpot:.1f} tokens/s")
-    return "\n".join(lines)
+        _show_stats(output, loading)
+    for error in errors:
+        _say(f"the request failed: {error}")
+    return 1 if errors else 0
 
 
 def chat(options: argparse.Namespace) -> int:
     """Talk with a model until the input ends; returns the exit code."""
-    sampling_params(options, {})
-    args = engine_args(options, executor="dry" if options.dry_run else "torch")
-    _forgive_encodings()
-    with LLM(**attrs.asdict(args, recurse=False)) as llm:
+    with LLM(**_settings(options)) as llm:
         if llm.tokenizer is None or llm.tokenizer.chat_template is None:
             llm.render([{"role": "user", "content": "?"}])  # which says what is missing
         talk = _Talk(llm, options)
@@ -148,18 +68,86 @@ def chat(options: argparse.Namespace) -> int:
     return 0
 
 
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What to make an `LLM` with. What can be wrong is told before anything is loaded."""
+    sampling_params(options, {})
+    # Neither a terminal that is not Unicode nor input that is not UTF-8 may end the program: what
+    # is wrong with the input, the edge says.
+    for stream, errors in ((sys.stdout, "replace"), (sys.stdin, "surrogateescape")):
+        change = getattr(stream, "reconfigure", None)  # which streams that stand in may lack
+        if change is not None:
+            change(errors=errors)
+    args = engine_args(options, executor="dry" if options.dry_run else "torch")
+    return attrs.asdict(args, recurse=False)
+
+
+def sampling_params(options: argparse.Namespace, advice: Mapping[str, float]) -> SamplingParams:
+    """What the options say about sampling; else the model's `advice`. Raises ParameterError."""
+    usual: dict[str, Any] = {"temperature": TEMPERATURE, "top_p": TOP_P, **advice}
+    names = ("temperature", "top_p", "top_k", "n", "stop", "stop_token_ids", "ignore_eos")
+    given = {name: getattr(options, name, None) for name in names}
+    usual |= {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(**usual, max_tokens=options.max_tokens or None)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text.translate(_SHOWN) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
 def _say(text: str) -> None:
     print(f"minfer: {text}", file=sys.stderr, flush=True)
+
+
+def _show(
+    stream: Iterator[RequestOutput], samples: int, prompt: str
+) -> tuple[RequestOutput, list[str]]:
+    """Write samples one after the other: one as it comes, while others wait for their turn.
+
+    Returns the last output, and the errors of samples that failed.
+    """
+    waiting, ended = [""] * samples, dict[int, CompletionOutput]()
+    for now in range(samples):
+        if samples > 1:
+            _write(f"{chr(10) if now else ''}--- sample {now} ---\n")
+        _write("" if now else prompt)
+        while True:
+            _write(waiting[now])
+            waiting[now] = ""
+            if now in ended:
+                break
+            output = next(stream)
+            for one in output.outputs:
+                waiting[one.index] += one.text
+                if one.finished():
+                    ended[one.index] = one
+    return output, [one.error for one in ended.values() if one.finish_reason == "error"]
+
+
+def _show_stats(output: RequestOutput, loading: float | None = None) -> None:
+    """Timings of a finished request, for people."""
+    metrics, prompt = output.metrics, len(output.prompt_token_ids)
+    stats = {
+        "loading": None if loading is None else f"{loading:.2f} s",
+        "prompt": f"{prompt} tokens, {output.num_cached_tokens} of them cached",
+        "output": f"{metrics.output_tokens} tokens",
+        "first token": None if metrics.ttft is None else f"{metrics.ttft * 1000:.1f} ms",
+        "in all": None if metrics.latency is None else f"{metrics.latency:.2f} s",
+        "after first": f"{1 / metrics.tpot:.1f} tokens/s" if metrics.tpot else None,
+    }
+    for name, value in stats.items():
+        if value is not None:
+            print(f"{name:<13} {value}", file=sys.stderr)
 
 
 class _Talk:
     """A conversation. An exchange that fails is taken back; an answer that is cut short stays."""
 
     def __init__(self, llm: LLM, options: argparse.Namespace) -> None:
-        self.llm, self.options, self.screen = llm, options, _Screen(1)
+        self.llm, self.options = llm, options
         self.params = sampling_params(options, llm.setup.default_params)
-        system = options.system
-        self.begin = [] if system is None else [{"role": "system", "content": system}]
+        system = {"role": "system", "content": options.system}
+        self.begin = [] if options.system is None else [system]
         self.history = list(self.begin)
         self.failures = 0
         self.reading = False  # from a person
@@ -168,10 +156,17 @@ class _Talk:
     def run(self, lines: Iterator[str]) -> None:
         """Answer line by line."""
         for line in lines:
+            command = line.split()[0] if line.startswith("/") else ""
             if line.strip() == "/quit":
                 return
-            if line.startswith("/"):
-                self._command(line.split()[0])
+            if command == "/clear":
+                self.history = list(self.begin)
+            elif command == "/undo":
+                del self.history[max(len(self.begin), len(self.history) - 2) :]
+            elif command == "/help":
+                print(_HELP, file=sys.stderr)
+            elif command:
+                _say(f"no command {command!r}; /help lists them")
             elif line.strip():
                 self._answer(line)
 
@@ -222,25 +217,15 @@ class _Talk:
         self.stopped, answer = False, ""
         with contextlib.closing(self.llm.stream({"prompt_token_ids": ids}, self.params)) as stream:
             for output in stream:
-                self.screen.write(output.outputs[0].text)
+                _write(output.outputs[0].text)
                 answer += output.outputs[0].text
                 if self.stopped:
                     break
-        self.screen.write("" if answer.endswith("\n") else "\n")
+        _write("" if answer.endswith("\n") else "\n")
         if output.outputs[0].finish_reason == "error":
             raise RequestError(f"the request failed: {output.outputs[0].error}")
         if len(ids) + output.metrics.output_tokens >= self.llm.setup.config.max_model_len:
             _say(f"the context is full{_ROOM}")
         if self.options.stats:
-            print(_stats(output), file=sys.stderr)
+            _show_stats(output)
         return answer
-
-    def _command(self, name: str) -> None:
-        if name == "/clear":
-            self.history = list(self.begin)
-        elif name == "/undo":
-            del self.history[max(len(self.begin), len(self.history) - 2) :]
-        elif name == "/help":
-            print(_HELP, file=sys.stderr)
-        else:
-            _say(f"no command {name!r}; /help lists them")

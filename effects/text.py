@@ -12,25 +12,17 @@ from typing import Any, Final
 from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as Backend
 
-from minfer.effects.checkpoint import (
-    CheckpointError,
-    CorruptFileError,
-    eos_ids,
-    read_optional,
-)
+from minfer.effects.checkpoint import CheckpointError, CorruptFileError, eos_ids, read_optional
 
-NAMED: Final = (
-    "bos_token",
-    "eos_token",
-    "unk_token",
-    "sep_token",
-    "pad_token",
-    "cls_token",
-    "mask_token",
-)
+NAMED: Final = [f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")]
+FLAGS: Final = ("single_word", "lstrip", "rstrip", "normalized", "special")  # of an added token
 # Tokens that a detokenizer without byte-level decoding may hold back: a character has 4 bytes.
 HELD: Final = 4
 SEEN: Final = 8  # tokens without text of their own that it keeps as context
+# GPT-2's printable stand-ins for bytes: character -> byte.
+_PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHER: Final = [byte for byte in range(256) if byte not in _PLAIN]
+_ALPHABET: Final = {chr(b): b for b in _PLAIN} | {chr(256 + i): b for i, b in enumerate(_OTHER)}
 
 
 class TokenizerError(CheckpointError):
@@ -42,76 +34,53 @@ class TextError(ValueError):
 
 
 class Tokenizer:
-    """A checkpoint's tokenizer. Immutable after loading; safe to share between threads."""
+    """A checkpoint's tokenizer. Immutable after loading; safe to share between threads.
+
+    Raises `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError` for the
+    small files beside it.
+    """
 
     def __init__(self, folder: str | Path) -> None:
-        """Read tokenizer.json and the small files beside it.
-
-        Raises `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError` for the
-        files beside it.
-        """
         folder = Path(folder)
-        self._backend = _load_backend(folder / "tokenizer.json")
+        self._backend = backend = _load_backend(folder / "tokenizer.json")
         config = read_optional(folder / "tokenizer_config.json")
-        self.special_tokens: dict[str, str] = _named_tokens(config, folder)
-        _add_tokens(self._backend, config, self.special_tokens)
-        _set_template(self._backend, config, self.special_tokens)
-        added = self._backend.get_added_tokens_decoder()
-        self.special_ids: frozenset[int] = frozenset(i for i, t in added.items() if t.special)
-        self.vocab_size: int = self._backend.get_vocab_size()
-        self.eos_ids: tuple[int, ...] = self._eos_ids(folder)
-        self.bos_id: int | None = self._id(self.special_tokens.get("bos_token"))
-        self.chat_template: str | None = _chat_template(folder, config)
-        self._bytes: dict[int, bytes] | None = {} if _is_byte_level(self._backend) else None
+        older = read_optional(folder / "special_tokens_map.json")
+        named = {name: _content(config.get(name, older.get(name))) for name in NAMED}
+        self.special_tokens = {name: token for name, token in named.items() if token is not None}
+        _add_tokens(backend, config, self.special_tokens)
+        _set_template(backend, config, self.special_tokens)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        # Ids that end a sequence: of generation_config, config, and the tokenizer itself.
+        own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        self.eos_ids = tuple(dict.fromkeys((*eos_ids(folder), *([] if own is None else [own]))))
+        self.chat_template = _chat_template(folder, config)
+        self.byte_level = type(backend.decoder).__name__ == "ByteLevel"  # tokens are plain bytes
+        self._bytes: dict[int, bytes] = {}  # of tokens that were looked up
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`, with the tokenizer's own begin and end tokens if it has such.
-
-        Raises `TextError` for text that is not valid Unicode (lone surrogates).
-        """
+        """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone surrogates)."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise TextError(
-                f"text has a lone surrogate at character {error.start}; remove it or "
-                "decode the bytes it came from as UTF-8"
-            ) from error
+            why = f"text has a lone surrogate at character {error.start}; remove it or decode"
+            raise TextError(f"{why} the bytes it came from as UTF-8") from error
         # Of one text, but unlike `encode` it lets other threads run meanwhile.
-        found = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = found[0].ids
-        return ids
+        return self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """Text of a whole sequence. Ids without a token (padded vocabularies) give no text."""
-        text: str = self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
-        return text
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
-    def token_bytes(self, token: int) -> bytes | None:
-        """Bytes of one token; None if this tokenizer's tokens are not plain bytes."""
-        if self._bytes is None:
-            return None
-        found = self._bytes.get(token)
-        if found is None:
-            found = self._bytes[token] = _token_bytes(self._backend.id_to_token(token))
-        return found
-
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> "Detokenizer":
-        """A `Detokenizer` for one sequence."""
-        return Detokenizer(self, skip_special_tokens=skip_special_tokens)
-
-    def _id(self, token: str | None) -> int | None:
-        found: int | None = None if token is None else self._backend.token_to_id(token)
-        return found
-
-    def _eos_ids(self, folder: Path) -> tuple[int, ...]:
-        """Ids that end a sequence: of generation_config, config, and the tokenizer itself."""
-        own = self._id(self.special_tokens.get("eos_token"))
-        return tuple(dict.fromkeys((*eos_ids(folder), *(() if own is None else (own,)))))
-
-
-def load_tokenizer(folder: str | Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder. Raises as `Tokenizer` does."""
-    return Tokenizer(folder)
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes of one token of a byte-level tokenizer; none for ids without a token."""
+        if token not in self._bytes:
+            text = self._backend.id_to_token(token) or ""
+            try:
+                self._bytes[token] = bytes(_ALPHABET[char] for char in text)
+            except KeyError:  # an added token in plain text
+                self._bytes[token] = text.encode()
+        return self._bytes[token]
 
 
 class Detokenizer:
@@ -130,28 +99,20 @@ class Detokenizer:
         self._seen: list[int] = []
         self._held: list[int] = []
 
-    def push(self, ids: Iterable[int]) -> str:
-        """Take tokens; return the text that is certain now."""
+    def push(self, ids: Iterable[int], *, final: bool = False) -> str:
+        """Take tokens; return the text that is certain now: with `final` all, mended by U+FFFD."""
         kept = [token for token in ids if token not in self._skip]
-        pieces = [self._tokenizer.token_bytes(token) for token in kept]
-        if None not in pieces:
-            return self._utf8.decode(b"".join(piece for piece in pieces if piece is not None))
-        return "".join(self._window(token) for token in kept)
+        if self._tokenizer.byte_level:
+            return self._utf8.decode(b"".join(map(self._tokenizer.token_bytes, kept)), final)
+        text = "".join(self._window([token]) for token in kept)
+        return text + self._window([], final=True) if final else text
 
-    def flush(self) -> str:
-        """The rest, at the end of the sequence: an unfinished character becomes U+FFFD."""
-        return self._utf8.decode(b"", True) + self._emit()
-
-    def _window(self, token: int) -> str:
-        self._held.append(token)
-        text = self._tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
-        return "" if text.endswith("�") and len(self._held) < HELD else self._emit()
-
-    def _emit(self) -> str:
-        if not self._held:
-            return ""
+    def _window(self, tokens: list[int], *, final: bool = False) -> str:
+        self._held += tokens
         before = self._tokenizer.decode(self._seen, skip_special_tokens=False)
         after = self._tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
+        if not final and after.endswith("�") and len(self._held) < HELD:
+            return ""
         # What was emitted begins at a character's first byte, so it can stand as context alone.
         self._seen = self._held if after != before else (self._seen + self._held)[-SEEN:]
         self._held = []
@@ -170,13 +131,12 @@ class StopMatcher:
         if not all(stops):
             raise ValueError("a stop string must not be empty; remove it from the list")
         self._stops = tuple(dict.fromkeys(stops))
-        self._longest = max(map(len, self._stops), default=0)
         self._held = ""
 
-    def push(self, piece: str) -> tuple[str, str | None]:
+    def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
         """Take text; return (text that is certain, the stop string found or None).
 
-        After a find, the text before the stop string has been returned and the rest is dropped.
+        After a find the rest is dropped; with `final` nothing is held back.
         """
         text = self._held + piece
         found = [(at + len(stop), at, stop) for stop in self._stops if (at := text.find(stop)) >= 0]
@@ -184,37 +144,20 @@ class StopMatcher:
             _, at, stop = min(found)
             self._held = ""
             return text[:at], stop
-        keep = len(text) - self._undecided(text)
+        keep = len(text) if final else 0
+        while keep < len(text) and not any(s.startswith(text[keep:]) for s in self._stops):
+            keep += 1
         self._held = text[keep:]
         return text[:keep], None
 
-    def flush(self) -> str:
-        """The text held back, at the end of the sequence."""
-        held, self._held = self._held, ""
-        return held
-
-    def _undecided(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
-        for size in range(min(self._longest - 1, len(text)), 0, -1):
-            end = text[-size:]
-            if any(stop.startswith(end) for stop in self._stops):
-                return size
-        return 0
-
 
 def _load_backend(path: Path) -> Backend:
-    if not path.is_file():
-        raise TokenizerError(
-            f"{path}: not found; write it with transformers: "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-        )
     try:
         backend = Backend.from_file(str(path))
     except Exception as error:  # the library raises bare Exception for any fault of the file
-        raise TokenizerError(
-            f"{path}: corrupt or of an unknown kind ({error}); write it again with "
-            "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
-        ) from error
+        why = f"corrupt or of an unknown kind ({error})" if path.is_file() else "not found"
+        remedy = "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+        raise TokenizerError(f"{path}: {why}; write it with transformers: {remedy}") from error
     backend.no_padding()
     backend.no_truncation()
     return backend
@@ -226,34 +169,21 @@ def _content(token: object) -> str | None:
     return content if isinstance(content, str) else None
 
 
-def _named_tokens(config: Mapping[str, Any], folder: Path) -> dict[str, str]:
-    older = read_optional(folder / "special_tokens_map.json")
-    found = {name: _content(config.get(name, older.get(name))) for name in NAMED}
-    return {name: content for name, content in found.items() if content is not None}
-
-
 def _add_tokens(backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]) -> None:
     """Add, as transformers does, the tokens that only tokenizer_config.json knows."""
-    known = {token.content for token in backend.get_added_tokens_decoder().values()}
     wanted: dict[str, AddedToken] = {}
     listed = config.get("added_tokens_decoder")
-    for _, entry in sorted(
-        (listed if isinstance(listed, dict) else {}).items(),
-        key=lambda item: int(item[0]) if str(item[0]).isdigit() else -1,
-    ):
-        content = _content(entry)
-        if content is not None and isinstance(entry, dict):
-            flags = {
-                k: bool(v)
-                for k, v in entry.items()
-                if k in ("single_word", "lstrip", "rstrip", "normalized", "special")
-            }
+    by_id = listed.items() if isinstance(listed, dict) else ()
+    for _, entry in sorted(by_id, key=lambda one: int(one[0]) if one[0].isdecimal() else -1):
+        if isinstance(entry, dict) and (content := _content(entry)) is not None:
+            flags = {flag: bool(entry[flag]) for flag in FLAGS if flag in entry}
             wanted[content] = AddedToken(content, **flags)
-    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
     values = extra.values() if isinstance(extra, dict) else extra if isinstance(extra, list) else ()
     for content in [*named.values(), *map(_content, values)]:
         if content is not None:
             wanted.setdefault(content, AddedToken(content, special=True))
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
     backend.add_tokens([token for content, token in wanted.items() if content not in known])
 
 
@@ -273,38 +203,13 @@ def _set_template(backend: Backend, config: Mapping[str, Any], named: Mapping[st
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     path = folder / "chat_template.jinja"
-    if path.is_file():
-        try:
+    try:
+        if path.is_file():
             return path.read_text("utf-8")
-        except (OSError, ValueError) as error:
-            raise CorruptFileError(
-                f"{path}: cannot be read ({error}); download it again"
-            ) from error
+    except (OSError, ValueError) as error:
+        raise CorruptFileError(f"{path}: cannot be read ({error}); download it again") from error
     template = config.get("chat_template")
     if isinstance(template, list):  # several by name: [{"name": ..., "template": ...}, ...]
         named = {t.get("name"): t.get("template") for t in template if isinstance(t, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None
-
-
-def _is_byte_level(backend: Backend) -> bool:
-    return type(backend.decoder).__name__ == "ByteLevel"
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for bytes: character -> byte."""
-    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    other = [byte for byte in range(256) if byte not in set(plain)]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(other)}
-
-
-_ALPHABET: Final = _byte_alphabet()
-
-
-def _token_bytes(token: str | None) -> bytes:
-    if token is None:
-        return b""
-    try:
-        return bytes(_ALPHABET[char] for char in token)
-    except KeyError:  # an added token in plain text
-        return token.encode()

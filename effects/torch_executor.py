@@ -1,287 +1,464 @@
-"""The torch executor: plans become packed forwards over a paged cache. On the CPU so far.
+"""The torch executor: plans become launches; on a GPU results come a step later.
 
-Theory. The device owns what a row needs besides a plan: its last token, the position that token
-takes, its block table, how it samples. They are rows of preallocated arrays, changed by `opens`,
-`grows` and the results of steps. All rows of a plan go through one forward.
+Theory. The device owns its rows (`device_rows.py`). Launching a plan is: pack its inputs and what
+it changes into one pinned buffer, copy that without waiting, scatter the changes; run the step,
+from embedding to tokens drawn and rows advanced; copy the tokens to pinned memory and record an
+event. Collecting waits for that event alone, so the next step runs while the host reads this one.
+The CPU does the same when its results are asked for, with its own cache and sampler.
 
-Most steps are decodes of the rows that decoded in the step before. Their part of the arrays is
-kept gathered (`_Active`) while membership does not change, which is seen by identity: the engine
-hands out the same tuple of rows. Then a step is: pack, forward, choose; nothing is done per row.
-While rows are active, their tokens and positions in the arrays are stale; `_settle` writes them
-back before anything else looks.
+A step's work is a function of its `Kind` (how many rows feed themselves, how many tokens come from
+history, ...) and of what lies on the device, so it can be a CUDA graph: one for each kind, captured
+when it is first needed. Rows that feed themselves are padded to few sizes. A step with inputs from
+history is captured if it is small, as only there launches take longer than the work, and once its
+kind came a second time; else its launches are made one by one.
+
+Everything is on one stream, in order: a device buffer can be overwritten by the next step's copy as
+soon as that is enqueued. Host buffers are read by copies in flight, so there is a ring of them.
 """
 
+import contextlib
 from collections import deque
-from collections.abc import Callable
-from itertools import compress
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from attrs import define
-from numpy.typing import NDArray
+from attrs import define, evolve, field, frozen
+from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.attention import KVCache, make_cache
-from minfer.effects.batch import Batch, DecodeRows, Row, make_batch
-from minfer.effects.executor import ExecutorError
-from minfer.effects.model import forward
+from minfer.effects.batch import Batch, Chunks
+from minfer.effects.device_rows import EMPTY, DeviceRows, Words
+from minfer.effects.executor import ExecutorError, not_finite
+from minfer.effects.memory import CAPTURED_TOKENS
+from minfer.effects.model import Model, forward
 from minfer.effects.sampler import Sampling, choose
 from minfer.effects.spec import ModelSpec
 from minfer.effects.weights import Weights
+from minfer.kernels import plain
+from minfer.kernels.flash import FlashWork, load_flash
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, Yields
 
-Ints = NDArray[np.int64]
-Model = Callable[[Batch, KVCache], torch.Tensor]  # one packed step: logits [sampled, vocab]
+if TYPE_CHECKING:
+    from minfer.effects.cuda_attention import CudaCache
+
+MOST_KINDS = 256  # after which only pure decode steps are captured
+CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
 
 
-class LogitsError(ExecutorError):
-    """The model's logits for a request are not finite: there is nothing to sample from."""
+@frozen
+class Kind:
+    """What distinguishes the launches of a step; numbers include padding."""
+
+    alone: int  # rows that feed themselves
+    draws: int  # rows of logits: theirs, and of chunks that end their history
+    tokens: int = 0  # inputs from history
+    chunks: int = 0  # rows that they belong to
+    longest: int = 0  # inputs of a chunk, at most
+    splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
+    filtered: bool = False  # somebody has a top-k or a top-p
+
+    @property
+    def words(self) -> int:
+        """Of inputs: see `TorchExecutor._inputs`."""
+        if not self.tokens:
+            return 0
+        return 3 * aligned(self.tokens) + 4 * aligned(self.chunks) + 2 * aligned(self.draws)
+
+    def padded(self) -> "Kind | None":
+        """The kind whose graph can serve this one; None if it is too large for one."""
+        if not self.tokens:
+            alone = bucket_of(self.alone)
+            return evolve(self, alone=alone, draws=alone)
+        if self.tokens > CAPTURED_TOKENS or self.chunks > CHUNK_SIZES[-1]:
+            return None
+        tokens = max(64, 1 << (self.tokens - 1).bit_length())
+        chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
+        alone = bucket_of(self.alone) if self.alone else 0
+        return evolve(
+            self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=tokens
+        )
+
+
+def aligned(words: int) -> int:
+    """Up to the next 16 bytes: kernels are compiled apart for pointers that are not."""
+    return -(-words // 4) * 4
+
+
+def bucket_of(count: int) -> int:
+    """How many rows the graph has that serves so many: at most a quarter more above 8."""
+    for size in (1, 2, 4, 8):
+        if count <= size:
+            return size
+    step = max(8, (1 << (count - 1).bit_length()) // 8)
+    return -(-count // step) * step
 
 
 @define(eq=False)
-class _Active:
-    """The rows that decode step after step, gathered."""
+class Slot:
+    """A host buffer's turn: what goes to the device, and what comes back once `done`."""
 
-    rows: tuple[int, ...]
-    index: Ints  # [rows] the same, as an index
-    tokens: Ints  # [rows] the next inputs
-    positions: Ints  # [rows] of these inputs
-    table: NDArray[np.int32]  # [rows, max_blocks]
-    sampling: Sampling
+    words: Tensor  # pinned int32
+    drawn: Tensor  # pinned int32 [draws]: tokens; -1 where the logits were not finite
+    done: torch.cuda.Event | None
+    places: list[int] = field(factory=list)  # the plan's entries that drew, in order
+    at: list[int] | None = None  # where in `drawn` they are; None: in order
+
+
+@define(eq=False)
+class Flight:
+    """A plan on its way: where its results will be, or why it could not be launched."""
+
+    plan: Plan
+    slots: list[Slot] = field(factory=list)  # one for each forward
+    error: str = ""
 
 
 class TorchExecutor:
-    """Runs plans with torch. Results are computed when they are collected."""
+    """Runs plans on the device that the weights are on; steps overlap with the host's work."""
 
     def __init__(
-        self,
-        spec: ModelSpec,
-        weights: Weights | Model,
-        *,
-        num_blocks: int,
-        block_size: int,
-        max_num_seqs: int,
-        max_model_len: int,
-        dtype: str | None = None,
-        device: str = "cpu",
-    ) -> None:
-        """Weights of a family, or a model that runs by itself in the spec's dtype.
+        self, config: EngineConfig, spec: ModelSpec, weights: Weights | Model,
+        device: torch.device | str, *, graphs: bool = True, checked: bool = False,
+        kernels: bool = False,
+    ) -> None:  # fmt: skip
+        """Runs on `device`, where the weights are.
 
-        Sizes are the engine's (same names); `dtype` is the cache's, the model's by default. Raises
-        ValueError for a context longer than the model's, MemoryError or RuntimeError if the cache
-        does not fit.
+        `checked`: a decode step that waits for the device, or takes memory, fails. `kernels`: on
+        the CPU, do as a GPU does, with the kernels' references. Raises MemoryError or RuntimeError
+        (torch.OutOfMemoryError) if the cache does not fit.
         """
-        if device != "cpu":
-            raise ValueError(f"device {device!r} is not supported yet; use 'cpu'")
-        if max_model_len > spec.max_position_embeddings:
-            raise ValueError(
-                f"max_model_len is {max_model_len}, but the model was made for contexts of up to "
-                f"{spec.max_position_embeddings} tokens; lower max_model_len"
-            )
-        if isinstance(weights, Weights):
-            dtype = dtype or str(weights.embed.dtype).removeprefix("torch.")
-            self.model: Model = lambda batch, cache: forward(spec, weights, batch, cache)
-        else:
-            self.model = weights
-        self.spec, self.block_size = spec, block_size
-        self.windows = tuple(dict.fromkeys(spec.windows))
-        self.cache: KVCache = make_cache(spec, num_blocks, block_size, dtype, device, max_model_len)
-        self.last = np.zeros(max_num_seqs, np.int64)
-        self.next = np.zeros(max_num_seqs, np.int64)
-        self.table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int32)
-        self.held = np.zeros(max_num_seqs, np.int64)  # blocks in each table
-        self.seats: list[Open | None] = [None] * max_num_seqs  # who has each row
-        self.active: _Active | None = None
-        self.plans: deque[Plan] = deque()
+        self.device = torch.device(device)
+        cuda = self.device.type == "cuda"
+        self.config, self.spec, self.graphs, self.checked = config, spec, graphs and cuda, checked
+        self.model: Model = weights if not isinstance(weights, Weights) else (
+            lambda batch, cache: forward(spec, weights, batch, cache)
+        )  # fmt: skip
+        length = min(config.max_model_len, spec.max_position_embeddings)
+        self.gpu: Any = None  # what needs Triton
+        self.flash_from = 0  # as in `Routes`
+        if kernels or cuda:
+            from minfer.effects import cuda_attention
 
-    @classmethod
-    def for_config(
-        cls, config: EngineConfig, spec: ModelSpec, weights: Weights | Model
-    ) -> "TorchExecutor":
-        """An executor of the sizes that an engine has."""
-        return cls(
-            spec,
-            weights,
-            num_blocks=config.num_blocks,
-            block_size=config.block_size,
-            max_num_seqs=config.max_num_seqs,
-            max_model_len=min(config.max_model_len, spec.max_position_embeddings),
+            self.gpu = cuda_attention
+            routes = cuda_attention.Routes.for_device(spec, config.block_size, self.device)
+            self.flash_from = routes.flash_from
+        self.ops: Any = self.gpu or plain
+        self.cache = self.make_cache(config.num_blocks, config.block_size, length)
+        blocks = -(-length // config.block_size)
+        self.rows = DeviceRows(config.max_num_seqs, blocks, self.device)
+        self.rows.table[self.rows.scratch] = config.num_blocks  # the block that nobody has
+        self.seats: list[Open | None] = [None] * config.max_num_seqs
+        self.filters = np.zeros(config.max_num_seqs, bool)  # rows with a top-k or a top-p
+        draws = bucket_of(config.max_num_seqs) + max(config.max_num_seqs, CHUNK_SIZES[-1])
+        tokens = max(config.max_num_batched_tokens, CAPTURED_TOKENS)
+        # The largest inputs, and changes: every table whole, what else rows keep, who decodes.
+        room = 3 * tokens + 6 * draws + 64 + 2 * (config.max_num_seqs * (blocks + 8) + draws)
+        self.staging = torch.zeros(room, dtype=torch.int32, device=self.device)
+        self.out = torch.zeros(draws, dtype=torch.int32, device=self.device)
+        self.ring = deque(
+            Slot(
+                torch.empty(room, dtype=torch.int32, pin_memory=cuda),
+                torch.empty(draws, dtype=torch.int32, pin_memory=cuda),
+                torch.cuda.Event() if cuda else None,  # type: ignore[no-untyped-call]  # torch's,
+            )
+            for _ in range((config.depth + 1) * config.max_repeat + 1)
         )
+        self.stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]  # torch's
+        self.made: dict[Kind, torch.cuda.CUDAGraph | None] = {}  # None: seen once
+        self.pool = torch.cuda.graph_pool_handle() if cuda else None
+        self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
+        self.filtered = False  # whether one of them has a top-k or a top-p
+        self.flights: deque[Flight] = deque()
+        self.drawing: tuple[list[int], Sampling] | None = None  # who the CPU's sampler drew for
+        self._wait()
+
+    def make_cache(self, blocks: int, block_size: int, length: int) -> "KVCache | CudaCache":
+        """A cache that the model can run with, for positions below `length`."""
+        if self.gpu is not None:
+            made: CudaCache = self.gpu.CudaCache.make(
+                self.spec, blocks, block_size, length, self.device
+            )
+            return made
+        return make_cache(self.spec, blocks, block_size, max_model_len=length)
+
+    # --- the executor's contract -----------------------------------------------------------------
 
     def launch(self, plan: Plan) -> None:
-        """Queue the plan; it runs when its results are asked for."""
-        self.plans.append(plan)
+        """Enqueue a plan. What goes wrong is said when it is collected."""
+        flight = Flight(plan)
+        self.flights.append(flight)
+        if self.stream is not None and not any(one.error for one in self.flights):
+            self._attempt(flight)
+
+    def _attempt(self, flight: Flight) -> None:
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self.stream):
+                self._launch(flight)
+        except Exception as error:
+            flight.error = str(error) if isinstance(error, ExecutorError) else repr(error)
 
     def collect(self) -> Executed | Failed:
-        """Run the next plan. When it fails, all plans queued behind it are dropped."""
-        plan = self.plans.popleft()
-        try:
-            with torch.inference_mode():
-                return Executed(plan.step, self._run(plan))
-        except Exception as error:
-            self.plans.clear()
-            self._settle()  # rows outside the failed plans go on from what they have
-            what = str(error) if isinstance(error, ExecutorError) else repr(error)
-            return Failed(plan.step, what)
+        """Wait for the earliest plan's tokens."""
+        flight = self.flights.popleft()
+        if self.stream is None:
+            self._attempt(flight)
+        if not flight.error:
+            try:
+                return Executed(flight.plan.step, self._yields(flight))
+            except Exception as error:
+                flight.error = str(error) if isinstance(error, ExecutorError) else repr(error)
+        self.flights.clear()
+        self.members, self.rows.changes = (), []
+        self._wait()  # nothing handed over touches the cache any more
+        return Failed(flight.plan.step, flight.error)
 
     def close(self) -> None:
         """Let go of the weights and the cache; no call may follow."""
-        self.plans.clear()
-        self.active = None
+        self._wait()
+        self.flights.clear()
+        self.made.clear()
         del self.cache, self.model
+
+    def _wait(self) -> None:
+        if self.stream is not None:
+            torch.cuda.synchronize(self.device)
+
+    def _yields(self, flight: Flight) -> Yields:
+        plan = flight.plan
+        out: list[tuple[int, ...]] = [()] * len(plan.rows)
+        for slot in flight.slots:
+            if slot.done is not None:
+                slot.done.synchronize()
+            tokens = slot.drawn[: len(slot.places)] if slot.at is None else slot.drawn[slot.at]
+            drawn: list[int] = tokens.tolist()
+            if -1 in drawn:
+                bad = [i for i, token in zip(slot.places, drawn, strict=True) if token < 0]
+                raise not_finite(self.seats[plan.rows[i]] for i in bad)
+            if plan.repeat == 1 and slot.at is None:
+                return tuple(zip(drawn, strict=True))
+            for i, token in zip(slot.places, drawn, strict=True):
+                out[i] += (token,)
+        return tuple(out)
 
     # --- one plan --------------------------------------------------------------------------------
 
-    def _run(self, plan: Plan) -> Yields:
-        if plan.opens or plan.grows or plan.copies:
-            self._change(plan)
+    def _launch(self, flight: Flight) -> None:
+        plan, rows, vocab = flight.plan, self.rows, self.spec.vocab_size
+        for opened in plan.opens:
+            row, params = plan.rows[opened.index], opened.request.sampling
+            self.seats[row], self.members, self.drawing = opened, (), None
+            self.filters[row] = params.top_p < 1 or 0 < params.top_k < vocab
+            rows.open(row, opened, vocab)
+            full, part = divmod(plan.starts[opened.index], self.config.block_size)
+            self.cache.clear(opened.table[full:], part)
+        for grow in plan.grows:
+            rows.set_table(grow.row, grow.at, grow.blocks)
+            self.cache.clear(grow.blocks)
+        for copy in plan.copies:
+            self.cache.copy(copy.source, copy.target, copy.count)
         if plan.fills:
-            first = self._mixed(plan)
-            if plan.repeat == 1:
-                return first
+            self._mixed(flight)
         elif plan.repeat == 1:
-            return tuple(zip(self._decode(plan.rows).tolist(), strict=True))
-        else:
-            first = ((),) * len(plan.rows)
-        return self._repeat(plan, first)
+            self._decode(flight, plan.rows, list(range(len(plan.rows))), max(plan.starts) + 1)
+        for turn in range(int(bool(plan.fills)), plan.repeat if plan.repeat > 1 else 0):
+            live = [i for i, most in enumerate(plan.most) if most > turn]
+            if live:
+                alive = plan.rows if len(live) == len(plan.rows) else None
+                members = alive or tuple(plan.rows[i] for i in live)
+                self._decode(flight, members, live, max(plan.starts) + turn + 1)
 
-    def _repeat(self, plan: Plan, first: Yields) -> Yields:
-        """The forwards that are left of a plan; `first` is what filled rows yielded in one."""
-        out = [list(tokens) for tokens in first]
-        done = int(bool(plan.fills))
-        for turn in range(done, plan.repeat):
-            live = tuple(map(turn.__lt__, plan.most))
-            if all(live):
-                rows, lists = plan.rows, out
-            else:
-                rows, lists = tuple(compress(plan.rows, live)), list(compress(out, live))
-            if not rows:
-                break
-            for tokens, token in zip(lists, self._decode(rows).tolist(), strict=True):
-                tokens.append(token)
-        return tuple(map(tuple, out))
+    def _decode(
+        self, flight: Flight, rows: tuple[int, ...], places: list[int], longest: int
+    ) -> None:
+        """Every row feeds itself; `longest` is the most tokens that one attends to."""
+        if rows is not self.members:
+            self.rows.set_batch(rows, bucket_of(len(rows)))
+            self.members, self.filtered = rows, bool(self.filters[list(rows)].any())
+        kind = Kind(len(rows), len(rows), filtered=self.filtered)
+        self._run(flight, kind, EMPTY, places, None, longest)
 
-    def _decode(self, rows: tuple[int, ...]) -> Ints:
-        """One forward in which every row feeds itself; returns the tokens drawn, [rows]."""
-        now = self.active
-        if now is None or (now.rows is not rows and now.rows != rows):
-            now = self._activate(rows)
-        inputs = DecodeRows(
-            torch.from_numpy(now.tokens),
-            torch.from_numpy(now.positions),
-            torch.from_numpy(now.table),
-        )
-        batch = make_batch((), self.block_size, inputs, self.windows)
-        logits = self.model(batch, self.cache)
-        ahead = now.positions + 1
-        choice = choose(logits, now.sampling, ahead)
-        if choice.broken:
-            raise self._not_finite([rows[i] for i in choice.broken])
-        now.tokens, now.positions = choice.tokens, ahead
-        return choice.tokens
-
-    def _mixed(self, plan: Plan) -> Yields:
-        """One forward of filled rows and of rows that feed themselves."""
-        self._settle()
+    def _mixed(self, flight: Flight) -> None:
+        """Rows that feed themselves, and chunks of history."""
+        plan = flight.plan
         filled = {fill.index for fill in plan.fills}
         selves = [i for i in range(len(plan.rows)) if i not in filled]
-        chunks = []
-        for fill in plan.fills:
-            at = plan.rows[fill.index]
-            start, wanted = plan.starts[fill.index], min(1, plan.most[fill.index])
-            table = self.table[at, : self.held[at]].astype(np.int64)
-            chunks.append(Row(fill.tokens, start, table, wanted))
-            self.next[at] = start + len(fill.tokens)
-        index = np.array([plan.rows[i] for i in selves], np.int64)
-        inputs = None
-        if selves:
-            inputs = DecodeRows(
-                torch.from_numpy(self.last[index]),
-                torch.from_numpy(self.next[index]),
-                torch.from_numpy(self.table[index]),
-            )
-            self.next[index] += 1
-        batch = make_batch(chunks, self.block_size, inputs, self.windows)
-        drawn = selves + [fill.index for fill in plan.fills if plan.most[fill.index]]
-        logits = self.model(batch, self.cache)
-        yields: list[tuple[int, ...]] = [()] * len(plan.rows)
-        if drawn:
-            tokens = self._choose_for([plan.rows[i] for i in drawn], logits)
-            for i, token in zip(drawn, tokens.tolist(), strict=True):
-                yields[i] = (token,)
-        return tuple(yields)
+        counts = [len(fill.tokens) for fill in plan.fills]
+        drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
+        exact = Kind(
+            len(selves), len(selves) + len(drawing), sum(counts), len(counts), max(counts),
+            filtered=bool(self.filters[list(plan.rows)].any()),
+        )  # fmt: skip
+        kind = (self.graphs and exact.padded()) or exact
+        places = selves + [plan.fills[k].index for k in drawing]
+        at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
+        longest = max((plan.starts[i] + 1 for i in selves), default=1)
+        self._run(flight, kind, self._packed(plan, selves, drawing, kind), places, at, longest)
 
-    def _choose_for(self, rows: list[int], logits: torch.Tensor) -> Ints:
-        """Draw the next token of settled rows, and keep it as their last."""
-        index = np.array(rows, np.int64)
-        choice = choose(logits, self._sampling(rows), self.next[index])
-        if choice.broken:
-            raise self._not_finite([rows[i] for i in choice.broken])
-        self.last[index] = choice.tokens
-        return choice.tokens
+    def _packed(self, plan: Plan, selves: list[int], drawing: list[int], kind: Kind) -> Words:
+        """The inputs of a mixed step, as `_inputs` reads them; padding is the scratch row's.
 
-    # --- rows ------------------------------------------------------------------------------------
+        `selves` are the plan's rows that feed themselves, `drawing` its fills that draw.
+        """
+        words = np.zeros(kind.words, np.int32)
+        (tokens, positions, owners), chunks, drawn, wanted = self._inputs(words, kind)
+        counts = [len(fill.tokens) for fill in plan.fills]
+        total = sum(counts)
+        tokens[:total] = np.concatenate([np.array(fill.tokens, np.int32) for fill in plan.fills])
+        owners[:], drawn[:], chunks[0] = (self.rows.scratch,) * 3
+        where, starts, sizes, offsets = (row[: len(counts)] for row in chunks)
+        where[:] = [plan.rows[fill.index] for fill in plan.fills]
+        starts[:] = [plan.starts[fill.index] for fill in plan.fills]
+        sizes[:] = counts
+        offsets[:] = kind.alone + np.cumsum(sizes) - sizes
+        owners[:total] = np.repeat(where, counts)
+        positions[:total] = np.arange(total) + np.repeat(starts - offsets + kind.alone, counts)
+        drawn[: len(selves)] = [plan.rows[i] for i in selves]
+        wanted[: kind.alone] = np.arange(kind.alone)
+        last = kind.alone + np.arange(len(drawing))
+        wanted[last] = (offsets + sizes - 1)[drawing]
+        drawn[last] = where[drawing]
+        return words
 
-    def _change(self, plan: Plan) -> None:
-        """Take over rows, extend tables, copy blocks: in this order."""
-        fresh: list[int] = []  # blocks that rows get to write to
-        if plan.opens:
-            self._settle()
-        for opened in plan.opens:
-            fresh += self._open(plan.rows[opened.index], opened, plan.starts[opened.index])
-        for grow in plan.grows:
-            self.table[grow.row, grow.at : grow.at + len(grow.blocks)] = grow.blocks
-            self.held[grow.row] = grow.at + len(grow.blocks)
-            fresh += grow.blocks
-        if plan.grows and self.active is not None:
-            self.active.table = self.table[self.active.index]
-        data = self.cache.data  # [layers, blocks, block_size, 2, kv_heads, head_dim]
-        if fresh:
-            # Attention reads padding with weight 0. If a request whose numbers overflowed had the
-            # block before, that would be 0 * NaN, and its successor would fail for it.
-            data.index_fill_(1, torch.tensor(fresh), 0)
-        for copy in plan.copies:
-            data[:, copy.target, : copy.count] = data[:, copy.source, : copy.count]
+    @staticmethod
+    def _inputs(words: Any, kind: Kind) -> Any:
+        """[3, tokens]: ids, positions, rows; [4, chunks]: rows, starts, counts, offsets; draws:
+        [draws] rows that draw, and [draws] which token's logits they draw from."""
+        parts, at = [], 0
+        for lines, count in ((3, kind.tokens), (4, kind.chunks), (2, kind.draws)):
+            end = at + lines * aligned(count)
+            parts.append(words[at:end].reshape(lines, aligned(count))[:, :count])
+            at = end
+        return parts[0], parts[1], parts[2][0], parts[2][1]
 
-    def _open(self, row: int, opened: Open, start: int) -> tuple[int, ...]:
-        """Seat a sample; returns its blocks without KV. Below `start` KV is there, or copied."""
-        self.seats[row] = opened
-        self.table[row, : len(opened.table)] = opened.table
-        self.held[row] = len(opened.table)
-        full, part = divmod(start, self.block_size)
-        if part:
-            self.cache.data[:, opened.table[full], part:] = 0
-        return opened.table[full + bool(part) :]
+    # --- one forward -----------------------------------------------------------------------------
 
-    def _activate(self, rows: tuple[int, ...]) -> _Active:
-        self._settle()
-        index = np.array(rows, np.int64)
-        self.active = _Active(
-            rows,
-            index,
-            self.last[index],
-            self.next[index],
-            self.table[index],
-            self._sampling(rows),
+    def _run(
+        self, flight: Flight, kind: Kind, inputs: Words, places: list[int], at: list[int] | None,
+        longest: int,
+    ) -> None:  # fmt: skip
+        """Send what a forward needs, run it, and have its tokens sent back."""
+        slot = self.ring[0]
+        self.ring.rotate(-1)
+        slot.places, slot.at = places, at
+        flight.slots.append(slot)
+        self._send(slot, inputs)
+        table = self.rows.blocks * self.config.block_size
+        context = min(1 << max(10, longest.bit_length()), table)  # few kinds
+        padded = kind.padded() if self.graphs else None
+        alone = kind.alone if padded is None else padded.alone
+        splits = 1
+        if alone and self.gpu is not None:
+            splits = self.gpu.num_splits(alone, self.spec.kv_heads, context)
+        if padded is None:
+            self._step(evolve(kind, splits=splits))
+        else:
+            self._replay(evolve(padded, splits=splits))
+        slot.drawn[: kind.draws].copy_(self.out[: kind.draws], non_blocking=True)
+        if slot.done is not None:
+            slot.done.record()
+
+    def _send(self, slot: Slot, inputs: Words) -> None:
+        """Inputs and changes to the device in one copy; the rows change."""
+        changes = self.rows.take()
+        total = len(inputs) + sum(map(len, changes))
+        if not total:
+            return
+        np.concatenate([inputs, *changes], out=slot.words.numpy()[:total])
+        self.staging[:total].copy_(slot.words[:total], non_blocking=True)
+        if changes:
+            self.ops.scatter(self.rows.arena, self.staging[len(inputs) : total])
+
+    def _replay(self, kind: Kind) -> None:
+        graph = self.made.get(kind)
+        if graph is None:
+            if kind.tokens and (kind not in self.made or len(self.made) >= MOST_KINDS):
+                self.made.setdefault(kind)
+                return self._step(kind)
+            graph = self.made[kind] = self._capture(kind)
+        if not self.checked:
+            return graph.replay()
+        torch.cuda.set_sync_debug_mode("error")
+        before = torch.cuda.memory_stats(self.device)["allocation.all.allocated"]
+        try:
+            graph.replay()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        if torch.cuda.memory_stats(self.device)["allocation.all.allocated"] != before:
+            raise ExecutorError("a decode step took memory")
+        return None
+
+    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
+        """The graph of a step. Capturing runs nothing, but what it needs has to be compiled."""
+        if not kind.tokens:
+            self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(self.pool, "thread_local")
+        try:
+            self._step(kind)
+        except BaseException:
+            self.pool = torch.cuda.graph_pool_handle()  # the old one may end with this graph
+            with contextlib.suppress(RuntimeError):
+                graph.capture_end()
+            raise
+        graph.capture_end()
+        return graph
+
+    def _step(self, kind: Kind, who: Tensor | None = None) -> None:
+        """A whole step, from what is on the device into `out` and the rows."""
+        rows, alone, size = self.rows, kind.alone, self.config.block_size
+        given, sampled, chunks = None, None, None
+        drawn = rows.batch[:alone] if who is None else who
+        if kind.tokens:
+            given, chunk, drawn, sampled = self._inputs(self.staging, kind)
+            chunks = self._chunks(kind, chunk)
+        count = alone + kind.tokens
+        tokens, positions, ahead = drawn.new_empty(3, aligned(count))[:, :count].unbind(0)
+        slots = torch.empty_like(tokens, dtype=torch.int64)
+        selves = drawn[:alone]
+        self.ops.gather(
+            selves, given, rows.last, rows.next, rows.table, size, tokens, positions, ahead, slots
         )
-        return self.active
+        batch = Batch(
+            tokens, positions, slots, sampled, rows.table, selves, ahead[:alone], chunks,
+            splits=kind.splits,
+        )  # fmt: skip
+        logits = self.model(batch, self.cache)
+        if not kind.draws:
+            return
+        if sampled is not None:
+            ahead = ahead.index_select(0, sampled)
+        if self.gpu is None:
+            new, broken = self._drawn_on_cpu(logits, drawn.tolist(), ahead)
+        else:
+            new, broken = self.gpu.sample(
+                logits, drawn, rows.temperature, rows.top_k, rows.top_p, rows.stream, ahead,
+                filtered=kind.filtered,
+            )  # fmt: skip
+        self.ops.advance(drawn, ahead, new, broken, rows.last, rows.next, rows.scratch, self.out)
 
-    def _settle(self) -> None:
-        """Write active rows back to the arrays; then nothing is active."""
-        if self.active is not None:
-            self.last[self.active.index] = self.active.tokens
-            self.next[self.active.index] = self.active.positions
-            self.active = None
+    def _drawn_on_cpu(
+        self, logits: Tensor, rows: list[int], positions: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What `sample` does, with the CPU's sampler: tokens, and 1 where logits are not finite."""
+        if self.drawing is None or self.drawing[0] != rows:
+            seats = [seat for row in rows if (seat := self.seats[row]) is not None]
+            how = [(seat.request.sampling, seat.request.seed, seat.sample) for seat in seats]
+            self.drawing = rows, Sampling.of(how, self.spec.vocab_size)
+        choice = choose(logits, self.drawing[1], positions.numpy())
+        broken = torch.zeros_like(positions)
+        if choice.broken:
+            broken[list(choice.broken)] = 1
+        return torch.from_numpy(np.where(broken, 0, choice.tokens).astype(np.int32)), broken
 
-    def _sampling(self, rows: tuple[int, ...] | list[int]) -> Sampling:
-        seats = [seat for row in rows if (seat := self.seats[row]) is not None]
-        how = [(seat.request.sampling, seat.request.seed, seat.sample) for seat in seats]
-        return Sampling.of(how, self.spec.vocab_size)
-
-    def _not_finite(self, rows: list[int]) -> LogitsError:
-        names = []
-        for row in rows:
-            seat = self.seats[row]
-            names.append("?" if seat is None else f"{seat.request.id!r} (sample {seat.sample})")
-        return LogitsError(f"the model's logits are not finite for request {', '.join(names)}")
+    def _chunks(self, kind: Kind, words: Tensor) -> Chunks:
+        """From `words` [4, chunks]; flash-attn's work is not captured."""
+        rows, starts, counts, offsets = words
+        flash = None
+        if 0 < self.flash_from <= kind.longest and kind.tokens > CAPTURED_TOKENS:
+            if load_flash():
+                self.flash_from = 0  # installed, but broken
+                return self._chunks(kind, words)
+            flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
+        return Chunks(rows, starts, counts, offsets, kind.longest, flash)

@@ -11,18 +11,18 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import transformers
 from attrs import asdict, evolve, frozen
-from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import Tokenizer as Backend
 from torch import Tensor
 
 from minfer.config import ConfigError
-from minfer.effects.attention import make_cache
 from minfer.effects.batch import Row, make_batch
 from minfer.effects.chat import render_chat
 from minfer.effects.checkpoint import CheckpointError, read_optional, shards
@@ -31,7 +31,7 @@ from minfer.effects.fallback import quiet
 from minfer.effects.llm import LLM
 from minfer.effects.options import EngineArgs, model_folder, prepare
 from minfer.effects.spec import ModelSpec
-from minfer.effects.text import Tokenizer, load_tokenizer
+from minfer.effects.text import Tokenizer
 from minfer.effects.weights import torch_dtype
 from minfer.request import SamplingParams
 
@@ -64,6 +64,7 @@ TEXTS: Final = (
 )  # fmt: skip
 ASKS: Final = {"role": "user", "content": "What is  a 'list' in <Python>? 🐍\n"}
 SAYS: Final = {"role": "assistant", "content": " A sequence.\n"}
+Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]
 TALKS: Final = ([ASKS], [{"role": "system", "content": "Be brief."}, ASKS], [ASKS, SAYS, ASKS])
 
 
@@ -89,19 +90,16 @@ def verify(options: argparse.Namespace) -> int:
                 if not options.json:
                     print(f"{check.name:<16} {check.state:<8} {check.figures}", flush=True)
     except CheckpointError as error:
-        checks.append(Check("loading", "fail", str(error)))
-        _conclude(checks, options.json)
+        _report([*checks, Check("loading", "fail", str(error))], options.json)
         raise
-    return _conclude(checks, options.json)
+    return _report(checks, options.json)
 
 
-def _conclude(checks: list[Check], as_json: bool) -> int:
+def _report(checks: list[Check], as_json: bool) -> int:
     failed = [check.name for check in checks if check.state == "fail"]
     verdict = f"NOT supported: {failed[0]}" if failed else "supported"
-    if as_json:
-        print(json.dumps({"checks": [asdict(check) for check in checks], "verdict": verdict}))
-    else:
-        print(f"verdict: {verdict}", flush=True)
+    found = json.dumps({"checks": [asdict(check) for check in checks], "verdict": verdict})
+    print(found if as_json else f"verdict: {verdict}", flush=True)
     return 1 if failed else 0
 
 
@@ -118,7 +116,7 @@ def examine(args: EngineArgs, prompts: int, tokens: int) -> Iterator[Check]:
     length = min(256, setup.config.max_model_len)
     run = evolve(args, max_model_len=length, max_num_seqs=8, max_num_batched_tokens=48)
     with LLM(**asdict(evolve(run, dtype="float32", block_size=BLOCK), recurse=False)) as llm:
-        mine, theirs = load_tokenizer(folder), _theirs(transformers.AutoTokenizer, folder)
+        mine, theirs = Tokenizer(folder), _theirs(transformers.AutoTokenizer, folder)
         yield _tensors(folder, spec)
         yield _ids(folder, mine, spec)
         yield _template(mine, theirs)
@@ -127,7 +125,7 @@ def examine(args: EngineArgs, prompts: int, tokens: int) -> Iterator[Check]:
         halves = [len(ids) // 2 for ids in known]
         texts = [known[i % 2][7 * i % halves[i % 2] :][: 20 + 11 * i % 48] for i in range(prompts)]
         reference = _reference(folder, "float32")
-        exact = [_logits(reference, ids) for ids in texts]
+        exact = list(map(reference, texts))
         right, found = torch.cat(exact), torch.cat(_packed_logits(llm, texts))
         gap, most = float((found - right).abs().max()), FLOAT32 * float(right.std())
         figures = f"{len(right)} positions of {len(texts)} prompts off by {gap:.2g}"
@@ -137,51 +135,45 @@ def examine(args: EngineArgs, prompts: int, tokens: int) -> Iterator[Check]:
     if spec.dtype != "float32":
         reference = _reference(folder, spec.dtype)
         with LLM(**asdict(run, recurse=False)) as llm:
-            yield _half(exact, _packed_logits(llm, texts), [_logits(reference, t) for t in texts])
-
-
-# --- the checkpoint by itself --------------------------------------------------------------------
+            yield _half(exact, _packed_logits(llm, texts), list(map(reference, texts)))
 
 
 def _tensors(folder: Path, spec: ModelSpec) -> Check:
     """Numbers that no training leaves behind: NaN, infinities, constant matrices, rows of zeros."""
     bad, count = [], 0
     for path, _ in shards(folder):
-        with safe_open(path, framework="pt", device="cpu") as file:
-            for name in file.keys():  # noqa: SIM118 - not a mapping
-                tensor, count = file.get_tensor(name).float(), count + 1
-                inner = tensor.dim() > 1 and len(tensor) < spec.vocab_size
-                if not tensor.isfinite().all() or tensor.abs().max() > HUGE:
-                    bad.append(f"{name} is not finite, or huge")
-                elif tensor.dim() > 1 and tensor.min() == tensor.max():
-                    bad.append(f"{name} is constant")
-                elif inner and not tensor.flatten(1).any(1).all():  # embeddings may be padded
-                    bad.append(f"{name} has rows of zeros")
+        for name, stored in load_file(path).items():
+            tensor, count = stored.float(), count + 1
+            inner = tensor.dim() > 1 and len(tensor) < spec.vocab_size
+            if not tensor.isfinite().all() or tensor.abs().max() > HUGE:
+                bad.append(f"{name} is not finite, or huge")
+            elif tensor.dim() > 1 and tensor.min() == tensor.max():
+                bad.append(f"{name} is constant")
+            elif inner and not tensor.flatten(1).any(1).all():  # embeddings may be padded
+                bad.append(f"{name} has rows of zeros")
     return _check("tensors", bad, f"{count} tensors")
 
 
 def _ids(folder: Path, mine: Tokenizer, spec: ModelSpec) -> Check:
     """Token ids must have an embedding, and the configs must agree where sequences end."""
     vocab = Backend.from_file(str(folder / "tokenizer.json")).get_vocab()
-    named: dict[str, list[Any]] = {"tokenizer.json": [max(vocab.values(), default=0)]}
+    named, every = {"tokenizer.json": {max(vocab.values(), default=0)}}, set(range(spec.vocab_size))
     for name in ("config.json", "generation_config.json"):
         for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
-            value = read_optional(folder / name).get(key, [])
-            named[f"{key} of {name}"] = value if isinstance(value, list) else [value]
-    known = {where: {i for i in ids if i is not None} for where, ids in named.items()}
-    bad = [
-        f"{where} has {ids}" for where, ids in known.items() if ids - set(range(spec.vocab_size))
-    ]
-    ends = [ids for where, ids in known.items() if where.startswith("eos") and ids]
-    bad += (
-        [f"the configs end sequences with {ends}"] if not set.intersection(*ends or [{0}]) else []
-    )
+            value = read_optional(folder / name).get(key)
+            ids = value if isinstance(value, list) else [value]
+            named[f"{key} of {name}"] = {one for one in ids if one is not None}
+    bad = [f"{where} has {ids}" for where, ids in named.items() if not ids <= every]
+    ends = [ids for where, ids in named.items() if where.startswith("eos") and ids]
+    if ends and not set.intersection(*ends):
+        bad.append(f"the configs end sequences with {ends}")
     return _check("ids", bad, f"{spec.vocab_size} embeddings, ends {list(mine.eos_ids)}")
 
 
 def _sanity(llm: LLM, passages: list[list[int]]) -> Check:
-    """Text must be more probable than its tokens shuffled, and than a uniform guess; and more so
-    when repeated, which takes attention that finds its way back over positions.
+    """Text must be likelier than its tokens shuffled or a uniform guess; repeated text more so.
+
+    The last takes attention that finds its way back over positions.
     """
 
     def cost(ids: list[int], begin: int = 0) -> float:  # nats a token
@@ -198,9 +190,6 @@ def _sanity(llm: LLM, passages: list[list[int]]) -> Check:
     return _check("sanity", bad, f"{figures}, uniform {uniform:.2f}")
 
 
-# --- comparisons ---------------------------------------------------------------------------------
-
-
 def _tokenizer(folder: Path, mine: Tokenizer, theirs: Any) -> Iterator[Check]:
     """Token ids, text of token ids, and special tokens.
 
@@ -215,9 +204,9 @@ def _tokenizer(folder: Path, mine: Tokenizer, theirs: Any) -> Iterator[Check]:
     differ = [text for text, ids in zip(texts, kept, strict=True) if theirs.encode(text) != ids]
     if differ:
         what = f"{type(theirs).__name__} of transformers brings a normalizer or pre-tokenizer that "
-        what += "tokenizer.json, which holds here, has not; no fault of the model's: "
-        what += f"{len(differ)} texts differ, such as "
-        yield Check("tokenizer class", "note", f"{what}{differ[0][-40:]!r}")
+        what += "tokenizer.json, which holds here, has not; no fault of the model's"
+        such = f"{len(differ)} texts differ, such as {differ[0][-40:]!r}"
+        yield Check("tokenizer class", "note", f"{what}: {such}")
     bad = []
     for text in texts:
         ids, found = theirs.encode(text), mine.encode(text)
@@ -234,19 +223,13 @@ def _template(mine: Tokenizer, theirs: Any) -> Check:
     """Conversations rendered by both; refusing one is an answer too."""
     if mine.chat_template is None:
         return Check("chat template", "skipped", "the model has none")
-
-    def answer(render: Callable[..., Any], *given: Any, **how: Any) -> Any:
-        try:
-            return render(*given, **how)
-        except Exception:  # a template of transformers raises what it likes
-            return None
-
     bad = []
     for talk, prompt in [(talk, prompt) for talk in TALKS for prompt in (True, False)]:
-        how = {"add_generation_prompt": prompt}
-        right = answer(theirs.apply_chat_template, talk, tokenize=False, **how)
-        special = mine.special_tokens
-        found = answer(render_chat, mine.chat_template, talk, special_tokens=special, **how)
+        found = right = None
+        with suppress(Exception):  # a template raises what it likes
+            found = render_chat(mine, talk, {"add_generation_prompt": prompt})
+        with suppress(Exception):
+            right = theirs.apply_chat_template(talk, tokenize=False, add_generation_prompt=prompt)
         bad += [] if found == right else [f"{found!r} and not {right!r}"]
     return _check("chat template", bad, f"{2 * len(TALKS)} conversations")
 
@@ -258,22 +241,23 @@ def _theirs(kind: Any, folder: Path, **how: Any) -> Any:
         raise CheckpointError(f"{folder}: transformers cannot load it: {error}") from error
 
 
-def _reference(folder: Path, dtype: str) -> Any:
+def _reference(folder: Path, dtype: str) -> Logits:
     how = {"dtype": torch_dtype(dtype), "attn_implementation": "eager", "use_safetensors": True}
-    return _theirs(transformers.AutoModelForCausalLM, folder, **how).eval()
+    model = _theirs(transformers.AutoModelForCausalLM, folder, **how).eval()
 
+    def logits(ids: list[int]) -> Tensor:
+        with torch.inference_mode():
+            found: Tensor = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
+            return found.float()
 
-def _logits(reference: Any, ids: list[int]) -> Tensor:
-    with torch.inference_mode():
-        logits: Tensor = reference(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
-    return logits.float()
+    return logits
 
 
 def _packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
     """minfer's logits of every position: texts packed, each as two chunks and a single token."""
     executor: Any = llm.worker.driver.executor
     blocks = -(-max(map(len, texts)) // BLOCK) * len(texts)
-    cache = make_cache(executor.spec, blocks, BLOCK, executor.spec.dtype)
+    cache = executor.make_cache(blocks, BLOCK, blocks * BLOCK)
     parts: list[list[Tensor]] = [[] for _ in texts]
     for turn in range(3):
         rows = {}
@@ -281,14 +265,15 @@ def _packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
             a, b = (0, len(ids) // 2, len(ids) - 1, len(ids))[turn : turn + 2]
             if a < b:
                 rows[i] = Row(ids[a:b], a, range(i, blocks, len(texts)), b - a)
-        batch = make_batch([*rows.values()], BLOCK, None, executor.windows)
-        logits = executor.model(batch, cache).float().split([row.sample for row in rows.values()])
+        batch = make_batch([*rows.values()], BLOCK, executor.device)
+        logits = executor.model(batch, cache).float().cpu()
+        logits = logits.split([row.sample for row in rows.values()])
         for i, part in zip(rows, logits, strict=True):
             parts[i].append(part)
     return [torch.cat(part) for part in parts]
 
 
-def _greedy(llm: LLM, reference: Any, texts: list[list[int]], tokens: int) -> Check:
+def _greedy(llm: LLM, reference: Logits, texts: list[list[int]], tokens: int) -> Check:
     """What the engine writes, twice, the second time from its prefix cache.
 
     Each token must have transformers' largest logit after the same tokens, which makes it the one
@@ -301,7 +286,7 @@ def _greedy(llm: LLM, reference: Any, texts: list[list[int]], tokens: int) -> Ch
         hits = sum(output.num_cached_tokens for output in outputs)
         for i, (ids, output) in enumerate(zip(texts, outputs, strict=True)):
             made = list(output.outputs[0].token_ids)
-            logits = _logits(reference, [*ids, *made[:-1]])[len(ids) - 1 :]
+            logits = reference([*ids, *made[:-1]])[len(ids) - 1 :]
             gaps = logits.max(-1).values - logits[range(len(made)), made]
             wrong = int((~(gaps <= 2 * FLOAT32 * logits.std())).sum())
             count, ties = count + len(made), ties + int(gaps.count_nonzero()) - wrong

@@ -1,9 +1,7 @@
 """A driver in a thread of its own, which lives only while there is work.
 
-Why a thread: an interrupt (Ctrl-C) reaches the main thread between any two bytecodes, and a turn
-cut in half would leave the executor and the engine's state disagreeing. So the main thread waits,
-where it can be interrupted safely, and turns are never cut. The thread starts with the first
-request and ends with the last one: nothing is left to clean up, and no signal handler is needed.
+An interrupt (Ctrl-C) may cut the main thread anywhere, and half a turn would leave executor and
+state disagreeing; so the main thread only waits, and no signal handler is needed.
 """
 
 import gc
@@ -13,12 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from minfer.effects.assembly import Assembly
-from minfer.effects.driver import Driver, QuietCollector
+from minfer.effects.driver import Driver, quiet_collector
 from minfer.effects.edge import RequestError
 from minfer.messages import Admitted, Cancel, Emit, Submit, clip
 from minfer.state import Transition
 
-QUIET_AFTER: Final = 1.0  # seconds of work after which the collector is silenced: it costs 0.1 s
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
 
 
@@ -27,30 +24,22 @@ class EngineDeadError(RuntimeError):
 
 
 class Worker:
-    """Serves requests through a driver. Every method may be called from any thread.
-
-    `observers` are called with each turn's transition once its outputs are out, and `on_end` with
-    each request that the engine has ended; both in the engine's thread, which stands still
-    meanwhile and breaks if they raise.
-    """
+    """Serves requests through a driver. Every method may be called from any thread."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.jobs: dict[str, Assembly] = {}
         self.news = threading.Condition()  # guards all below; notified when events are posted
         self.thread: threading.Thread | None = None  # the last one that was started
-        self.running = False
+        self.running = self.closed = False
         self.dead: BaseException | None = None
-        self.closed = False
+        # Called in the engine's thread, once outputs are out: with each turn, and each request that
+        # has ended. The engine breaks if they raise.
         self.observers: list[Callable[[Transition], None]] = []
         self.on_end: list[Callable[[Assembly], None]] = []
 
-    def submit(self, jobs: Iterable[Assembly]) -> None:
-        """Serve requests: all of them enter the same turn, or none.
-
-        Raises EngineDeadError, and RequestError if a request with such an id is being served.
-        """
-        jobs = list(jobs)
+    def submit(self, jobs: list[Assembly]) -> None:
+        """Serve requests: all of them enter the same turn, or none. Raises as `check` does."""
         with self.news:
             for job in jobs:
                 self.check(job)
@@ -62,7 +51,7 @@ class Worker:
             self._wake()
 
     def check(self, job: Assembly) -> None:
-        """Raise what `submit` would raise now."""
+        """Raise EngineDeadError, or RequestError if a request with such an id is being served."""
         if self.dead is not None:
             raise EngineDeadError(f"the engine serves nobody any more: {self.dead}") from self.dead
         if job.request.id in self.jobs:
@@ -72,9 +61,7 @@ class Worker:
     def cancel(self, ids: Iterable[str]) -> None:
         """End requests; their outputs come as they are, with the finish reason "cancelled"."""
         with self.news:
-            for name in ids:
-                if name in self.jobs:
-                    self.driver.post(Cancel(name))
+            self.driver.inbox.extend(Cancel(name) for name in ids if name in self.jobs)
             if self.driver.busy:
                 self._wake()
 
@@ -84,21 +71,20 @@ class Worker:
         names = [job.request.id for job in jobs if self.jobs.get(job.request.id) is job]
         self.cancel(names)
         with self.news:
-            while any(name in self.jobs for name in names) and self.running:
+            while self.running and not self.jobs.keys().isdisjoint(names):
                 self.news.wait(0.02)
 
     def close(self) -> None:
         """Cancel everything, let the thread end, and let go of the executor. Idempotent."""
         with self.news:
-            self.dead = self.dead or _ClosedError("it was closed")  # so that nobody comes in yet
-            thread = self.thread
+            self.dead = self.dead or EngineDeadError("it was closed")  # so that nobody comes in yet
         self.cancel(list(self.jobs))
-        if thread is not None:
-            thread.join()
+        if self.thread is not None:
+            self.thread.join()
         with self.news:
-            first, self.closed = not self.closed, True
-        if first:
-            self.driver.close()
+            if not self.closed:
+                self.driver.close()
+            self.closed = True
 
     def _wake(self) -> None:
         """Start the thread if it does not run; the caller holds the lock."""
@@ -111,38 +97,37 @@ class Worker:
         self.news.notify_all()
 
     def _run(self) -> None:
-        quiet, since = None, time.monotonic()
+        swept = time.monotonic()
         try:
-            while self._has_work():
-                passed = time.monotonic() - since
-                if quiet is None and passed > QUIET_AFTER:
-                    quiet = QuietCollector()
-                    quiet.__enter__()
-                elif quiet is not None and passed > SWEEP_EVERY:
-                    gc.collect()
-                    since = time.monotonic()
-                transition = self.driver.turn()
-                self._deliver(transition)
-                for observe in self.observers:
-                    observe(transition)
+            with quiet_collector():
+                while self._has_work():
+                    if time.monotonic() - swept > SWEEP_EVERY:
+                        gc.collect()
+                        swept = time.monotonic()
+                    transition = self.driver.turn()
+                    self._deliver(transition)
+                    for observe in self.observers:
+                        observe(transition)
         except BaseException as error:  # whoever waits must hear of it, whatever it is
-            self._die(error)
-        finally:
-            if quiet is not None:
-                quiet.__exit__()
+            with self.news:
+                self.dead, self.running = error, False
+                jobs, self.jobs = list(self.jobs.values()), {}
+            for job in jobs:
+                broke = EngineDeadError(f"the engine broke: {error!r}")
+                broke.__cause__ = error  # its traceback says where: in a policy, for example
+                job.fail(broke)
 
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
         driver = self.driver
         with self.news:
+            # A program that ends without waiting for its requests does not want them.
             while driver.busy and threading.main_thread().is_alive():
-                if driver.state.inflight or driver.inbox or driver.wake is None:
-                    return True
-                left = driver.wake - driver.clock()
+                idle = not driver.state.inflight and not driver.inbox
+                left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
                 if left <= 0:
                     return True
                 self.news.wait(min(left, 1.0))
-            # A program that ends without waiting for its requests does not want them.
             self.running = False
             return False
 
@@ -151,40 +136,17 @@ class Worker:
         for reason in transition.reasons:
             if isinstance(reason, Admitted) and (job := self.jobs.get(reason.id)) is not None:
                 job.started = now if job.started is None else job.started
-        for command in transition.commands:
-            if not isinstance(command, Emit):
-                continue
-            for (name, sample), tokens in zip(command.ids, command.tokens, strict=True):
+        for emit in (one for one in transition.commands if isinstance(one, Emit)):
+            for (name, sample), tokens in zip(emit.ids, emit.tokens, strict=True):
                 if tokens and (job := self.jobs.get(name)) is not None:
                     job.feed(sample, tokens)
-            touched = {name for name, _ in command.ids}
-            for done in command.finished:
-                touched.add(done.id)
+            for done in emit.finished:
                 if (job := self.jobs.get(done.id)) is not None:
                     job.finish(done)
-            for name in touched:
-                self._flush(name, now)
-
-    def _flush(self, name: str, now: float) -> None:
-        job = self.jobs.get(name)
-        if job is None:
-            return
-        for event in job.flush(now):
-            self.driver.post(event)
-        if job.finished:
-            del self.jobs[name]
-            for ended in self.on_end:
-                ended(job)
-
-    def _die(self, error: BaseException) -> None:
-        with self.news:
-            self.dead, self.running = error, False
-            jobs, self.jobs = list(self.jobs.values()), {}
-        for job in jobs:
-            broke = EngineDeadError(f"the engine broke: {error!r}")
-            broke.__cause__ = error  # its traceback says where: in a policy, for example
-            job.fail(broke)
-
-
-class _ClosedError(Exception):
-    """Why a worker that was closed serves nobody."""
+            names = {name for name, _ in emit.ids}.union(done.id for done in emit.finished)
+            for job in [self.jobs[name] for name in names if name in self.jobs]:
+                self.driver.inbox.extend(job.flush(now))
+                if job.finished:
+                    del self.jobs[job.request.id]
+                    for ended in self.on_end:
+                        ended(job)

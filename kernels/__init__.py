@@ -1,1 +1,10 @@
 """Triton kernels, each beside its reference in plain torch."""
+
+from torch import Tensor
+
+interpreting = False  # the kernels' tests run them without a GPU, under Triton's interpreter
+
+
+def on_triton(x: Tensor) -> bool:
+    """Whether Triton takes this tensor."""
+    return x.is_cuda or interpreting

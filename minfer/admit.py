@@ -1,9 +1,9 @@
 """Admission: the first in line gets a device row, blocks for all it knows, and its cached prefix.
 
 Blocks for the whole history are taken at once, so a sequence that was let in never has to stop in
-the middle of its prompt for want of blocks, and half-admitted sequences cannot block each other.
-Samples of one request are forks: the second finds the full blocks of the first in the cache and
-copies the partial tail of its prompt, so it computes one token.
+the middle of its prompt, and half-admitted sequences cannot block each other. Samples of one
+request are forks: the second finds the full blocks of the first in the cache and copies the
+partial tail of its prompt, so it computes one token.
 """
 
 from itertools import islice
@@ -13,7 +13,7 @@ from attrs import frozen
 
 from minfer.blocks import ROOT, Blocks, Draft, lookup, lookup_window, outside
 from minfer.config import EngineConfig
-from minfer.keys import Key
+from minfer.keys import Keys
 from minfer.lifecycle import committed, preempt, sealed, seated
 from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
@@ -38,11 +38,10 @@ class Newcomer:
 
 def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
     """What a policy may look at; `newcomers` were let in by this plan already."""
-    first = state.waiting.first().arrived if state.waiting else state.time
-    return Load(
-        state.time, len(state.waiting), len(state.running) + newcomers, state.blocks.available,
-        first, config.max_num_batched_tokens,
-    )  # fmt: skip
+    waiting, running = len(state.waiting), len(state.running) + newcomers
+    first = state.waiting.first().arrived if waiting else state.time
+    available, budget = state.blocks.available, config.max_num_batched_tokens
+    return Load(state.time, waiting, running, available, first, budget)
 
 
 def admit(
@@ -57,27 +56,24 @@ def admit(
         return state, Held(*seq.id, "rows")
     sibling = None
     if seq.request.n > 1 and len(seq.history) == len(seq.request.prompt):
-        sibling = _sibling(state, seq.request.id)
+        owners = enumerate(state.running.ids)  # of running samples, whose prompt it can share
+        sibling = next((i for i, (owner, _) in owners if owner == seq.request.id), None)
         if sibling is None and any(o.seat.seqs[0].request is seq.request for o in others):
             return state, Held(*seq.id, "sibling")
     if sibling is not None:
         shared = len(seq.history) - 1
         if committed(config, state, sibling) < shared:
             return state, Held(*seq.id, "sibling")
-        upto = shared // config.block_size
-        if state.running.chains[sibling].sealed < upto:
-            state = sealed(config, state, {sibling: upto})
+        state = sealed(config, state, {sibling: shared // config.block_size})
     return _seat(config, state, seq, sibling, len(others))
 
 
 def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Reason] | None:
     """Make room for the first in line at the cost of the last that runs, if the policy says so."""
     run, seq = state.running, state.waiting.first()
-    if not len(run) or not config.policy.displaces(
-        state.policy, seq.place[0], run.seqs[-1].place[0]
-    ):
-        return None
-    return preempt(config, state, len(run) - 1, seq.id)
+    if len(run) and config.policy.displaces(state.policy, seq.place[0], run.seqs[-1].place[0]):
+        return preempt(config, state, len(run) - 1, seq.id)
+    return None
 
 
 def _seat(
@@ -93,19 +89,15 @@ def _seat(
     if new is None:
         return state, Held(*seq.id, "blocks", needs + spare, draft.available)
     table = Log(prefix, new)
-    start, copy = hit * size, None
-    mine = sibling is not None and state.running.chains[sibling].low <= full
-    if mine and sibling is not None and hit == full and known - 1 > start:
-        copy = Copy(state.running.tables[sibling][full], table[full], known - 1 - start)
+    start, copy, run = hit * size, None, state.running
+    if sibling is not None and run.chains[sibling].low <= full == hit and known - 1 > start:
+        copy = Copy(run.tables[sibling][full], table[full], known - 1 - start)
         start = known - 1
     chain = Chain(Log(seq.keys), hit, leaf, low=low)
     seat = seated(config, seq, state.next_gen, state.free_rows[-1], table, chain, start)
     waited = state.time - seq.arrived
-    reasons: tuple[Reason, ...] = (
-        Admitted(*seq.id, waited, hit * size, known, copy.count if copy else 0),
-    )
-    if hit < full:
-        reasons += (Missed(*seq.id, hit, full),)
+    admitted = Admitted(*seq.id, waited, hit * size, known, copy.count if copy else 0)
+    reasons = (admitted, Missed(*seq.id, hit, full)) if hit < full else (admitted,)
     if not seq.preempted:
         now = load(config, state, others)
         policy = config.policy.admitted(state.policy, seq.place[0], seq.request, now)
@@ -114,7 +106,7 @@ def _seat(
 
 
 def _hit(
-    config: EngineConfig, state: EngineState, draft: Draft, keys: tuple[Key, ...], full: int
+    config: EngineConfig, state: EngineState, draft: Draft, keys: Keys, full: int
 ) -> tuple[int, int, tuple[int, ...], int]:
     """Take hold of what is cached of the first `full` blocks.
 
@@ -134,11 +126,11 @@ def _hit(
     return low, hit, (ROOT,) * low + found, ROOT
 
 
-def _prefix(state: EngineState, keys: tuple[Key, ...], hit: int, leaf: int) -> tuple[int, ...]:
+def _prefix(state: EngineState, keys: Keys, hit: int, leaf: int) -> tuple[int, ...]:
     """The blocks of the first `hit` keys, the last of which is `leaf`.
 
-    A path in the forest is unique, so if a neighbour in rank stands on `leaf` at that place, its
-    table has them all: requests that share a long prefix tend to come together.
+    A path in the forest is unique: if a neighbour stands on `leaf` at that place, its table has
+    them all, and requests that share a long prefix tend to come together.
     """
     for table in state.running.tables[-_NEIGHBOURS:] if hit >= _LONG else ():
         if len(table) > hit and table[hit - 1] == leaf:
@@ -147,21 +139,10 @@ def _prefix(state: EngineState, keys: tuple[Key, ...], hit: int, leaf: int) -> t
 
 
 def _let_in(state: EngineState, seq: Sequence, blocks: Blocks, cached: int) -> EngineState:
-    live = state.requests[seq.request.id]
-    requests = state.requests
-    if live.cached < 0:
-        requests = requests.set(seq.request.id, evolve(live, cached=cached))
+    live, line = state.requests, state.waiting.remove(seq.place)
+    if live[seq.request.id].cached < 0:
+        live = live.set(seq.request.id, evolve(live[seq.request.id], cached=cached))
+    rows, gen, stops = state.free_rows[:-1], state.next_gen + 1, state.stops | seq.request.stop_ids
     return evolve(
-        state,
-        blocks=blocks,
-        waiting=state.waiting.remove(seq.place),
-        requests=requests,
-        free_rows=state.free_rows[:-1],
-        next_gen=state.next_gen + 1,
-        stops=state.stops | seq.request.stop_ids,
+        state, blocks=blocks, waiting=line, requests=live, free_rows=rows, next_gen=gen, stops=stops
     )
-
-
-def _sibling(state: EngineState, name: str) -> int | None:
-    """A running sample of the same request, whose prompt the newcomer can share."""
-    return next((i for i, (owner, _) in enumerate(state.running.ids) if owner == name), None)

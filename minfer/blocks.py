@@ -10,50 +10,44 @@ Theory. A block is in exactly one of four places:
 Published blocks form a forest: a node's parent is the block of the prefix before it. A sequence
 holds only the *deepest* published block of its table, its leaf. A node's count of `users` is the
 sequences whose leaf it is plus those of its children that have users, so a block is live if and
-only if it has any; holding or releasing a leaf walks up only as far as counts change between zero
-and one. A prefix of 500 blocks that another sequence shares therefore costs one step to take and
-to give back, and one that nobody shares costs what really changed hands.
+only if it has any, and holding or releasing a leaf walks up only as far as counts change between
+zero and one: a shared prefix of 500 blocks costs one step to take and to give back.
 
 Only idle blocks without cached children (`kids`) can be evicted, the longest unused first, so an
 ancestor never goes before its descendants. Hence the cached part of any chain of keys is a prefix
 of that chain, and a lookup is a binary search.
 
-Where attention has a sliding window, a sequence lets go of ancestors while it goes on, so blocks
-are published alone (`publish_alone`), each a root, and a sequence holds those in its window one by
-one. A cached chain may then have gaps, and a hit needs the last window's blocks only.
-
-Shortage is a value: `take` returns None. Nothing here raises.
-
-Changes are made on a `Draft`, a private copy that the function which opened it closes again; many
-changes in one draft cost little more than their map entries.
+With a sliding window a sequence lets go of ancestors while it goes on: blocks are published alone,
+each a root, and it holds those in its window one by one. A cached chain may then have gaps, and a
+hit needs the last window's blocks only.
 """
 
+from bisect import bisect_left
 from typing import Final
 
-from attrs import frozen
+from attrs import Factory, frozen
 
+from minfer.keys import Key, Keys
 from minfer.pmap import Map
 
-Key = bytes
 ROOT: Final = -1  # the parent of a first block; the leaf of a sequence that has published nothing
-
+NONE: Final = -1  # the ticket of a block that is live, or was not used yet
+_RUN: Final = 64  # blocks that `spare` holds before it becomes a run of `freed`
 
 # A published block: the digest of its content, its parent, its users, its cached children, and the
-# ticket of its last use, or NONE while it is live and before its first use. A plain tuple: this is
-# the engine's most frequent record.
+# ticket of its last use. A plain tuple: this is the engine's most frequent record.
 Node = tuple[Key, int, int, int, int]
-NONE: Final = -1
 
 
 @frozen
 class Blocks:
-    """Ownership of `total` blocks. Read the module's theory for the fields."""
+    """Ownership of `total` blocks, at first all free. Read the module's theory for the fields."""
 
     total: int
     fresh: int = 0  # blocks fresh..total-1 were never used
     spare: tuple[int, ...] = ()  # freed blocks, the next to be handed out
     freed: Map[int, tuple[int, ...]] = Map()  # stack of further runs of freed blocks, by depth
-    free: int = 0  # how many free blocks there are, in all three
+    free: int = Factory(lambda self: self.total, takes_self=True)  # how many, in all three
     index: Map[Key, int] = Map()  # content key -> block
     nodes: Map[int, Node] = Map()
     live: int = 0  # how many of the nodes have users
@@ -72,24 +66,11 @@ def blocks_for(tokens: int, block_size: int) -> int:
     return -(-max(tokens - 1, 1) // block_size)
 
 
-def new_pool(total: int) -> Blocks:
-    """A pool of `total` free blocks, numbered from 0."""
-    return Blocks(total=total, free=total)
-
-
-def lookup(blocks: "Blocks | Draft", keys: tuple[Key, ...], end: int | None = None) -> int:
+def lookup(blocks: "Blocks | Draft", keys: Keys, end: int | None = None) -> int:
     """How many of the first `end` keys are cached, the leading ones: cached chains have no gaps."""
-    index, high = blocks.index, len(keys) if end is None else end
-    if not high or keys[0] not in index:
+    if not keys or keys[0] not in blocks.index:
         return 0
-    low = 1
-    while low < high:
-        middle = (low + high + 1) // 2
-        if keys[middle - 1] in index:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return bisect_left(keys, True, hi=end, key=lambda key: key not in blocks.index)
 
 
 def outside(position: int, window: int, block_size: int) -> int:
@@ -97,9 +78,7 @@ def outside(position: int, window: int, block_size: int) -> int:
     return max(0, position + 1 - window) // block_size if window else 0
 
 
-def lookup_window(
-    blocks: Blocks, keys: tuple[Key, ...], end: int, window: int, block_size: int
-) -> int:
+def lookup_window(blocks: Blocks, keys: Keys, end: int, window: int, block_size: int) -> int:
     """The most of the first `end` keys after which the next query finds all that it reads."""
     hit = end
     while hit:
@@ -192,7 +171,7 @@ class Draft:
             block = parent
 
     def publish(
-        self, leaf: int, keys: tuple[Key, ...], private: tuple[int, ...]
+        self, leaf: int, keys: Keys, private: tuple[int, ...]
     ) -> tuple[int, tuple[int, ...]]:
         """Name full private blocks that follow `leaf` in the holder's table, one key each.
 
@@ -255,6 +234,3 @@ class Draft:
                     break
         self.low = low
         self.give(tuple(gone))
-
-
-_RUN: Final = 64  # blocks that `spare` holds before it becomes a run of `freed`

@@ -1,5 +1,6 @@
 """The engine's configuration: what does not change while it runs."""
 
+import math
 from typing import Any
 
 from attrs import Attribute, field, frozen
@@ -11,10 +12,15 @@ class ConfigError(ValueError):
     """A setting is out of range or contradicts another one."""
 
 
-def _at_least(low: int) -> Any:
-    def check(_: object, attribute: "Attribute[int]", value: int) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise ConfigError(f"{attribute.name} must be a whole number >= {low}, not {value!r}")
+def number(low: float, *, above: bool = False, of: str = "") -> Any:
+    """A field's validator: a finite number from `low` or above it, whole if its type is int."""
+
+    def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+        whole = attribute.type is int
+        right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        if not right or not low <= value < math.inf or (above and value == low):
+            want = f"a {'whole ' * whole}number {'above' if above else 'from'} {low}"
+            raise ConfigError(f"{of}{attribute.name} must be {want}, not {value!r}")
 
     return check
 
@@ -23,18 +29,18 @@ def _at_least(low: int) -> Any:
 class EngineConfig:
     """Sizes and limits. Names are vLLM's where it has one."""
 
-    num_blocks: int = field(validator=_at_least(1))  # KV blocks in the pool
-    block_size: int = field(default=64, validator=_at_least(1))  # tokens per block
-    max_model_len: int = field(default=2048, validator=_at_least(2))  # prompt plus output
-    max_num_seqs: int = field(default=256, validator=_at_least(1))  # device rows
-    max_num_batched_tokens: int = field(default=2048, validator=_at_least(1))  # a forward's budget
-    vocab_size: int = field(default=2**31, validator=_at_least(1))
-    depth: int = field(default=2, validator=_at_least(1))  # steps in flight
-    max_repeat: int = field(default=1, validator=_at_least(1))  # decode steps in one plan, at most
-    max_failures: int = field(default=3, validator=_at_least(1))  # of one sequence's steps
-    max_waiting: int = field(default=2**20, validator=_at_least(1))  # samples that may wait
-    window: int = field(default=0, validator=_at_least(0))  # keys a query reads, itself included
-    watermark: int = field(default=0, validator=_at_least(0))  # blocks that admission leaves free
+    num_blocks: int = field(validator=number(1))  # KV blocks in the pool
+    block_size: int = field(default=64, validator=number(1))  # tokens per block
+    max_model_len: int = field(default=2048, validator=number(2))  # prompt plus output
+    max_num_seqs: int = field(default=256, validator=number(1))  # device rows
+    max_num_batched_tokens: int = field(default=2048, validator=number(1))  # a forward's budget
+    vocab_size: int = field(default=2**31, validator=number(1))
+    depth: int = field(default=2, validator=number(1))  # steps in flight
+    max_repeat: int = field(default=1, validator=number(1))  # decode steps in one plan, at most
+    max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
+    max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
+    window: int = field(default=0, validator=number(0))  # keys a query reads, itself included
+    watermark: int = field(default=0, validator=number(0))  # blocks that admission leaves free
     policy: Policy = FirstCome()
 
     def __attrs_post_init__(self) -> None:

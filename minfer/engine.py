@@ -2,8 +2,7 @@
 
 Theory. Everything that happens arrives as an event; everything to be done leaves as a command. A
 turn folds the events that have come, in order, and then plans until `depth` steps are in flight or
-nothing can run. `step` never raises, whatever the events; it looks at no clock and draws no random
-number. A turn's cost is what changed in it.
+nothing can run. It looks at no clock, draws no random number, and costs what changed in it.
 
     Submit ---> waiting line ---> running columns ---> plan ---> executor
                   ^   (admit)        |      ^  (schedule)           |
@@ -13,56 +12,42 @@ number. A turn's cost is what changed in it.
                                      +--> ended: blocks stay cached until space is needed
 """
 
+from collections.abc import Collection
+
 from minfer.blocks import blocks_for
-from minfer.commit import end, ended_reason, executed, failed, one_ended
+from minfer.commit import over
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
-from minfer.messages import (
-    Cancel,
-    Command,
-    Emit,
-    Event,
-    Executed,
-    Failed,
-    Finish,
-    Finished,
-    Ignored,
-    Reason,
-    Submit,
-    Tick,
-    clip,
-)
+from minfer.lifecycle import count_out, end
+from minfer.messages import Cancel, Event, Executed, Failed, Finish, Finished, Submit, Tick, clip
 from minfer.record import evolve
 from minfer.request import MAX_SAMPLES, Request
 from minfer.schedule import schedule
-from minfer.sequence import Sequence
-from minfer.state import EngineState, Live, Transition
+from minfer.sequence import SampleId, Sequence
+from minfer.state import EngineState, Live, Transition, emitted, ignored
 
 
 def step(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) -> Transition:
     """Take one turn: fold the events, then plan. Total: no event sequence raises."""
-    commands: list[Command] = []
-    reasons: list[Reason] = []
+    turns: list[Transition] = []
     for event in events:
-        turn = _fold(config, state, event)
-        state = turn.state
-        commands += turn.commands
-        reasons += turn.reasons
+        turns.append(_fold(config, state, event))
+        state = turns[-1].state
     while len(state.inflight) < config.depth:
         before = state.next_step
-        turn = schedule(config, state)
-        state = turn.state
-        commands += turn.commands
-        reasons += turn.reasons
+        turns.append(schedule(config, state))
+        state = turns[-1].state
         if state.next_step == before:
             break
+    commands = [command for turn in turns for command in turn.commands]
+    reasons = [reason for turn in turns for reason in turn.reasons]
     return Transition(state, tuple(commands), tuple(reasons))
 
 
 def _fold(config: EngineConfig, state: EngineState, event: Event) -> Transition:
     match event:
-        case Executed():
-            return executed(config, state, event)
+        case Executed() | Failed():
+            return over(config, state, event)
         case Tick(time):
             return Transition(evolve(state, time=max(state.time, time)))
         case Submit(request):
@@ -71,8 +56,6 @@ def _fold(config: EngineConfig, state: EngineState, event: Event) -> Transition:
             return _cancel(config, state, name)
         case Finish():
             return _finish(config, state, event)
-        case Failed():
-            return failed(config, state, event)
 
 
 def objection(config: EngineConfig, state: EngineState, request: Request) -> str:
@@ -97,10 +80,8 @@ def objection(config: EngineConfig, state: EngineState, request: Request) -> str
     if known >= most:
         return f"the request was resumed with all of its {most - prompt} output tokens"
     if needs > config.num_blocks:
-        return (
-            f"prompt and output of up to {most} tokens need {needs} KV blocks; "
-            f"the cache has {config.num_blocks}"
-        )
+        what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
+        return f"{what}; the cache has {config.num_blocks}"
     if len(state.waiting) + request.n > config.max_waiting:
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:
@@ -111,87 +92,63 @@ def objection(config: EngineConfig, state: EngineState, request: Request) -> str
 def _submit(config: EngineConfig, state: EngineState, request: Request) -> Transition:
     why = objection(config, state, request)
     if why:
-        done = tuple(
-            Finished(request.id, sample, "rejected", 0, why)
-            for sample in range(max(1, min(request.n, MAX_SAMPLES)))
-        )
-        return Transition(state, (Emit((), (), done),), tuple(map(ended_reason, done)))
+        samples = range(max(1, min(request.n, MAX_SAMPLES)))
+        done = tuple(Finished(request.id, sample, "rejected", 0, why) for sample in samples)
+        return emitted(state, done)
     rank, policy = config.policy.rank(state.policy, request, state.time)
     history = request.prompt + request.output
     given = request.keys[: len(request.prompt) // config.block_size]
     keys = extend_keys(given, request.root, history, config.block_size)
-    line = state.waiting
-    place = (rank, state.arrivals, 0)
+    line, place = state.waiting, (rank, state.arrivals, 0)
     for sample in range(request.n):
         seq = Sequence(request, sample, (*place[:2], sample), state.time, history, keys)
         line = line.insert(seq)
-    return Transition(
-        evolve(
-            state,
-            waiting=line,
-            policy=policy,
-            arrivals=state.arrivals + 1,
-            requests=state.requests.set(request.id, Live(place, request.n)),
-        )
-    )
+    requests = state.requests.set(request.id, Live(place, request.n))
+    arrivals = state.arrivals + 1
+    state = evolve(state, waiting=line, policy=policy, arrivals=arrivals, requests=requests)
+    return Transition(state)
 
 
 def _cancel(config: EngineConfig, state: EngineState, name: str) -> Transition:
     live = state.requests.get(name)
     if live is None:
-        return Transition(state, (), (Ignored("cancel", f"no request {clip(repr(name))}"),))
-    done: list[Finished] = []
-    for sample in range(live.samples):
-        state, waited = _leave_line(config, state, name, sample, "cancelled", None)
-        done += waited
-    owners = enumerate(state.running.ids)
-    ended = {i: ("cancelled", "") for i, (owner, _) in owners if owner == name}
-    state, ran = end(config, state, ended)
-    finished = tuple(sorted((*done, *ran), key=lambda f: f.sample))
-    return Transition(state, (Emit((), (), finished),), tuple(map(ended_reason, finished)))
+        return ignored(state, "cancel", f"no request {clip(repr(name))}")
+    state, finished = _stop(config, state, name, range(live.samples), "cancelled")
+    return emitted(state, finished)
 
 
 def _finish(config: EngineConfig, state: EngineState, event: Finish) -> Transition:
-    state, finished = _leave_line(config, state, event.id, event.sample, event.reason, event.length)
-    i = state.running.find((event.id, event.sample))
-    if i is not None:
-        state, ran = end(config, state, {i: (event.reason, "")})
-        finished = tuple(evolve(f, length=_within(event.length, f.length)) for f in ran)
+    state, finished = _stop(config, state, event.id, (event.sample,), event.reason)
     if not finished:
         what = f"sample {event.sample} of {clip(repr(event.id))} is not being served"
-        return Transition(state, (), (Ignored("finish", what),))
-    return Transition(state, (Emit((), (), finished),), tuple(map(ended_reason, finished)))
+        return ignored(state, "finish", what)
+    (done,) = finished
+    return emitted(state, (evolve(done, length=max(0, min(event.length, done.length))),))
 
 
-def _within(length: int, most: int) -> int:
-    return max(0, min(length, most))
-
-
-def _leave_line(
-    config: EngineConfig,
-    state: EngineState,
-    name: str,
-    sample: int,
-    reason: str,
-    length: int | None,
+def _stop(
+    config: EngineConfig, state: EngineState, name: str, samples: Collection[int], reason: str
 ) -> tuple[EngineState, tuple[Finished, ...]]:
-    """End a sample that waits; nothing happens if it does not."""
-    live = state.requests.get(name)
-    if live is None:
-        return state, ()
-    seq = state.waiting.find((live.place[0], live.place[1], sample))
-    if seq is None and (name, sample) not in state.running.ids:
-        # It has ended, or the policy gave it a better place when it was preempted.
-        seq = next((one for one in state.waiting if one.id == (name, sample)), None)
-    if seq is None:
-        return state, ()
-    had = len(seq.history) - len(seq.request.prompt)
-    kept = had if length is None else _within(length, had)
-    done = Finished(name, sample, reason, kept, "", max(0, live.cached))
-    return evolve(
-        state,
-        waiting=state.waiting.remove(seq.place),
-        policy=config.policy.ended(state.policy, seq.request, had, bool(seq.preempted)),
-        requests=one_ended(live, name, state.requests),
-        faults=tuple(f for f in state.faults if f[0] != (name, sample)),
-    ), (done,)
+    """End samples of one request, those that wait and those that run; others have ended."""
+    done: list[Finished] = []
+    for sample in samples:
+        seq = _waiting(state, (name, sample))
+        if seq is not None:
+            state = evolve(state, waiting=state.waiting.remove(seq.place))
+            known, why, ran = len(seq.history), (reason, ""), bool(seq.preempted)
+            state, finished = count_out(config, state, seq, known, why, ran=ran)
+            done.append(finished)
+    here = enumerate(state.running.ids)
+    running = {i: (reason, "") for i, (owner, one) in here if owner == name and one in samples}
+    state, ended = end(config, state, running)
+    return state, tuple(sorted((*done, *ended), key=lambda finished: finished.sample))
+
+
+def _waiting(state: EngineState, sample: SampleId) -> Sequence | None:
+    """The sample's sequence in line, if it is there."""
+    live = state.requests.get(sample[0])
+    if live is None or sample in state.running.ids:
+        return None
+    seq = state.waiting.find((*live.place[:2], sample[1]))
+    # If it is not at its first place, the policy gave it a better one when it was preempted.
+    return seq or next((one for one in state.waiting if one.id == sample), None)

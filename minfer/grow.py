@@ -1,9 +1,9 @@
 """Tables grow; and when blocks run out, somebody gives way.
 
 A table is grown a little before it ends (`mark`), for a bounded number of sequences a step, so
-that a batch whose blocks end together is not a spike. Early growth never takes the last blocks.
-Growth that cannot wait takes what there is; if there is nothing, blocks behind fences are waited
-for, and only if none are coming the policy's victim is preempted: one shortage, one victim.
+that a batch whose blocks end together is not a spike; that never takes the last blocks. Growth
+that cannot wait takes what there is; if there is nothing, blocks behind fences are waited for, and
+only if none are coming the policy's victim is preempted: one shortage, one victim.
 """
 
 from minfer.blocks import Draft
@@ -26,23 +26,18 @@ def grow(
     Adds to `idle` the generations that must wait for blocks.
     """
     run, size = state.running, config.block_size
-    due = tuple(i for i in due if run.gens[i] not in idle and _wants(config, state, i))
-    if not due:
+    ends = {i: len(run.tables[i]) * size for i in due if run.gens[i] not in idle}
+    ends = {i: end for i, end in ends.items() if end < run.last[i]}
+    if not ends:
         return state, {}, ()
-    now = [i for i in due if run.sched[i] >= len(run.tables[i]) * size]
+    now = [i for i, end in ends.items() if run.sched[i] >= end]
     if len(now) > state.blocks.available:
         return _short(config, state, [run.gens[i] for i in now], idle)
-    urgent = set(now)
-    soon = [i for i in due if i not in urgent][: spread(config, len(run))]
+    soon = [i for i, end in ends.items() if run.sched[i] < end][: spread(config, len(run))]
     if len(now) + len(soon) + len(run) > state.blocks.available:
         soon = []
     state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))
     return state, grown, ()
-
-
-def _wants(config: EngineConfig, state: EngineState, i: int) -> bool:
-    run = state.running
-    return len(run.tables[i]) * config.block_size < run.last[i]
 
 
 def stretch(
@@ -76,9 +71,7 @@ def _extend(
     if not wants:
         return state, {}
     draft = Draft(state.blocks)
-    new = draft.take(sum(wants.values()))
-    if new is None:  # cannot be: the caller counted
-        return state, {}
+    new = draft.take(sum(wants.values())) or ()  # never None: the caller counted
     run, at = state.running, 0
     tables, mark, grown = {}, {}, {}
     for i, count in wants.items():
@@ -109,16 +102,10 @@ def _short(
             if state.fences or len(run) == 1:
                 idle.add(gen)  # blocks are coming when a plan in flight ends
                 break
-            victim = _victim(config, state)
+            choice = config.policy.victim(state.policy, tuple(seq.place[0] for seq in run.seqs))
+            victim = choice if 0 < choice < len(run) else len(run) - 1
             grown.pop(run.gens[victim], None)
             idle.discard(run.gens[victim])
             state, reason = preempt(config, state, victim, run.ids[i])
             reasons += (reason,)
     return state, grown, reasons
-
-
-def _victim(config: EngineConfig, state: EngineState) -> int:
-    run = state.running
-    ranks = tuple(seq.place[0] for seq in run.seqs)
-    choice = config.policy.victim(state.policy, ranks)
-    return choice if 0 < choice < len(run) else len(run) - 1

@@ -1,35 +1,35 @@
 """The specification, executable: what must hold of a state, and of a turn.
 
-`check` looks at one state and costs what exists; `check_turn` looks at what one turn did. Both
-raise `InvariantError`, which names the law that broke. Tests call them after every step; the swarm
-in tests/core does so by the hundred thousand. Laws of whole runs (every request ends, tokens equal
-the oracle's reference) are the tests' own.
+Tests call both checks after every step. Laws of whole runs (every request ends, tokens equal the
+oracle's reference) are the tests' own.
 """
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import chain
 
 from minfer.blocks import ROOT, outside
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
 from minfer.lifecycle import committed, held
+from minfer.log import Log
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Preempted, Submit, WakeAt
 from minfer.plan import Plan
-from minfer.sequence import COLUMNS, Running, tokens_of
+from minfer.sequence import COLUMNS, Running, SampleId
 from minfer.state import EngineState, Transition
 
 
 class InvariantError(AssertionError):
-    """A law of the engine does not hold."""
+    """A law of the engine does not hold: `law` names it."""
 
-    def __init__(self, law: str, detail: str) -> None:
+    def __init__(self, law: str, detail: object) -> None:
         super().__init__(f"{law}: {detail}")
         self.law = law
 
 
-def _require(holds: object, law: str, detail: object = "") -> None:
+def _require(holds: object, law: str, detail: object) -> None:
     if not holds:
-        raise InvariantError(law, str(detail))
+        raise InvariantError(law, detail)
 
 
 def check(config: EngineConfig, state: EngineState) -> None:
@@ -49,8 +49,7 @@ def check(config: EngineConfig, state: EngineState) -> None:
 def free_blocks(state: EngineState) -> list[int]:
     """All free blocks, as the pool lists them."""
     blocks = state.blocks
-    runs = [b for run in blocks.freed.values() for b in run]
-    return [*range(blocks.fresh, blocks.total), *blocks.spare, *runs]
+    return [*range(blocks.fresh, blocks.total), *blocks.spare, *chain(*blocks.freed.values())]
 
 
 def private_blocks(run: Running, i: int) -> tuple[int, ...]:
@@ -60,11 +59,9 @@ def private_blocks(run: Running, i: int) -> tuple[int, ...]:
 
 def _partition(state: EngineState) -> None:
     """Every block is free, private to one owner, or published; and in one place only."""
-    blocks, run = state.blocks, state.running
-    free = free_blocks(state)
-    held = [b for i in range(len(run)) for b in private_blocks(run, i)]
-    held += [b for fence in state.fences for b in fence.private]
-    places = Counter([*free, *held, *blocks.nodes])
+    blocks, run, free = state.blocks, state.running, free_blocks(state)
+    private = [private_blocks(run, i) for i in range(len(run))] + [f.private for f in state.fences]
+    places = Counter([*free, *chain(*private), *blocks.nodes])
     _require(max(places.values(), default=1) == 1, "partition", "a block is in two places")
     _require(set(places) == set(range(blocks.total)), "partition", "a block is lost or invented")
     _require(len(free) == blocks.free, "partition", f"{len(free)} free, counted {blocks.free}")
@@ -77,11 +74,9 @@ def _forest(state: EngineState, window: int) -> None:
     _require(index == dict(blocks.index), "cache truth", "index and blocks disagree")
     parents = Counter(node[1] for node in nodes.values() if node[1] != ROOT)
     _require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
-    users: Counter[int] = Counter()
-    run = state.running
-    stands = [b for c, t in zip(run.chains, run.tables, strict=True) for b in held(c, t, window)]
-    for leaf in stands + [b for fence in state.fences for b in fence.held]:
-        block = leaf
+    users, run = Counter[int](), state.running
+    stands = [held(own, table, window) for own, table in zip(run.chains, run.tables, strict=True)]
+    for block in chain(*stands, *(fence.held for fence in state.fences)):
         while block != ROOT:
             _require(block in nodes, "refcount", f"block {block} is held but not cached")
             users[block] += 1
@@ -91,64 +86,57 @@ def _forest(state: EngineState, window: int) -> None:
     for block, (_, _, used, kids, ticket) in nodes.items():
         _require(kids == parents[block], "cache truth", "children are miscounted")
         _require(used == users[block], "refcount", "users are miscounted")
-        listed = blocks.idle.get(ticket) == block
-        _require(listed == (not used and not kids), "evictable", "idle leaves are not as listed")
+        idle = blocks.idle.get(ticket) == block
+        _require(idle == (not used and not kids), "evictable", "idle leaves are not as listed")
     _require(blocks.live == len(users), "refcount", "live blocks are miscounted")
     leaves = sum(not node[2] and not node[3] for node in nodes.values())
     _require(len(blocks.idle) == leaves, "evictable", "more is listed than is idle")
-    tickets = all(blocks.low <= t < blocks.high for t in blocks.idle)
-    _require(tickets, "evictable", "a ticket is out of range")
+    for ticket in blocks.idle:
+        _require(blocks.low <= ticket < blocks.high, "evictable", "a ticket is out of range")
 
 
 def _columns(config: EngineConfig, state: EngineState) -> None:
     run = state.running
     lengths = {len(getattr(run, name)) for name in COLUMNS}
-    _require(len(lengths) == 1, "columns", f"lengths {lengths}")
+    _require(len(lengths) == 1, "columns", lengths)
     places = [seq.place for seq in run.seqs]
     _require(places == sorted(set(places)), "order", "running sequences are not in rank order")
     rows = sorted([*run.rows, *state.free_rows])
     _require(rows == list(range(config.max_num_seqs)), "rows", "a device row is lost or shared")
-    _require(len(set(run.gens)) == len(run), "generations", "a generation is not unique")
-    _require(all(gen < state.next_gen for gen in run.gens), "generations", "from the future")
+    past = {gen for gen in run.gens if gen < state.next_gen}
+    _require(len(past) == len(run), "generations", "not unique, or from the future")
     stops = frozenset().union(*(seq.request.stop_ids for seq in run.seqs))
     _require(stops <= state.stops, "stops", "a stop id is not looked for")
 
 
 def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     run, size = state.running, config.block_size
-    seq, chain, table = run.seqs[i], run.chains[i], run.tables[i]
-    tokens, done = tokens_of(run, i, size), committed(config, state, i)
+    seq, own, table = run.seqs[i], run.chains[i], run.tables[i]
+    tokens, done = run.tokens(i, size), committed(config, state, i)
     _require(run.ids[i] == seq.id, "columns", "ids and records disagree")
     _require(len(tokens) == run.known[i] >= run.base[i], "coverage", "known tokens are miscounted")
     _require(tokens[: run.base[i]] == seq.history, "history", "known tokens were rewritten")
     _require(0 <= done < run.known[i] <= run.last[i] + 1, "coverage", f"{done} of {run.known[i]}")
     _require(done <= run.sched[i] <= run.last[i], "coverage", "more is planned than may be")
-    _require(
-        len(table) * size >= run.sched[i], "coverage", "positions are planned beyond the table"
-    )
+    _require(run.sched[i] <= len(table) * size, "coverage", "more is planned than the table holds")
     low = outside(done, config.window, size)
-    _require(chain.low <= min(low, chain.sealed), "window", f"{chain.low} given back at {done}")
-    _require(len(set(table[chain.low :])) == len(table) - chain.low, "self-alias", table)
-    _require(chain.sealed * size <= done, "publish after write", f"{chain.sealed} blocks at {done}")
+    _require(own.low <= min(low, own.sealed), "window", f"{own.low} given back at {done}")
+    _require(len(set(table[own.low :])) == len(table) - own.low, "self-alias", table)
+    _require(own.sealed * size <= done, "publish after write", f"{own.sealed} blocks at {done}")
     keys = extend_keys((), seq.request.root, tokens, size)
-    _require(keys[: len(chain.keys)] == chain.keys, "keys", "a key is not of its tokens")
-    _require(len(chain.keys) >= run.base[i] // size, "keys", "a key of the history is missing")
-    nodes = state.blocks.nodes
-    for block, key in zip(
-        table[chain.low : chain.sealed], chain.keys[chain.low : chain.sealed], strict=True
-    ):
-        right = block in nodes and nodes[block][0] == key
-        _require(right, "aliasing", f"block {block} is of another prefix")
-    leaf = nodes[chain.leaf][0] if chain.leaf != ROOT else None
-    stands = chain.keys[chain.sealed - 1] if chain.sealed and not config.window else None
-    _require(leaf == stands, "leaf", chain.leaf)
+    _require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
+    _require(len(own.keys) >= run.base[i] // size, "keys", "a key of the history is missing")
+    nodes, cached = state.blocks.nodes, slice(own.low, own.sealed)
+    for block, key in zip(table[cached], own.keys[cached], strict=True):
+        _require(nodes.get(block, (None,))[0] == key, "aliasing", f"{block} is of another prefix")
+    leaf = nodes[own.leaf][0] if own.leaf != ROOT else None
+    stands = own.keys[own.sealed - 1] if own.sealed and not config.window else None
+    _require(leaf == stands, "leaf", own.leaf)
     ahead = sum(p.most[p.gens.index(run.gens[i])] for p in state.inflight if run.gens[i] in p.gens)
     if run.sched[i] >= run.base[i]:
         _require(run.sched[i] == run.known[i] - 1 + ahead, "coverage", "tokens ahead miscounted")
     else:
-        _require(
-            not ahead and run.known[i] == run.base[i], "coverage", "sampled while being filled"
-        )
+        _require(not ahead and run.known[i] == run.base[i], "coverage", "sampled while filled")
 
 
 def _plans(config: EngineConfig, state: EngineState) -> None:
@@ -171,9 +159,8 @@ def _requests(state: EngineState) -> None:
     _require(len(set(here)) == len(here), "conservation", "a sample is in two places")
     _require(len(state.waiting) == sum(1 for _ in state.waiting), "conservation", "line miscounted")
     counts = Counter(name for name, _ in here)
-    _require(set(counts) == set(state.requests), "conservation", "a request is lost")
-    for name, live in state.requests.items():
-        _require(counts[name] + live.ended == live.samples, "conservation", name)
+    due = {name: live.samples - live.ended for name, live in state.requests.items()}
+    _require(counts == due, "conservation", "a sample is lost")
     places = [seq.place for seq in state.waiting]
     _require(places == sorted(places), "order", "the line is not in order")
 
@@ -183,116 +170,88 @@ def check_turn(
 ) -> None:
     """Raise InvariantError unless the engine may go from `before` to `turn` on these events."""
     after, events = turn.state, tuple(events)
-    for i, gen in enumerate(before.running.gens):
-        if gen in after.running.gens:
-            j = after.running.gens.index(gen)
-            old = tokens_of(before.running, i, config.block_size)
-            new = tokens_of(after.running, j, config.block_size)
-            _require(new[: len(old)] == old, "monotonicity", "known tokens changed")
-            table = after.running.tables[j][: len(before.running.tables[i])]
-            _require(table == before.running.tables[i], "monotonicity", "a table was rewritten")
-    _fence(config, before, after)
-    _unwritten(config, before, after)
-    _ranks(before, events, after)
+    arrived = {event.request.id for event in events if isinstance(event, Submit)}
+    was, now = before.running, after.running
+    for i, gen in enumerate(was.gens):
+        if gen in now.gens:
+            j, old = now.gens.index(gen), was.tokens(i, config.block_size)
+            kept = now.tokens(j, config.block_size)[: len(old)] == old
+            _require(kept, "monotonicity", "known tokens changed")
+            kept = now.tables[j][: len(was.tables[i])] == was.tables[i]
+            _require(kept, "monotonicity", "a table was rewritten")
+    _flying(config, before, after)
+    _ranks(before, arrived, after)
     _cancels(events, after)
-    _shortage(before, turn)
-    _work(turn)
-    _order(before, turn)
-    gone = {(r.id, r.sample) for r in turn.reasons if isinstance(r, Preempted)}
+    back = {(r.id, r.sample) for r in turn.reasons if isinstance(r, Preempted)}
+    _shortage(before, turn, back)
+    _order(before, turn, back)
+    waits = any(isinstance(command, WakeAt) for command in turn.commands)
+    busy = waits or after.inflight or not after.requests
+    _require(busy, "work conservation", "requests, but nothing in flight")
     for command in turn.commands:
         match command:
             case Execute(plan):
-                _new_plan(config, after, plan, may_miss=len(gone))
+                _new_plan(config, after, plan, may_miss=len(back))
             case Emit():
-                _emit(before, events, turn, command)
+                _emit(before, arrived, turn, command)
             case WakeAt(time):
                 _require(time > after.time, "wake", "a wait that is over")
 
 
-def _fence(config: EngineConfig, before: EngineState, after: EngineState) -> None:
-    """Blocks of a plan in flight are neither free nor anybody else's."""
-    owners = {gen: i for i, gen in enumerate(before.running.gens)}
-    flying: dict[int, int] = {}  # generation -> where it starts at the earliest
-    for plan in reversed(after.inflight):
-        starts = zip(plan.gens, plan.starts, strict=True)
-        flying.update((gen, start) for gen, start in starts if gen in owners)
-    if not flying:
-        return
-    free = set(free_blocks(after))
-    others: dict[int, int] = {}
-    for i, gen in enumerate(after.running.gens):
-        others.update(dict.fromkeys(private_blocks(after.running, i), gen))
-    for gen, start in flying.items():
-        low = outside(start, config.window, config.block_size)
-        for block in before.running.tables[owners[gen]][low:]:
-            _require(block not in free, "fence", f"block {block} is free and in a plan in flight")
-            taken = others.get(block, gen)
-            _require(taken == gen, "fence", f"block {block} has a new owner while in flight")
+def _written(config: EngineConfig, plan: Plan, at: int, table: Log[int]) -> set[int]:
+    """Blocks that a row of a plan may write to."""
+    start, size = plan.starts[at], config.block_size
+    end = start + max(plan.counts[at], plan.most[at])
+    return set(table[start // size : -(-end // size)])
 
 
-def _unwritten(config: EngineConfig, before: EngineState, after: EngineState) -> None:
-    """What a plan in flight is still to write cannot be found, its sequence ended or not."""
-    owners, size = {gen: i for i, gen in enumerate(before.running.gens)}, config.block_size
+def _flying(config: EngineConfig, before: EngineState, after: EngineState) -> None:
+    """Blocks of a plan in flight are nobody else's; what it is to write cannot be found yet."""
+    tables = dict(zip(before.running.gens, before.running.tables, strict=True))
+    run, free = after.running, set(free_blocks(after))
+    owner = {b: gen for i, gen in enumerate(run.gens) for b in private_blocks(run, i)}
     for plan in after.inflight:
         for at, gen in enumerate(plan.gens):
-            if gen in owners:
-                start, span = plan.starts[at], max(plan.counts[at], plan.most[at])
-                table = before.running.tables[owners[gen]]
-                for block in table[start // size : (start + span - 1) // size + 1]:
-                    unseen = block not in after.blocks.nodes
-                    _require(unseen, "publish after write", f"block {block} is being written")
+            table = tables.get(gen, Log())
+            low = outside(plan.starts[at], config.window, config.block_size)
+            for block in table[low:]:
+                _require(block not in free, "fence", f"{block} is free and in a plan in flight")
+                _require(owner.get(block, gen) == gen, "fence", f"{block} in flight changed hands")
+            seen = {b for b in _written(config, plan, at, table) if b in after.blocks.nodes}
+            _require(not seen, "publish after write", f"blocks {seen} are being written")
 
 
-def _ranks(before: EngineState, events: tuple[Event, ...], after: EngineState) -> None:
+def _ranks(before: EngineState, arrived: set[str], after: EngineState) -> None:
     """A place in line is for life, whoever is preempted or restarted; it may only get better."""
-    anew = {event.request.id for event in events if isinstance(event, Submit)}
     places = {seq.id: seq.place for seq in (*before.waiting, *before.running.seqs)}
     for seq in (*after.waiting, *after.running.seqs):
-        kept = seq.id[0] in anew or seq.place <= places.get(seq.id, seq.place)
+        kept = seq.id[0] in arrived or seq.place <= places.get(seq.id, seq.place)
         _require(kept, "order", f"{seq.id} lost its rank")
 
 
 def _cancels(events: tuple[Event, ...], after: EngineState) -> None:
     """Nothing of a cancelled request waits or runs: all its samples have ended."""
-    gone: set[str] = set()
-    for event in events:
-        match event:
-            case Cancel(name):
-                gone.add(name)
-            case Submit(request):
-                gone.discard(request.id)
-    left = [name for name in gone if name in after.requests]
-    _require(not left, "cancel", f"{left} was cancelled and goes on")
+    for at, event in enumerate(events):
+        if isinstance(event, Cancel) and event.id in after.requests:
+            new = any(isinstance(e, Submit) and e.request.id == event.id for e in events[at:])
+            _require(new, "cancel", f"{event.id} goes on")
 
 
-def _shortage(before: EngineState, turn: Transition) -> None:
+def _shortage(before: EngineState, turn: Transition, back: set[SampleId]) -> None:
     """One shortage, one victim: while blocks behind a fence are coming, nobody is preempted."""
-    after = turn.state
-    preempted = any(isinstance(r, Preempted) for r in turn.reasons)
-    closed = any(fence in before.fences for fence in after.fences)
-    _require(not (preempted and closed), "preemption", "one more, though blocks were coming")
+    old = [fence in before.fences for fence in turn.state.fences]
+    _require(not (back and any(old)), "preemption", "one more, though blocks were coming")
     ended = sum(len(c.finished) for c in turn.commands if isinstance(c, Emit))
-    new = sum(fence not in before.fences for fence in after.fences)
-    _require(new <= ended + 1, "preemption", f"{new - ended} for one shortage")
+    _require(old.count(False) <= ended + 1, "preemption", "several for one shortage")
 
 
-def _work(turn: Transition) -> None:
-    """Work that can be done is done, or it is said what is waited for."""
-    after = turn.state
-    wakes = any(isinstance(c, WakeAt) for c in turn.commands)
-    stuck = after.requests and not after.inflight
-    _require(not stuck or wakes, "work conservation", "requests, but nothing in flight")
-
-
-def _order(before: EngineState, turn: Transition) -> None:
+def _order(before: EngineState, turn: Transition, back: set[SampleId]) -> None:
     """Whoever was let in ranks before all who still wait, save those that had to go back."""
     after = turn.state
-    admitted = {(r.id, r.sample) for r in turn.reasons if isinstance(r, Admitted)}
-    back = {(r.id, r.sample) for r in turn.reasons if isinstance(r, Preempted)}
+    admitted = {(r.id, r.sample) for r in turn.reasons if isinstance(r, Admitted)} - back
     line = [seq.place for seq in after.waiting if seq.id not in back]
-    inside = [s.place for s in after.running.seqs if s.id in admitted and s.id not in back]
-    if line and inside:
-        _require(max(inside) < min(line), "order", "somebody was overtaken")
+    inside = [seq.place for seq in after.running.seqs if seq.id in admitted]
+    _require(not line or not inside or max(inside) < min(line), "order", "somebody was overtaken")
     if before.running.seqs and back:
         others = (s for s in (*after.running.seqs, *after.waiting) if s.id not in back)
         first = min((s.place, s.id) for s in (*before.running.seqs, *others))
@@ -300,45 +259,32 @@ def _order(before: EngineState, turn: Transition) -> None:
 
 
 def _new_plan(config: EngineConfig, after: EngineState, plan: Plan, may_miss: int) -> None:
-    """What a new plan writes belongs to one sequence; what it carries is right.
-
-    A later plan of the same turn may have preempted up to `may_miss` of its sequences.
-    """
-    run, size = after.running, config.block_size
-    fills = {fill.index: fill.tokens for fill in plan.fills}
-    missing = {gen for gen in plan.gens if gen not in run.gens}
-    _require(len(missing) <= may_miss, "plan", "a row without a sequence")
-    for at, gen in enumerate(plan.gens):
-        if gen in missing:
-            continue
-        i = run.gens.index(gen)
-        start, span = plan.starts[at], max(plan.counts[at], plan.most[at])
+    """What a new plan writes belongs to one sequence; what it carries is right."""
+    run, fills = after.running, {fill.index: fill.tokens for fill in plan.fills}
+    here = {at: run.gens.index(gen) for at, gen in enumerate(plan.gens) if gen in run.gens}
+    # A later plan of the same turn may have preempted up to `may_miss` of its sequences.
+    _require(len(plan.gens) - len(here) <= may_miss, "plan", "a row without a sequence")
+    for at, i in here.items():
+        start, filled = plan.starts[at], fills.get(at)
         _require(plan.rows[at] == run.rows[i], "plan", "a sequence in the wrong row")
-        for block in run.tables[i][start // size : (start + span - 1) // size + 1]:
-            mine = block in private_blocks(run, i)
-            _require(mine, "exclusive tail", f"block {block} is written, but others may read it")
-        filled = fills.get(at)
+        shared = _written(config, plan, at, run.tables[i]).difference(private_blocks(run, i))
+        _require(not shared, "exclusive tail", f"{shared} are written, but others may read them")
         _require((filled is not None) == (start < run.base[i]), "feed", "host or device, not both")
         if filled is not None:
-            right = run.seqs[i].history[start : start + plan.counts[at]]
-            _require(filled == right, "feed", "inputs are not the history's")
-            ends = start + len(filled) == run.base[i]
-            _require(plan.most[at] == int(ends), "feed", "only the end of a prompt yields")
-    opened = [plan.gens[o.index] for o in plan.opens if plan.gens[o.index] not in missing]
-    here = [(g, s) for g, s in zip(plan.gens, plan.starts, strict=True) if g not in missing]
-    firsts = [g for g, s in here if s == run.starts[run.gens.index(g)]]
+            end = start + plan.counts[at]
+            _require(filled == run.seqs[i].history[start:end], "feed", "not the history's inputs")
+            yields = plan.most[at] == (end == run.base[i])
+            _require(yields, "feed", "only the end of a prompt yields")
+    opened = [one.index for one in plan.opens if one.index in here]
+    firsts = [at for at, i in here.items() if plan.starts[at] == run.starts[i]]
     _require(opened == firsts, "open", "a generation is opened by its first plan, and only there")
 
 
-def _emit(before: EngineState, events: tuple[Event, ...], turn: Transition, emit: Emit) -> None:
+def _emit(before: EngineState, arrived: set[str], turn: Transition, emit: Emit) -> None:
     _require(len(emit.ids) == len(emit.tokens), "emit", "columns of different lengths")
-    arrived = {e.request.id for e in events if isinstance(e, Submit)}
     ended = [(f.id, f.sample) for f in emit.finished]
     _require(len(set(ended)) == len(ended), "lifecycle", "a sample ended twice")
-    running = set(turn.state.running.ids)
-    for done in emit.finished:
-        known = done.id in before.requests or done.id in arrived
-        _require(known, "lifecycle", f"{done.id} ended, but had not begun")
-        name = (done.id, done.sample)
-        again = done.id in arrived  # an id may be used anew in the turn in which it ends
-        _require(again or name not in running, "lifecycle", f"{name} ended and runs")
+    for name in ended:
+        if name[0] not in arrived:  # an id may be used anew in the turn in which it ends
+            _require(name[0] in before.requests, "lifecycle", f"{name} ended, but had not begun")
+            _require(name not in turn.state.running.ids, "lifecycle", f"{name} ended and runs")

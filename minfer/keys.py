@@ -1,9 +1,8 @@
 """Content keys: what the KV of a full block is a function of, as one digest.
 
-A key covers what produced the block (model, weights, KV type, layout, adapter, in the context's
-fingerprint), the cache salt, the key of the block before, and the block's tokens. Equal keys
-therefore mean equal KV, whoever computed it; different salts never share (CVE-2025-46570), and
-SHA-256 keeps keys from being forged (CVE-2025-25183 was a guessable hash).
+A key covers what produced the block (the fingerprint), the cache salt, the key of the block before,
+and the block's tokens. Equal keys therefore mean equal KV, whoever computed it; different salts
+never share (CVE-2025-46570), and SHA-256 keeps keys from being forged (CVE-2025-25183).
 """
 
 from array import array
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 Key = bytes
+Keys = tuple[Key, ...]  # of consecutive blocks
 
 
 def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
@@ -27,14 +27,12 @@ def block_key(parent: Key, tokens: Sequence[int]) -> Key:
     return sha256(parent + array("I", tokens).tobytes()).digest()
 
 
-def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> tuple[Key, ...]:
+def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> Keys:
     """Keys of all full blocks of `tokens`, in order, each chained to the one before."""
     return extend_keys((), root, tokens, block_size)
 
 
-def extend_keys(
-    keys: tuple[Key, ...], root: Key, tokens: Sequence[int], block_size: int
-) -> tuple[Key, ...]:
+def extend_keys(keys: Keys, root: Key, tokens: Sequence[int], block_size: int) -> Keys:
     """`keys`, already computed for a prefix of `tokens`, continued over all its full blocks."""
     if len(keys) == len(tokens) // block_size:
         return keys

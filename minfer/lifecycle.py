@@ -5,34 +5,25 @@ from itertools import compress
 
 from minfer.blocks import Draft, outside
 from minfer.config import EngineConfig
-from minfer.keys import Key, block_key, extend_keys
+from minfer.keys import block_key, extend_keys
 from minfer.log import Log
-from minfer.messages import Preempted, Reason
+from minfer.messages import Finished, Preempted, Reason
 from minfer.record import evolve
-from minfer.sequence import Chain, Running, SampleId, Sequence, edited, tail_of, tokens_of, without
+from minfer.sequence import Chain, Running, SampleId, Sequence, Table, edited, without
 from minfer.state import EngineState, Fence
 
-
-def last_index(config: EngineConfig, seq: Sequence) -> int:
-    """The index of the last token that the sequence may have."""
-    request = seq.request
-    return min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
+Why = tuple[str, str]  # the reason of an end, and the error if there is one
 
 
 def spread(config: EngineConfig, tokens: int) -> int:
-    """How many blocks a turn of `tokens` new tokens handles, of those that can wait.
-
-    Four times what fills in a turn on average: a crowd is served within a quarter of a block's
-    time, and a turn stays near its usual cost.
-    """
+    """Blocks, of those that can wait, that a turn handles: four times what `tokens` fill."""
     return max(2, 4 * tokens // config.block_size)
 
 
 def mark_of(config: EngineConfig, entries: int, last: int) -> int:
-    """The position from which a table of `entries` blocks should grow, or the last one of all.
+    """The position from which a table of `entries` blocks should grow: a quarter block early.
 
-    A quarter block early: growth that may come at any of several steps can be spread over them
-    when many tables end at once.
+    So growth can be spread over steps when many tables end at once. At most the last position.
     """
     return min(last, entries * config.block_size - config.block_size // 4)
 
@@ -43,17 +34,11 @@ def ripe_at(config: EngineConfig, blocks: int, last: int) -> int:
 
 
 def seated(
-    config: EngineConfig,
-    seq: Sequence,
-    gen: int,
-    row: int,
-    table: Log[int],
-    chain: Chain,
-    start: int,
+    config: EngineConfig, seq: Sequence, gen: int, row: int, table: Table, chain: Chain, start: int
 ) -> Running:
     """A new generation of `seq` as columns of one entry; KV below `start` is there or copied."""
-    base, size = len(seq.history), config.block_size
-    last = last_index(config, seq)
+    request, base, size = seq.request, len(seq.history), config.block_size
+    last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
     whole = base // size
     return Running(
         (seq,), (seq.id,), (gen,), (row,), (start,), (base,), (base,), (start,), (last,),
@@ -78,10 +63,9 @@ def committed(config: EngineConfig, state: EngineState, i: int) -> int:
     return run.sched[i]
 
 
-def named(
-    chain: Chain, tail: tuple[int, ...], root: Key, upto: int, block_size: int
-) -> tuple[Chain, tuple[int, ...]]:
-    """Give the sequence's full blocks below `upto` their keys; their tokens leave the tail."""
+def named(run: Running, i: int, upto: int, block_size: int) -> tuple[Chain, tuple[int, ...]]:
+    """Give keys to the full blocks of `i` below `upto`; their tokens leave the tail."""
+    chain, tail, root = run.chains[i], run.tails[i] + run.fresh[i], run.seqs[i].request.root
     if upto <= len(chain.keys):
         return chain, tail
     keys, chunks = chain.keys, chain.chunks
@@ -96,20 +80,16 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
     """Publish full blocks of running sequences: position -> the number of blocks with KV.
 
     A block whose content is cached already, by somebody who computed the same at the same time,
-    stays private, and so does what follows it, until the sequence leaves: standing on the cached
-    twin as well would cost the pool more than the sequence's own table, which is all that
-    admission has promised to fit.
+    stays private, as does what follows it, until the sequence leaves: admission promised its own
+    table a place, not the twin as well.
     """
     run, size = state.running, config.block_size
     upto = {i: count for i, count in upto.items() if count > run.chains[i].sealed}
     if not upto:
         return state
-    draft = Draft(state.blocks)
-    chains: dict[int, Chain] = {}
-    tails, ripe = {}, {}
+    draft, chains, tails, ripe = Draft(state.blocks), {}, {}, {}
     for i, count in upto.items():
-        root = run.seqs[i].request.root
-        chain, tails[i] = named(run.chains[i], tail_of(run, i), root, count, size)
+        chain, tails[i] = named(run, i, count, size)
         new = slice(chain.sealed, count)
         if config.window:
             chain = _slid(config, draft, chain, run.tables[i], count, committed(config, state, i))
@@ -123,7 +103,7 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
 
 
 def _slid(
-    config: EngineConfig, draft: Draft, chain: Chain, table: Log[int], count: int, position: int
+    config: EngineConfig, draft: Draft, chain: Chain, table: Table, count: int, position: int
 ) -> Chain:
     """Publish a sequence's full blocks below `count`; give back what is behind its window."""
     low = outside(position, config.window, config.block_size)
@@ -136,13 +116,13 @@ def _slid(
     return evolve(chain, sealed=max(sealed, low), low=max(chain.low, low))
 
 
-def held(chain: Chain, table: Log[int], window: int) -> tuple[int, ...]:
+def held(chain: Chain, table: Table, window: int) -> tuple[int, ...]:
     """The published blocks on which a sequence stands."""
     return table[chain.low : chain.sealed] if window else (chain.leaf,)
 
 
 def _parted(
-    config: EngineConfig, draft: Draft, chain: Chain, table: Log[int], upto: int
+    config: EngineConfig, draft: Draft, chain: Chain, table: Table, upto: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Publish what a leaving sequence computed; returns the blocks it holds, and its private."""
     new = slice(chain.sealed, max(upto, chain.sealed))
@@ -160,33 +140,25 @@ def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> Eng
 
     What a plan in flight may still write to stays behind a fence until that plan is over.
     """
-    gone = sorted(gone)
-    run, draft, size = state.running, Draft(state.blocks), config.block_size
-    fences = []
+    run, draft, fences, gone = state.running, Draft(state.blocks), [*state.fences], sorted(gone)
     until = state.inflight[-1].step if state.inflight else None
     for i in gone:
-        upto = committed(config, state, i) // size
-        root, table = run.seqs[i].request.root, run.tables[i]
-        chain, _ = named(run.chains[i], tail_of(run, i), root, upto, size)
-        fence = Fence(-1 if until is None else until, *_parted(config, draft, chain, table, upto))
+        upto = committed(config, state, i) // config.block_size
+        chain, _ = named(run, i, upto, config.block_size)
+        blocks = _parted(config, draft, chain, run.tables[i], upto)
         if until is None:
-            _open(draft, fence)
+            _give_back(draft, *blocks)
         else:
-            fences.append(fence)
-    return evolve(
-        state,
-        blocks=draft.done(),
-        running=without(run, gone),
-        fences=(*state.fences, *fences),
-        free_rows=(*state.free_rows, *(run.rows[i] for i in gone)),
-    )
+            fences.append(Fence(until, *blocks))
+    rows = (*state.free_rows, *(run.rows[i] for i in gone))
+    run, fenced = without(run, gone), tuple(fences)
+    return evolve(state, blocks=draft.done(), running=run, fences=fenced, free_rows=rows)
 
 
-def _open(draft: Draft, fence: Fence) -> None:
-    """Give back what a fence held off."""
-    for block in reversed(fence.held):  # the last ones are evicted first: they are used the least
+def _give_back(draft: Draft, held: tuple[int, ...], private: tuple[int, ...]) -> None:
+    for block in reversed(held):  # the last ones are evicted first: they are used the least
         draft.release(block)
-    draft.give(fence.private)
+    draft.give(private)
 
 
 def open_fences(state: EngineState, step: int | None) -> EngineState:
@@ -196,46 +168,68 @@ def open_fences(state: EngineState, step: int | None) -> EngineState:
     draft, kept = Draft(state.blocks), []
     for fence in state.fences:
         if step is None or fence.until <= step:
-            _open(draft, fence)
+            _give_back(draft, fence.held, fence.private)
         else:
             kept.append(fence)
     return evolve(state, blocks=draft.done(), fences=tuple(kept))
+
+
+def end(
+    config: EngineConfig, state: EngineState, ended: dict[int, Why]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """End running sequences: position -> why. Their blocks stay cached."""
+    run, finished = state.running, []
+    for i, why in sorted(ended.items()):
+        state, done = count_out(config, state, run.seqs[i], run.known[i], why, ran=True)
+        finished.append(done)
+    return retire(config, state, ended), tuple(finished)
+
+
+def count_out(
+    config: EngineConfig, state: EngineState, seq: Sequence, known: int, why: Why, *, ran: bool
+) -> tuple[EngineState, Finished]:
+    """Count a sample as ended, with `known` tokens; its request goes with the last one."""
+    request, live = seq.request, state.requests[seq.request.id]
+    output = known - len(request.prompt)
+    if live.ended + 1 == live.samples:
+        requests = state.requests.delete(request.id)
+    else:
+        requests = state.requests.set(request.id, evolve(live, ended=live.ended + 1))
+    policy = config.policy.ended(state.policy, request, output, ran)
+    faults = tuple(fault for fault in state.faults if fault[0] != seq.id)
+    state = evolve(state, requests=requests, policy=policy, faults=faults)
+    return state, Finished(*seq.id, why[0], output, why[1], max(0, live.cached))
+
+
+def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:
+    """The sequence at `i`, all that it knows as its history."""
+    seq, tokens = run.seqs[i], run.tokens(i, config.block_size)
+    keys = extend_keys(tuple(run.chains[i].keys), seq.request.root, tokens, config.block_size)
+    return evolve(seq, history=tokens, keys=keys)
 
 
 def preempt(
     config: EngineConfig, state: EngineState, i: int, by: SampleId
 ) -> tuple[EngineState, Reason]:
     """Send a running sequence back in line, at its place or before it, with all it knows."""
-    run = state.running
-    seq, tokens = run.seqs[i], tokens_of(run, i, config.block_size)
-    keys = extend_keys(tuple(run.chains[i].keys), seq.request.root, tokens, config.block_size)
+    seq = _anew(config, state.running, i)
     rank, arrival, sample = seq.place
-    done = len(tokens) - len(seq.request.prompt)
+    done = len(seq.history) - len(seq.request.prompt)
     again = config.policy.again(state.policy, rank, seq.request, seq.arrived, done)
-    place = (min(rank, again), arrival, sample)
-    back = evolve(seq, history=tokens, keys=keys, preempted=seq.preempted + 1, place=place)
-    reason = Preempted(*seq.id, by, len(tokens), committed(config, state, i))
+    back = evolve(seq, preempted=seq.preempted + 1, place=(min(rank, again), arrival, sample))
+    reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
     state = retire(config, state, (i,))
     return evolve(state, waiting=state.waiting.insert(back), held=None), reason
 
 
-def restart(config: EngineConfig, state: EngineState, spots: Iterable[int]) -> EngineState:
+def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> EngineState:
     """Begin new generations in place, from committed KV: what was in flight never happened."""
-    run, size, gen = state.running, config.block_size, state.next_gen
+    run = state.running
     cells: dict[str, dict[int, object]] = {}
-    for i in sorted(spots):
-        seq, tokens, chain = run.seqs[i], tokens_of(run, i, size), run.chains[i]
-        keys = extend_keys(tuple(chain.keys), seq.request.root, tokens, size)
-        one = seated(
-            config,
-            evolve(seq, history=tokens, keys=keys),
-            gen,
-            run.rows[i],
-            run.tables[i],
-            Chain(Log(keys), chain.sealed, chain.leaf, low=chain.low),
-            committed(config, state, i),
-        )
-        gen += 1
+    for gen, i in enumerate(spots, state.next_gen):
+        seq, old, start = _anew(config, run, i), run.chains[i], committed(config, state, i)
+        chain = Chain(Log(seq.keys), old.sealed, old.leaf, low=old.low)
+        one = seated(config, seq, gen, run.rows[i], run.tables[i], chain, start)
         for name in ("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails", "fresh"):
             cells.setdefault(name, {})[i] = getattr(one, name)[0]
-    return evolve(state, running=edited(run, **cells), next_gen=gen)
+    return evolve(state, running=edited(run, **cells), next_gen=state.next_gen + len(spots))

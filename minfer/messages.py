@@ -6,9 +6,15 @@ from attrs import frozen
 
 from minfer.plan import Plan, Yields
 from minfer.request import Request
-from minfer.sequence import SampleId
+from minfer.sequence import SampleId, SampleIds
 
-# --- events: what happened -----------------------------------------------------------------------
+
+@frozen
+class OfSample:
+    """What is said about one sample of one request."""
+
+    id: str  # the request's
+    sample: int
 
 
 @frozen
@@ -33,11 +39,9 @@ class Cancel:
 
 
 @frozen
-class Finish:
+class Finish(OfSample):
     """The text layer ends a sample after `length` output tokens, at a stop string for example."""
 
-    id: str
-    sample: int
     length: int
     reason: str = "stop"
 
@@ -60,19 +64,13 @@ class Failed:
 
 Event = Tick | Submit | Cancel | Finish | Executed | Failed
 
-# --- commands: what to do ------------------------------------------------------------------------
-
 
 @frozen
-class Finished:
-    """A sample has ended; the only terminal word about it.
+class Finished(OfSample):
+    """A sample has ended; the only terminal word about it."""
 
-    `reason`: "stop" (a stop token, or the text layer's reason), "length", "cancelled", "rejected"
-    (it could never have run; `error` says why) or "error" (its steps failed too often).
-    """
-
-    id: str
-    sample: int
+    # "stop" (or the text layer's reason), "length", "cancelled", "rejected" (it could never have
+    # run: see `error`) or "error" (its steps failed too often)
     reason: str
     length: int  # output tokens
     error: str = ""
@@ -90,7 +88,7 @@ class Execute:
 class Emit:
     """New tokens by sample, as two columns, then the samples that ended."""
 
-    ids: tuple[SampleId, ...]
+    ids: SampleIds
     tokens: Yields
     finished: tuple[Finished, ...] = ()
 
@@ -104,15 +102,11 @@ class WakeAt:
 
 Command = Execute | Emit | WakeAt
 
-# --- reasons: decisions out of the ordinary ------------------------------------------------------
-
 
 @frozen
-class Admitted:
+class Admitted(OfSample):
     """A sample starts (again) to run."""
 
-    id: str
-    sample: int
     waited: float  # seconds since it arrived
     hit: int  # leading tokens whose KV was cached
     prompt: int  # tokens known, of which hit
@@ -120,43 +114,35 @@ class Admitted:
 
 
 @frozen
-class Held:
+class Held(OfSample):
     """The first in line has to wait; said once until the cause changes."""
 
-    id: str
-    sample: int
-    cause: str  # "blocks", "rows", "budget", "sibling", "policy" or "retry"
+    cause: str  # "blocks", "rows", "budget", "sibling" or "policy"
     needs: int = 0  # blocks, where that is the cause
     available: int = 0
 
 
 @frozen
-class Preempted:
+class Preempted(OfSample):
     """A sample gave its blocks or its row back and waits at its old rank."""
 
-    id: str
-    sample: int
     by: SampleId  # for whom
     known: int  # tokens it keeps
     computed: int  # positions of KV it gives up, less what stays cached
 
 
 @frozen
-class Missed:
+class Missed(OfSample):
     """An admitted sample found its prefix cached only up to `block` of `blocks` full ones."""
 
-    id: str
-    sample: int
     block: int
     blocks: int
 
 
 @frozen
-class Ended:
+class Ended(OfSample):
     """A sample left the engine."""
 
-    id: str
-    sample: int
     reason: str
     error: str = ""
 

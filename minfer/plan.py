@@ -2,9 +2,8 @@
 
 A plan speaks positions. It says which device rows take part, how many inputs each takes from which
 position on, and how much it may yield; token values are in it only where the host must supply
-them, in `fills`. What a row needs besides (its table, its sampling parameters) was sent when the
-row was opened, and only what changed is sent again. So the next step can be planned before the
-last one's tokens are known.
+them, in `fills`: the next step can be planned before the last one's tokens are known. What a row
+needs besides (its table, its sampling parameters) was sent when it was opened, or as it changed.
 
 Contract of an executor:
 

@@ -2,11 +2,8 @@
 
 `Map` is a hash array mapped trie: `set` and `delete` return a new map that shares all but a path of
 log32(n) nodes with the old one, so that a state costs what changed. `mutate()` gives a private
-draft for a batch of changes; a draft never leaves the function that made it.
-
-The library is `immutables` (MagicStack, in C). Measured on CPython 3.11 with 64k entries: get
-0.05 us, set 0.6 us, 256 sets in one draft 32 us; the alternatives in pure Python or Rust were three
-to six times slower at `set`.
+draft for a batch of changes; a draft never leaves the function that made it. `immutables` is in C;
+alternatives in pure Python or Rust were three to six times slower at `set`.
 """
 
 from immutables import Map

@@ -1,18 +1,17 @@
 """The policies that come with minfer, each with what it guarantees, and their names.
 
-Most orders here change with time: urgency grows as a request waits, deadlines come nearer. None
-needs re-sorting, because all who wait age at the same pace: whoever is ahead by a formula of
-(arrival + a constant of the request) stays ahead. That constant is the rank, and since a newcomer's
-arrival time grows without bound, only finitely many can ever overtake a request: nobody starves.
+Nothing needs re-sorting: all who wait age at the same pace, so whoever is ahead by (arrival + a
+constant of the request) stays ahead; and only finitely many can overtake it: nobody starves.
 """
 
 import math
+from functools import partial
 from typing import Any, Final
 
 import attrs
 from attrs import field, frozen
 
-from minfer.config import ConfigError
+from minfer.config import ConfigError, number
 from minfer.pmap import Map
 from minfer.policy import FirstCome, Load, Policy, Rank
 from minfer.record import evolve
@@ -21,18 +20,7 @@ from minfer.request import Request
 PREFILL: Final = 64  # prompt tokens that cost about as much as one output token
 CLIENTS: Final = 1024  # clients remembered before those that are owed nothing are forgotten
 
-
-def _number(low: float, *, above: bool = False) -> Any:
-    def check(_: object, attribute: "attrs.Attribute[Any]", value: Any) -> None:
-        whole = attribute.type is int
-        number = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
-        if not number or not low <= value < math.inf or (above and value == low):
-            raise ConfigError(
-                f"scheduling policy: {attribute.name} must be a {'whole ' * whole}number "
-                f"{'above' if above else 'from'} {low:g}, not {value!r}"
-            )
-
-    return check
+_number: Final = partial(number, of="scheduling policy: ")
 
 
 @frozen
@@ -40,18 +28,13 @@ class Priority(FirstCome):
     """Strict priority: lower `priority` first, first come within one.
 
     Guarantee: nobody is admitted while someone more urgent waits, and a waiting request takes the
-    place of a strictly less urgent one that runs. A stream of urgent requests may starve the
-    others: that is what strict means.
+    place of a strictly less urgent one that runs. A stream of urgent requests may starve others.
     """
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Order by priority, then by arrival."""
-        del time
         return (float(request.priority),), state
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """Give way to a strictly more urgent request."""
-        del state
         return waiting < running
 
 
@@ -67,13 +50,11 @@ class Ageing(FirstCome):
     levels: int = field(default=8, validator=_number(0))
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Order by arrival, moved by the priority's worth in seconds."""
         level = max(-self.levels, min(request.priority, self.levels))
         return (time + self.seconds * level,), state
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
         """Give way to one that is ahead by a whole level: less is not worth a preemption."""
-        del state
         return waiting[0] + self.seconds <= running[0]
 
 
@@ -88,7 +69,6 @@ class Deadline(FirstCome):
     slack: float = field(default=60.0, validator=_number(0))
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Order by the time at which it is due."""
         due = self.slack if request.deadline == math.inf else request.deadline
         return (time + due,), state
 
@@ -99,18 +79,15 @@ class Shortest(FirstCome):
 
     Guarantee: one unit of work (an output token, or `PREFILL` tokens of prompt) is worth `pace`
     seconds of waiting, so nobody who arrives `pace` x work seconds after a request goes first.
-    A large `pace` is closer to pure shortest-first. What was done before a preemption counts.
+    What was done before a preemption counts.
     """
 
     pace: float = field(default=0.1, validator=_number(0))
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Order by arrival and work."""
         return self.again(state, (), request, time, 0), state
 
     def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
-        """Order by arrival and the work that is left."""
-        del state, rank
         work = len(request.prompt) / PREFILL + request.max_tokens - done
         return (arrived + self.pace * work,)
 
@@ -137,37 +114,30 @@ class Fair(FirstCome):
     weights: Map[str, float] = Map()  # of clients that are due more or less than one share
 
     def start(self) -> Shares:
-        """Nobody has had anything."""
         return Shares()
 
     def rank(self, state: Shares, request: Request, time: float) -> tuple[Rank, Shares]:
         """Start where the client's last request ends, but not in the past."""
-        del time
         tags, limit = state.tags, state.limit
         begin = max(state.now, tags.get(request.client, 0.0))
         if request.client not in tags and len(tags) >= limit:
             tags = Map({name: tag for name, tag in tags.items() if tag > state.now})
             limit = max(CLIENTS, 2 * len(tags))
         cost = len(request.prompt) + request.n * request.max_tokens
-        tags = tags.set(request.client, begin + cost / self._weight(request))
+        tags = tags.set(request.client, begin + cost / self.weights.get(request.client, 1.0))
         return (begin,), Shares(state.now, tags, limit)
 
     def admitted(self, state: Shares, rank: Rank, request: Request, load: Load) -> Shares:
         """Virtual time is the start of whoever was admitted last."""
-        del request, load
         return evolve(state, now=max(state.now, rank[0]))
 
     def ended(self, state: Shares, request: Request, output: int, ran: bool) -> Shares:
         """Give back what was not used."""
         unused = request.max_tokens - output + (0 if ran else len(request.prompt) / request.n)
-        tag = state.tags.get(request.client)
-        if tag is None or not unused:
+        if not unused or request.client not in state.tags:
             return state
-        less = tag - unused / self._weight(request)
+        less = state.tags[request.client] - unused / self.weights.get(request.client, 1.0)
         return evolve(state, tags=state.tags.set(request.client, less))
-
-    def _weight(self, request: Request) -> float:
-        return self.weights.get(request.client, 1.0)
 
 
 @frozen
@@ -196,7 +166,6 @@ class Window(Ageing):
     part: float = field(default=0.1, validator=_number(0, above=True))
 
     def start(self) -> Gathering:
-        """Nobody waits."""
         return Gathering()
 
     def rank(self, state: Gathering, request: Request, time: float) -> tuple[Rank, Gathering]:
@@ -219,21 +188,14 @@ class Window(Ageing):
 
     def admitted(self, state: Gathering, rank: Rank, request: Request, load: Load) -> Gathering:
         """Whoever waits now goes along."""
-        del rank, request, load
         return evolve(state, due=math.inf, fresh=0)
 
     def ended(self, state: Gathering, request: Request, output: int, ran: bool) -> Gathering:
         """Forget one that gave up."""
-        del request, output
         return state if ran or not state.fresh else evolve(state, fresh=state.fresh - 1)
 
 
-@frozen
-class Batch:
-    """The static batch that runs: when it was opened, and how many have joined."""
-
-    opened: float = -math.inf  # seconds
-    taken: int = 0
+Batch = tuple[float, int]  # when the one that runs was opened, seconds, and how many have joined
 
 
 @frozen
@@ -247,18 +209,15 @@ class Static(FirstCome):
     size: int = field(default=8, validator=_number(1))
 
     def start(self) -> Batch:
-        """No batch has been opened."""
-        return Batch()
+        return -math.inf, 0
 
     def admit_from(self, state: Batch, load: Load) -> float:
-        """Only members join."""
-        member = state.taken < self.size and load.arrived <= state.opened
+        opened, taken = state
+        member = taken < self.size and load.arrived <= opened
         return load.time if member or not load.running else math.inf
 
     def admitted(self, state: Batch, rank: Rank, request: Request, load: Load) -> Batch:
-        """Count a member, or open the next batch."""
-        del rank, request
-        return evolve(state, taken=state.taken + 1) if load.running else Batch(load.time, 1)
+        return (state[0], state[1] + 1) if load.running else (load.time, 1)
 
 
 POLICIES: Final[dict[str, type[Policy]]] = {
@@ -268,10 +227,7 @@ POLICIES: Final[dict[str, type[Policy]]] = {
 
 
 def policy_named(text: str) -> Policy:
-    """The policy that a text such as "fcfs" or "ageing:seconds=5,levels=3" names.
-
-    Raises ConfigError for a name or an option that does not exist, or a value out of range.
-    """
+    """The policy that a text such as "ageing:seconds=5,levels=3" names. Raises ConfigError."""
     name, _, rest = text.partition(":")
     if name not in POLICIES:
         raise ConfigError(f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}")
@@ -281,10 +237,8 @@ def policy_named(text: str) -> Policy:
     for part in rest.split(",") if rest else ():
         key, _, value = part.partition("=")
         if key not in known:
-            raise ConfigError(
-                f"scheduling_policy: {name} has no option {key!r}; it has "
-                f"{', '.join(known) or 'none'}, written as in ageing:seconds=5,levels=3"
-            )
+            has = f"it has {', '.join(known) or 'none'}, written as in ageing:seconds=5,levels=3"
+            raise ConfigError(f"scheduling_policy: {name} has no option {key!r}; {has}")
         try:
             options[key] = known[key](value)
         except ValueError:

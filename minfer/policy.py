@@ -2,8 +2,7 @@
 
 A policy is an object with nine pure functions. It decides order and appetite only: that blocks are
 conserved, budgets kept and nobody is planned twice is the engine's business whatever a policy
-says. State of its own lives inside `EngineState` and is passed in; policies hold none. Inherit
-from `FirstCome` to say only what differs.
+says. State of its own lives inside `EngineState` and is passed in; policies hold none.
 """
 
 from typing import Any, Protocol
@@ -28,97 +27,55 @@ class Load:
 
 
 class Policy(Protocol):
-    """What the engine asks. Every answer must be a function of the arguments alone."""
+    """What the engine asks. Every answer must be a function of the arguments alone.
+
+    The answers here are those of first come, first served: a policy says only what differs.
+    """
 
     def start(self) -> Any:
         """Return the policy's first state: an immutable value."""
-        ...
+        return None
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
         """Place a new request in line. Lower goes first."""
-        ...
+        return (), state
 
     def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
         """Place a sequence that was preempted with `done` output tokens; never behind `rank`."""
-        ...
+        return rank
 
     def admit_from(self, state: Any, load: Load) -> float:
         """Return the time from which the first in line may start; now or earlier: at once.
 
         Infinity waits for something else to happen; while nothing runs it is not heeded.
         """
-        ...
-
-    def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
-        """Learn that a sample starts for the first time; `load` is from just before it."""
-        ...
-
-    def ended(self, state: Any, request: Request, output: int, ran: bool) -> Any:
-        """Learn that a sample has ended after `output` tokens, and whether it ever ran."""
-        ...
-
-    def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
-        """Choose who gives its blocks back, as an index into `ranks`, sorted; never the first."""
-        ...
-
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """Say whether the first in line may take the place of the last that runs."""
-        ...
-
-    def budget(self, state: Any, load: Load) -> int:
-        """Return the tokens to schedule in this step; the engine keeps it within its limits."""
-        ...
-
-
-@frozen
-class FirstCome:
-    """First come, first served.
-
-    Guarantee: a request is admitted after all that arrived before it, so it waits for a finite
-    number of earlier ones only, each of which ends. The latest arrival gives way when blocks run
-    out.
-    """
-
-    def start(self) -> Any:
-        """Keep no state."""
-        return None
-
-    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        """Leave the order to arrival."""
-        del request, time
-        return (), state
-
-    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
-        """Keep the place."""
-        del state, request, arrived, done
-        return rank
-
-    def admit_from(self, state: Any, load: Load) -> float:
-        """Never wait."""
-        del state
         return load.time
 
     def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
-        """Learn nothing."""
-        del rank, request, load
+        """Learn that a sample starts for the first time; `load` is from just before it."""
         return state
 
     def ended(self, state: Any, request: Request, output: int, ran: bool) -> Any:
-        """Learn nothing."""
-        del request, output, ran
+        """Learn that a sample has ended after `output` tokens, and whether it ever ran."""
         return state
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
-        """Let the last in rank give way."""
-        del state
+        """Choose who gives its blocks back, as an index into `ranks`, sorted; never the first."""
         return len(ranks) - 1
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """Nobody takes a place from one that came before."""
-        del state, waiting, running
+        """Say whether the first in line may take the place of the last that runs."""
         return False
 
     def budget(self, state: Any, load: Load) -> int:
-        """Take all that the configuration allows."""
-        del state
+        """Return the tokens to schedule in this step; the engine keeps it within its limits."""
         return load.budget
+
+
+@frozen
+class FirstCome(Policy):
+    """First come, first served.
+
+    Guarantee: a request is admitted after all that arrived before it, a finite number each of which
+    ends. The latest arrival gives way when blocks run out.
+    """

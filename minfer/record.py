@@ -20,10 +20,7 @@ def _reader(cls: type[attrs.AttrsInstance]) -> tuple[dict[str, int], Any]:
 
 
 def evolve(record: T, **changes: Any) -> T:
-    """Return `record` with some fields changed.
-
-    Its class must take all its fields, at least two, by position.
-    """
+    """`record` with some fields changed; its class takes its fields, at least two, by position."""
     places, read = _reader(type(record))
     values = [*read(record)]
     for name, value in changes.items():

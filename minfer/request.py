@@ -7,11 +7,10 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.keys import Key
+from minfer.keys import Key, Keys
 
 MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
 MAX_STOPS: Final = 16
-_INT64: Final = 2**63
 
 
 class ParameterError(ValueError):
@@ -23,10 +22,8 @@ class ParameterError(ValueError):
 
 
 def _number(value: Any, param: str, low: float, high: float, *, whole: bool = False) -> None:
-    kinds = (int,) if whole else (int, float)
-    if isinstance(value, bool) or not isinstance(value, kinds):
-        kind = "a whole number" if whole else "a number"
-        raise ParameterError(param, f"must be {kind}, not {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise ParameterError(param, f"must be a {'whole ' * whole}number, not {value!r}")
     if not low <= value <= high:  # NaN is not
         # Python refuses to write out integers of thousands of digits.
         huge = isinstance(value, int) and value.bit_length() > 200
@@ -48,10 +45,7 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How to choose tokens and when to stop. Names and defaults are vLLM's.
-
-    Raises ParameterError, naming the parameter, for values out of range.
-    """
+    """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError."""
 
     n: int = 1  # samples of one prompt
     temperature: float = 1.0  # 0 is greedy
@@ -71,15 +65,13 @@ class SamplingParams:
             raise ParameterError("top_p", "must be above 0; use temperature=0 for greedy decoding")
         _number(self.top_k, "top_k", -1, 2**31, whole=True)
         if self.seed is not None:
-            _number(self.seed, "seed", -_INT64, _INT64 - 1, whole=True)
+            _number(self.seed, "seed", -(2**63), 2**63 - 1, whole=True)
         if self.max_tokens is not None:
             _number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
-        if len(self.stop) > MAX_STOPS or any(
-            not isinstance(s, str) or not 0 < len(s) <= 1024 for s in self.stop
-        ):
-            raise ParameterError(
-                "stop", f"at most {MAX_STOPS} non-empty strings of up to 1,024 characters"
-            )
+        good = all(isinstance(s, str) and 0 < len(s) <= 1024 for s in self.stop)
+        if len(self.stop) > MAX_STOPS or not good:
+            why = f"at most {MAX_STOPS} non-empty strings of up to 1,024 characters"
+            raise ParameterError("stop", why)
         if len(self.stop_token_ids) > 256:
             raise ParameterError("stop_token_ids", "at most 256 token ids")
         for token in self.stop_token_ids:
@@ -92,11 +84,9 @@ class SamplingParams:
 class Request:
     """A request as the engine takes it: everything is decided, nothing is text.
 
-    `keys` are the content keys of the prompt's full blocks, computed once at the edge; they may be
-    left out, then the engine computes them from `root`. `output` holds tokens that were already
-    produced for the only sample, when a request is resumed after its engine died.
-
-    Raises ParameterError for token ids that are not whole numbers from 0 to 2^32 - 1.
+    `keys` are the content keys of the prompt's full blocks; the engine computes what is left out
+    from `root`. `output` holds tokens that were already produced for the only sample, when a
+    request is resumed. Raises ParameterError for token ids that are not from 0 to 2^32 - 1.
     """
 
     id: str
@@ -110,7 +100,7 @@ class Request:
     client: str = ""  # who asks; heeded by fair shares
     deadline: float = math.inf  # seconds after its arrival; heeded by earliest deadline
     root: Key = b""  # the key before the first block: fingerprint and salt
-    keys: tuple[Key, ...] = ()
+    keys: Keys = ()
     output: tuple[int, ...] = ()
     largest: int = field(init=False, eq=False, repr=False)  # token id: looked up once, at the edge
 

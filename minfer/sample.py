@@ -5,19 +5,16 @@ Theory. The token at a position is
     argmax over the kept tokens t of   logit[t] / temperature + gumbel(t)
 
 which is an exact draw from the softmax over them (Gumbel-max; Maddison et al. 2014). The noise is
-a function of (request seed, sample, position, token id) and of nothing else. So no draw depends
-on who else is in the batch, on chunks, on preemption or on how often a step was repeated; and a
-draft token is right if and only if it equals the draw at its position, which makes speculation
-exact for sampling as it is for greedy decoding.
+a function of (request seed, sample, position, token id) and of nothing else: no draw depends on
+neighbours, chunks, preemption or repeated steps; and a draft token is right if and only if it
+equals the draw at its position, so speculation is exact for sampling as for greedy decoding.
 
-Kept tokens are vLLM's: first top-k, every token whose logit is at least the k-th largest (so ties
-at the edge are all kept); then top-p on what is left, renormalised: in order of falling logit,
-lower ids first among equals, the shortest prefix that holds at least `top_p` of the probability,
-and at least one token. A temperature below 1e-5 is greedy: the largest logit, with no noise and no
-filter. The lowest id wins all ties.
+Kept tokens are vLLM's: first top-k, every token whose logit is at least the k-th largest (ties at
+the edge are all kept); then top-p on what is left, renormalised: in order of falling logit, lower
+ids first among equals, the shortest prefix that holds at least `top_p` of the probability. A
+temperature below 1e-5 is greedy: no noise, no filter. The lowest id wins all ties.
 
-The noise costs a few 32-bit operations per token, so that a GPU kernel recomputes rather than
-stores it:
+The noise costs a few 32-bit operations per token: a GPU kernel recomputes rather than stores it:
 
     stream = f(seed, sample)                64 bits, once per sample of a request
     key    = splitmix64(stream, position)   64 bits, once per token drawn   (Steele et al. 2014)
@@ -25,20 +22,20 @@ stores it:
     v      = (bits + 1/2) / 2^32            in (0, 1)
     noise  = -log(-log(1 - v))
 
-Working with v rather than with u = 1 - v keeps full precision where it counts, in the upper tail
-of the noise: small v are exact in float32 down to 2^-33, whereas u near 1 has steps of 2^-24.
-
-The three multiplications and four shifts are Wellons' triple32 (the least biased known of its
-kind); the high half of the key enters after the first multiplication. Streams whose low halves
-are close would otherwise be shifted copies of each other.
+v rather than u = 1 - v keeps full precision where it counts, in the upper tail of the noise: small
+v are exact in float32 down to 2^-33, whereas u near 1 has steps of 2^-24. hash32 is Wellons'
+triple32 (the least biased known of its kind); the high half of the key enters after the first
+multiplication, or streams whose low halves are close would be shifted copies of each other.
 
 Arithmetic is in float32 with every operation rounded, as on a device; the logarithms here are
 correctly rounded, a device's may differ in the last bit, which decides a draw once in millions.
 """
 
 import math
-import struct
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Final
 
 from minfer.request import SamplingParams
@@ -48,7 +45,6 @@ GOLDEN: Final = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: splitmix64's stride
 MIX64: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # shift, factor
 MIX32: Final = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))  # shift, factor
 LARGEST_V: Final = 1 - 2**-24  # the largest float32 below 1
-LARGEST: Final = (2 - 2**-23) * 2.0**127  # the largest float32
 
 _M32: Final = 2**32 - 1
 _M64: Final = 2**64 - 1
@@ -93,10 +89,7 @@ def gumbel(bits: int) -> float:
 
 def _f32(x: float) -> float:
     """`x`, rounded to float32; what is too large becomes infinite."""
-    if math.isfinite(x) and abs(x) > LARGEST:
-        return math.copysign(math.inf, x)
-    rounded: float = struct.unpack("f", struct.pack("f", x))[0]
-    return rounded
+    return array("f", (x,))[0]
 
 
 def is_greedy(params: SamplingParams) -> bool:
@@ -115,22 +108,14 @@ def kept(scaled: Sequence[float], top_k: int, top_p: float) -> list[int]:
     top_p, most = _f32(top_p), max(scaled)
     ids.sort(key=lambda t: -scaled[t])  # stable: lower ids first among equals
     shares = [math.exp(scaled[t] - most) for t in ids]
-    total, before, count = math.fsum(shares), 0.0, 0
-    for share in shares:
-        if count and before >= top_p * total:
-            break
-        before += share
-        count += 1
-    return sorted(ids[:count])
+    enough = bisect_left(list(accumulate(shares)), top_p * math.fsum(shares)) + 1
+    return sorted(ids[:enough])
 
 
 def draw(
     logits: Sequence[float], params: SamplingParams, seed: int, sample: int, position: int
 ) -> int:
-    """The token id at index `position` of a sequence, given logits [vocab].
-
-    Raises NotFiniteError if the logits hold NaN or +inf, or nothing but -inf.
-    """
+    """The token at index `position` of a sequence, from logits [vocab]. Raises NotFiniteError."""
     largest = max(logits)
     if any(map(math.isnan, logits)) or not math.isfinite(largest):
         raise NotFiniteError("the logits are not finite")

@@ -9,7 +9,6 @@ Within this module a sequence is named by its generation: positions shift when o
 """
 
 from bisect import bisect_left
-from collections.abc import Container
 from functools import lru_cache
 from itertools import compress
 from math import inf
@@ -21,7 +20,7 @@ from minfer.grow import grow, stretch
 from minfer.messages import Execute, Held, Reason, WakeAt
 from minfer.plan import Fill, Grow, Open, Plan
 from minfer.record import evolve
-from minfer.sequence import Running, joined
+from minfer.sequence import joined, less, positions
 from minfer.state import EngineState, Transition
 
 Shares = dict[int, int]  # generation that is being filled -> tokens of it in this step
@@ -51,17 +50,19 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     newcomers: list[Newcomer] = []
     wake: tuple[WakeAt, ...] = ()
     if state.waiting and solo is None:
-        before = state.running
+        before = state.running.gens
         state, wake, more = _move_up(config, state, room, newcomers, shares)
         reasons += more
-        if state.running.gens is not before.gens:  # somebody was displaced
-            there = set(state.running.gens)
-            idle &= there
-            grown = {gen: g for gen, g in grown.items() if gen in there}
-            there.update(newcomer.seat.gens[0] for newcomer in newcomers)
-            shares = {gen: n for gen, n in shares.items() if gen in there}
+        if state.running.gens is not before:  # somebody was displaced
+            gone = set(before).difference(state.running.gens)
+            idle -= gone
+            grown = {gen: one for gen, one in grown.items() if gen not in gone}
+            shares = {gen: share for gen, share in shares.items() if gen not in gone}
     if newcomers:
-        state = _join(state, newcomers)
+        run, stops = joined(state.running, [n.seat for n in newcomers]), state.stops
+        if len(stops) > _MANY_STOPS:
+            stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
+        state = evolve(state, running=run, stops=stops)
     if len(idle) == len(state.running):
         return Transition(state, wake, reasons)
     most = None
@@ -73,10 +74,10 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
 
 def _suspect(config: EngineConfig, state: EngineState) -> int | None:
     """Who has to run alone: one more failure could end it, and must not be a neighbour's fault."""
-    few = min(2, config.max_failures - 1)
+    few, run = min(2, config.max_failures - 1), state.running
     for sample, count in state.faults:
-        if count >= few and (i := state.running.find(sample)) is not None:
-            return state.running.gens[i]
+        if count >= few and sample in run.ids:
+            return run.gens[run.ids.index(sample)]
     return None
 
 
@@ -104,24 +105,21 @@ def _move_up(
     if short and len(state.running):
         return state, (), ()  # nothing has changed for the first in line
     while state.waiting:
-        first = state.waiting.first()
-        now = load(config, state, len(newcomers))
+        first, now = state.waiting.first(), load(config, state, len(newcomers))
         start = config.policy.admit_from(state.policy, now)
         if start > state.time and (now.running or start < inf):
-            state, more = _hold(state, Held(*first.id, "policy"))
-            return state, (WakeAt(start),) if start < inf else (), reasons + more
+            wake = (WakeAt(start),) if start < inf else ()
+            return _hold(state, Held(*first.id, "policy"), reasons, wake)
         if room <= 0:
-            state, more = _hold(state, Held(*first.id, "budget"))
-            return state, (), reasons + more
+            return _hold(state, Held(*first.id, "budget"), reasons)
         state, got = admit(config, state, newcomers)
         if isinstance(got, Held):
-            room_made = None
+            made = None
             if got.cause in ("blocks", "rows") and not state.fences and not newcomers:
-                room_made = displace(config, state)
-            if room_made is None:
-                state, more = _hold(state, got)
-                return state, (), reasons + more
-            state, reason = room_made
+                made = displace(config, state)
+            if made is None:
+                return _hold(state, got, reasons)
+            state, reason = made
             reasons += (reason,)
             continue
         newcomers.append(got)
@@ -132,19 +130,14 @@ def _move_up(
     return state, (), reasons
 
 
-def _hold(state: EngineState, held: Held) -> tuple[EngineState, tuple[Reason, ...]]:
+def _hold(
+    state: EngineState, held: Held, reasons: tuple[Reason, ...], wake: tuple[WakeAt, ...] = ()
+) -> tuple[EngineState, tuple[WakeAt, ...], tuple[Reason, ...]]:
     """Remember who waits and why; the reason is given when that is news."""
     available = -1 if state.fences else held.available  # look again once blocks have come
     now = (state.waiting.first().place, held.cause, available)
     news = state.held is None or state.held[:2] != now[:2]
-    return evolve(state, held=now), (held,) if news else ()
-
-
-def _join(state: EngineState, newcomers: list[Newcomer]) -> EngineState:
-    run, stops = joined(state.running, [n.seat for n in newcomers]), state.stops
-    if len(stops) > _MANY_STOPS:
-        stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
-    return evolve(state, running=run, stops=stops)
+    return evolve(state, held=now), wake, (*reasons, held) if news else reasons
 
 
 def _plan(
@@ -157,11 +150,11 @@ def _plan(
 ) -> tuple[EngineState, Plan]:
     """Put the plan together; `most` has one entry per running sequence, or is None for ones."""
     run = state.running
-    places = _places(run, idle.union(shares))
+    places = positions(run, idle.union(shares))
     out = [i for i in places if run.gens[i] in idle]
-    gens, rows, starts = _less(run.gens, out), _less(run.rows, out), _less(run.sched, out)
+    gens, rows, starts = less(run.gens, out), less(run.rows, out), less(run.sched, out)
     steps = most or ones(len(run))  # positions that each row is scheduled for
-    counts, yields = ones(len(gens)), _less(steps, out)
+    counts, yields = ones(len(gens)), less(steps, out)
     fills: list[Fill] = []
     opens: list[Open] = []
     if places:
@@ -179,35 +172,10 @@ def _plan(
             if start == run.starts[i]:  # a generation's first plan: the device takes over all of it
                 opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))
         steps, counts, yields = tuple(steps_), tuple(counts_), tuple(yields_)
+    step, repeat = state.next_step, max(most) if most else 1
+    copies = tuple(newcomer.copy for newcomer in newcomers if newcomer.copy)
     plan = Plan(
-        state.next_step,
-        gens,
-        rows,
-        starts,
-        counts,
-        yields,
-        tuple(fills),
-        tuple(opens),
-        grows,
-        tuple(n.copy for n in newcomers if n.copy),
-        max(most) if most else 1,
+        step, gens, rows, starts, counts, yields, tuple(fills), tuple(opens), grows, copies, repeat
     )
-    run = evolve(run, sched=tuple(map(add, run.sched, steps)))
-    return evolve(
-        state, running=run, inflight=(*state.inflight, plan), next_step=plan.step + 1
-    ), plan
-
-
-def _places(run: Running, gens: Container[int]) -> list[int]:
-    """Positions of the given generations, in order."""
-    return list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []
-
-
-def _less(column: tuple[int, ...], out: list[int]) -> tuple[int, ...]:
-    """`column` without the entries at the positions `out`, which are sorted."""
-    if not out:
-        return column
-    kept = list(column)
-    for i in reversed(out):
-        del kept[i]
-    return tuple(kept)
+    run, inflight = evolve(run, sched=tuple(map(add, run.sched, steps))), (*state.inflight, plan)
+    return evolve(state, running=run, inflight=inflight, next_step=step + 1), plan

@@ -1,8 +1,8 @@
 """Sequences: one sample of one request, cold as a record and hot as a column.
 
 Theory. A sequence knows some tokens and has KV for some of them; there are no phases. While it
-runs it is one position of the columns of `Running`, in rank order, so that a step advances all
-sequences with a few passes in C and touches records only where something happens:
+runs it is one position of the columns of `Running`, so that a step advances all sequences with a
+few passes in C and touches records only where something happens:
 
     position 0       start        sched           base         known            last
     |---- cached ----|-- planned --|               |             |               |
@@ -12,8 +12,7 @@ sequences with a few passes in C and touches records only where something happen
 `sched`  positions whose KV is computed or will be by plans in flight.
 `base`   tokens known when this *generation* started (admission, or restart after a failed step).
          Inputs below it come from `history`, in plans; from it on the device feeds itself its own
-         last token. So a row with sched < base is being filled, and otherwise it decodes, which
-         makes the last prompt chunk of one token a chunk like any other.
+         last token. So a row with sched < base is being filled, and otherwise it decodes.
 `start`  the first position that this generation computes; everything below was a hit.
 
 `last`   the index of the last token it may have: known > last ends it, and no input is due at it.
@@ -24,26 +23,31 @@ sequences with a few passes in C and touches records only where something happen
 A decoding row has sched = known - 1 + (its tokens in flight): one input is always due.
 
 `tails` hold the known tokens from the last block boundary at or below `base` that have not got a
-key yet, the youngest apart in `fresh`: copying a tail each step would touch every token of it, a
-third of a turn's cost. `chains` hold what has a key: keys, the tokens of output blocks, the leaf.
+key yet, the youngest apart in `fresh`: copying whole tails would be a third of a turn's cost.
+`chains` hold what has a key: keys, the tokens of output blocks, the leaf.
 """
 
-from collections.abc import Iterable
-from itertools import chain
-from typing import Any, Final
+from bisect import bisect
+from collections.abc import Container
+from itertools import chain, compress
+from operator import attrgetter
+from typing import Any, Final, TypeVar
 
 import attrs
 from attrs import frozen
 
 from minfer.blocks import ROOT
-from minfer.keys import Key
+from minfer.keys import Key, Keys
 from minfer.log import Log
 from minfer.policy import Rank
 from minfer.record import evolve
 from minfer.request import Request
 
+T = TypeVar("T")
 Place = tuple[Rank, int, int]  # rank by policy, arrival number of the request, sample
 SampleId = tuple[str, int]  # request id, sample
+SampleIds = tuple[SampleId, ...]
+Table = Log[int]  # the blocks of a sequence, in order
 
 
 @frozen
@@ -55,7 +59,7 @@ class Sequence:
     place: Place
     arrived: float  # seconds
     history: tuple[int, ...]  # tokens known at the start of the generation
-    keys: tuple[Key, ...] = ()  # of history's full blocks, as far as known
+    keys: Keys = ()  # of history's full blocks, as far as known
     preempted: int = 0  # times
 
     @property
@@ -80,7 +84,7 @@ class Running:
     """Columns over the running sequences, in rank order; all have the same length."""
 
     seqs: tuple[Sequence, ...] = ()
-    ids: tuple[SampleId, ...] = ()
+    ids: SampleIds = ()
     gens: tuple[int, ...] = ()  # generation: unique over the life of the engine
     rows: tuple[int, ...] = ()  # device row
     starts: tuple[int, ...] = ()
@@ -90,7 +94,7 @@ class Running:
     last: tuple[int, ...] = ()
     ripe: tuple[int, ...] = ()
     mark: tuple[int, ...] = ()
-    tables: tuple[Log[int], ...] = ()
+    tables: tuple[Table, ...] = ()
     chains: tuple[Chain, ...] = ()
     tails: tuple[tuple[int, ...], ...] = ()
     fresh: tuple[tuple[int, ...], ...] = ()
@@ -98,60 +102,40 @@ class Running:
     def __len__(self) -> int:
         return len(self.gens)
 
-    def find(self, sample: SampleId) -> int | None:
-        """The position of a sample, or None if it does not run."""
-        return self.ids.index(sample) if sample in self.ids else None
+    def tokens(self, i: int, block_size: int) -> tuple[int, ...]:
+        """All known tokens of the sequence at position `i`."""
+        cut = self.base[i] // block_size * block_size
+        chunks = chain.from_iterable(self.chains[i].chunks)
+        return (*self.seqs[i].history[:cut], *chunks, *self.tails[i], *self.fresh[i])
 
 
 COLUMNS: Final = tuple(a.name for a in attrs.fields(Running))
+_columns: Final = attrgetter(*COLUMNS)
 
 
-def without(run: Running, drop: Iterable[int]) -> Running:
-    """`run` less the sequences at the positions `drop`."""
-    gone = sorted(drop, reverse=True)
-    if not gone:
-        return run
-    columns = []
-    for name in COLUMNS:
-        column = list(getattr(run, name))
-        for i in gone:
-            del column[i]
-        columns.append(tuple(column))
-    return Running(*columns)
+def less(column: tuple[T, ...], out: list[int]) -> tuple[T, ...]:
+    """`column` without the entries at the positions `out`, which are sorted."""
+    if not out:
+        return column
+    kept = list(column)
+    for i in reversed(out):
+        del kept[i]
+    return tuple(kept)
+
+
+def without(run: Running, gone: list[int]) -> Running:
+    """`run` without the sequences at the positions `gone`, which are sorted."""
+    return Running(*[less(column, gone) for column in _columns(run)]) if gone else run
 
 
 def joined(run: Running, added: list[Running]) -> Running:
-    """`run` with each single-row `added` at its place."""
-    if not added:
-        return run
-    places = [seq.place for seq in run.seqs[-1:]]
-    if all(one.seqs[0].place > p for one in added for p in places):
-        spots = None  # the usual case: newcomers rank behind all, in their order
-    else:
-        spots = _spots(run, added)
-    columns: list[tuple[Any, ...]] = []
-    for name in COLUMNS:
-        column, new = getattr(run, name), tuple(getattr(one, name)[0] for one in added)
-        if spots is None:
-            columns.append(column + new)
-            continue
-        out = list(column)
-        for spot, value in zip(spots, new, strict=True):
-            out.insert(spot, value)
-        columns.append(tuple(out))
-    return Running(*columns)
-
-
-def _spots(run: Running, added: list[Running]) -> list[int]:
-    """Where each newcomer goes, one after the other."""
-    places = [seq.place for seq in run.seqs]
-    spots = []
-    for one in added:
-        place = one.seqs[0].place
-        spot = sum(p < place for p in places)
-        places.insert(spot, place)
-        spots.append(spot)
-    return spots
+    """`run` with the single-row `added`, which are in rank order, at their places."""
+    columns = [list(column) for column in _columns(run)]
+    for one in reversed(added):
+        at = bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))
+        for column, new in zip(columns, _columns(one), strict=True):
+            column[at:at] = new
+    return Running(*map(tuple, columns))
 
 
 def edited(run: Running, **changes: dict[int, Any]) -> Running:
@@ -166,16 +150,6 @@ def edited(run: Running, **changes: dict[int, Any]) -> Running:
     return evolve(run, **new) if new else run
 
 
-def tail_of(run: Running, i: int) -> tuple[int, ...]:
-    """The known tokens of the sequence at position `i` that have not got a key yet."""
-    return run.tails[i] + run.fresh[i]
-
-
-def tokens_of(run: Running, i: int, block_size: int) -> tuple[int, ...]:
-    """All known tokens of the sequence at position `i`."""
-    cut = run.base[i] // block_size * block_size
-    return (
-        *run.seqs[i].history[:cut],
-        *chain.from_iterable(run.chains[i].chunks),
-        *tail_of(run, i),
-    )
+def positions(run: Running, gens: Container[int]) -> list[int]:
+    """Where the given generations are, in order."""
+    return list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []

@@ -4,12 +4,12 @@ from typing import Any
 
 from attrs import frozen
 
-from minfer.blocks import Blocks, new_pool
+from minfer.blocks import Blocks
 from minfer.config import EngineConfig
-from minfer.messages import Command, Reason
-from minfer.plan import Plan
+from minfer.messages import Command, Emit, Ended, Finished, Ignored, Reason
+from minfer.plan import Plan, Yields
 from minfer.pmap import Map
-from minfer.sequence import Place, Running, SampleId
+from minfer.sequence import Place, Running, SampleId, SampleIds
 from minfer.waiting import Line
 
 
@@ -62,10 +62,20 @@ class Transition:
     reasons: tuple[Reason, ...] = ()
 
 
+def emitted(
+    state: EngineState, finished: tuple[Finished, ...], ids: SampleIds = (), tokens: Yields = ()
+) -> Transition:
+    """The transition that says what came out, with a reason for each sample that ended."""
+    ended = [Ended(done.id, done.sample, done.reason, done.error) for done in finished]
+    return Transition(state, (Emit(ids, tokens, finished),), tuple(ended))
+
+
+def ignored(state: EngineState, event: str, detail: str) -> Transition:
+    """The transition of an event that means nothing here."""
+    return Transition(state, (), (Ignored(event, detail),))
+
+
 def initial(config: EngineConfig) -> EngineState:
     """The state before anything happened."""
-    return EngineState(
-        blocks=new_pool(config.num_blocks),
-        free_rows=tuple(reversed(range(config.max_num_seqs))),
-        policy=config.policy.start(),
-    )
+    rows = tuple(reversed(range(config.max_num_seqs)))
+    return EngineState(Blocks(config.num_blocks), rows, config.policy.start())

@@ -6,6 +6,8 @@ where one flat tuple would copy them all.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import chain
+from operator import attrgetter
 from typing import Final
 
 from attrs import frozen
@@ -14,59 +16,49 @@ from minfer.sequence import Place, Sequence
 
 _FULL: Final = 128  # entries; a bucket that reaches it is split in two
 
-_Bucket = tuple[tuple[Place, Sequence], ...]
-
 
 @frozen
 class Line:
     """Sequences that wait, by place. No bucket is empty."""
 
-    buckets: tuple[_Bucket, ...] = ()
+    buckets: tuple[tuple[Sequence, ...], ...] = ()
     size: int = 0
 
     def __len__(self) -> int:
         return self.size
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (seq for bucket in self.buckets for _, seq in bucket)
+        return chain.from_iterable(self.buckets)
 
     def first(self) -> Sequence:
         """Who is next; the line must not be empty."""
-        return self.buckets[0][0][1]
+        return self.buckets[0][0]
 
     def find(self, place: Place) -> Sequence | None:
         """Return who waits at `place`, if anybody does."""
-        if not self.buckets:
-            return None
-        bucket = self.buckets[self._bucket(place)]
-        cut = bisect_left(bucket, (place,))
-        return bucket[cut][1] if cut < len(bucket) and bucket[cut][0] == place else None
+        _, bucket, cut = self._spot(place)
+        return next((seq for seq in bucket[cut : cut + 1] if seq.place == place), None)
 
     def insert(self, seq: Sequence) -> "Line":
         """Return the line with `seq` at its place, which nobody else has."""
-        if not self.buckets:
-            return Line((((seq.place, seq),),), 1)
-        at = self._bucket(seq.place)
-        old = self.buckets[at]
-        cut = bisect_left(old, (seq.place,))
-        new = (*old[:cut], (seq.place, seq), *old[cut:])
+        at, old, cut = self._spot(seq.place)
+        new = (*old[:cut], seq, *old[cut:])
         half = len(new) // 2
         halves = (new,) if len(new) < _FULL else (new[:half], new[half:])
         return Line((*self.buckets[:at], *halves, *self.buckets[at + 1 :]), self.size + 1)
 
     def remove(self, place: Place) -> "Line":
         """Return the line without the sequence at `place`; the same line if nobody is there."""
-        if not self.buckets:
-            return self
-        at = self._bucket(place)
-        old = self.buckets[at]
-        cut = bisect_left(old, (place,))
-        if cut == len(old) or old[cut][0] != place:
+        at, old, cut = self._spot(place)
+        if [seq.place for seq in old[cut : cut + 1]] != [place]:
             return self
         new = old[:cut] + old[cut + 1 :]
         rest = (new,) if new else ()
         return Line((*self.buckets[:at], *rest, *self.buckets[at + 1 :]), self.size - 1)
 
-    def _bucket(self, place: Place) -> int:
-        """The last bucket that starts at or before `place`, or the first one."""
-        return max(0, bisect_right(self.buckets, place, key=lambda bucket: bucket[0][0]) - 1)
+    def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
+        """The last bucket that starts at or before `place`, or the first, and where in it."""
+        after = bisect_right(self.buckets, place, key=lambda bucket: bucket[0].place)
+        at = max(0, after - 1)
+        bucket = self.buckets[at] if self.buckets else ()
+        return at, bucket, bisect_left(bucket, place, key=attrgetter("place"))

@@ -6,6 +6,9 @@ import hypothesis
 
 # Small models on shared machines: threads that wait for each other cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Triton decides when it is imported, which transformers does, whether to interpret its kernels.
+if not os.path.exists("/dev/nvidiactl"):
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 # No example database and no clock: the same tests on every machine, repeated from the seed alone.
 hypothesis.settings.register_profile("suite", database=None, deadline=None, derandomize=False)
 hypothesis.settings.load_profile("suite")

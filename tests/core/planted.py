@@ -87,8 +87,8 @@ BUGS: Final = (
         "retired before it is written",
         "v#41400, s#36475: what a cancelled step was going to write is published",
         "lifecycle.py",
-        "upto = committed(config, state, i) // size",
-        "upto = run.sched[i] // size",
+        "upto = committed(config, state, i) // config.block_size",
+        "upto = run.sched[i] // config.block_size",
     ),
     Bug(
         "last sampled token counted as KV",
@@ -115,8 +115,8 @@ BUGS: Final = (
         "leaf of a fenced sequence is never let go",
         "v#46283: cancelled while something is in flight, the cached prefix stays pinned",
         "lifecycle.py",
-        "        if step is None or fence.until <= step:\n            _open(draft, fence)\n",
-        "        if step is None or fence.until <= step:\n            draft.give(fence.private)\n",
+        "_give_back(draft, fence.held, fence.private)",
+        "draft.give(fence.private)",
     ),
     Bug(
         "double free",
@@ -138,8 +138,8 @@ BUGS: Final = (
         "output lost on preemption",
         "v#38624: tokens are sampled and sent a second time after a preemption",
         "lifecycle.py",
-        "back = evolve(seq, history=tokens, keys=keys, preempted=seq.preempted + 1, place=place)",
-        "back = evolve(seq, preempted=seq.preempted + 1, place=place)",
+        "    back = evolve(seq, preempted=",
+        "    seq = state.running.seqs[i]\n    back = evolve(seq, preempted=",
     ),
     Bug(
         "whole prompt hit",
@@ -180,8 +180,8 @@ BUGS: Final = (
         "results of a stale generation",
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
         "commit.py",
-        "new = aligned(plan.gens, run.gens, event.yields)",
-        "got = dict(zip(plan.rows, event.yields, strict=True))\n"
+        "new = aligned(plan.gens, run.gens, yields)",
+        "got = dict(zip(plan.rows, yields, strict=True))\n"
         "        new = tuple(map(got.get, run.rows, repeat(())))",
     ),
     Bug(
@@ -203,7 +203,7 @@ BUGS: Final = (
         "v#46283: blocks are freed while a step in flight still writes to them",
         "lifecycle.py",
         "        if until is None:\n",
-        "        if until is None or fence.private:\n",
+        "        if until is None or blocks[1]:\n",
     ),
     Bug(
         "fence opens a step early",
@@ -244,8 +244,8 @@ BUGS: Final = (
         "first in rank preempted",
         "v#41951, v#54644: the one that has waited and computed longest gives way",
         "grow.py",
-        "return choice if 0 < choice < len(run) else len(run) - 1",
-        "return 0",
+        "victim = choice if 0 < choice < len(run) else len(run) - 1",
+        "victim = 0",
     ),
     Bug(
         "equals displace each other",
@@ -258,15 +258,15 @@ BUGS: Final = (
         "one token past the block end",
         "s#22819: the table grows when position k*size has been planned, not before",
         "grow.py",
-        "now = [i for i in due if run.sched[i] >= len(run.tables[i]) * size]",
-        "now = [i for i in due if run.sched[i] > len(run.tables[i]) * size]",
+        "now = [i for i, end in ends.items() if run.sched[i] >= end]",
+        "now = [i for i, end in ends.items() if run.sched[i] > end]",
     ),
     Bug(
         "no block for the last position",
         "s#22819: a limit one past a block end never gets its block",
         "grow.py",
-        "return len(run.tables[i]) * config.block_size < run.last[i]",
-        "return len(run.tables[i]) * config.block_size + 1 < run.last[i]",
+        "if end < run.last[i]",
+        "if end + 1 < run.last[i]",
     ),
     Bug(
         "parent evicted before its child",
@@ -314,8 +314,8 @@ BUGS: Final = (
         "short yield counted in full",
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
         "commit.py",
-        "_caught_up(run, plan, sizes),",
-        "run.sched,",
+        "sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))",
+        "del short",
     ),
     Bug(
         "decodes beyond the budget",
@@ -328,15 +328,15 @@ BUGS: Final = (
         "cancel leaves siblings waiting",
         "v#51629: of n samples only the first is taken out of the line",
         "engine.py",
-        "for sample in range(live.samples):",
-        "for sample in range(1):",
+        "for sample in samples:",
+        "for sample in list(samples)[:1]:",
     ),
     Bug(
         "cancel leaves siblings running",
         "v#51629: of n samples only the first that runs is ended",
         "engine.py",
-        "if owner == name}\n",
-        "if owner == name}\n    ended = dict(list(ended.items())[:1])\n",
+        "state, ended = end(config, state, running)",
+        "state, ended = end(config, state, dict(list(running.items())[:1]))",
     ),
     Bug(
         "never fits, waits for ever",
@@ -356,8 +356,8 @@ BUGS: Final = (
         "context limit off by one",
         "limits: one token more than the model's maximum length",
         "lifecycle.py",
-        "return min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1",
-        "return min(len(request.prompt) + request.max_tokens - 1, config.max_model_len)",
+        "last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1",
+        "last = min(len(request.prompt) + request.max_tokens - 1, config.max_model_len)",
     ),
     Bug(
         "repeat beyond the limit",
@@ -376,7 +376,7 @@ BUGS: Final = (
     Bug(
         "side table outlives the request",
         "v#51629: what was noted about a sample is never cleared",
-        "commit.py",
+        "lifecycle.py",
         "    state = evolve(state, requests=requests, policy=policy, faults=faults)\n",
         "    state = evolve(state, requests=requests, policy=policy)\n",
     ),
@@ -405,8 +405,8 @@ BUGS: Final = (
         "newcomer behind all others",
         "v#41951: who comes back from a preemption runs at the end of the batch's order",
         "sequence.py",
-        "spots = _spots(run, added)",
-        "spots = None",
+        'at = bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))',
+        "at = len(run)",
     ),
     Bug(
         "window ends a block late",
@@ -440,8 +440,8 @@ BUGS: Final = (
         "fork of a block that is gone",
         "any engine: a tail is copied from a block that its owner has given back",
         "admit.py",
-        "state.running.chains[sibling].low <= full",
-        "state.running.chains[sibling].low <= 2 * full + 1",
+        "run.chains[sibling].low <= full == hit",
+        "run.chains[sibling].low <= 2 * full + 1 and full == hit",
     ),
 )
 

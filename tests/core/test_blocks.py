@@ -1,12 +1,12 @@
 """Blocks against a slow model: sets, and a list in order of use."""
 
-from minfer.blocks import ROOT, Draft, lookup, new_pool
+from minfer.blocks import ROOT, Blocks, Draft, lookup
 
 KEYS = tuple(bytes([i]) for i in range(200))
 
 
 def test_taking_and_giving_back() -> None:
-    draft = Draft(new_pool(200))
+    draft = Draft(Blocks(200))
     first = draft.take(150)
     assert first == tuple(range(150))
     assert draft.take(51) is None
@@ -22,7 +22,7 @@ def test_taking_and_giving_back() -> None:
 
 
 def test_published_blocks_are_found_held_and_evicted_leaf_first() -> None:
-    draft = Draft(new_pool(4))
+    draft = Draft(Blocks(4))
     table = draft.take(3)
     assert table is not None
     leaf, twins = draft.publish(ROOT, KEYS[:3], table)
@@ -46,7 +46,7 @@ def test_published_blocks_are_found_held_and_evicted_leaf_first() -> None:
 
 
 def test_a_twin_stays_private_and_its_holder_stands_on_the_cached_one() -> None:
-    draft = Draft(new_pool(8))
+    draft = Draft(Blocks(8))
     one, two = draft.take(2), draft.take(3)
     assert one is not None
     assert two is not None
@@ -62,7 +62,7 @@ def test_a_twin_stays_private_and_its_holder_stands_on_the_cached_one() -> None:
 
 
 def test_the_longest_unused_goes_first() -> None:
-    draft = Draft(new_pool(3))
+    draft = Draft(Blocks(3))
     for key in KEYS[:3]:
         table = draft.take(1)
         assert table is not None
@@ -77,7 +77,7 @@ def test_the_longest_unused_goes_first() -> None:
 
 
 def test_a_parent_used_after_its_child_goes_after_what_is_older() -> None:
-    draft = Draft(new_pool(3))
+    draft = Draft(Blocks(3))
     chain = draft.take(2)
     assert chain is not None
     child, _ = draft.publish(ROOT, KEYS[:2], chain)

@@ -6,7 +6,7 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
-from minfer.effects.oracle import Oracle, reference
+from minfer.effects.oracle import Oracle
 from minfer.engine import step
 from minfer.invariants import check
 from minfer.messages import (
@@ -31,6 +31,7 @@ from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
 from minfer.state import EngineState, Transition, initial
+from tests.core.world import reference
 
 VOCAB = 50
 CONFIG = EngineConfig(

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.blocks import lookup_window, new_pool, outside
+from minfer.blocks import Blocks, lookup_window, outside
 from minfer.config import ConfigError, EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys
@@ -85,7 +85,7 @@ def test_hits_end_where_the_window_has_a_gap() -> None:
     cached = dict(zip(keys, range(10), strict=True))
 
     def hit(*missing: int) -> int:
-        pool = new_pool(10)
+        pool = Blocks(10)
         index = pool.index.update({k: b for k, b in cached.items() if b not in missing})
         return lookup_window(evolve(pool, index=index), keys, 10, 10, 4)
 

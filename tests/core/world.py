@@ -2,18 +2,19 @@
 
 `World` offers macro actions (a burst of requests, k turns, a late result, a cancel, a failed step)
 to the Hypothesis machine and to the swarm alike. After every turn it checks the state and the
-turn; at a sample's end it compares what was emitted with the oracle's reference.
+turn; at a sample's end it compares what was emitted with `reference`.
 """
 
 import math
 from collections import deque
+from collections.abc import Iterator
 from random import Random
 
 from attrs import define, evolve, field
 
 from minfer.blocks import outside
 from minfer.config import EngineConfig
-from minfer.effects.oracle import Oracle, reference
+from minfer.effects.oracle import START, Oracle, Row
 from minfer.engine import step
 from minfer.invariants import check, check_turn, free_blocks, private_blocks
 from minfer.keys import root_key
@@ -44,6 +45,30 @@ POLICIES: tuple[Policy, ...] = (
 )  # fmt: skip
 
 
+def reference(
+    request: Request, sample: int, block_size: int, vocab: int, limit: int, window: int = 0
+) -> list[int]:
+    """What a sample must yield, computed alone and without blocks.
+
+    `limit` bounds prompt and output together.
+    """
+    digests: list[int] = []
+    noise = (request.seed, sample) if request.sampling.temperature > 0 else ()
+    tokens, here, out = [*request.prompt, *request.output], START, []
+    for position in range(min(len(request.prompt) + request.max_tokens, limit) - 1):
+        here = here if position % block_size else START
+        seen = hash(tuple(digests[outside(position, window, block_size) :]))
+        here = hash((here, tokens[position], position, seen))  # the block's digest, one slot on
+        if (position + 1) % block_size == 0:
+            digests.append(here)
+        if position + 1 == len(tokens):
+            tokens.append(hash((seen, here, position + 1, *noise)) % vocab)
+            out.append(tokens[-1])
+            if tokens[-1] in request.stop_ids:
+                break
+    return out
+
+
 def tiny_config(rng: Random) -> EngineConfig:
     """Pools so small, and budgets so tight, that everything happens at once."""
     seqs = rng.randint(1, 6)
@@ -62,6 +87,19 @@ def tiny_config(rng: Random) -> EngineConfig:
         policy=rng.choice(POLICIES),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
     )
+
+
+class Shy(Oracle):
+    """An oracle whose rows of repeated plans yield fewer tokens than they may."""
+
+    def __init__(self, rng: Random, block_size: int, vocab: int, window: int) -> None:
+        super().__init__(block_size, vocab, window)
+        self.rng = rng
+
+    def _row(
+        self, row: Row, fill: tuple[int, ...] | None, start: int, yields: int
+    ) -> Iterator[int]:
+        return super()._row(row, fill, start, self.rng.randint(1, yields) if yields > 1 else yields)
 
 
 @define
@@ -92,8 +130,8 @@ class World:
 
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
-        short = Random(self.rng.random()) if self.variable else None
-        self.oracle = Oracle(self.config.block_size, VOCAB, short, self.config.window)
+        sizes = self.config.block_size, VOCAB, self.config.window
+        self.oracle = Shy(Random(self.rng.random()), *sizes) if self.variable else Oracle(*sizes)
 
     # --- actions ---------------------------------------------------------------------------------
 

@@ -251,7 +251,7 @@ def chunks(text: str) -> list[Any]:
 def test_chunks_of_a_chat() -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
     writer = Writer("chatcmpl-1", "m", body)
-    first, second = chunks(writer.events(1, 'h"é\u2028', None))
+    first, second = chunks(writer.write(1, 'h"é\u2028', None))
     assert first["choices"] == [
         {"index": 1, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
          "finish_reason": None}
@@ -259,27 +259,37 @@ def test_chunks_of_a_chat() -> None:
     assert second["choices"][0]["delta"] == {"content": 'h"é\u2028'}
     assert {c["object"] for c in (first, second)} == {"chat.completion.chunk"}
     assert (first["usage"], second["usage"]) == (None, None)
-    last, usage, done = chunks(writer.events(1, "", "stop") + writer.last({"total_tokens": 3}))
+    assert writer.write(1, "", None) == ""
+    last, usage, done = chunks(writer.write(1, "", "stop") + writer.last(1, 2, 0))
     assert last["choices"][0]["delta"] == {}
     assert last["choices"][0]["finish_reason"] == "stop"
-    assert (usage["choices"], usage["usage"]) == ([], {"total_tokens": 3})
+    counted = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assert usage["choices"] == []
+    assert usage["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 0}}
     assert done == "[DONE]"
 
 
 def test_chunks_of_a_completion() -> None:
     writer = Writer("cmpl-1", "m", completion(stream=True))
-    (only,) = chunks(writer.events(0, "text", "length"))
+    (only,) = chunks(writer.write(0, "text", "length"))
     assert only["object"] == "text_completion"
     assert "usage" not in only
     assert only["choices"] == [
         {"index": 0, "text": "text", "logprobs": None, "finish_reason": "length"}
     ]
-    assert chunks(writer.last({})) == ["[DONE]"]
+    assert chunks(writer.last(1, 1, 0)) == ["[DONE]"]
 
 
 def test_whole_answers() -> None:
-    found = json.loads(Writer("c", "m", chat()).whole({1: ("b", "stop"), 0: ("a", "length")}, {}))
+    writer = Writer("c", "m", chat())
+    assert writer.write(1, "b", "stop") + writer.write(0, "a", "length") == ""
+    found = json.loads(writer.last(3, 2, 1))
     assert [c["message"]["content"] for c in found["choices"]] == ["a", "b"]
+    assert [c["finish_reason"] for c in found["choices"]] == ["length", "stop"]
     assert found["object"] == "chat.completion"
-    found = json.loads(Writer("c", "m", completion()).whole({0: ("a", "stop")}, {"x": 1}))
-    assert (found["choices"][0]["text"], found["usage"]) == ("a", {"x": 1})
+    writer = Writer("c", "m", completion())
+    assert writer.write(0, "a", "stop") == ""
+    found = json.loads(writer.last(3, 2, 1))
+    assert found["choices"][0]["text"] == "a"
+    assert found["usage"]["total_tokens"] == 5
+    assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}

@@ -1,6 +1,7 @@
 """Paged attention and its plan, against attention written out in full."""
 
 import random
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -8,9 +9,9 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.attention import attend, make_cache, rope_table
-from minfer.effects.batch import GROUP_TOKENS, Batch, DecodeRows, Row, make_batch
-from minfer.effects.model import rotate
+from minfer.effects.attention import make_cache, rope_table, rotate
+from minfer.effects.batch import Row, make_batch
+from minfer.effects.reads import GROUP_TOKENS, Reads, plan_reads
 from minfer.effects.spec import ModelSpec, parse_spec
 
 SPEC = parse_spec(
@@ -48,8 +49,10 @@ def play(
     spec: ModelSpec = SPEC,
     seed: int = 0,
     scale: float | None = None,
-) -> Batch:
+) -> Mapping[int | None, Reads]:
     """Attend for rows of (start, inputs) with random contents; check every token's output.
+
+    Returns what was read.
 
     Blocks outside the window of every layer have no id any more, and what they held is lost.
     """
@@ -67,40 +70,32 @@ def play(
             for i in range(max(0, start + 1 - reach) // block_size):
                 cache.data[:, table[i]] = torch.nan
                 table[i] = -1
-    if device:
-        wide = torch.full((len(rows), max(needs) + 2), -7)
+    made = [Row([0] * n, start, table) for (start, n), table in zip(rows, tables, strict=True)]
+    batch = make_batch(made, block_size)
+    if device:  # behind a row's own blocks, tables of the device have leftovers
+        wide = torch.full((len(rows), max(needs) + 2), -7, dtype=torch.int32)
         for i, table in enumerate(tables):
             wide[i, : len(table)] = torch.tensor(table)
-        starts = torch.tensor([start for start, _ in rows])
-        batch = make_batch(
-            [], block_size, DecodeRows(torch.zeros_like(starts), starts, wide), spec.windows
-        )
-        owners = [(i, start) for i, (start, _) in enumerate(rows)]
-    else:
-        batch = make_batch(
-            [
-                Row([0] * count, start, table)
-                for (start, count), table in zip(rows, tables, strict=True)
-            ],
-            block_size,
-            windows=spec.windows,
-        )
-        singles = [i for i, (_, count) in enumerate(rows) if count == 1]
-        chunks = [i for i, (_, count) in enumerate(rows) if count > 1]
-        owners = [(i, at) for i in singles + chunks for at in range(rows[i][0], sum(rows[i]))]
+        batch = evolve(batch, table=wide)
+    singles = [i for i, (_, count) in enumerate(rows) if count == 1]
+    chunks = [i for i, (_, count) in enumerate(rows) if count > 1]
+    owners = [(i, at) for i in singles + chunks for at in range(rows[i][0], sum(rows[i]))]
     assert batch.positions.tolist() == [at for _, at in owners]
     qkv = torch.randn(len(owners), spec.heads + 2 * spec.kv_heads, spec.head_dim)
     for layer, window in enumerate(spec.windows):
-        cache.slots[layer].index_copy_(0, batch.slots, qkv[:, spec.heads :])
         flat = kept[layer].view(-1, 2 * spec.kv_heads, spec.head_dim)
         flat.index_copy_(0, batch.slots, qkv[:, spec.heads :])
-        got = attend(spec, qkv, layer, cache, batch, scale)
+        got = cache.attend(batch, layer, qkv.flatten(1), scale)
         for token, (i, at) in enumerate(owners):
             first = 0 if window is None else max(0, at + 1 - window)
             kv = torch.cat([kept[layer, block] for block in owned[i]])[first : at + 1]
             want = written_out(spec, qkv[token, : spec.heads], kv[:, 0], kv[:, 1], scale)
             torch.testing.assert_close(got[token], want, rtol=1e-4, atol=1e-5)
-    return batch
+    return plan_reads(batch, block_size, spec.windows)
+
+
+def reads(rows: list[Row], windows: tuple[int | None, ...] = (None,)) -> Mapping[int | None, Reads]:
+    return plan_reads(make_batch(rows, 16), 16, windows)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
@@ -147,9 +142,9 @@ def test_a_scale_of_ones_own() -> None:
 
 def test_a_window_is_read_and_no_more() -> None:
     one = evolve(SPEC, windows=(20,))
-    [group] = play([(100, 1)], 16, device=True, spec=one).reads[20].groups
+    [group] = play([(100, 1)], 16, device=True, spec=one)[20].groups
     assert (group.skip, group.context, group.mask) == (1, 21, None)  # of blocks 5 and 6
-    [chunk] = play([(100, 4)], 16, device=False, spec=one).reads[20].chunks
+    [chunk] = play([(100, 4)], 16, device=False, spec=one)[20].chunks
     assert (chunk.skip, chunk.context) == (1, 24)
     assert chunk.mask is not None
     assert chunk.mask.shape == (4, 23)
@@ -157,51 +152,49 @@ def test_a_window_is_read_and_no_more() -> None:
 
 def test_a_window_that_reaches_everything_costs_nothing() -> None:
     rows = [Row([1], 40, [4, 5, 6]), Row([1] * 3, 0, [7])]
-    batch = make_batch(rows, 16, windows=(41, None, 64))
-    assert batch.reads[41] is batch.reads[None] is batch.reads[64]
-    [group] = make_batch(rows, 16, windows=(40, 64)).reads[40].groups
+    found = reads(rows, (41, None, 64))
+    assert found[41] is found[None] is found[64]
+    [group] = reads(rows, (40, 64))[40].groups
     assert (group.skip, group.context) == (1, 41)
 
 
 def test_many_rows_in_a_window_are_split_by_what_they_read() -> None:
     spec = evolve(SPEC, windows=(100,))
-    groups = (
-        play([(300 + 9 * i, 1) for i in range(50)], 16, device=True, spec=spec).reads[100].groups
-    )
+    groups = play([(300 + 9 * i, 1) for i in range(50)], 16, device=True, spec=spec)[100].groups
     sizes = [len(group.rows) * group.context for group in groups if group.rows is not None]
     assert len(sizes) == 2
     assert max(sizes) <= GROUP_TOKENS
 
 
 def test_one_row_needs_neither_mask_nor_padding() -> None:
-    [group] = play([(37, 1)], 16, device=True).reads[None].groups
+    [group] = play([(37, 1)], 16, device=True)[None].groups
     assert (group.mask, group.context) == (None, 38)
 
 
 def test_equal_rows_need_no_mask() -> None:
-    [group] = play([(37, 1)] * 3, 16, device=True).reads[None].groups
+    [group] = play([(37, 1)] * 3, 16, device=True)[None].groups
     assert group.mask is None
 
 
 def test_consecutive_blocks_are_read_in_place() -> None:
-    [group] = make_batch([Row([1], 40, [4, 5, 6, 9])], 16).reads[None].groups
+    [group] = reads([Row([1], 40, [4, 5, 6, 9])])[None].groups
     assert group.blocks == slice(4, 7)
-    [chunk] = make_batch([Row([1, 1], 40, [4, 5, 6])], 16).reads[None].chunks
+    [chunk] = reads([Row([1, 1], 40, [4, 5, 6])])[None].chunks
     assert chunk.blocks == slice(4, 7)
-    [group] = make_batch([Row([1], 40, [4, 6, 5])], 16).reads[None].groups
+    [group] = reads([Row([1], 40, [4, 6, 5])])[None].groups
     assert isinstance(group.blocks, Tensor)
     assert group.blocks.tolist() == [4, 6, 5]
 
 
 def test_a_first_chunk_reads_no_cache() -> None:
-    [chunk] = make_batch([Row([1, 1, 1], 0, [4])], 16).reads[None].chunks
+    [chunk] = reads([Row([1, 1, 1], 0, [4])])[None].chunks
     assert (chunk.blocks, chunk.mask, chunk.context) == (None, None, 3)
 
 
 def test_one_long_context_does_not_pad_the_short_ones() -> None:
     batch = play([(20, 1)] * 10 + [(3000, 1)] + [(25, 1)] * 10, 16, device=True)
-    assert [group.context for group in batch.reads[None].groups] == [3001, 26]
-    assert [len(group.rows) for group in batch.reads[None].groups if group.rows is not None] == [
+    assert [group.context for group in batch[None].groups] == [3001, 26]
+    assert [len(group.rows) for group in batch[None].groups if group.rows is not None] == [
         1,
         20,
     ]
@@ -210,13 +203,11 @@ def test_one_long_context_does_not_pad_the_short_ones() -> None:
 def test_many_rows_are_gathered_a_few_megabytes_at_a_time() -> None:
     batch = play([(200 + i, 1) for i in range(48)], 16, device=True)
     sizes = [
-        len(group.rows) * group.context
-        for group in batch.reads[None].groups
-        if group.rows is not None
+        len(group.rows) * group.context for group in batch[None].groups if group.rows is not None
     ]
     assert len(sizes) == 3
     assert max(sizes) <= GROUP_TOKENS
-    rows = torch.cat([group.rows for group in batch.reads[None].groups if group.rows is not None])
+    rows = torch.cat([group.rows for group in batch[None].groups if group.rows is not None])
     assert sorted(rows.tolist()) == list(range(48))
 
 
@@ -229,11 +220,10 @@ def test_sampled_tokens_follow_the_order_of_rows() -> None:
         Row([8, 9], 3, [4], 2),
     ]
     batch = make_batch(rows, 16)
-    assert batch.decode == 2
+    assert len(batch.rows) == 2
     assert batch.sample is not None
     assert batch.tokens[batch.sample].tolist() == [3, 4, 7, 8, 9]
     assert batch.slots.tolist() == [23, 57, 0, 1, 2, 32, 33, 67, 68]
-    assert make_batch([Row([4], 7, [1]), Row([7], 9, [3])], 16).sample is None
 
 
 def test_rows_may_be_arrays() -> None:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 import minfer
 from minfer.effects import cli, llm
 from minfer.effects.cli import _parser, main
+from minfer.effects.options import read_bytes
 from minfer.effects.oracle import Oracle
 from minfer.messages import Failed
 from tests.effects.tiny_model import write_checkpoint
@@ -123,7 +124,7 @@ def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str])
     [("5", 5), ("2k", 2000), ("2K", 2048), ("1.5G", 3 * 2**29), ("1GiB", 2**30), ("3m", 3 * 10**6)],
 )
 def test_sizes_are_read_as_vllm_reads_them(text: str, size: int) -> None:
-    assert cli._bytes(text) == size
+    assert read_bytes(text) == size
 
 
 # --- bad input ------------------------------------------------------------------------------------

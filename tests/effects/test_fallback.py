@@ -16,18 +16,12 @@ from minfer.config import ConfigError as SettingError
 from minfer.effects import fallback
 from minfer.effects.attention import make_cache
 from minfer.effects.batch import Row, make_batch
-from minfer.effects.checkpoint import (
-    CheckpointError,
-    ConfigError,
-    CorruptFileError,
-    TensorMismatchError,
-    UnsupportedModelError,
-    read_config,
-)
+from minfer.effects.checkpoint import CorruptFileError, TensorMismatchError, read_config
 from minfer.effects.cli import main
+from minfer.effects.config_reader import CheckpointError, ConfigError, UnsupportedModelError
 from minfer.effects.fallback import fallback_spec, load_fallback
+from minfer.effects.model import Model
 from minfer.effects.options import EngineArgs, prepare
-from minfer.effects.torch_executor import Model
 from tests.effects.tiny_fallback import CONFIGS, VOCAB, save, tiny_config
 
 SMALL: dict[str, Any] = {

@@ -13,17 +13,19 @@ import transformers
 from attrs import evolve, frozen
 from torch import Tensor
 
-from bench.families import ROPES, SIZES, VARIANTS, WINDOW, save
+from minfer.config import EngineConfig
 from minfer.effects import spec as sp
 from minfer.effects.attention import KVCache, make_cache, rope_table
-from minfer.effects.batch import DecodeRows, Row, make_batch
-from minfer.effects.checkpoint import load_weights, read_spec
-from minfer.effects.memory import Sizes, activation_bytes
+from minfer.effects.batch import Batch, Row, make_batch
+from minfer.effects.checkpoint import load_weights
+from minfer.effects.config_reader import ConfigError, UnsupportedModelError
+from minfer.effects.memory import activation_bytes
 from minfer.effects.model import forward
 from minfer.effects.rope import Rope, inverse_frequencies
-from minfer.effects.spec import ConfigError, ModelSpec, UnsupportedModelError, parse_spec
+from minfer.effects.spec import ModelSpec, parse_spec
 from minfer.effects.weights import named_parts, random_weights
-from tests.effects.tiny_model import BesideTheirs
+from tests.effects.tiny_families import ROPES, SIZES, VARIANTS, WINDOW, save
+from tests.effects.tiny_model import BesideTheirs, decode_batch, expected_tensors, read_spec
 
 BLOCK = 4
 OPTIONS = {key: config for key, config in VARIANTS.items() if not key[1].startswith("rope ")}
@@ -33,8 +35,8 @@ WINDOWED = [key for key, config in OPTIONS.items() if config["sliding_window"]]
 
 @frozen(eq=False)
 class Pair(BesideTheirs):
-    def run(self, held: KVCache, rows: list[Row], decode: DecodeRows | None = None) -> Tensor:
-        batch = make_batch(rows, BLOCK, decode, tuple(dict.fromkeys(self.spec.windows)))
+    def run(self, held: KVCache, rows: list[Row] | Batch) -> Tensor:
+        batch = rows if isinstance(rows, Batch) else make_batch(rows, BLOCK)
         return forward(self.spec, self.weights, batch, held)
 
 
@@ -105,8 +107,8 @@ def test_device_rows_decode_far_past_their_windows(key: tuple[str, str], pair: A
         positions = torch.tensor(lengths) + step
         for table, position in zip(tables, positions.tolist(), strict=True):
             forget(model.spec, held, table, position)
-        decode = DecodeRows(made[-1], positions, torch.tensor(tables, dtype=torch.int32))
-        made.append(model.run(held, [], decode).argmax(-1))
+        decode = decode_batch(made[-1], positions, torch.tensor(tables), BLOCK)
+        made.append(model.run(held, decode).argmax(-1))
     for text, ours in zip(texts, torch.stack(made, 1).tolist(), strict=True):
         whole = model.logits(text + ours)
         assert ours == whole[len(text) - 1 : -1].argmax(-1).tolist()
@@ -125,7 +127,7 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
     held = make_cache(model.spec, 15, BLOCK, "float32")
     [ours] = model.run(held, [Row(ids, 0, table)])
     full = evolve(model, spec=evolve(model.spec, windows=(None,) * 3))
-    [other] = full.run(held, [Row(ids, 0, table)])
+    [other] = full.run(make_cache(full.spec, 15, BLOCK, "float32"), [Row(ids, 0, table)])
     assert (ours - other).abs().max() > 0.1
 
 
@@ -136,7 +138,7 @@ def test_weights_follow_from_the_table(key: tuple[str, str], pair: Any) -> None:
     ours = dict(named_parts(model.spec, model.weights))
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    assert dict(sp.expected_tensors(model.spec)) == {n: tuple(t.shape) for n, t in theirs.items()}
+    assert expected_tensors(model.spec) == {n: tuple(t.shape) for n, t in theirs.items()}
     assert sp.parameter_count(model.spec) == sum(p.numel() for p in theirs.values())
     random_ones = dict(named_parts(model.spec, random_weights(model.spec, "float32")))
     assert {n: t.shape for n, t in random_ones.items()} == {n: t.shape for n, t in theirs.items()}
@@ -294,7 +296,7 @@ def test_what_a_config_leaves_out_is_transformers_default(
     assert (spec.rms_norm_eps, spec.bos_id) == (made.rms_norm_eps, made.bos_token_id)
     assert spec.eos_ids == (() if made.eos_token_id is None else (made.eos_token_id,))
     assert spec.tie_word_embeddings == made.tie_word_embeddings
-    assert dict(sp.expected_tensors(spec)) == {
+    assert expected_tensors(spec) == {
         name: tuple(tensor.shape) for name, tensor in theirs.named_parameters()
     }
 
@@ -371,12 +373,14 @@ def test_what_changes_nothing_is_accepted(changes: dict[str, Any]) -> None:
 
 
 def test_masks_of_windows_are_in_the_memory_plan() -> None:
-    sizes = Sizes(max_model_len=5000, block_size=16, max_num_seqs=1, max_num_batched_tokens=100)
+    sizes = EngineConfig(
+        num_blocks=1, max_model_len=5000, block_size=16, max_num_seqs=1, max_num_batched_tokens=100
+    )
 
     def masks(windows: tuple[int | None, ...]) -> int:
         spec = evolve(parse_spec(config_of()), windows=windows)
-        none = activation_bytes(evolve(spec, windows=()), "float32", sizes)
-        return activation_bytes(spec, "float32", sizes) - none
+        none = activation_bytes(evolve(spec, windows=()), sizes)
+        return activation_bytes(spec, sizes) - none
 
     assert masks((None, None)) == 100 * 5 * 5000
     assert masks((30, 30)) == 100 * 5 * (30 + 116)

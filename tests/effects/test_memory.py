@@ -13,7 +13,6 @@ from minfer.config import ConfigError, EngineConfig
 from minfer.effects.memory import (
     MemoryPlan,
     NotEnoughMemoryError,
-    Sizes,
     available_memory,
     describe,
     plan_memory,
@@ -26,7 +25,9 @@ from minfer.state import initial
 from tests.effects.tiny_model import CONFIG
 
 SPEC = parse_spec(CONFIG)
-SIZES = Sizes(max_model_len=256, block_size=16, max_num_seqs=8, max_num_batched_tokens=64)
+SIZES = EngineConfig(
+    num_blocks=1, max_model_len=256, block_size=16, max_num_seqs=8, max_num_batched_tokens=64
+)
 QWEN_05B = parse_spec(
     CONFIG
     | {"vocab_size": 151_936, "hidden_size": 896, "intermediate_size": 4864, "head_dim": 64,
@@ -35,8 +36,8 @@ QWEN_05B = parse_spec(
 )  # fmt: skip
 
 
-def plan(spec: ModelSpec = SPEC, sizes: Sizes = SIZES, **changes: Any) -> MemoryPlan:
-    given: dict[str, Any] = {"dtype": spec.dtype, "sizes": sizes, "limit": 2**24}
+def plan(spec: ModelSpec = SPEC, sizes: EngineConfig = SIZES, **changes: Any) -> MemoryPlan:
+    given: dict[str, Any] = {"sizes": sizes, "limit": 2**24}
     return plan_memory(spec, **(given | changes))
 
 
@@ -52,7 +53,8 @@ def test_blocks_of_a_sequence_are_those_the_engine_asks_for(
 
 @given(st.integers(2**20, 2**26), st.integers(1, 64), st.integers(1, 300))
 def test_the_plan_stays_within_the_limit_and_uses_it(limit: int, size: int, seqs: int) -> None:
-    sizes = evolve(SIZES, block_size=size, max_num_seqs=seqs)
+    tokens = max(64, seqs)
+    sizes = evolve(SIZES, block_size=size, max_num_seqs=seqs, max_num_batched_tokens=tokens)
     try:
         made = plan(sizes=sizes, limit=limit)
     except NotEnoughMemoryError:
@@ -65,8 +67,8 @@ def test_the_plan_stays_within_the_limit_and_uses_it(limit: int, size: int, seqs
 def test_the_parts_are_the_models_own() -> None:
     made = plan()
     assert made.weights == weight_bytes(SPEC)
-    assert made.kv_per_token == kv_bytes_per_token(SPEC) == 2 * 2 * 2 * 8 * 4
-    assert made.block_bytes == 16 * made.kv_per_token
+    assert kv_bytes_per_token(SPEC) == 2 * 2 * 2 * 8 * 4
+    assert made.block_bytes == 16 * kv_bytes_per_token(SPEC)
     assert made.total == made.weights + made.activations + made.kv_cache + made.workspace
 
 
@@ -121,20 +123,20 @@ def test_not_even_a_block_asks_for_smaller_ones() -> None:
 
 
 def test_known_sizes_of_a_half_billion_model() -> None:
-    sizes = Sizes(
-        max_model_len=32_768, block_size=64, max_num_seqs=256, max_num_batched_tokens=2048
+    sizes = evolve(
+        SIZES, max_model_len=32_768, block_size=64, max_num_seqs=256, max_num_batched_tokens=2048
     )
     made = plan(QWEN_05B, sizes, limit=8 * 2**30)
     assert made.weights == pytest.approx(988e6, rel=0.01)  # bytes, as published in bfloat16
-    assert made.kv_per_token == 2 * 24 * 2 * 64 * 2
+    assert made.block_bytes == 64 * 2 * 24 * 2 * 64 * 2
     assert 2**28 < made.activations < 2**31
     assert made.largest_batch(32_768) >= 1
 
 
 def test_dtype_scales_weights_and_cache() -> None:
-    wide, narrow = plan(dtype="float32"), plan(dtype="bfloat16")
+    wide, narrow = (plan(evolve(SPEC, dtype=name)) for name in ("float32", "bfloat16"))
     assert wide.weights == 2 * narrow.weights
-    assert wide.kv_per_token == 2 * narrow.kv_per_token
+    assert wide.block_bytes == 2 * narrow.block_bytes
 
 
 def test_available_memory_is_plausible() -> None:

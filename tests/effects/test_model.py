@@ -11,20 +11,20 @@ from torch import Tensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from minfer.effects.attention import KVCache, make_cache
-from minfer.effects.batch import DecodeRows, Row, make_batch
-from minfer.effects.checkpoint import load_weights, read_spec
-from minfer.effects.model import RMSNorm, forward
-from tests.effects.tiny_model import BesideTheirs
+from minfer.effects.batch import Batch, Row, make_batch
+from minfer.effects.checkpoint import load_weights
+from minfer.effects.model import forward
+from minfer.kernels.plain import rms_norm
+from tests.effects.tiny_model import BesideTheirs, decode_batch, read_spec
 
 BLOCKS = 40
 
 
 @frozen(eq=False)
 class Model(BesideTheirs):
-    def run(
-        self, cache: KVCache, rows: list[Row], block_size: int, decode: DecodeRows | None = None
-    ) -> Tensor:
-        return forward(self.spec, self.weights, make_batch(rows, block_size, decode), cache)
+    def run(self, cache: KVCache, rows: list[Row] | Batch, block_size: int = 0) -> Tensor:
+        batch = rows if isinstance(rows, Batch) else make_batch(rows, block_size)
+        return forward(self.spec, self.weights, batch, cache)
 
 
 def build(folder: Path, dtype: str = "float32", **config: Any) -> Model:
@@ -134,11 +134,9 @@ def test_mixed_batches(model: Model, block_size: int) -> None:
         close(last, model.logits(text)[-1:])
 
 
-@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
 @pytest.mark.parametrize("spread", ["even", "uneven", "equal"])
 def test_device_rows_decode_greedily_like_generate(
     model: Model,
-    kind: torch.dtype,
     spread: str,
 ) -> None:
     lengths = {"even": [20, 23, 29, 17], "uneven": [3, 400, 5, 7, 4], "equal": [12] * 3}[spread]
@@ -151,12 +149,12 @@ def test_device_rows_decode_greedily_like_generate(
     ).argmax(-1)
     positions = torch.tensor(lengths)
     # Beyond a row's own blocks the executor's table holds leftovers, here out of range.
-    table = torch.full((len(lengths), 64), 1 << 20, dtype=kind)
+    table = torch.full((len(lengths), 64), 1 << 20)
     for i, row in enumerate(tables):
         table[i, : len(row)] = torch.tensor(row)
     made = [tokens]
     for _ in range(steps):
-        logits = model.run(cache, [], block_size, DecodeRows(tokens, positions, table))
+        logits = model.run(cache, decode_batch(tokens, positions, table, block_size))
         tokens, positions = logits.argmax(-1), positions + 1
         made.append(tokens)
     for text, ours in zip(texts, torch.stack(made, 1).tolist(), strict=True):
@@ -177,14 +175,9 @@ def test_device_rows_beside_chunks(model: Model) -> None:
         ],
         16,
     )
-    decode = DecodeRows(
-        torch.tensor([texts[0][-1], texts[1][-1]]),
-        torch.tensor([29, 30]),
-        torch.tensor([tables[0], tables[1]]),
-    )
-    got = model.run(
-        cache, [Row(texts[2][44:], 44, tables[2]), Row(texts[3], 0, tables[3])], 16, decode
-    )
+    rows = [Row(texts[i][-1:], 29 + i, tables[i]) for i in range(2)]
+    rows += [Row(texts[2][44:], 44, tables[2]), Row(texts[3], 0, tables[3])]
+    got = model.run(cache, rows, 16)
     close(got, torch.cat([model.logits(text)[-1:] for text in texts]))
 
 
@@ -242,7 +235,7 @@ def test_norm_agrees_with_torch() -> None:
     for scale in (0.0, 1e-3, 1.0, 1e4):
         x = torch.randn(5, 192) * scale
         want = torch.nn.functional.rms_norm(x, (192,), weight, 1e-3)
-        torch.testing.assert_close(RMSNorm(192, 1e-3, x)(x, weight), want, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(rms_norm(x, weight, 1e-3), want, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("ids", "start"), [([160], 0), ([-1], 0), ([1], 512)])

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
@@ -387,6 +388,24 @@ def test_steps_that_fail_are_a_server_error(folder: str, monkeypatch: pytest.Mon
             assert "device error" in error["message"]
         monkeypatch.undo()
         assert served.post("completions", prompt="x").status_code == 200
+
+
+def test_a_server_that_stops_tells_its_clients_during_a_step(folder: str) -> None:
+    with serving(folder, **{**SLOW, "step": 1.0}) as served:
+        answers: list[httpx.Response] = []
+        thread = threading.Thread(
+            target=lambda: answers.append(served.post("completions", prompt="x", max_tokens=99))
+        )
+        thread.start()
+        served.until(lambda: bool(served.turns))
+        served.service.close()
+        thread.join()
+        assert len(served.turns) <= 2  # of 100
+        assert answers[0].status_code == 503
+        assert answers[0].json()["error"]["message"] == "the server is shutting down"
+        assert served.get("/health").json() == {"status": "the server is shutting down"}
+        assert served.post("completions", prompt="x").status_code == 503
+        served.idle()
 
 
 def test_a_full_line_is_503_with_retry_after(folder: str) -> None:

@@ -21,7 +21,7 @@ from minfer import LLM
 from minfer.effects import llm as llm_module
 from minfer.effects.cli import _parser, main
 from minfer.effects.oracle import Oracle
-from minfer.effects.terminal import _Screen, sampling_params
+from minfer.effects.terminal import _write, sampling_params
 from minfer.messages import Failed
 from tests.effects.tiny_model import write_checkpoint
 
@@ -191,10 +191,10 @@ RUDE = "\x1b[31mred\x07 \x9b2J\x7f\r\n\ttab é"
 def test_control_characters_do_not_reach_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _Screen(1).write(RUDE)
+    _write(RUDE)
     assert capsys.readouterr().out == RUDE
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    _Screen(1).write(RUDE)
+    _write(RUDE)
     assert capsys.readouterr().out == "␛[31mred␇ �2J␡␍\n\ttab é"
 
 

@@ -94,10 +94,7 @@ def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
         assert len(turns) < 40  # it did not spin
 
 
-def test_long_work_is_not_stopped_by_the_garbage_collector(
-    folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker, "QUIET_AFTER", 0.0)
+def test_work_is_not_stopped_by_the_garbage_collector(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
         enabled = []
         llm.worker.driver.record = lambda *_: enabled.append(gc.isenabled())
@@ -117,7 +114,6 @@ class Knot:
 def test_a_worker_that_is_never_idle_sweeps_up_cycles(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "QUIET_AFTER", 0.0)
     with LLM(folder, executor="oracle", **SLOW) as llm:
         freed: list[weakref.ref[Knot]] = []
 

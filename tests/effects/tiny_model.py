@@ -5,13 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
+from minfer.effects.batch import Batch, Row, make_batch
+from minfer.effects.checkpoint import read_config
 from minfer.effects.spec import ModelSpec, parse_spec
-from minfer.effects.weights import Weights, named_parts, random_weights
+from minfer.effects.weights import Weights, empty_weights, named_parts, random_weights
 
 EOS = 256  # after the 256 bytes
 CONFIG: dict[str, Any] = {
@@ -46,6 +48,17 @@ class BesideTheirs:
         return found
 
 
+def read_spec(folder: str | Path) -> ModelSpec:
+    """What config.json in a folder says."""
+    return parse_spec(read_config(folder), str(Path(folder) / "config.json"))
+
+
+def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Name and shape of every tensor of a model."""
+    parts = named_parts(spec, empty_weights(spec, "float32", "meta"))
+    return {name: tuple(part.shape) for name, part in parts}
+
+
 def write_checkpoint(folder: Path, *, tokenizer: bool = True, **changes: Any) -> Path:
     """Write a checkpoint whose config has these `changes`; returns its folder."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,3 +83,15 @@ def write_tokenizer(folder: Path) -> None:
     made.save(str(folder / "tokenizer.json"))
     names = {"eos_token": "<|end|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
+
+
+def decode_batch(tokens: Tensor, positions: Tensor, table: Tensor, block_size: int) -> Batch:
+    """A step of rows of one token each, whose tables have leftovers behind their own blocks."""
+    needs = (positions // block_size + 1).tolist()
+    rows = [
+        Row([token], at, line[:need].tolist())
+        for token, at, line, need in zip(
+            tokens.tolist(), positions.tolist(), table, needs, strict=True
+        )
+    ]
+    return evolve(make_batch(rows, block_size), table=table.int())

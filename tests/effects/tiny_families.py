@@ -1,27 +1,12 @@
-"""Every family of the table, and some outside it, against transformers: greedy float32 tokens.
+"""Tiny random checkpoints of every row of the family table, and of architectures outside it."""
 
-Tiny random checkpoints as transformers saves them, with weights large enough that tokens vary.
-minfer serves the prompts through `LLM`, in small blocks and chunks, eight at a time, far past the
-windows; transformers one by one. Counts tokens that differ (expected: none), and different ones.
-
-    python -m bench.families
-"""
-
-import argparse
-import random
-import tempfile
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 import transformers
 
-from bench.results import write
-from bench.serving import their_tokens
-from minfer import LLM, SamplingParams
-
 WINDOW: Final = 20
-PLAIN: Final[dict[str, Any]] = {"skip_tokenizer_init": True, "dtype": "float32"}
 SIZES: Final[dict[str, Any]] = {
     "vocab_size": 160, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
@@ -88,39 +73,3 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
             torch.nn.init.normal_(parameter, float("norm" in name), 0.3)
     model.save_pretrained(folder)
     return model
-
-
-def compare(model: Any, folder: str, prompts: list[list[int]], tokens: int) -> dict[str, int]:
-    """Continue the prompts with both; what differs."""
-    wanted = [their_tokens(model, [prompt], tokens)[0] for prompt in prompts]
-    greedy = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
-    with LLM(folder, block_size=8, max_num_seqs=8, max_num_batched_tokens=24, **PLAIN) as llm:
-        made = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
-    pairs = [pair for row in zip(made, wanted, strict=True) for pair in zip(*row, strict=True)]
-    return {
-        "output_tokens": len(pairs),
-        "mismatched_tokens": sum(ours != theirs for ours, theirs in pairs),
-        "different_tokens": len({theirs for _, theirs in pairs}),
-    }
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=50)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    rng, rows = random.Random(0), list[dict[str, Any]]()
-    for (family, name), config in (VARIANTS | OTHERS).items():
-        lengths = rng.choices(range(1, 3 * WINDOW + 1), k=args.prompts)
-        prompts = [rng.choices(range(160), k=length) for length in lengths]
-        with tempfile.TemporaryDirectory() as folder:
-            made = compare(save(folder, family, config), folder, prompts, 2 * WINDOW)
-        rows.append({"family": family, "variant": name, **made})
-        print(rows[-1], flush=True)
-    wrong = sum(row["mismatched_tokens"] for row in rows)
-    print(f"{wrong} mismatches in {len(rows)} variants")
-    write("families", {"mismatched_tokens": wrong, "prompts": args.prompts, "variants": rows}, 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,142 @@
+"""All figures of one CUDA GPU beside their targets, vLLM's figures and what the hardware allows.
+
+    python -m bench.gpu [--parts PART ...] [--report]
+
+runs the parts that are named, or else what the result file lacks: it is rewritten after each part
+and model, so an interrupted run goes on where it was. Targets stand in bench/README.md. `--report`
+needs no GPU: it only fills the table there from the file, and draws the throughputs beside that.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from bench import gpu_workloads
+from bench.gpu_workloads import SEED, Figures, Lab
+from bench.results import ROOT, circumstances, run, write
+
+README: Final = ROOT / "bench" / "README.md"
+# First what needs the whole GPU, then what shares an engine: the fewest are opened.
+PARTS: Final = {
+    "7B": ("start", "kernels", "flash_decoding", "throughput", "latency", "decode", "prefill",
+           "host", "transformers", "chunked", "prefix"),
+    "1.5B": ("throughput", "latency", "decode", "graphs"),
+    "0.5B": ("throughput", "latency", "decode"),
+}  # fmt: skip
+HIGHER: Final = ("tok/s", "TB/s", "TFLOP/s", "times", "% less")  # is better
+VLLM, FLOOR = "vLLM 0.26.0", "floor"
+TARGETS: Final = ("at least", "aim", VLLM, FLOOR)
+
+
+def by_name(tasks: dict[str, Any]) -> Figures:
+    """Every figure, by "PART MODEL: NAME"."""
+    done = tasks.items()
+    return {f"{task}: {name}": one for task, did in done for name, one in did["figures"].items()}
+
+
+def number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def measured(one: dict[str, Any]) -> str:
+    spread = f" ({number(one['low'])} to {number(one['high'])})" if one["repetitions"] > 1 else ""
+    return f"{number(one['median'])} {one['unit']}{spread}"
+
+
+def ratio(one: dict[str, Any], other: float) -> str:
+    """How many times better than `other`."""
+    better = one["median"] / other
+    return f"{better if one['unit'] in HIGHER else 1 / better:.2f}"
+
+
+def targets() -> dict[str, dict[str, float]]:
+    """What the README's table names for each figure, by column."""
+    lines = [line[1:-1] for line in README.read_text("utf-8").splitlines() if line.count("|") == 8]
+    rows = ([cell.strip() for cell in line.split("|")] for line in lines[2:])
+    return {
+        name: {k: float(v.replace(",", "")) for k, v in zip(TARGETS, cells, strict=True) if v}
+        for name, _, _, *cells in rows
+    }
+
+
+def report(found: Figures, path: Path) -> None:
+    """Fill the README's table, and draw throughputs to `path`."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    text, rows = README.read_text("utf-8"), targets()
+    for name in rows.keys() & found.keys():
+        one, peer = found[name], rows[name].get(VLLM)
+        filled = f"| {name} | {measured(one)} | {ratio(one, peer) if peer else ''} |"
+        text = re.sub(rf"\| {re.escape(name)} \|[^|]*\|[^|]*\|", filled, text)
+    README.write_text(text, "utf-8")
+    rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "minfer", "font.size": 9})
+    names = [name for name in rows if name.startswith("throughput") and name in found]
+    axes = (figure := Figure(figsize=(9, 3.5), layout="constrained")).subplots()
+    for i, label in enumerate(("minfer", VLLM, FLOOR)):
+        values = [(rows[name] | {"minfer": found[name]["median"]})[label] for name in names]
+        axes.bar([at + 0.27 * i for at in range(len(names))], values, 0.25, label=label)
+    labels = [name.removeprefix("throughput ").replace(": ", "\n") for name in names]
+    axes.set_xticks([at + 0.27 for at in range(len(names))], labels, fontsize=7)
+    axes.set(ylabel="output tokens/s", yscale="log")
+    axes.legend()
+    figure.savefig(path, metadata={"Date": None})
+
+
+def baseline() -> Figures:
+    """What was committed last."""
+    command = ["git", "show", "HEAD:bench/results/gpu.json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    return by_name(json.loads(done.stdout)["results"]["tasks"]) if done.stdout else {}
+
+
+def measure(args: argparse.Namespace) -> None:
+    path = args.folder / f"{args.name}.json"
+    found = json.loads(path.read_text("utf-8"))["results"] if path.exists() else {"tasks": {}}
+    tasks, before, wanted, broken = found["tasks"], baseline(), targets(), list[str]()
+    if args.report:
+        report(by_name(tasks), path.with_suffix(".svg"))
+        return
+    if not torch.cuda.is_available():
+        raise SystemExit("python -m bench.gpu needs a CUDA GPU; only --report does not")
+    gpu = torch.cuda.get_device_name()
+    if found.setdefault("gpu", gpu) != gpu:
+        raise SystemExit(f"{path} is of GPU {found['gpu']}, this is {gpu}: use another --folder")
+    with tempfile.TemporaryDirectory() as folder:
+        lab = Lab(Path(folder))
+        for part, model in ((part, model) for model, parts in PARTS.items() for part in parts):
+            task = f"{part} {model}"
+            if not (part in args.parts if args.parts else task not in tasks):
+                continue
+            try:
+                figures = getattr(gpu_workloads, part)(lab, model)
+            except Exception:  # whatever it is, the others go on
+                traceback.print_exc()
+                lab.close()
+                broken.append(task)
+                continue
+            tasks[task] = {**circumstances(SEED), "figures": figures}
+            write(args.name, found, SEED, args.folder)
+            for name, one in by_name({task: tasks[task]}).items():
+                beside = {FLOOR: one[FLOOR]} if FLOOR in one else wanted.get(name, {})
+                beside |= {"baseline": before[name]["median"]} if name in before else {}
+                text = ", ".join(f"{k} {number(v)}: {ratio(one, v)}x" for k, v in beside.items())
+                print(f"{name:52} {measured(one):36} {text}", flush=True)
+        lab.close()
+    if broken:
+        raise SystemExit(f"broken: {', '.join(broken)}")
+
+
+if __name__ == "__main__":
+    known = sorted(set().union(*PARTS.values()))
+    run("gpu", measure, {
+        "--parts": {"nargs": "+", "choices": known, "default": (), "help": ", ".join(known)},
+        "--report": {"action": "store_true", "help": "only fill bench/README.md, and draw"},
+    })  # fmt: skip

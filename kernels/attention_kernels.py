@@ -1,0 +1,166 @@
+"""The Triton kernels of paged attention; attention.py has their theory, and launches them."""
+
+import triton
+import triton.language as tl
+
+from minfer.kernels.pdl import follow
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
+def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
+    q, acc, top, total, positions, lo, hi, first_key, last_key, keys, values, blocks,
+    stride_block, stride_token, scale, window: tl.constexpr, masked: tl.constexpr,
+    block_size: tl.constexpr, tile: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr,
+):  # fmt: skip
+    """Fold tiles lo .. hi - 1 of one key head into the softmax (acc, top, total) of q's rows.
+
+    q is [rows, dim_pad], row r stands at positions[r]. Only keys from first_key to last_key are
+    loaded, and only table entries of those. `masked` False: every row sees every key of every tile.
+    """
+    lanes = tl.arange(0, tile)
+    dims = tl.arange(0, dim_pad)
+    tokens = lo * tile + lanes
+    inside = (tokens >= first_key) & (tokens <= last_key)
+    ids = tl.load(blocks + tokens // block_size, mask=inside, other=0)
+    for index in range(lo, hi):
+        tokens = index * tile + lanes
+        at = ids.to(tl.int64) * stride_block + (tokens % block_size) * stride_token
+        # The next tile's block ids come while this tile's keys are on their way: were they loaded
+        # where they are used, every tile would wait for two loads in a row.
+        inside = (tokens + tile >= first_key) & (tokens + tile <= last_key)
+        ids = tl.load(blocks + (tokens + tile) // block_size, mask=inside, other=0)
+        where = at[:, None] + dims[None, :]
+        here = (dims < dim)[None, :]
+        if masked:
+            here = here & ((tokens >= first_key) & (tokens <= last_key))[:, None]
+        key = tl.load(keys + where, mask=here, other=0.0)
+        value = tl.load(values + where, mask=here, other=0.0)
+        scores = tl.dot(q, tl.trans(key), input_precision="ieee")
+        if masked:
+            seen = tokens[None, :] <= positions[:, None]
+            if window > 0:
+                seen = seen & (tokens[None, :] > positions[:, None] - window)
+            scores = tl.where(seen, scores, float("-inf"))
+        # `top` starts at a finite number, so a row that sees nothing yet meets no inf - inf.
+        higher = tl.maximum(top, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - higher[:, None])
+        fade = tl.exp2(top - higher)
+        total = total * fade + tl.sum(weights, 1)
+        acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+        top = higher
+    return acc, top, total
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
+def _merge(  # type: ignore[no-untyped-def]  # arguments have Triton's types
+    parts, sums, at, mine, used,
+    rows: tl.constexpr, depth: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr,
+):  # fmt: skip
+    """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged by sums, `depth` at once."""
+    dims = tl.arange(0, dim_pad)
+    acc, total = tl.zeros([rows, dim_pad], tl.float32), tl.zeros([rows], tl.float32)
+    top = tl.full([rows], -1e30, tl.float32)
+    for first in range(0, used, depth):
+        part = first + tl.arange(0, depth)
+        here, ours = at[:, None] + part[None, :], mine[:, None] & (part < used)[None, :]
+        where = here[:, :, None] * dim + dims[None, None, :]
+        # Other processors wrote these: .cg passes by this one's own cache.
+        logs = tl.load(sums + here, mask=ours, other=float("-inf"), cache_modifier=".cg")
+        inside = ours[:, :, None] & (dims < dim)[None, None, :]
+        found = tl.load(parts + where, mask=inside, other=0.0, cache_modifier=".cg")
+        higher = tl.maximum(top, tl.max(logs, 1))
+        weights, fade = tl.exp2(logs - higher[:, None]), tl.exp2(top - higher)
+        total = total * fade + tl.sum(weights, 1)
+        acc = acc * fade[:, None] + tl.sum(weights[:, :, None] * found, 1)
+        top = higher
+    return acc / tl.where(total > 0, total, 1.0)[:, None]
+
+
+@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]  # Triton ships no types
+def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's types
+    q, k_cache, v_cache, table, rows, starts, counts, offsets, out, parts, sums, arrivals, scale,
+    splits, q_row, q_head, out_row, out_head, table_row, stride_block, stride_token, stride_head,
+    window: tl.constexpr, split: tl.constexpr, group: tl.constexpr, rows_tile: tl.constexpr,
+    block_size: tl.constexpr, tile: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr,
+    merge_rows: tl.constexpr, depth: tl.constexpr,
+):  # fmt: skip
+    """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are contexts.
+
+    arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
+    """
+    follow()
+    part, chunk, kv_head = tl.program_id(0) % splits, tl.program_id(1), tl.program_id(2)
+    start = tl.load(starts + chunk).to(tl.int32)
+    if counts is None:
+        start, count, offset = start - 1, 1, chunk.to(tl.int64)
+    else:
+        count = tl.load(counts + chunk).to(tl.int32)
+        offset = tl.load(offsets + chunk).to(tl.int64)
+    # The last rows of a chunk see the most: they are launched first, short work fills in behind.
+    index = tl.cdiv(count * group, rows_tile) - 1 - tl.program_id(0) // splits
+    if index < 0:
+        return
+    blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
+    flat = index * rows_tile + tl.arange(0, rows_tile)
+    query = flat * 0 if counts is None else flat // group
+    token, head, positions = offset + query, kv_head * group + flat - query * group, start + query
+    first = start + index * rows_tile // group
+    last = start + tl.minimum((index * rows_tile + rows_tile - 1) // group, count - 1)
+
+    dims = tl.arange(0, dim_pad)
+    mine = (flat < count * group)[:, None] & (dims < dim)[None, :]
+    where = q + token[:, None] * q_row + head[:, None] * q_head + dims[None, :]
+    queries = tl.load(where, mask=mine, other=0.0)
+    keys, values = k_cache + kv_head * stride_head, v_cache + kv_head * stride_head
+    acc = tl.zeros([rows_tile, dim_pad], tl.float32)
+    top, total = tl.full([rows_tile], -1e30, tl.float32), tl.zeros([rows_tile], tl.float32)
+    first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
+    lo, hi = first_key // tile, tl.cdiv(last + 1, tile)
+    if counts is None or split:
+        share = tl.maximum(tl.cdiv(hi - lo, splits), 1)
+        used = tl.maximum(tl.cdiv(hi - lo, share), 1)
+        if part >= used:
+            return
+        lo += part * share
+        hi = tl.minimum(lo + share, hi)
+    else:
+        # Tiles that the window cuts for some row; then those that all rows see whole.
+        cut = lo
+        if window > 0:
+            cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
+            acc, top, total = _scan(
+                queries, acc, top, total, positions, lo, cut, first_key, last, keys, values, blocks,
+                stride_block, stride_token, scale, window, True, block_size, tile, dim, dim_pad,
+            )  # fmt: skip
+        lo = tl.maximum((first + 1) // tile, cut)
+        acc, top, total = _scan(
+            queries, acc, top, total, positions, cut, lo, first_key, last, keys, values, blocks,
+            stride_block, stride_token, scale, window, False, block_size, tile, dim, dim_pad,
+        )  # fmt: skip
+    acc, top, total = _scan(
+        queries, acc, top, total, positions, lo, hi, first_key, last, keys, values, blocks,
+        stride_block, stride_token, scale, window, True, block_size, tile, dim, dim_pad,
+    )  # fmt: skip
+
+    some = tl.where(total > 0, total, 1.0)
+    result = acc / some[:, None]
+    if split:
+        heads = tl.num_programs(2) * group
+        at = (token * heads + head) * splits + part
+        # log2 of the range's sum of exponentials; -inf if it has none.
+        logs = tl.where(total > 0, top + tl.log2(some), float("-inf"))
+        tl.store(sums + at, logs, mask=flat < count * group)
+        tl.store(parts + at[:, None] * dim + dims[None, :], result, mask=mine)
+        arrival = arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2) + kv_head
+        tl.debug_barrier()  # all threads have stored, before one of them says so
+        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == used - 1:
+            tl.store(arrival, 0)
+            row = index * rows_tile + tl.arange(0, merge_rows)
+            to, by = offset + row // group, kv_head * group + row % group
+            base, ours = (to * heads + by) * splits, row < count * group
+            merged = _merge(parts, sums, base, ours, used, merge_rows, depth, dim, dim_pad)
+            place = out + to[:, None] * out_row + by[:, None] * out_head + dims[None, :]
+            tl.store(place, merged.to(out.dtype.element_ty), mask=ours[:, None] & (dims < dim))
+    else:
+        where = out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]
+        tl.store(where, result.to(out.dtype.element_ty), mask=mine)

@@ -1,0 +1,86 @@
+"""What the CPU runs in place of linear.py, norm.py and rows.py: plain torch, without Triton.
+
+These are the kernels' references too. Few operations matter more than few bytes: a small model's
+step is as long as its launches.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
+    """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see `norm.rms_norm`."""
+    plain = x.dtype is torch.float32
+    wide = x if plain else x.float()
+    # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n): two launches less.
+    floor, root = _constants(eps, x.shape[-1])
+    size: Tensor = torch.linalg.vector_norm(wide, 2, -1, True)
+    scaled = wide.div(size.hypot_(floor).mul_(root))
+    if plain and out is None:
+        return scaled.mul_(weight)
+    return torch.mul(scaled.to(x.dtype), weight, out=out)
+
+
+@functools.cache
+def _constants(eps: float, size: int) -> tuple[Tensor, Tensor]:
+    return torch.tensor(math.sqrt(eps * size)), torch.tensor(1 / math.sqrt(size))
+
+
+def norm_linear(
+    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """rms_norm(x) @ weight.T + bias: [tokens, hidden] -> [tokens, out]."""
+    return F.linear(rms_norm(x, norm_weight, eps), weight, bias)
+
+
+def linear_add(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    """residual [tokens, out] += x [tokens, in] @ weight.T + bias, within the product."""
+    residual.addmm_(x, weight.t())
+    if bias is not None:
+        residual.add_(bias)
+
+
+def norm_gated(
+    x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, bias: Tensor | None = None
+) -> Tensor:
+    """silu(gate) * up [tokens, intermediate], with [gate, up] = norm_linear(x) (Shazeer 2020)."""
+    gate, up = norm_linear(x, norm_weight, eps, gate_up, bias).chunk(2, -1)
+    return F.silu(gate).mul_(up)
+
+
+def scatter(arena: Tensor, pairs: Tensor) -> None:
+    """arena[pairs[i]] = pairs[n + i] for the n = len(pairs) / 2 pairs; see rows.py."""
+    places, values = pairs.chunk(2)
+    arena[places.long()] = values
+
+
+def gather(
+    rows: Tensor, given: Tensor | None, last: Tensor, next_: Tensor, table: Tensor,
+    block_size: int, tokens: Tensor, positions: Tensor, ahead: Tensor, slots: Tensor,
+) -> None:  # fmt: skip
+    """Inputs of a step: of rows that feed themselves, then of history; see rows.py."""
+    token, position = last.index_select(0, rows), next_.index_select(0, rows)
+    if given is not None:
+        rows, token = torch.cat((rows, given[2])), torch.cat((token, given[0]))
+        position = torch.cat((position, given[1]))
+    tokens.copy_(token)
+    positions.copy_(position)
+    torch.add(position, 1, out=ahead)
+    at = position // block_size
+    torch.add(position - at * block_size, table[rows, at], alpha=block_size, out=slots)
+
+
+def advance(
+    rows: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, last: Tensor, next_: Tensor,
+    scratch: int, out: Tensor,
+) -> None:  # fmt: skip
+    """Keep what rows drew, but of `scratch`, which stays at position 0; see rows.py."""
+    index = rows.long()
+    last.index_copy_(0, index, drawn)
+    next_.index_copy_(0, index, positions)
+    next_[scratch] = 0
+    torch.sub(drawn, broken, out=out[: rows.shape[0]])

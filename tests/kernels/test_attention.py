@@ -1,0 +1,471 @@
+"""Paged attention kernels against attention written out over keys that never were in pages."""
+
+import math
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from minfer.kernels import attention
+from minfer.kernels.attention import (
+    decode_attention,
+    num_splits,
+    prefill_attention,
+)
+from minfer.kernels.pdl import arrivals
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
+]
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+# Under the interpreter, products of bfloat16 are wrong.
+TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
+# Sizes that the tables of constants name.
+KINDS = [(kind, dim) for kind in TYPES for dim in (64, 128, 256)]
+if not CUDA:
+    KINDS = KINDS[1:3] + KINDS[3:4]
+LIMIT = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+GARBAGE = (-1, 1 << 30)
+
+
+@dataclass
+class Case:
+    """Sequences in a paged cache, and what they hold as plain tensors."""
+
+    keys: list[Tensor]  # a sequence: [context, kv_heads, dim] float64
+    values: list[Tensor]
+    k_cache: Tensor
+    v_cache: Tensor
+    table: Tensor
+    rows: Tensor
+    contexts: Tensor
+    lost: list[int]  # how many tokens of each sequence are unreadable, from its start
+
+
+def make(
+    contexts: list[int],
+    kv_heads: int = 2,
+    dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    lost: list[int] | None = None,
+    seed: int = 0,
+) -> Case:
+    """Random contents in shuffled blocks. What no sequence may read is NaN, and its id garbage.
+
+    `lost[i]` tokens at sequence i's start are out of every window: whole blocks of them have no id.
+    """
+    draw = torch.Generator().manual_seed(seed)
+    lost = lost or [0] * len(contexts)
+    needs = [-(-context // block_size) for context in contexts]
+    width, height = max([*needs, 1]) + 2, len(contexts) + 2
+    ids = (torch.randperm(sum(needs) + 2, generator=draw) + 1).tolist()
+    # Views of one tensor [layers, 2, blocks, block_size, kv_heads, dim], as an engine has them.
+    pool = torch.full((2, 2, len(ids) + 1, block_size, kv_heads, dim), math.nan, dtype=dtype)
+    table = torch.tensor(GARBAGE, dtype=torch.int32).repeat(height, width)[:, :width].contiguous()
+    rows = torch.randperm(height, generator=draw)[: len(contexts)].to(torch.int32)
+    keys, values = [], []
+    for row, context, need, gone in zip(rows.tolist(), contexts, needs, lost, strict=True):
+        mine = [ids.pop() for _ in range(need)]
+        gone_blocks = gone // block_size
+        table[row, gone_blocks:need] = torch.tensor(mine[gone_blocks:], dtype=torch.int32)
+        both = torch.randn(2, context, kv_heads, dim, generator=draw).to(dtype)
+        keys.append(both[0].double())
+        values.append(both[1].double())
+        for token in range(gone, context):
+            place = pool[1, :, mine[token // block_size], token % block_size]
+            place.copy_(both[:, token])
+    pool = pool.to(DEVICE)
+    where = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
+    return Case(
+        keys, values, pool[1, 0], pool[1, 1], table.to(DEVICE), rows.to(DEVICE), where, lost
+    )
+
+
+def queries(tokens: int, heads: int, case: Case, seed: int = 1) -> Tensor:
+    """[tokens, heads, dim]: a view into rows that hold keys and values too (here NaN)."""
+    _, _, kv_heads, dim = case.k_cache.shape
+    qkv = torch.full((tokens, heads + 2 * kv_heads, dim), math.nan, dtype=case.k_cache.dtype)
+    drawn = torch.randn(tokens, heads, dim, generator=torch.Generator().manual_seed(seed))
+    qkv[:, :heads] = drawn
+    return qkv.to(DEVICE)[:, :heads]
+
+
+def written_out(
+    query: Tensor, keys: Tensor, values: Tensor, start: int, scale: float, window: int = 0
+) -> Tensor:
+    """query [n, heads, dim] at positions start on, over [context, kv_heads, dim], in float64."""
+    count, heads, dim = query.shape
+    grouped = query.double().cpu().view(count, keys.shape[1], heads // keys.shape[1], dim)
+    scores = torch.einsum("qhgd,khd->qhgk", grouped, keys) * scale
+    distance = torch.arange(start, start + count)[:, None] - torch.arange(len(keys))
+    seen = (distance >= 0) & (distance < (window or math.inf))
+    weights = scores.masked_fill(~seen[:, None, None], -math.inf).softmax(-1)
+    return torch.einsum("qhgk,khd->qhgd", weights, values).reshape(count, heads, dim)
+
+
+def close(out: Tensor, expected: Tensor) -> None:
+    error = (out.double().cpu() - expected).norm() / expected.norm().clamp(min=1e-9)
+    assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
+
+
+def decode(case: Case, q: Tensor, scale: float | None = None, **options: object) -> Tensor:
+    """`decode_attention` of this case into poisoned memory."""
+    out = torch.full(q.shape, math.nan, dtype=q.dtype, device=DEVICE)
+    result = decode_attention(
+        q, case.k_cache, case.v_cache, case.table, case.rows, case.contexts,
+        scale or q.shape[2] ** -0.5, out=out, **options,  # type: ignore[arg-type]  # checked by its callee
+    )  # fmt: skip
+    assert result is out
+    return out
+
+
+def decode_expected(case: Case, q: Tensor, window: int = 0, scale: float | None = None) -> Tensor:
+    return torch.cat(
+        [
+            written_out(q[i : i + 1], k, v, len(k) - 1, scale or q.shape[2] ** -0.5, window)
+            if len(k)
+            else torch.zeros(1, *q.shape[1:], dtype=torch.float64)
+            for i, (k, v) in enumerate(zip(case.keys, case.values, strict=True))
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("group", "dim", "block_size", "dtype", "splits"),
+    [
+        (1, 96, 16, torch.float32, 17),
+        (2, 64, 4, torch.float16, 2),
+        (4, 128, 64, torch.float16, 8),
+        (7, 128, 1, torch.float32, 4),
+        (8, 80, 24, torch.float16, 5),
+        (20, 64, 128, torch.float32, 7),
+    ],
+)
+def test_decode_at_every_shape(
+    group: int, dim: int, block_size: int, dtype: torch.dtype, splits: int
+) -> None:
+    kv_heads = 2 if group == 2 else 1
+    case = make([33, 90], kv_heads, dim, block_size, dtype)
+    q = queries(2, group * kv_heads, case)
+    expected = decode_expected(case, q)
+    for count in (1, splits):
+        close(decode(case, q, splits=count, tune=(32, 4, 3)), expected)
+
+
+@pytest.mark.parametrize(("dtype", "dim"), KINDS)
+def test_decode_with_the_constants_of_the_table(dtype: torch.dtype, dim: int) -> None:
+    case = make([64, 170], 1, dim, 64, dtype)
+    q = queries(2, 2, case)
+    close(decode(case, q), decode_expected(case, q))
+
+
+WINDOWS = [(1, 16), (7, 1), (16, 24), (32, 16), (50, 64), (1000, 4)]
+
+
+@pytest.mark.parametrize(("window", "block_size"), WINDOWS)
+def test_decode_reads_nothing_outside_its_window(window: int, block_size: int) -> None:
+    contexts = [1, 90]
+    lost = [max(0, context - window) for context in contexts]
+    case = make(contexts, 1, block_size=block_size, lost=lost)
+    q = queries(2, 2, case)
+    for splits in (1, 3):
+        out = decode(case, q, window=window, splits=splits, tune=(16, 4, 3))
+        close(out, decode_expected(case, q, window))
+
+
+def test_decode_of_no_context_gives_zeros_and_reads_no_id() -> None:
+    case = make([0, 40, 0], 1)
+    q = queries(3, 2, case)
+    for splits in (1, 3):
+        out = decode(case, q, splits=splits)
+        close(out, decode_expected(case, q))
+        assert not out[::2].any()
+
+
+def test_decode_again_and_among_others_gives_the_same_bits() -> None:
+    case = make([70, 30], 1, dtype=torch.float16)
+    q = queries(2, 2, case)
+    for splits in (1, 3):
+        out = decode(case, q, splits=splits)
+        assert torch.equal(out, decode(case, q, splits=splits))
+        for i in range(2):
+            case_i = Case([], [], case.k_cache, case.v_cache, case.table,
+                          case.rows[i : i + 1], case.contexts[i : i + 1], [])  # fmt: skip
+            assert torch.equal(decode(case_i, q[i : i + 1], splits=splits), out[i : i + 1])
+
+
+@pytest.mark.skipif(CUDA, reason="the interpreter's order of programs; a GPU's is its own")
+@pytest.mark.parametrize("last", [0, 1, 2])
+def test_whichever_range_comes_last_merges_the_same_bits(
+    last: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from triton.runtime.interpreter import interpreter_builder
+
+    case = make([90, 20, 0], 2, dtype=torch.float16)
+    q = queries(3, 8, case)
+    out = decode(case, q, splits=3, tune=(16, 4, 3))
+    place = interpreter_builder.set_grid_idx
+
+    def other_order(x: int, y: int, z: int) -> None:  # all tiles' first parts, then the next
+        tiles = interpreter_builder.grid_dim[0] // 3
+        place(x % tiles * 3 + (x // tiles + last + 1) % 3, y, z)
+
+    monkeypatch.setattr(interpreter_builder, "set_grid_idx", other_order)
+    assert torch.equal(out, decode(case, q, splits=3, tune=(16, 4, 3)))
+    chunks = [(60, 30), (20, 0), (0, 0)]  # several tiles of rows, and chunks without any
+    q = queries(30, 4, case)
+    options: dict[str, object] = {"max_count": 30, "splits": 3, "tune": (16, 16, 2)}
+    out = prefill(case, q, chunks, [0, 30, 30], **options)
+    monkeypatch.undo()
+    assert torch.equal(out, prefill(case, q, chunks, [0, 30, 30], **options))
+
+
+def test_more_ranges_than_are_merged_at_once_and_counts_that_end_at_zero() -> None:
+    case = make([999 if CUDA else 300, 50], 1, 64, 16, torch.float16)
+    q = queries(2, 16, case)  # 16 rows of 64 in 4 warps: 8 ranges at once
+    for _ in range(2):
+        close(decode(case, q, splits=18, tune=(16, 4, 3)), decode_expected(case, q))
+        for size in (1, 2, 4, 8):
+            assert not arrivals(q.device, size).any()
+
+
+def test_decode_makes_its_own_room_and_takes_long_positions_and_a_scale() -> None:
+    case = make([70, 3])
+    q = queries(2, 4, case)
+    out = decode_attention(
+        q, case.k_cache, case.v_cache, case.table, case.rows.long(), case.contexts.long(), 0.3,
+        splits=2,
+    )  # fmt: skip
+    assert out.is_contiguous()
+    close(out, decode_expected(case, q, scale=0.3))
+
+
+def test_decode_of_large_scores_stays_finite() -> None:
+    case = make([90], dtype=torch.float16)
+    q = queries(1, 4, case) * 1000
+    close(decode(case, q, splits=3, tune=(32, 4, 3)), decode_expected(case, q))
+
+
+# Chunks as (start, count); max_count may be above all of them.
+CHUNKS = [(0, 37), (63, 1), (17, 20), (3, 0)]
+
+
+def prefill(
+    case: Case, q: Tensor, chunks: list[tuple[int, int]], offsets: list[int], **options: object
+) -> Tensor:
+    """`prefill_attention` of these chunks into poisoned memory."""
+    out = torch.full(q.shape, math.nan, dtype=q.dtype, device=DEVICE)
+    starts, counts, places = (
+        torch.tensor(part, dtype=torch.int32, device=DEVICE)
+        for part in (*zip(*chunks, strict=True), offsets)
+    )
+    result = prefill_attention(
+        q, case.k_cache, case.v_cache, case.table, case.rows, starts, counts, places,
+        q.shape[2] ** -0.5,
+        out=out, **options,  # type: ignore[arg-type]  # checked by its callee
+    )  # fmt: skip
+    assert result is out
+    return out
+
+
+def check_prefill(
+    chunks: list[tuple[int, int]],
+    *,
+    group: int = 2,
+    kv_heads: int = 1,
+    window: int = 0,
+    slack: int = 0,
+    splits: int = 1,
+    tune: tuple[int, int, int] | None = (32, 16, 2),
+    dim: int = 64,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+) -> None:
+    """Every chunk against its written-out attention; tokens of no chunk stay untouched."""
+    lost = [max(0, start - window + 1) if window else 0 for start, _ in chunks]
+    contexts = [start + count for start, count in chunks]
+    case = make(contexts, kv_heads, dim, block_size, dtype, lost)
+    offsets, end = [], 2  # two tokens of no chunk before, one after each chunk
+    for _, count in chunks:
+        offsets.append(end)
+        end += count + 1
+    q = queries(end, kv_heads * group, case)
+    most = max(count for _, count in chunks) + slack
+    out = prefill(case, q, chunks, offsets, max_count=most, window=window, splits=splits, tune=tune)
+    untouched = torch.ones(end, dtype=torch.bool)
+    for (start, count), offset, key, value in zip(
+        chunks, offsets, case.keys, case.values, strict=True
+    ):
+        here = slice(offset, offset + count)
+        untouched[here] = False
+        close(out[here], written_out(q[here], key, value, start, dim**-0.5, window))
+    assert out[untouched.to(DEVICE)].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("group", "dim", "block_size", "dtype"),
+    [
+        (1, 64, 16, torch.float32),
+        (2, 96, 4, torch.float16),
+        (4, 128, 64, torch.float16),
+        (7, 64, 1, torch.float32),
+        (8, 80, 24, torch.float16),
+    ],
+)
+def test_prefill_at_every_shape(group: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
+    check_prefill(
+        CHUNKS,
+        group=group,
+        kv_heads=2 if group == 2 else 1,
+        dim=dim,
+        block_size=block_size,
+        dtype=dtype,
+        tune=(64, 32, 2),
+        slack=9,
+    )
+
+
+@pytest.mark.parametrize(("dtype", "dim"), KINDS)
+def test_prefill_with_the_constants_of_the_table(dtype: torch.dtype, dim: int) -> None:
+    check_prefill([(0, 70), (100, 9)], dim=dim, dtype=dtype, tune=None, block_size=64)
+
+
+@pytest.mark.parametrize(("window", "block_size"), WINDOWS)
+def test_prefill_reads_nothing_outside_its_windows(window: int, block_size: int) -> None:
+    check_prefill(CHUNKS, window=window, block_size=block_size)
+
+
+@pytest.mark.parametrize(("window", "splits"), [(0, 3), (20, 4)])
+def test_prefill_in_splits(window: int, splits: int) -> None:
+    check_prefill([(60, 3), (0, 1), (2, 0), (25, 4)], window=window, splits=splits, slack=1)
+
+
+def test_prefill_of_single_tokens_is_decoding() -> None:
+    chunks = [(0, 1), (29, 1), (100, 1)]
+    case = make([1, 30, 101], 1)
+    q = queries(3, 7, case)
+    out = prefill(case, q, chunks, [0, 1, 2], max_count=1)
+    close(out, decode_expected(case, q))
+    assert torch.equal(out, prefill(case, q, chunks, [0, 1, 2], max_count=1))
+
+
+@pytest.mark.parametrize("seed", range(60 if CUDA else 2))
+def test_at_random(seed: int) -> None:
+    draw = random.Random(seed)
+    longest = 5000 if CUDA else 50
+    group, kv_heads = draw.choice([1, 2, 3, 4, 7, 8]), draw.choice([1, 2])
+    dim, block_size = draw.choice([64, 80, 96, 128]), draw.choice([1, 4, 16, 24, 64, 128])
+    dtype, window = draw.choice(TYPES), draw.choice([0, draw.randint(1, longest)])
+    contexts = [draw.randint(0, longest) for _ in range(3)]
+    lost = [max(0, context - window) if window else 0 for context in contexts]
+    case = make(contexts, kv_heads, dim, block_size, dtype, lost, seed)
+    q = queries(3, group * kv_heads, case, seed)
+    splits = draw.choice([1, draw.randint(1, 20 if CUDA else 4)])
+    close(decode(case, q, window=window, splits=splits), decode_expected(case, q, window))
+    chunks = [(draw.randint(0, longest), draw.randint(0, longest // 4)) for _ in range(3)]
+    check_prefill(
+        chunks,
+        group=group,
+        kv_heads=kv_heads,
+        window=window,
+        dim=dim,
+        block_size=block_size,
+        dtype=dtype,
+        tune=None,
+    )
+
+
+def test_the_references_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "on_triton", lambda _: False)
+    for window in (0, 7, 50):
+        check_prefill(CHUNKS, window=window, group=7, block_size=4)
+        contexts = [0, 1, 31, 64]
+        case = make(contexts, lost=[max(0, c - window) if window else 0 for c in contexts])
+        q = queries(4, 6, case)
+        close(decode(case, q, window=window), decode_expected(case, q, window))
+
+
+@pytest.mark.skipif(not CUDA, reason="memory beyond 2**31 elements is for the GPU")
+def test_blocks_far_apart() -> None:
+    near = make([300, 40], dtype=torch.float16)
+    blocks, block_size, kv_heads, dim = near.k_cache.shape
+    stride = (1 << 31) // blocks + 4096  # elements: the last blocks begin beyond 2**31
+    stride -= stride % 16
+    pool = torch.empty(blocks * stride, dtype=torch.float16, device=DEVICE)
+    strides = (stride, kv_heads * dim, dim, 1)
+    k_cache = pool.as_strided(near.k_cache.shape, strides)
+    v_cache = pool.as_strided(near.k_cache.shape, strides, block_size * kv_heads * dim)
+    k_cache.copy_(near.k_cache)
+    v_cache.copy_(near.v_cache)
+    far = replace(near, k_cache=k_cache, v_cache=v_cache)
+    q = queries(2, 8, near)
+    for splits in (1, 3):
+        assert torch.equal(decode(far, q, splits=splits), decode(near, q, splits=splits))
+    chunks, offsets = [(299, 1), (39, 1)], [0, 1]
+    out = prefill(far, q, chunks, offsets, max_count=1)
+    assert torch.equal(out, prefill(near, q, chunks, offsets, max_count=1))
+
+
+@pytest.mark.skipif(not CUDA, reason="CUDA graphs")
+@pytest.mark.parametrize("splits", [1, 9])
+def test_a_captured_call_follows_contexts_and_tables(splits: int) -> None:
+    case, other = make([700, 20, 0], seed=1), make([5, 513, 64], seed=2)
+    wide = max(case.table.shape[1], other.table.shape[1])
+    table = torch.full((case.table.shape[0], wide), -1, dtype=torch.int32, device=DEVICE)
+    blocks = max(len(case.k_cache), len(other.k_cache))
+    pool = case.k_cache.new_empty(2, blocks, *case.k_cache.shape[1:])
+    live = replace(case, k_cache=pool[0], v_cache=pool[1], table=table, rows=case.rows.clone(),
+                   contexts=case.contexts.clone())  # fmt: skip
+    q = queries(3, 8, case)
+    decode_attention(q, *arguments(live), 0.125, splits=splits)  # compiled before the capture
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = decode_attention(q, *arguments(live), 0.125, splits=splits)
+    for now in (case, other, other):
+        live.k_cache[: len(now.k_cache)].copy_(now.k_cache)
+        live.v_cache[: len(now.v_cache)].copy_(now.v_cache)
+        live.table[:, : now.table.shape[1]].copy_(now.table)
+        live.rows.copy_(now.rows)
+        live.contexts.copy_(now.contexts)
+        out.fill_(math.nan)
+        graph.replay()
+        close(out, decode_expected(now, q))
+
+
+def arguments(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    return case.k_cache, case.v_cache, case.table, case.rows, case.contexts
+
+
+def test_num_splits_fills_the_chip_and_no_more() -> None:
+    assert num_splits(1, 4, 32768) == 33
+    assert num_splits(1, 4, 1024) == 16  # a range is a tile at least
+    assert num_splits(1, 1, 1 << 21) == attention.MAX_SPLITS
+    assert num_splits(8, 4, 4096) == 4
+    assert num_splits(64, 4, 4096) == 1
+    assert num_splits(256, 4, 32768) == 4  # no program has more than SPLIT_TOKENS
+    assert num_splits(1, 4, 0) == num_splits(0, 4, 1) == 1
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    case = make([5])
+    q = queries(1, 4, case)
+    args = (case.k_cache, case.v_cache, case.table, case.rows, case.contexts, 1.0)
+    with pytest.raises(ValueError, match="splits is 129"):
+        decode_attention(q, *args, splits=129)
+    with pytest.raises(ValueError, match="q is torch"):
+        decode_attention(q.half(), *args)
+    with pytest.raises(ValueError, match="does not fit a cache"):
+        decode_attention(q[:, :3], *args)
+    with pytest.raises(ValueError, match="strides"):
+        decode_attention(q, case.k_cache, case.v_cache.transpose(0, 1), *args[2:])
+    with pytest.raises(ValueError, match="out has the shape"):
+        decode_attention(q, *args, out=torch.empty(2, 4, 64, device=DEVICE))
+    with pytest.raises(ValueError, match="last dimension"):
+        decode_attention(q.transpose(0, 2).contiguous().transpose(0, 2), *args)
+    with pytest.raises(ValueError, match="4-dimensional"):
+        decode_attention(q[0], *args)

@@ -1,0 +1,183 @@
+"""Norm, rotation with KV write, activation and log-probabilities against float64."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from minfer.kernels import norm, rope
+from minfer.kernels.activation import silu_mul
+from minfer.kernels.norm import rms_norm
+from minfer.kernels.rope import rope_and_cache
+
+from .conftest import CUDA
+
+# Under the interpreter, rounding to bfloat16 truncates.
+TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
+LIMIT = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+# Infinities are meant: numpy, which is the interpreter, warns of them.
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:(overflow|divide by zero) encountered"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
+]
+types = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+def randn(*shape: int, dtype: torch.dtype, device: str, seed: int = 0) -> Tensor:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=draw).to(device, dtype)
+
+
+def error(out: Tensor, expected: Tensor) -> float:
+    assert out.isfinite().all()
+    return float((out.double() - expected).norm() / expected.norm())
+
+
+def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return x / (x.pow(2).mean(-1, keepdim=True) + eps).sqrt() * weight.double()
+
+
+@types
+@pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 896), (5, 100), (2, 1), (9, 1536)])
+def test_rms_norm(device: str, dtype: torch.dtype, rows: int, size: int) -> None:
+    x, weight = (randn(n, size, dtype=dtype, device=device, seed=n) for n in (rows, 77))
+    before = x.clone()
+    out = rms_norm(x, weight[0], 1e-5)
+    assert out.dtype is dtype
+    assert error(out, normed(x.double(), weight[0], 1e-5)) < 2 * LIMIT[dtype]
+    assert torch.equal(x, before)
+
+
+@types
+@pytest.mark.parametrize("many", [1, 1000])
+def test_rms_norm_of_the_sum(
+    device: str, dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(norm, "MANY", many)  # 1: several rows of a program, the last one partly
+    monkeypatch.setattr(norm, "TILE", 512)
+    wide = randn(7, 200, dtype=dtype, device=device)
+    x, residual = wide[:, :120], randn(7, 120, dtype=dtype, device=device, seed=1)
+    weight = randn(120, dtype=dtype, device=device, seed=2)
+    total, out = residual + x, torch.full((7, 120), math.nan, dtype=dtype, device=device)
+    assert rms_norm(x, weight, 1e-6, residual, out) is out
+    assert torch.equal(residual, total), "the sum is rounded once"
+    assert error(out, normed(total.double(), weight, 1e-6)) < 2 * LIMIT[dtype]
+
+
+def test_rms_norm_in_place(device: str) -> None:
+    x = randn(4, 96, dtype=torch.float32, device=device)
+    weight = randn(96, dtype=torch.float32, device=device, seed=1)
+    expected = rms_norm(x, weight, 1e-6)
+    assert rms_norm(x, weight, 1e-6, out=x) is x
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("dtype", TYPES[1:], ids=str)
+def test_rms_norm_rounds_where_transformers_does(device: str, dtype: torch.dtype) -> None:
+    x, weight = (randn(n, 256, dtype=dtype, device=device, seed=n) for n in (6, 1))
+    wide = x.float()
+    rounded = (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(dtype)
+    same = rms_norm(x, weight[0], 1e-6) == rounded * weight[0]
+    assert same.float().mean() > 0.99  # the root may differ in its last bit
+
+
+@types
+@pytest.mark.parametrize("size", [1, 100, 2500])
+def test_silu_mul(device: str, dtype: torch.dtype, size: int) -> None:
+    x = 4 * randn(3, 2 * size, dtype=dtype, device=device)
+    gate, up = x.double().chunk(2, -1)
+    out = silu_mul(x)
+    assert out.shape == (3, size)
+    assert error(out, gate * gate.sigmoid() * up) < 2 * LIMIT[dtype]
+    given = torch.full_like(out, math.nan)
+    assert silu_mul(x, given) is given
+    assert torch.equal(given, out)
+
+
+def test_silu_of_large_values(device: str) -> None:
+    x = torch.tensor([[-1e4, -200.0, 200.0, 1e4, 1.0, 1.0, 1.0, 1.0]], device=device)
+    assert silu_mul(x).tolist() == [[0.0, 0.0, 200.0, 1e4]]
+
+
+class Rope:
+    """A step's tensors, and what must come of them in float64."""
+
+    def __init__(self, device: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int):
+        self.heads, self.kv_heads, self.dim, tokens = heads, kv_heads, dim, 5
+        pool = torch.full((2, 2, 4, 6, kv_heads, dim), 7.0, dtype=dtype, device=device)
+        self.pool, self.k_cache, self.v_cache = pool, *pool[1]
+        # A view into a wider tensor is a row stride that is not the row's length.
+        width = (heads + 2 * kv_heads) * dim
+        self.qkv = randn(tokens, width + 16, dtype=dtype, device=device)[:, :width]
+        self.positions = torch.tensor([0, 3, 11, 2, 5], device=device)
+        self.slots = torch.tensor([23, 0, 7, -1, 8], device=device)
+        angles = torch.outer(torch.arange(12.0), 0.3 ** torch.arange(dim // 2))
+        self.table = 1.1 * torch.cat((angles.cos(), angles.sin()), -1).to(device)
+        self.weights = [randn(dim, dtype=dtype, device=device, seed=s) for s in (1, 2)]
+
+    def run(self, q_norm: Tensor | None = None, k_norm: Tensor | None = None) -> None:
+        rope_and_cache(
+            self.qkv, self.table, self.positions, self.slots, self.k_cache, self.v_cache,
+            self.heads, self.kv_heads, q_norm, k_norm, 1e-5,
+        )  # fmt: skip
+
+    def expected(self, part: Tensor, weight: Tensor | None) -> Tensor:
+        x = part.double() if weight is None else normed(part.double(), weight, 1e-5)
+        first, second = x.chunk(2, -1)
+        cos, sin = self.table[self.positions, None].double().chunk(2, -1)
+        return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)
+
+
+@types
+@pytest.mark.parametrize("shared", [1, 2])  # tokens of a program
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(8, 4, 64), (6, 2, 80), (3, 1, 96), (4, 4, 128), (3, 3, 256)]
+)
+def test_rope_and_cache(
+    device: str, dtype: torch.dtype, qk_norm: bool, heads: int, kv_heads: int, dim: int,
+    shared: int, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(rope, "SHARED", shared)
+    monkeypatch.setattr(rope, "MANY", 5)
+    step = Rope(device, dtype, heads, kv_heads, dim)
+    before = step.qkv.reshape(5, -1, dim).clone()
+    query, key, value = torch.split(before, [heads, kv_heads, kv_heads], 1)
+    q_norm, k_norm = step.weights if qk_norm else (None, None)
+    step.run(q_norm, k_norm)
+    after = step.qkv.reshape(5, -1, dim)
+    assert error(after[:, :heads], step.expected(query, q_norm)) < 2 * LIMIT[dtype]
+    assert torch.equal(after[:, heads:], before[:, heads:])
+    keys, values = step.k_cache.flatten(0, 1), step.v_cache.flatten(0, 1)
+    kept = step.slots >= 0
+    slots = step.slots[kept]
+    assert error(keys[slots], step.expected(key, k_norm)[kept]) < 2 * LIMIT[dtype]
+    assert torch.equal(values[slots], value[kept])
+    others = torch.ones(len(keys), dtype=torch.bool, device=device)
+    others[slots] = False
+    assert (step.pool[0] == 7).all()
+    assert (keys[others] == 7).all()
+    assert (values[others] == 7).all()
+
+
+def test_rope_takes_narrow_indices(device: str) -> None:
+    wide, narrow = (Rope(device, torch.float32, 2, 1, 64) for _ in range(2))
+    narrow.positions, narrow.slots = narrow.positions.int(), narrow.slots.int()
+    for step in (wide, narrow):
+        step.run()
+    assert torch.equal(wide.qkv, narrow.qkv)
+    assert torch.equal(wide.pool, narrow.pool)
+
+
+@pytest.mark.skipif(not CUDA, reason="memory beyond 2**31 elements is for the GPU")
+def test_rope_writes_far_slots() -> None:
+    cache = torch.zeros(2, 600_000, 16, 4, 64, dtype=torch.float16, device="cuda")
+    step = Rope("cuda", torch.float16, 4, 4, 64)
+    step.slots[:] = 16 * 600_000 - 1
+    step.qkv[1:] = step.qkv[0]
+    step.k_cache, step.v_cache = cache
+    step.run()
+    assert torch.equal(cache[1, -1, -1], step.qkv[0, -256:].view(4, 64))
+    assert not cache[0].flatten(0, 1)[:-1].any()

@@ -1,0 +1,233 @@
+"""Products with norm, gate and sum inside, against float64."""
+
+import functools
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minfer import kernels
+from minfer.kernels import linear
+from minfer.kernels.linear import TABLE, Tune, linear_add, norm_gated, norm_linear
+from minfer.kernels.pdl import arrivals
+
+from .conftest import CUDA
+
+DEVICE = "cuda" if CUDA else "cpu"
+# Under the interpreter, products of bfloat16 are wrong.
+TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
+LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+EPS = 1e-5
+# One token a program.
+ONE = (1, 16, 64, 1, 2, 1)
+# Tokens, depth, columns: some tiles are full, of others a part is left at the end.
+CASES = [
+    (ONE, 1, 128, 32), (ONE, 2, 80, 16), ((1, 32, 128, 1, 4, 3), 3, 80, 48),
+    ((16, 16, 64, 1, 4, 3), 16, 128, 32), ((16, 32, 32, 1, 2, 2), 2, 80, 48),
+]  # fmt: skip
+SPLIT = [
+    ((1, 16, 32, 3, 2, 1), 2, 112, 32), ((16, 16, 32, 2, 2, 2), 17, 96, 32),
+    ((16, 32, 32, 7, 4, 2), 3, 208, 48), ((16, 16, 64, 4, 4, 2), 1, 16, 16),
+]  # fmt: skip
+
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:overflow encountered"),  # exp of -gate: silu is 0 there
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
+]
+types = pytest.mark.parametrize("dtype", TYPES, ids=str)
+
+
+class Case:
+    """Tensors of a product, and what must come of it in float64."""
+
+    def __init__(
+        self, tokens: int, ins: int, outs: int, dtype: torch.dtype = torch.float32, scale: float = 1
+    ) -> None:
+        draw = torch.Generator(DEVICE).manual_seed(tokens * ins + outs)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=draw, device=DEVICE).to(dtype)
+
+        self.x, self.norm = scale * randn(tokens, ins), randn(ins)
+        self.residual = randn(tokens, outs)
+        self.weight, self.bias = randn(outs, ins) / math.sqrt(ins), randn(outs)
+        if CUDA:  # weights are there before the kernel before a product is launched
+            torch.cuda.synchronize()
+
+    def expected(self, normed: bool, bias: bool) -> Tensor:
+        x = self.x.double()
+        if normed:
+            x = F.rms_norm(x, (x.shape[1],), self.norm.double(), EPS)
+        return F.linear(x, self.weight.double(), self.bias.double() if bias else None)
+
+    def norm_linear(self, tune: Tune | None, bias: bool = True) -> None:
+        x, more = self.x.clone(), self.bias if bias else None
+        close(
+            norm_linear(self.x, self.norm, EPS, self.weight, more, tune), self.expected(True, bias)
+        )
+        assert torch.equal(self.x, x)
+
+    def linear_add(self, tune: Tune | None, bias: bool = True) -> None:
+        expected = self.residual.double() + self.expected(False, bias)
+        linear_add(self.residual, self.x, self.weight, self.bias if bias else None, tune)
+        close(self.residual, expected)
+
+    def norm_gated(self, tune: Tune | None, bias: bool = True) -> None:
+        gate, up = self.expected(True, bias).chunk(2, 1)
+        more = self.bias if bias else None
+        close(norm_gated(self.x, self.norm, EPS, self.weight, more, tune), F.silu(gate) * up)
+
+
+def close(out: Tensor, expected: Tensor) -> None:
+    assert out.shape == expected.shape
+    error = (out.double() - expected).norm() / expected.norm().clamp(min=1e-9)
+    assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
+
+
+def checked(case: Case, name: str, tune: Tune | None, bias: bool = True) -> None:
+    getattr(case, name)(tune, bias)
+
+
+@types
+@pytest.mark.parametrize(("tune", "tokens", "ins", "outs"), CASES, ids=str)
+def test_every_function(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int) -> None:
+    case = Case(tokens, ins, outs, dtype)
+    case.norm_linear(tune, bias=tokens > 1)
+    case.linear_add(tune, bias=tokens > 1)
+    Case(tokens, ins, 2 * outs, dtype).norm_gated(tune, bias=tokens > 1)
+
+
+@types
+@pytest.mark.parametrize(("tune", "tokens", "ins", "outs"), SPLIT, ids=str)
+def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int) -> None:
+    case, tiles = Case(tokens, ins, outs, dtype), -(-tokens // tune[0]) * -(-outs // tune[1])
+    first = norm_linear(case.x, case.norm, EPS, case.weight, tune=tune)
+    assert not arrivals(first.device, tiles).any(), "counts must be zero for the next launch"
+    assert torch.equal(norm_linear(case.x, case.norm, EPS, case.weight, tune=tune), first)
+    case.norm_linear(tune)
+    case.norm_gated(tune)
+    case.linear_add(tune)
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("tokens", [1, 2, 7, 33])
+def test_constants_of_the_table(name: str, tokens: int) -> None:
+    dtype = TYPES[-1] if CUDA else torch.float32
+    checked(Case(tokens, 80, 32, dtype), name, None)
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call, whether the kernel took it."""
+    run, seen = linear._run, list[bool]()
+
+    def spy(*arguments: Any) -> Tensor | None:
+        out = run(*arguments)
+        seen.append(out is not None)
+        return out
+
+    monkeypatch.setattr(linear, "_run", spy)
+    return seen
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_few_tokens_take_the_kernel(name: str, launched: list[bool]) -> None:
+    for dtype in TYPES:
+        checked(Case(1, 64, 32, dtype), name, None)
+    assert all(launched)
+
+
+@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize(
+    ("tokens", "ins", "outs"), [(1, 100, 32), (2, 64, 34), (70, 16, 16), (0, 32, 32)]
+)
+def test_other_shapes(name: str, tokens: int, ins: int, outs: int, launched: list[bool]) -> None:
+    checked(Case(tokens, ins, outs), name, None)
+    assert not any(launched)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_strided_tensors(name: str) -> None:
+    case = Case(2, 64, 64)
+    case.x, case.weight = torch.cat((case.x, case.x), 1)[:, :64], case.weight.t().contiguous().t()
+    checked(case, name, None)
+    case = Case(2, 64, 64)
+    case.residual = torch.cat((case.residual, case.residual), 1)[:, :64]
+    checked(case, name, ONE)
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "interpreting", False)
+    monkeypatch.setattr(linear, "_linear", None)
+    monkeypatch.setattr(f"{__name__}.DEVICE", "cpu")
+    for tune, bias in ((ONE, True), (None, False)):
+        checked(Case(2, 64, 32), name, tune, bias)
+
+
+@pytest.mark.parametrize("tokens", [1, 4])
+def test_large_float16_activations(tokens: int) -> None:
+    """x times the norm's weight is beyond float16."""
+    case = Case(tokens, 64, 32, torch.float16, scale=1e4)
+    case.norm *= 30
+    case.weight /= 30
+    case.norm_linear(None)
+    case.norm_gated(None)
+
+
+def test_silu_of_large_gates() -> None:
+    case = Case(1, 16, 32)
+    case.weight *= 1e4
+    case.norm_gated(ONE)
+
+
+@functools.cache
+def real_shapes() -> list[tuple[str, int, int]]:
+    """(function, in, out) of Qwen2.5 0.5B, 1.5B and 7B."""
+    sizes = [(896, 1152, 4864), (1536, 2048, 8960), (3584, 4608, 18944)]
+    return [
+        shape
+        for hidden, qkv, inter in sizes
+        for shape in (
+            ("norm_linear", hidden, qkv), ("linear_add", hidden, hidden),
+            ("norm_gated", hidden, 2 * inter), ("linear_add", inter, hidden),
+        )
+    ]  # fmt: skip
+
+
+@pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")
+@types
+@pytest.mark.parametrize("tokens", [1, 2, 7, 16, 32, 50])
+def test_real_shapes(dtype: torch.dtype, tokens: int) -> None:
+    for name, ins, outs in real_shapes():
+        checked(Case(tokens, ins, outs, dtype), name, None)
+
+
+@pytest.mark.skipif(not CUDA, reason="CUDA graphs")
+@pytest.mark.parametrize("tokens", [1, 8])
+def test_in_a_cuda_graph(tokens: int) -> None:
+    case = Case(tokens, 256, 512, torch.bfloat16)
+    down = torch.randn(256, 256, device="cuda", dtype=torch.bfloat16) / 16
+    residual = case.x.clone()
+
+    def layer() -> Tensor:
+        hidden = norm_gated(residual, case.norm, EPS, case.weight, case.bias)
+        linear_add(residual, hidden, down, tune=(16, 32, 32, 4, 4, 2))
+        return norm_linear(residual, case.norm, EPS, case.weight)
+
+    layer()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        case.x.normal_()
+        residual.copy_(case.x)
+        graph.replay()
+        replayed = out.clone()
+        residual.copy_(case.x)
+        assert torch.equal(layer(), replayed)

@@ -1,0 +1,267 @@
+"""The device's sampler against `minfer.sample.draw`, token by token."""
+
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minfer import sample as meaning
+from minfer.kernels import sample as kernels
+from minfer.request import SamplingParams
+
+from .conftest import CUDA
+
+# Infinities are meant: numpy, which is the interpreter, warns of them.
+pytestmark = [
+    pytest.mark.usefixtures("poisoned"),
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered"),
+    pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
+]
+SMALL = [(64, 16, 128, 64), (128, 32, 64, 256), (64, 32, 256, 128)]  # a row is many chunks
+Row = tuple[SamplingParams, int, int, int]  # parameters, seed, sample, position
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> random.Random:
+    return random.Random(request.node.name)
+
+
+@pytest.fixture(autouse=True)
+def sizes(rng: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SIZES", rng.choice(SMALL))
+
+
+def signed(bits: int) -> int:
+    return bits - 2**64 if bits >= 2**63 else bits
+
+
+def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
+    """The arguments of `sample` after the logits; device rows are in the reverse order."""
+    params = [row[0] for row in rows]
+    streams = [signed(meaning.stream(seed, number)) for _, seed, number, _ in rows]
+
+    def put(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device).flip(0)
+
+    return (
+        put(range(len(rows)), torch.int32),
+        put([one.temperature for one in params], torch.float32),
+        put([max(one.top_k, 0) for one in params], torch.int32),
+        put([one.top_p for one in params], torch.float32),
+        put(streams, torch.int64),
+        put([position for *_, position in rows], torch.int64).flip(0),
+    )
+
+
+def drawn(logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    return [
+        meaning.draw(line, *row) for line, row in zip(logits.float().tolist(), rows, strict=True)
+    ]
+
+
+def rows_of(rng: random.Random, params: Sequence[SamplingParams]) -> list[Row]:
+    far = [0, 1, 2**32, 2**40]
+    return [
+        (one, rng.randrange(-(2**63), 2**63), rng.randrange(3), rng.choice(far) + rng.randrange(99))
+        for one in params
+    ]
+
+
+def some_logits(rng: random.Random, rows: int, vocab: int) -> Iterator[Tensor]:
+    """Plain, in half precision, with many ties, mostly impossible, and with a runaway maximum."""
+    draw = torch.Generator().manual_seed(rng.randrange(2**40))
+    plain = torch.randn(rows, vocab, generator=draw) * rng.choice([0.3, 3.0, 8.0])
+    hidden = torch.rand(rows, vocab, generator=draw) < 0.7
+    hidden[:, rng.randrange(vocab)] = False
+    yield plain
+    yield plain.half()
+    yield (plain / 2).round()
+    yield plain.masked_fill(hidden, -math.inf)
+    runaway = plain.clone()
+    runaway[:, rng.randrange(vocab)] += 1e5
+    yield runaway
+
+
+def check(logits: Tensor, rows: Sequence[Row], device: str, filtered: bool = True) -> None:
+    tokens, broken = kernels.sample(logits.to(device), *tensors(rows, device), filtered=filtered)
+    assert not broken.any()
+    assert tokens.tolist() == drawn(logits, rows)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
+def waiting_times(who, streams, positions, out, count: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
+    ids = tl.arange(0, count)
+    tl.store(out + ids, kernels._waiting(who, streams, positions, 0, ids))
+
+
+def test_noise_is_precise_where_it_is_large() -> None:
+    device, count = "cuda" if CUDA else "cpu", 1 << 16
+    out = torch.empty(count, device=device)
+    stream, position = meaning.stream(5, 1), 1234
+    who, *_, streams, positions = tensors([(SamplingParams(), 5, 1, position)], device)
+    waiting_times[1,](who, streams, positions, out, count, num_warps=32)
+    key = meaning.draw_key(stream, position)
+    bits = torch.tensor([meaning.noise_bits(key, token) for token in range(count)])
+    v = ((bits.float() + 0.5) * 2**-32).clamp(max=meaning.LARGEST_V).double()
+    expected = -torch.log1p(-v)
+    assert expected.min() < 1e-4
+    error = out.double().cpu() / expected - 1
+    assert error.abs().max() < 4e-7
+    assert error.mean().abs() < 1e-8
+
+
+def test_numbers_are_those_of_the_core() -> None:
+    assert kernels.STEPS64 == meaning.MIX64
+    assert kernels.STEPS32 == meaning.MIX32
+    assert kernels.GOLDEN == meaning.GOLDEN
+    assert kernels.LARGEST_V == meaning.LARGEST_V
+    assert kernels.GREEDY_BELOW == meaning.GREEDY_BELOW
+
+
+@pytest.mark.parametrize("vocab", [1, 2, 63, 64, 300])
+def test_draws_from_all_tokens(device: str, rng: random.Random, vocab: int) -> None:
+    for logits in some_logits(rng, 4, vocab):
+        params = [SamplingParams(temperature=t) for t in (0.0, 0.1, 1.0, 7.0)]
+        check(logits, rows_of(rng, params), device, filtered=False)
+
+
+@pytest.mark.parametrize("vocab", [1, 5, 64, 190])
+def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> None:
+    """Each call mixes greedy, free, top-k, top-p and doubly restricted rows."""
+    for logits in some_logits(rng, 4, vocab):
+        heat, k = rng.choice([0.3, 1.0, 4.0]), rng.choice([1, 2, 20, 1000])
+        p = rng.choice([0.01, 0.5, 0.9, 0.999])
+        params = [
+            SamplingParams(temperature=heat, top_k=k, top_p=p if rng.random() < 0.5 else 1.0),
+            SamplingParams(temperature=heat, top_p=p),
+            SamplingParams(temperature=heat),
+            SamplingParams(temperature=0.0, top_k=k, top_p=p),
+        ]
+        check(logits, rows_of(rng, params), device)
+
+
+def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
+    """Top-k keeps all of the tokens that tie at its edge, top-p the lowest ids among them."""
+    logits = torch.tensor([[0.0, 1.0, -0.0, 1.0, 0.0, -1.0] * 15] * 6)
+    params = [
+        SamplingParams(temperature=5.0, top_k=20),
+        SamplingParams(temperature=5.0, top_k=40),
+        SamplingParams(temperature=5.0, top_p=0.1),
+        SamplingParams(temperature=5.0, top_p=0.6),
+        SamplingParams(temperature=5.0, top_k=40, top_p=0.9),
+    ]
+    check(logits[: len(params)], rows_of(rng, params), device)
+    level = torch.tensor([[0.0, -0.0] * 45] * len(params))  # masses meet top_p exactly
+    check(level, rows_of(rng, params), device)
+    half = [SamplingParams(top_p=0.6)] * len(params)
+    check(-level, rows_of(rng, half), device)  # the maximum may be the negative zero
+    scaled = torch.tensor([[1.0, 1.0 + 2**-23, 1.0 + 2**-22, 0.0]])  # equal once divided by 100
+    check(scaled, rows_of(rng, [SamplingParams(temperature=100.0, top_k=1)]), device)
+
+
+def test_a_flat_tail_below_a_peak(device: str, rng: random.Random) -> None:
+    """The lowest quarter of the tail's ids is kept, by the narrowest margin over the bound."""
+    logits = torch.full((6, 161), -2.0)
+    logits[:, 80] = 0.0
+    tail = 160 * math.exp(-2)
+    top_p = (1 + tail / 4) / (1 + tail)
+    check(logits, rows_of(rng, [SamplingParams(top_p=top_p)] * 6), device)
+
+
+def test_the_lowest_id_of_the_largest_logits(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SIZES", (16, 8, 32, 8))  # more chunks than a tile holds
+    logits = torch.full((3, 200), -5.0)
+    for row, ids in enumerate([(199, 70, 71), (0, 199), (130, 131)]):
+        logits[row, list(ids)] = 3.0
+    greedy = [(SamplingParams(temperature=0.0), 0, 0, 0)] * 3
+    check(logits, greedy, device)
+    check(logits - 3, greedy, device)  # zeros
+    check(-logits.abs() * 1e38, greedy, device)
+
+
+def test_a_broken_row_is_reported_and_harms_nobody(device: str, rng: random.Random) -> None:
+    bad = [math.nan, math.inf, -math.inf]
+    plain = torch.randn(2, 150)
+    lines = [plain[0], *(plain[0].clone() for _ in bad), plain[1]]
+    lines[1][149], lines[2][70], lines[3][:] = bad
+    for how in (
+        SamplingParams(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(top_k=3, top_p=0.9),
+    ):
+        rows = rows_of(rng, [how] * 5)
+        tokens, broken = kernels.sample(torch.stack(lines).to(device), *tensors(rows, device))
+        assert broken.tolist() == [0, 1, 1, 1, 0]
+        assert tokens[1:4].tolist() == [0, 0, 0]
+        assert tokens[::4].tolist() == drawn(plain, rows[::4])
+
+
+def test_a_row_does_not_depend_on_its_neighbours(device: str, rng: random.Random) -> None:
+    logits = torch.randn(5, 170).to(device)
+    how = [SamplingParams(), SamplingParams(top_k=5), SamplingParams(top_p=0.8)]
+    rows = rows_of(rng, [how[i % 3] for i in range(5)])
+    together, _ = kernels.sample(logits, *tensors(rows, device))
+    for i in (3, 1):
+        alone, _ = kernels.sample(logits[i : i + 1], *tensors(rows[i : i + 1], device))
+        assert alone[0] == together[i]
+
+
+def test_rows_may_lie_apart(device: str, rng: random.Random) -> None:
+    wide = torch.randn(2, 300)
+    check(wide[:, 20:200], rows_of(rng, [SamplingParams(), SamplingParams(top_k=9)]), device)
+
+
+def test_no_rows_and_too_long_rows(device: str) -> None:
+    tokens, broken = kernels.sample(torch.empty(0, 9, device=device), *tensors([], device))
+    assert tokens.shape == broken.shape == (0,)
+    with pytest.raises(ValueError, match="1048577 logits"):
+        kernels.sample(torch.empty(1, 2**20 + 1, device=device), *tensors([], device))
+
+
+@pytest.mark.skipif(not CUDA, reason="real vocabularies are for the GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("spread", [0.0, 0.5, 2.5])
+def test_real_vocabularies(
+    dtype: torch.dtype, spread: float, rng: random.Random, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "SIZES", (2048, 128, 4096, 1024))
+    wrong = total = 0
+    for vocab in (151_936, 128_256, 32_001):
+        logits = (spread * torch.randn(64, vocab, device="cuda")).to(dtype)
+        choices = [(0, 1.0), (50, 1.0), (0, 0.95), (20, 0.8), (3000, 0.99)]
+        params = [
+            SamplingParams(temperature=rng.choice([0.0, 0.6, 1.0]), top_k=k, top_p=p)
+            for k, p in (rng.choice(choices) for _ in range(64))
+        ]
+        arguments = tensors(rows_of(rng, params), "cuda")
+        tokens, broken = kernels.sample(logits, *arguments)
+        assert not broken.any()
+        again, _ = kernels.sample(logits, *arguments)
+        assert torch.equal(tokens, again), "a race shows"
+        expected, _ = kernels.reference(logits, *arguments)
+        wrong += int((tokens != expected).sum())
+        total += 64
+    assert wrong <= 1, f"{wrong} of {total}"  # logarithms differ in their last bits
+
+
+@pytest.mark.skipif(not CUDA, reason="CUDA graphs")
+def test_in_a_cuda_graph(rng: random.Random) -> None:
+    logits = torch.randn(4, 5000, device="cuda")
+    params = [SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=7, top_p=0.9)]
+    arguments = tensors(rows_of(rng, [*params, SamplingParams(top_p=0.7)]), "cuda")
+    kernels.sample(logits, *arguments)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tokens, broken = kernels.sample(logits, *arguments)
+    for _ in range(3):
+        logits.copy_(torch.randn(4, 5000))
+        arguments[-1].add_(1)
+        graph.replay()
+        expected, fine = kernels.sample(logits, *arguments)
+        assert torch.equal(tokens, expected)
+        assert torch.equal(broken, fine)
