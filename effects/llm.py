@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import attrs
 
@@ -109,8 +109,6 @@ class ServedModel:
     `seed` and of how many requests there were before it.
     """
 
-    offline: ClassVar[bool] = False  # nobody waits for single tokens: larger steps
-
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         if settings.get("executor", "") is None:
             del settings["executor"]
@@ -118,7 +116,7 @@ class ServedModel:
         if odd := settings.keys() - known:
             what = f"{type(self).__name__} has no setting {min(odd)!r}"
             raise TypeError(f"{what}; it has {', '.join(sorted(known))}")
-        setup = prepare(EngineArgs(model=model, **settings), offline=self.offline)
+        setup = prepare(EngineArgs(model=model, **settings))
         self.tokenizer: Tokenizer | None = None
         if not setup.args.skip_tokenizer_init:
             self.tokenizer = Tokenizer(setup.folder)
@@ -166,8 +164,6 @@ class LLM(ServedModel):
 
     Settings and errors are those of `ServedModel`.
     """
-
-    offline = True
 
     def generate(
         self,

@@ -27,7 +27,6 @@ from minfer.policy import Policy
 from minfer.request import ParameterError, SamplingParams
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
-LARGE: Final = 64 << 30  # bytes of a GPU on which steps are twice as large if nobody streams
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
 _HEAD: Final = 1 << 16  # bytes read at the start of a weight file to know it again
@@ -129,7 +128,7 @@ class EngineArgs:
     block_size: int = _option(64, "tokens of a KV block (default: 64)", _COUNT)
     max_num_seqs: int = _option(256, "sequences that run at once (default: 256)", _COUNT)
     max_num_batched_tokens: int | None = _option(
-        None, "tokens of a step (default: 2048; on a GPU 8192, or 16384 offline)", _COUNT
+        None, "tokens of a step (default: 8192 on a GPU, else 2048)", _COUNT
     )
     gpu_memory_utilization: float | None = _option(
         None, "share of the memory that may be used; on the CPU, of what is available", _SHARE
@@ -206,8 +205,8 @@ def model_folder(model: str | None) -> Path:
     )
 
 
-def prepare(args: EngineArgs, *, limit: int | None = None, offline: bool = False) -> Setup:
-    """Size an engine from config.json alone; `offline`: for throughput rather than latency.
+def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
+    """Size an engine from config.json alone.
 
     `limit` is the memory that may be used, in bytes, on a device that need not be there; None: the
     default share of what is available. Executors that compute nothing have no limit. Raises
@@ -234,13 +233,12 @@ def prepare(args: EngineArgs, *, limit: int | None = None, offline: bool = False
         )
     if limit is None and computes:
         limit = usable_memory(device, args.gpu_memory_utilization)
-    tokens = BATCHED_TOKENS[device.kind] * (2 if offline and device.total > LARGE else 1)
     config = EngineConfig(
         num_blocks=1,  # until the plan says how many
         block_size=args.block_size,
         max_model_len=length,
         max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens or tokens,
+        max_num_batched_tokens=args.max_num_batched_tokens or BATCHED_TOKENS[device.kind],
         vocab_size=spec.vocab_size,
         depth=args.steps_in_flight,
         max_repeat=args.max_repeat,

@@ -17,6 +17,7 @@ soon as that is enqueued. Host buffers are read by copies in flight, so there is
 """
 
 import contextlib
+import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,8 @@ class TorchExecutor:
             )
             for _ in range((config.depth + 1) * config.max_repeat + 1)
         )
+        if checked:  # torch calls its check a prototype
+            warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]  # torch's
         self.made: dict[Kind, torch.cuda.CUDAGraph | None] = {}  # None: seen once
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
@@ -393,6 +396,7 @@ class TorchExecutor:
         """The graph of a step. Capturing runs nothing, but what it needs has to be compiled."""
         if not kind.tokens:
             self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
+        torch.cuda.current_blas_handle()  # of this thread: a capture cannot make one
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(self.pool, "thread_local")
         try:

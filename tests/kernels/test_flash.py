@@ -41,6 +41,7 @@ def stand_in(
     )  # fmt: skip
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Argument aux_data")  # its own
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("decode", [False, True])
 def test_chunks_and_rows_of_one_token(
