@@ -396,7 +396,8 @@ class TorchExecutor:
         """The graph of a step. Capturing runs nothing, but what it needs has to be compiled."""
         if not kind.tokens:
             self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
-        torch.cuda.current_blas_handle()  # of this thread: a capture cannot make one
+        # Of this thread: a capture cannot make one.
+        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(self.pool, "thread_local")
         try:
