@@ -15,6 +15,11 @@ Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
 
 
+def aligned(words: int) -> int:
+    """Up to the next 16 bytes: kernels are compiled apart for pointers that are not."""
+    return -(-words // 4) * 4
+
+
 class DeviceRows:
     """The rows of an engine, and a scratch row, the last one, that pads batches."""
 
@@ -25,8 +30,7 @@ class DeviceRows:
             "stream": 2 * count, "last": count, "next": count, "temperature": count,
             "top_k": count, "top_p": count, "table": count * blocks, "batch": 2 * rows + 64,
         }  # fmt: skip
-        # Kernels are compiled apart for pointers that are no multiple of 16 bytes.
-        sizes = {name: -(-size // 4) * 4 for name, size in sizes.items()}
+        sizes = {name: aligned(size) for name, size in sizes.items()}
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self.at = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)

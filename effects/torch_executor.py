@@ -29,7 +29,7 @@ from torch import Tensor
 from minfer.config import EngineConfig
 from minfer.effects.attention import KVCache, make_cache
 from minfer.effects.batch import Batch, Chunks
-from minfer.effects.device_rows import EMPTY, DeviceRows, Words
+from minfer.effects.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.executor import ExecutorError, not_finite
 from minfer.effects.memory import CAPTURED_TOKENS
 from minfer.effects.model import Model, forward
@@ -80,11 +80,6 @@ class Kind:
         return evolve(
             self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=tokens
         )
-
-
-def aligned(words: int) -> int:
-    """Up to the next 16 bytes: kernels are compiled apart for pointers that are not."""
-    return -(-words // 4) * 4
 
 
 def bucket_of(count: int) -> int:

@@ -142,7 +142,7 @@ def _launch(
     found = tokens * heads * splits if splits > 1 else 0
     parts = torch.empty(found * (dim + 1), dtype=torch.float32, device=q.device)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    dim_pad, group = max(16, triton.next_power_of_2(dim)), heads // kv_heads
+    dim_pad, group = _padded(dim), heads // kv_heads
     tiles = triton.cdiv(max_count * group, rows_tile)
     needed = triton.next_power_of_2(tiles * len(rows) * kv_heads)
     merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
@@ -163,9 +163,9 @@ def _table_row(q: Tensor) -> tuple[int, int]:
     return q.element_size(), min(max(int(triton.next_power_of_2(q.shape[2])), 64), 256)
 
 
-def _padded(rows: int) -> int:
-    """A number of rows as the tensor cores want it: a power of two from 16."""
-    return max(16, int(triton.next_power_of_2(rows)))
+def _padded(size: int) -> int:
+    """Rows or columns as the tensor cores want them: a power of two from 16."""
+    return max(16, int(triton.next_power_of_2(size)))
 
 
 def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, out: Tensor | None) -> None:

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from minfer.kernels import on_triton
+from minfer.kernels import on_triton, plain
 from minfer.kernels.activation import silu_mul
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import arrivals, early, follow, prefetch
@@ -213,9 +213,7 @@ def linear_add(
 ) -> None:  # fmt: skip
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias. The rest is as above."""
     if _run("linear_add", tune, x, None, 0.0, weight, bias, residual) is None:
-        residual.addmm_(x, weight.t())
-        if bias is not None:
-            residual.add_(bias)
+        plain.linear_add(residual, x, weight, bias)
 
 
 def norm_gated(
