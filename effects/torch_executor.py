@@ -61,11 +61,9 @@ class Kind:
     filtered: bool = False  # somebody has a top-k or a top-p
 
     @property
-    def words(self) -> int:
-        """Of inputs: see `TorchExecutor._inputs`."""
-        if not self.tokens:
-            return 0
-        return 3 * aligned(self.tokens) + 4 * aligned(self.chunks) + 2 * aligned(self.draws)
+    def inputs(self) -> tuple[tuple[int, int], ...]:
+        """Lines of words that are sent, and words of each: see `TorchExecutor._inputs`."""
+        return ((3, self.tokens), (4, self.chunks), (2, self.draws)) if self.tokens else ()
 
     def padded(self) -> "Kind | None":
         """The kind whose graph can serve this one; None if it is too large for one."""
@@ -299,7 +297,7 @@ class TorchExecutor:
 
         `selves` are the plan's rows that feed themselves, `drawing` its fills that draw.
         """
-        words = np.zeros(kind.words, np.int32)
+        words = np.zeros(sum(lines * aligned(count) for lines, count in kind.inputs), np.int32)
         (tokens, positions, owners), chunks, drawn, wanted = self._inputs(words, kind)
         counts = [len(fill.tokens) for fill in plan.fills]
         total = sum(counts)
@@ -324,7 +322,7 @@ class TorchExecutor:
         """[3, tokens]: ids, positions, rows; [4, chunks]: rows, starts, counts, offsets; draws:
         [draws] rows that draw, and [draws] which token's logits they draw from."""
         parts, at = [], 0
-        for lines, count in ((3, kind.tokens), (4, kind.chunks), (2, kind.draws)):
+        for lines, count in kind.inputs:
             end = at + lines * aligned(count)
             parts.append(words[at:end].reshape(lines, aligned(count))[:, :count])
             at = end
