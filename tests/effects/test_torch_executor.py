@@ -347,7 +347,7 @@ def test_a_failed_plan_takes_those_behind_it_along(model: Model, kind: str) -> N
     if kind != "cpu" and CUDA:
         pytest.skip("a GPU does not recover from a token outside the vocabulary")
     executor = Run.start(model).driver.executor
-    before = executor.cache.data.clone()  # type: ignore[attr-defined]
+    data = executor.cache.data.zero_()  # type: ignore[attr-defined]
     request = Request(id="x", prompt=(VOCAB + 1,), max_tokens=3)
     opened = Open(0, request, 0, (0,))
     executor.launch(Plan(0, (0,), (0,), (0,), (1,), (1,), (Fill(0, request.prompt),), (opened,)))
@@ -357,7 +357,7 @@ def test_a_failed_plan_takes_those_behind_it_along(model: Model, kind: str) -> N
     assert result.step == 0
     with pytest.raises(IndexError):
         executor.collect()
-    assert executor.cache.data.equal(before)  # type: ignore[attr-defined]
+    assert not data.any()
 
 
 def test_close_lets_go_of_the_cache(model: Model) -> None:
