@@ -19,10 +19,10 @@ from bench.results import run, show
 from bench.virtual import Arrivals, Virtual
 from minfer.config import EngineConfig
 from minfer.effects.driver import quiet_collector
-from minfer.effects.oracle import Oracle
 from minfer.invariants import check
 from minfer.keys import block_keys
 from minfer.messages import Preempted
+from minfer.oracle import Oracle
 from minfer.plan import Plan
 from minfer.request import Request
 

@@ -9,7 +9,7 @@ neighbours change nothing, as with a model.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.effects.oracle import Oracle, Row
+from minfer.oracle import Oracle, Row
 from minfer.request import Request
 
 PASSAGE: Final = (

@@ -51,7 +51,7 @@ def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
     """
     config, spec, args = setup.config, setup.spec, setup.args
     if args.executor == "oracle":
-        from minfer.effects.oracle import Oracle
+        from minfer.oracle import Oracle
 
         return Oracle(config.block_size, spec.vocab_size)
     if args.executor == "dry":

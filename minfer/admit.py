@@ -58,7 +58,7 @@ def admit(
     if seq.request.n > 1 and len(seq.history) == len(seq.request.prompt):
         owners = enumerate(state.running.ids)  # of running samples, whose prompt it can share
         sibling = next((i for i, (owner, _) in owners if owner == seq.request.id), None)
-        if sibling is None and any(o.seat.seqs[0].request is seq.request for o in others):
+        if sibling is None and any(o.seat.seqs[0].request.id == seq.request.id for o in others):
             return state, Held(*seq.id, "sibling")
     if sibling is not None:
         shared = len(seq.history) - 1

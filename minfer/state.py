@@ -6,7 +6,7 @@ from attrs import frozen
 
 from minfer.blocks import Blocks
 from minfer.config import EngineConfig
-from minfer.messages import Command, Emit, Ended, Finished, Ignored, Reason
+from minfer.messages import Command, Emit, Ended, Event, Finished, Ignored, Reason
 from minfer.plan import Plan, Yields
 from minfer.pmap import Map
 from minfer.sequence import Place, Running, SampleId, SampleIds
@@ -60,6 +60,16 @@ class Transition:
     state: EngineState
     commands: tuple[Command, ...] = ()
     reasons: tuple[Reason, ...] = ()
+
+
+@frozen
+class Turn:
+    """One turn as it happened: what a journal replays, and what a simulation makes."""
+
+    number: int  # from 0
+    before: EngineState
+    events: tuple[Event, ...]
+    transition: Transition
 
 
 def emitted(

@@ -517,7 +517,7 @@ def plant(bug: Bug | None, folder: Path) -> None:
     core, here = Path(minfer.__file__).parent, Path(__file__).parent
     for source, target, names in (
         (core, "minfer", [path.name for path in core.glob("*.py")]),
-        (core / "effects", "minfer/effects", ["__init__.py", "executor.py", "oracle.py"]),
+        (core / "effects", "minfer/effects", ["__init__.py", "executor.py"]),
         (here.parent, "tests", ["__init__.py"]),
         (here, "tests/core", ["__init__.py", "world.py", "planted.py"]),
     ):

@@ -6,7 +6,6 @@ import pytest
 from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
-from minfer.effects.oracle import Oracle
 from minfer.engine import step
 from minfer.invariants import check
 from minfer.messages import (
@@ -26,6 +25,7 @@ from minfer.messages import (
     Tick,
     WakeAt,
 )
+from minfer.oracle import Oracle
 from minfer.plan import Plan
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load

@@ -9,10 +9,10 @@ from attrs import evolve
 from hypothesis import given, settings
 
 from minfer.config import EngineConfig
-from minfer.effects.oracle import Oracle
 from minfer.engine import step
 from minfer.keys import root_key
 from minfer.messages import Emit, Execute, Executed, Submit, Tick
+from minfer.oracle import Oracle
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import initial

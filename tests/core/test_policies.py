@@ -10,10 +10,10 @@ from attrs import evolve, field, frozen
 from hypothesis import given, settings
 
 from minfer.config import ConfigError, EngineConfig
-from minfer.effects.oracle import Oracle
 from minfer.engine import step
 from minfer.invariants import check, check_turn
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
+from minfer.oracle import Oracle
 from minfer.pmap import Map
 from minfer.policies import (
     POLICIES,

@@ -14,7 +14,6 @@ from attrs import define, evolve, field
 
 from minfer.blocks import outside
 from minfer.config import EngineConfig
-from minfer.effects.oracle import START, Oracle, Row
 from minfer.engine import step
 from minfer.invariants import check, check_turn, free_blocks, private_blocks
 from minfer.keys import root_key
@@ -32,6 +31,7 @@ from minfer.messages import (
     Submit,
     Tick,
 )
+from minfer.oracle import START, Oracle, Row
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Policy
 from minfer.request import Request, SamplingParams

@@ -18,10 +18,10 @@ from minfer.effects import llm as llm_module
 from minfer.effects.assembly import Assembly
 from minfer.effects.chat import ChatTemplateError
 from minfer.effects.edge import OverloadedError, RequestError
-from minfer.effects.oracle import Oracle
 from minfer.effects.outputs import RequestOutput
 from minfer.effects.worker import EngineDeadError
 from minfer.messages import Cancel, Executed, Failed, Finished, Preempted, Reason, Submit
+from minfer.oracle import Oracle
 from minfer.request import Request
 from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint

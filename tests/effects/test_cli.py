@@ -15,8 +15,8 @@ import minfer
 from minfer.effects import cli, llm
 from minfer.effects.cli import _parser, main
 from minfer.effects.options import read_bytes
-from minfer.effects.oracle import Oracle
 from minfer.messages import Failed
+from minfer.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
 
 SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]

@@ -17,11 +17,11 @@ from minfer.effects.chat import ChatTemplateError
 from minfer.effects.edge import Prompt, RequestError
 from minfer.effects.memory import NotEnoughMemoryError
 from minfer.effects.options import EngineArgs, prepare
-from minfer.effects.oracle import Oracle
 from minfer.effects.outputs import RequestOutput
 from minfer.effects.spec import CheckpointError
 from minfer.effects.worker import EngineDeadError
 from minfer.messages import Executed, Failed
+from minfer.oracle import Oracle
 from minfer.plan import Plan
 from minfer.policy import FirstCome
 from minfer.request import Request

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
 from minfer.effects.metrics import Metrics
-from minfer.effects.oracle import Oracle
 from minfer.messages import Admitted, Emit, Execute
+from minfer.oracle import Oracle
 from minfer.plan import Yields
 from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint

@@ -16,8 +16,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from minfer import LLM, SamplingParams
-from minfer.effects.oracle import Oracle
 from minfer.effects.server import LONG
+from minfer.oracle import Oracle
 from tests.effects.crowd import compared
 from tests.effects.serving import Serving, events, serving
 from tests.effects.tiny_model import write_checkpoint

@@ -20,9 +20,9 @@ import pytest
 from minfer import LLM
 from minfer.effects import llm as llm_module
 from minfer.effects.cli import _parser, main
-from minfer.effects.oracle import Oracle
 from minfer.effects.terminal import _write, sampling_params
 from minfer.messages import Failed
+from minfer.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
 
 # One token a byte, so lengths can be counted: a turn adds "<role>" and its content.
