@@ -1,0 +1,204 @@
+"""Replay: the engine folded over a journal, and every decision compared with what was decided then.
+
+No weights, no GPU, no clock: `step` is called with the recorded events, and the digest of its
+decisions must be the recorded one, turn by turn. The same holds for another version of the engine,
+or a changed policy: the first turn in which it decides otherwise is named, with the field, and
+replay ends there, since what was recorded after it answers plans that were never made.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from minfer.config import EngineConfig
+from minfer.decisions import Facts, chained, compact, facts, state_digest
+from minfer.engine import step
+from minfer.journal import EVERY, Head, JournalError, payloads, read_head, read_turn
+from minfer.messages import Executed
+from minfer.state import EngineState, Transition, Turn
+
+_ORDER: Final = ("plans", "finished", "wake", "reasons")  # in which fields are compared
+
+
+@frozen
+class Divergence:
+    """The first decision that is not the recorded one."""
+
+    turn: int
+    step: int  # the first step planned in that turn, or that would have been
+    time: float  # seconds
+    field: str
+    expected: Any  # what was recorded; None if only its digest was
+    found: Any
+
+    def __str__(self) -> str:
+        what = f"turn {self.turn} (step {self.step}, {self.time:.6f} s) decides otherwise"
+        return f"{what}: {self.field} was {_short(self.expected)}, is {_short(self.found)}"
+
+
+class DivergenceError(JournalError):
+    """The engine does not decide as it did."""
+
+    def __init__(self, where: Divergence) -> None:
+        super().__init__(str(where))
+        self.divergence = where
+
+
+@frozen
+class Segment:
+    """One file of a journal."""
+
+    name: str
+    data: bytes  # or what reads like bytes, such as a mapped file
+    head: Head
+
+
+@define
+class Journal:
+    """A recorded run: the segments that are still there, in order, without a gap.
+
+    `config` is what the run had; a replay under another one shows where it matters first. After
+    `turns` is exhausted, `count`, `results`, `digest` and `state` say where it ended, `closed`
+    whether the engine was closed in order, and `torn` what is cut off at the end.
+    """
+
+    segments: tuple[Segment, ...]
+    config: EngineConfig = field(init=False)
+    count: int = field(init=False)  # turns, those of segments that are gone included
+    results: int = field(init=False, default=0)  # rows of executed steps
+    checked: int = field(init=False, default=0)  # digests of whole states that were compared
+    digest: bytes = field(init=False)
+    state: EngineState = field(init=False)
+    closed: bool = field(init=False, default=False)
+    torn: list[str] = field(init=False, factory=list)
+    marked: tuple[int, EngineState] = field(init=False)  # the last that a digest may be about
+
+    def __attrs_post_init__(self) -> None:
+        head = self.segments[0].head
+        self.config, self.count, self.digest = head.config, head.turn, head.digest
+        self.state = head.begin
+        self.marked = self.count, self.state
+        for before, after in zip(self.segments, self.segments[1:], strict=False):
+            if after.head.turn <= before.head.turn:
+                raise JournalError(f"{after.name}: it does not come after {before.name}")
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """What ran, and where."""
+        return self.segments[0].head.about
+
+    def turns(self, *, until: int | None = None) -> Iterator[Turn]:
+        """Replay turns, up to and without number `until`.
+
+        Raises DivergenceError at the first decision that is not the recorded one, and JournalError
+        where a file is damaged.
+        """
+        self.__attrs_post_init__()
+        self.results = self.checked = 0
+        self.torn.clear()
+        for segment, following in zip(self.segments, [*self.segments[1:], None], strict=True):
+            end = following.head.turn if following else None
+            records = payloads(segment.data, segment.name, torn=self.torn)
+            # What follows is looked at when it is wanted only: it may be damaged.
+            while self.count not in (until, end) and (payload := next(records, None)) is not None:
+                if payload[:1] == b"T":
+                    yield self._turn(payload, segment)
+                else:
+                    self._other(payload, segment.name)
+            if self.count == until:
+                return
+            if following and self.count != end:
+                raise JournalError(f"{following.name}: it begins with turn {end}, but what comes "
+                                   f"before it ends after turn {self.count}")  # fmt: skip
+            if following and following.head.state is not None:
+                self._check(self.state, state_digest(following.head.state), following.name)
+
+    def _other(self, payload: bytes, where: str) -> None:
+        """A record that is no turn: a digest of a state, or the end."""
+        if payload[:1] == b"S":
+            about = int.from_bytes(payload[1:9], "little")
+            state = {self.marked[0]: self.marked[1], self.count: self.state}.get(about)
+            if state is not None:
+                self._check(state, payload[9:], where)
+        elif payload[:1] == b"E":
+            self.closed = True
+
+    def _turn(self, payload: bytes, segment: Segment) -> Turn:
+        before, number = self.state, self.count
+        try:
+            written = read_turn(payload, before, segment.head.config.block_size)
+        except JournalError as error:
+            raise JournalError(f"{segment.name}: turn {number}: {error}") from error
+        transition = step(self.config, before, written.events)
+        told = facts(before, transition)
+        digest = chained(self.digest, transition, compact(told))
+        if digest != written.digest:
+            raise DivergenceError(_divergence(number, before, transition, written.facts, told))
+        self.count, self.digest, self.state = number + 1, digest, transition.state
+        if self.count % EVERY == 0:
+            self.marked = self.count, self.state
+        results = (event for event in written.events if isinstance(event, Executed))
+        self.results += sum(len(event.yields) for event in results)
+        return Turn(number, before, written.events, transition)
+
+    def _check(self, state: EngineState, expected: bytes, where: str) -> None:
+        """Compare a whole state with a recorded digest."""
+        self.checked += 1
+        found = state_digest(state)
+        if found != expected:
+            turn = self.count - 1
+            raise DivergenceError(Divergence(turn, state.next_step, state.time,
+                                  f"the state ({where})", expected.hex(), found.hex()))  # fmt: skip
+
+
+def open_segments(
+    files: Mapping[str, bytes], classes: Mapping[str, type] | None = None
+) -> tuple[Segment, ...]:
+    """The segments in `files`, name -> content, in order. Raises JournalError.
+
+    The last one may have been cut off before its head was whole; then it is left out.
+    """
+    found = []
+    for number, (name, data) in enumerate(files.items(), 1):
+        try:
+            found.append(Segment(name, data, read_head(data, name, *filter(None, [classes]))))
+        except JournalError:
+            if number < len(files) or not found:
+                raise
+    if not found:
+        raise JournalError("there is no journal here")
+    return tuple(found)
+
+
+def _divergence(
+    number: int, before: EngineState, transition: Transition, expected: Facts, told: Facts
+) -> Divergence:
+    found = json.loads(json.dumps(told))
+    time = transition.state.time
+    for name in _ORDER:
+        was, now = expected.get(name), found.get(name)
+        if was != now:
+            path, was, now = _first(name, was, now)
+            return Divergence(number, before.next_step, time, path, was, now)
+    what = "the positions or rows of a plan (recorded as a digest)"
+    return Divergence(number, before.next_step, time, what, None, None)
+
+
+def _first(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
+    """The innermost place in which two JSON values differ first."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted(was.keys() | now.keys()):
+            if was.get(key) != now.get(key):
+                return _first(f"{path}.{key}", was.get(key), now.get(key))
+    if isinstance(was, list) and isinstance(now, list) and was and now and path != "reasons":
+        for at, (one, other) in enumerate(zip(was, now, strict=False)):
+            if one != other and isinstance(one, dict):
+                return _first(f"{path}[{at}]", one, other)
+    return path, was, now
+
+
+def _short(value: Any) -> str:
+    text = "nothing out of the ordinary" if value is None else json.dumps(value)
+    return text if len(text) <= 300 else text[:297] + "..."

@@ -1,0 +1,262 @@
+"""A journal gives back what went in, and names the place of damage and of other decisions."""
+
+import math
+import struct
+import zlib
+from typing import Any
+
+import attrs
+import pytest
+
+from minfer import replay as replays
+from minfer.config import EngineConfig
+from minfer.decisions import chained, compact, facts, state_digest
+from minfer.engine import step
+from minfer.journal import MAGIC, START, JournalError, encode_journal, payloads, turn_record
+from minfer.keys import block_keys
+from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Tick
+from minfer.policies import Priority
+from minfer.replay import DivergenceError, Journal, open_segments
+from minfer.request import Request
+from minfer.state import EngineState, Transition, Turn, initial
+from tests.core.recorded import recorded
+
+
+def opened(data: bytes) -> Journal:
+    return Journal(open_segments({"run": data}))
+
+
+def run(config: EngineConfig, *turns: tuple[Event, ...]) -> list[Turn]:
+    state, log = initial(config), list[Turn]()
+    for events in turns:
+        log.append(Turn(len(log), state, events, step(config, state, events)))
+        state = log[-1].transition.state
+    return log
+
+
+def test_replay_gives_every_turn_back() -> None:
+    """Faults, cancels, preemptions, garbled and late results: all of them are events."""
+    for seed in range(40):
+        config, turns = recorded(seed)
+        journal = opened(encode_journal(config, turns, {"why": "a test"}))
+        assert list(journal.turns()) == turns
+        assert journal.state == turns[-1].transition.state
+        assert journal.closed
+        assert journal.checked == 1
+        assert not journal.torn
+        assert journal.about == {"why": "a test"}
+        again = opened(encode_journal(config, turns))
+        list(again.turns())
+        assert again.digest == journal.digest
+
+
+def test_a_journal_may_begin_in_mid_run() -> None:
+    config, turns = recorded(5)
+    part = turns[20:]
+    journal = opened(encode_journal(config, part))
+    assert list(journal.turns()) == part
+    assert [t.number for t in journal.turns(until=25)] == [20, 21, 22, 23, 24]
+    assert journal.state == turns[25].before
+
+
+@pytest.mark.parametrize(
+    "yields", [((1.5,),), ([3],), ((-1,),), ((2**40,),), (("a",),), (), ((1, 2, 3),), ((49,),)]
+)
+def test_results_that_cannot_be_are_recorded_too(yields: Any) -> None:
+    config = EngineConfig(num_blocks=4, vocab_size=50)
+    arrives = Submit(Request(id="a", prompt=(1, 2), max_tokens=2))
+    unknown = Failed(9, "\ud800 \x00"), Executed(7, yields)
+    turns = run(config, (Tick(0.0), arrives), (Tick(1.0), Executed(0, yields), *unknown),
+                (Tick(2.0), Failed(1, "why")), (Tick(3.0),))  # fmt: skip
+    found = [turn.transition.state for turn in opened(encode_journal(config, turns)).turns()]
+    assert found == [turn.transition.state for turn in turns]
+
+
+def test_turns_without_a_time_and_odd_orders_come_back() -> None:
+    config = EngineConfig(num_blocks=4, vocab_size=50)
+    one = Request(id="\ud800</script>", prompt=(1, 2), max_tokens=2, deadline=3.0, client="c")
+    for size in (64, 1):
+        own = attrs.evolve(config, block_size=size)
+        keys = block_keys(b"", (1, 2), size)
+        two = attrs.evolve(one, id="b", deadline=math.inf, output=(4,), keys=keys)
+        turns = run(
+            own, (), (Submit(one), Tick(1.0), Tick(0.5)), (Cancel("b"), Executed(0, ((3,),))),
+            (Tick(3.0), Submit(two), Cancel("b"), Submit(two), Executed(1, ((4,),))), (Tick(4.0),),
+        )  # fmt: skip
+        assert list(opened(encode_journal(own, turns)).turns()) == turns
+
+
+def test_an_empty_run_is_a_journal() -> None:
+    journal = opened(encode_journal(EngineConfig(num_blocks=4), []))
+    assert list(journal.turns()) == []
+    assert journal.closed
+
+
+def test_a_steady_turn_costs_its_tokens() -> None:
+    config = EngineConfig(num_blocks=1000, max_num_seqs=256, vocab_size=150_000)
+    every = [Submit(Request(id=str(i), prompt=(i, 1), max_tokens=99)) for i in range(256)]
+    turns = run(config, (Tick(0.0), *every))
+    for number in range(6):
+        plan = turns[-1].transition.state.inflight[0]
+        events = (Tick(number + 1.0), Executed(plan.step, tuple((140_000,) for _ in plan.most)))
+        state = turns[-1].transition.state
+        turns.append(Turn(len(turns), state, events, step(config, state, events)))
+    told = facts(turns[-1].before, turns[-1].transition)
+    assert told == {}
+    assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * 256
+
+
+# --- another engine ------------------------------------------------------------------------------
+
+
+def test_the_first_divergent_turn_and_field_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheduler that lets the last, not the first, give way is found where it first does."""
+    config, turns = recorded(7, 120)
+    journal = opened(encode_journal(config, turns))
+
+    def other(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) -> Transition:
+        turn = step(config, state, events)
+        if state.next_step < 30:
+            return turn
+        return attrs.evolve(turn, state=attrs.evolve(turn.state, free_rows=()))
+
+    monkeypatch.setattr(replays, "step", other)
+    with pytest.raises(DivergenceError) as caught:
+        list(journal.turns())
+    found = caught.value.divergence
+    assert found.step >= 30
+    assert found.field.startswith(("plans", "reasons", "finished", "the state"))
+    assert str(found.turn) in str(caught.value)
+    assert journal.count <= found.turn + 1
+
+
+def test_another_policy_diverges_where_it_first_matters() -> None:
+    config = EngineConfig(num_blocks=40, max_num_seqs=1, max_num_batched_tokens=8)
+    urgent = Submit(Request(id="urgent", prompt=(3,), max_tokens=2, priority=-1))
+    every = [Submit(Request(id=f"{i}", prompt=(i,), max_tokens=2)) for i in range(3)]
+    turns = run(config, (Tick(0.0), *every, urgent))
+    journal = opened(encode_journal(config, turns))
+    journal.segments = (attrs.evolve(journal.segments[0], head=attrs.evolve(
+        journal.segments[0].head, config=attrs.evolve(config, policy=Priority()))),)  # fmt: skip
+    with pytest.raises(DivergenceError) as caught:
+        list(journal.turns())
+    found = caught.value.divergence
+    assert (found.turn, found.step, found.field) == (0, 0, "plans[0].opens")
+    assert found.expected[0][1] == "0"
+    assert found.found[0][1] == "urgent"
+
+
+def test_positions_alone_are_in_the_digest() -> None:
+    _, turns = recorded(9)
+    for turn in turns:
+        for command in turn.transition.commands:
+            if isinstance(command, Execute):
+                told = compact(facts(turn.before, turn.transition))
+                moved = attrs.evolve(command.plan, starts=(9999, *command.plan.starts[1:]))
+                other = Transition(turn.transition.state, (attrs.evolve(command, plan=moved),))
+                assert chained(START, turn.transition, told) != chained(START, other, told)
+                return
+
+
+def test_a_state_digest_sees_all_but_tokens() -> None:
+    _, turns = recorded(11)
+    seen = {state_digest(turn.before) for turn in turns}
+    assert len(seen) == len({turn.before.time for turn in turns} | {0.0})
+    state = turns[30].before
+    for change in ({"free_rows": (77,)}, {"next_gen": 10**6}, {"faults": ((("x", 0), 1),)}):
+        assert state_digest(attrs.evolve(state, **change)) != state_digest(state)
+
+
+# --- files that are not whole --------------------------------------------------------------------
+
+
+def test_a_torn_tail_loses_the_last_record_alone() -> None:
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    starts = [0, *_ends(data)]
+    for cut in range(starts[2], len(data)):
+        journal = opened(data[:cut])
+        whole = sum(end <= cut for end in starts[2:])  # records after the head
+        found = list(journal.turns())
+        assert found == turns[: min(whole, len(turns))]
+        assert bool(journal.torn) == (cut not in starts)
+        assert not journal.closed
+
+
+def _ends(data: bytes) -> list[int]:
+    at, ends = len(MAGIC), []
+    while at < len(data):
+        at += 8 + struct.unpack_from("<I", data, at)[0]
+        ends.append(at)
+    return ends
+
+
+def test_damage_is_named_with_its_place() -> None:
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    ends = _ends(data)
+    broken = bytearray(data)
+    broken[ends[4] + 12] ^= 1
+    journal = opened(bytes(broken))
+    with pytest.raises(JournalError, match=f"run: record 5 at byte {ends[4]} is damaged"):
+        list(journal.turns())
+    assert journal.count == 4
+    assert len(list(journal.turns(until=4))) == 4
+
+
+def test_reordered_records_diverge() -> None:
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    ends = _ends(data)
+    parts = [data[a:b] for a, b in zip([len(MAGIC), *ends], ends, strict=False)]
+    parts[5], parts[6] = parts[6], parts[5]
+    with pytest.raises(JournalError, match="turn 4"):
+        list(opened(MAGIC + b"".join(parts)).turns())
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [(b"", "not a journal"), (b"PK\x03\x04 something", "not a journal"),
+     (b"minfer journal 2\n", "newer format"), (MAGIC, "no head"),
+     (MAGIC + b"\x05\0\0\0", "no head"),
+     (MAGIC + struct.pack("<II", 3, zlib.crc32(b"Hxx")) + b"Hxx", "head cannot be read")],
+)  # fmt: skip
+def test_what_is_no_journal_is_refused(data: bytes, why: str) -> None:
+    with pytest.raises(JournalError, match=why):
+        opened(data)
+
+
+def test_a_head_of_another_format_or_with_unknown_records_is_refused() -> None:
+    def head(text: bytes) -> bytes:
+        payload = b"H" + zlib.compress(text)
+        return MAGIC + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
+
+    with pytest.raises(JournalError, match="format 9"):
+        opened(head(b'{"format": 9}'))
+    with pytest.raises(JournalError, match="policy of one's own"):
+        opened(head(b'{"format": 1, "config": {"is": "Mine"}, "turn": 0, "about": {}}'))
+    with pytest.raises(JournalError, match="num_blocks"):
+        opened(
+            head(b'{"format":1,"config":{"is":"EngineConfig","num_blocks":-1},"turn":0,"about":{}}')
+        )
+
+
+def test_a_turn_that_is_not_of_its_state_is_refused() -> None:
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    body = list(payloads(data, "run"))
+    later = next(p for p in body[2:] if p[1] == 3)  # a result, when nothing is in flight
+    framed = struct.pack("<II", len(later), zlib.crc32(later)) + later
+    head = data[: _ends(data)[0]]
+    with pytest.raises(JournalError, match="turn 0: it is no turn of this state"):
+        list(opened(head + framed).turns())
+
+
+def test_segments_follow_each_other() -> None:
+    config, turns = recorded(4)
+    first, second = encode_journal(config, turns[:30]), encode_journal(config, turns[25:])
+    with pytest.raises(JournalError, match="does not come after"):
+        Journal(open_segments({"b": second, "a": first}))
+    gap = encode_journal(config, turns[33:])
+    with pytest.raises(JournalError, match="begins with turn 33"):
+        list(Journal(open_segments({"a": first, "c": gap})).turns())
