@@ -10,14 +10,25 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Protocol
 
 from minfer.config import EngineConfig
 from minfer.effects.executor import Executor
 from minfer.engine import step
 from minfer.messages import Emit, Event, Execute, Tick, WakeAt
-from minfer.state import EngineState, Transition, initial
+from minfer.state import EngineState, Transition, Turn, initial
 
-Record = Callable[[tuple[Event, ...], Transition], None]
+
+class Recorder(Protocol):
+    """Who is shown every turn before its commands are performed: a journal."""
+
+    def __call__(self, turn: Turn) -> None:
+        """Take a turn down."""
+        ...
+
+    def close(self, state: EngineState) -> None:
+        """Learn that no turn follows; `state` is the last."""
+        ...
 
 
 class Driver:
@@ -32,11 +43,12 @@ class Driver:
         executor: Executor,
         *,
         clock: Callable[[], float] = time.monotonic,
-        record: Record | None = None,
+        record: Recorder | None = None,
     ) -> None:
         self.config, self.executor, self.clock, self.record = config, executor, clock, record
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
+        self.turns = 0  # taken so far
         self.wake: float | None = None  # when a turn is due even if nothing happens, on the clock
 
     @property
@@ -55,7 +67,8 @@ class Driver:
         events: tuple[Event, ...] = (Tick(self.clock()), *result, *waiting)
         transition = step(self.config, self.state, events)
         if self.record is not None:
-            self.record(events, transition)
+            self.record(Turn(self.turns, self.state, events, transition))
+        self.turns += 1
         self.state, self.wake = transition.state, None
         for command in transition.commands:
             match command:
@@ -68,8 +81,10 @@ class Driver:
         return transition
 
     def close(self) -> None:
-        """Let go of the executor."""
+        """Let go of the executor and end the record."""
         self.executor.close()
+        if self.record is not None:
+            self.record.close(self.state)
 
 
 @contextlib.contextmanager

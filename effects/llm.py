@@ -10,10 +10,13 @@ several threads share it and are batched together.
 
 import contextlib
 import gc
+import platform
 import sys
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
+from importlib.metadata import distributions
+from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
@@ -24,6 +27,7 @@ from minfer.effects.assembly import Assembly, Sink
 from minfer.effects.driver import Driver
 from minfer.effects.edge import Asked, Prompt, as_list
 from minfer.effects.executor import Executor
+from minfer.effects.journal import Writer
 from minfer.effects.memory import NotEnoughMemoryError, size_text
 from minfer.effects.options import EngineArgs, Setup, prepare
 from minfer.effects.outputs import RequestOutput
@@ -78,6 +82,21 @@ def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
         raise NotEnoughMemoryError(f"{what}: {_line(error)}; ask for a smaller KV cache") from error
 
 
+def open_journal(setup: Setup, executor: Executor) -> Writer | None:
+    """The journal that the settings ask for. Raises ConfigError if it cannot be written."""
+    args = setup.args
+    if args.journal is None:
+        return None
+    packages = ("torch", "triton", "flash-attn-4") if args.executor == "torch" else ()
+    about = {
+        "model": str(setup.folder), "dtype": setup.spec.dtype, "executor": args.executor,
+        "device": setup.device.name, "fingerprint": setup.fingerprint.hex(), "seed": args.seed,
+        "eager": args.enforce_eager, "kernels": dict(getattr(executor, "routes", ())), "versions": {"python": platform.python_version(),
+            **{d.name: d.version for name in packages for d in distributions(name=name)}},
+    }  # fmt: skip
+    return Writer(Path(args.journal), setup.config, about, size=args.journal_size)
+
+
 def _weights(setup: Setup) -> "Weights | Model":
     """What the settings say, on the device that they say."""
     from minfer.effects.checkpoint import load_weights, random_weights, read_config
@@ -122,7 +141,8 @@ class ServedModel:
             self.tokenizer = Tokenizer(setup.folder)
             setup = attrs.evolve(setup, stop_ids=setup.stop_ids.union(self.tokenizer.eos_ids))
         self.setup = setup
-        driver = Driver(setup.config, open_executor(setup, self.tokenizer))
+        executor = open_executor(setup, self.tokenizer)
+        driver = Driver(setup.config, executor, record=open_journal(setup, executor))
         self.worker = Worker(driver)
         # What has been imported and loaded stays: collections need not look at it again and again.
         gc.freeze()

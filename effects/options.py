@@ -93,6 +93,7 @@ _SHARE: Final = _Kind("above 0 and at most 1", _is_share, "SHARE", float)
 _MODEL: Final = _Kind(
     "the path of a checkpoint folder", lambda value: isinstance(value, str | Path | None), "MODEL"
 )
+_FOLDER: Final = _Kind("a folder", lambda value: isinstance(value, str | Path | None), "DIR")
 _POLICY: Final = _Kind("a name or a policy", lambda value: _policy(value) is not None, "NAME")
 
 
@@ -151,6 +152,10 @@ class EngineArgs:
     steps_in_flight: int = _option(2, "steps planned ahead (default: 2)", _COUNT)
     max_repeat: int = _option(1, "decode steps in one plan (default: 1)", _COUNT)
     enforce_eager: bool = _option(False, "no CUDA graphs")
+    journal: str | Path | None = _option(  # noqa: RUF009 - a field
+        None, "record every input of the engine in this folder, for minfer replay", _FOLDER
+    )
+    journal_size: int = _option(2**30, "what a run's journal may take (default: 1G)", _BYTES)
     seed: int = _option(0, "for all that is random (default: 0)", _whole(-(2**63)))
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     max_waiting: int = field(default=2**20, validator=_COUNT)  # samples that may wait in line

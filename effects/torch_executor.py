@@ -132,12 +132,13 @@ class TorchExecutor:
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.gpu: Any = None  # what needs Triton
         self.flash_from = 0  # as in `Routes`
+        self.routes: list[tuple[str, str]] = []  # which kernel serves what, in words
         if kernels or cuda:
             from minfer.effects import cuda_attention
 
             self.gpu = cuda_attention
             routes = cuda_attention.Routes.for_device(spec, config.block_size, self.device)
-            self.flash_from = routes.flash_from
+            self.flash_from, self.routes = routes.flash_from, routes.described()
         self.ops: Any = self.gpu or plain
         self.cache = self.make_cache(config.num_blocks, config.block_size, length)
         blocks = -(-length // config.block_size)

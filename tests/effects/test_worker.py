@@ -15,6 +15,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects import worker
 from minfer.effects.edge import RequestError
 from minfer.policy import FirstCome, Load
+from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
@@ -86,8 +87,8 @@ class Later(FirstCome):
 
 def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
     with LLM(folder, executor="oracle", scheduling_policy=Later(), **SLOW) as llm:
-        turns = []
-        llm.worker.driver.record = lambda *turn: turns.append(turn)
+        turns: list[Transition] = []
+        llm.worker.observers.append(turns.append)
         output = llm.generate([1, 2], GREEDY)[0]
         assert output.metrics.ttft is not None
         assert output.metrics.ttft >= 0.2
@@ -96,8 +97,8 @@ def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
 
 def test_work_is_not_stopped_by_the_garbage_collector(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
-        enabled = []
-        llm.worker.driver.record = lambda *_: enabled.append(gc.isenabled())
+        enabled: list[bool] = []
+        llm.worker.observers.append(lambda _: enabled.append(gc.isenabled()))
         llm.generate([1, 2], GREEDY)
         assert not any(enabled)
     assert gc.isenabled()
@@ -117,12 +118,12 @@ def test_a_worker_that_is_never_idle_sweeps_up_cycles(
     with LLM(folder, executor="oracle", **SLOW) as llm:
         freed: list[weakref.ref[Knot]] = []
 
-        def record(*_: object) -> None:
+        def observe(_: object) -> None:
             if not freed:
                 freed.append(weakref.ref(Knot()))
                 monkeypatch.setattr(worker, "SWEEP_EVERY", 0.0)
 
-        llm.worker.driver.record = record
+        llm.worker.observers.append(observe)
         stream = llm.stream([1, 2], ENDLESS)
         for _ in range(4):
             next(stream)

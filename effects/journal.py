@@ -1,0 +1,208 @@
+"""Journals in files: written turn by turn beside a running engine, read back without torch.
+
+A run writes `DIR/RUN-000001.journal` and on; each is a segment that begins with a snapshot, so old
+ones can go: what is kept is bounded. A turn is written before anybody hears of it, with one system
+call; a process that is killed loses at most the turn it was writing. States are values, so their
+digests and snapshots are made by a thread while the engine goes on: until a new segment's snapshot
+is there, turns go to the old one, and they are repeated in the new one.
+"""
+
+import logging
+import mmap
+import os
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+import minfer
+from minfer.codec import RECORDS, CodecError, dump
+from minfer.config import ConfigError, EngineConfig
+from minfer.decisions import chained, compact, facts
+from minfer.journal import (
+    EVERY,
+    MAGIC,
+    START,
+    Head,
+    JournalError,
+    encode_journal,
+    end_record,
+    head_record,
+    state_record,
+    turn_record,
+)
+from minfer.policy import Policy
+from minfer.replay import Journal, open_segments
+from minfer.state import EngineState, Turn
+
+SUFFIX: Final = ".journal"
+SEGMENTS: Final = 16  # that a run keeps: a segment is that share of the size it may have
+_log = logging.getLogger("minfer.journal")
+
+
+@frozen
+class _Mark:
+    """What the thread makes of a state: the record of its digest, and a head if it is time."""
+
+    record: bytes
+    head: bytes
+
+
+class Writer:
+    """Records the turns of one engine; give it to the driver as `record`.
+
+    Raises ConfigError if the folder cannot be written, or the policy is not made of records. A
+    disk that fails later ends the journal, not the engine: that is logged, and `failed` says why.
+    """
+
+    def __init__(
+        self, folder: Path, config: EngineConfig, about: Mapping[str, Any], *, size: int = 1 << 30
+    ) -> None:
+        self.config, self.about = config, {"minfer": minfer.__version__, **about}
+        self.limit = max(1, size // SEGMENTS)  # bytes of a segment
+        self.digest, self.turns = START, 0
+        self.pool = ThreadPoolExecutor(1, "minfer-journal")
+        self.job: Future[_Mark] | None = None
+        self.since: list[bytes] = []  # turns since the state that the job looks at
+        self.failed: Exception | None = None
+        try:
+            first = head_record(Head(config=config, about=self.about))
+            dump(config.policy.start())
+        except CodecError as error:
+            what = f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
+            raise ConfigError(f"{what}; make it, and its state, of frozen attrs records") from None
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self.paths = [_fresh(folder)]
+            self.file = _create(self.paths[0])
+            self.size = _write(self.file, MAGIC + first)
+        except OSError as error:
+            what = f"--journal {folder}: {error.strerror or error}"
+            raise ConfigError(f"{what}; name a folder that can be written") from None
+
+    def __call__(self, turn: Turn) -> None:
+        """Write a turn; it is with the operating system when this returns."""
+        if self.failed is not None:
+            return
+        try:
+            self._turn(turn)
+        except (OSError, CodecError) as error:
+            self.failed = error
+            _log.warning("the journal ends after turn %d of %s: %s; the engine goes on without it",
+                         self.turns, self.paths[-1], error)  # fmt: skip
+
+    def _turn(self, turn: Turn) -> None:
+        told = compact(facts(turn.before, turn.transition))
+        self.digest = chained(self.digest, turn.transition, told)
+        record = turn_record(turn, told, self.digest)
+        self.size += _write(self.file, record)
+        self.turns += 1
+        if self.job is not None:
+            self.since.append(record)
+            if self.job.done():
+                self._marked(self.job.result())
+        elif self.turns % EVERY == 0:
+            self.since = []
+            full = self.size > self.limit
+            self.job = self.pool.submit(self._mark, self.turns, self.digest,
+                                        turn.transition.state, full=full)  # fmt: skip
+
+    def _mark(self, turns: int, digest: bytes, state: EngineState, *, full: bool) -> _Mark:
+        about = self.about
+        head = Head(config=self.config, turn=turns, digest=digest, state=state, about=about)
+        return _Mark(state_record(turns, state), head_record(head) if full else b"")
+
+    def _marked(self, mark: _Mark) -> None:
+        """Write what the thread made; begin the next segment if it is a head."""
+        self.job = None
+        self.size += _write(self.file, mark.record)
+        if not mark.head:
+            return
+        run, _, number = self.paths[-1].stem.rpartition("-")
+        path = self.paths[-1].with_name(f"{run}-{int(number) + 1:06}{SUFFIX}")
+        new = _create(path.with_suffix(".part"))
+        self.size = _write(new, b"".join([MAGIC, mark.head, *self.since]))
+        path.with_suffix(".part").rename(path)
+        os.close(self.file)
+        self.file, self.since = new, []
+        self.paths.append(path)
+        if len(self.paths) > SEGMENTS:
+            self.paths.pop(0).unlink(missing_ok=True)
+
+    def close(self, state: EngineState) -> None:
+        """Write the last state's digest and the end. Idempotent."""
+        self.pool.shutdown()
+        if self.failed is None:
+            _write(self.file, state_record(self.turns, state) + end_record(self.turns))
+            self.failed = JournalError("it was closed")
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+def _fresh(folder: Path) -> Path:
+    """A name for the first segment of a run, which nobody has."""
+    run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    names = (folder / f"{run}-{os.getpid()}.{n}-000001{SUFFIX}" for n in count())
+    return next(name for name in names if not name.exists())
+
+
+def _create(path: Path) -> int:
+    """A new file that only its owner may read: prompts are in it."""
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _write(file: int, data: bytes) -> int:
+    """Write all of `data`; returns its length."""
+    done = os.write(file, data)
+    while done < len(data):
+        done += os.write(file, data[done:])
+    return len(data)
+
+
+def write_journal(
+    path: Path, config: EngineConfig, turns: Iterable[Turn], about: Mapping[str, Any] | None = None
+) -> None:
+    """Write a whole journal of one segment to a new file; nothing is left of it if it fails."""
+    part = path.with_name(path.name + ".part")
+    file = _create(part)
+    try:
+        _write(file, encode_journal(config, turns, about))
+        part.rename(path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(file)
+
+
+def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
+    """The journal in a file, or the latest run's in a folder.
+
+    `policies` are examples of policies that do not come with minfer. Raises JournalError.
+    """
+    classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
+    if not path.exists():
+        raise JournalError(f"{path}: there is no such file or folder")
+    paths = [path]
+    if path.is_dir():
+        every = sorted(path.glob(f"*{SUFFIX}"), key=lambda file: (file.stem[:16], file.name))
+        runs = [file.stem.rpartition("-")[0] for file in every]
+        paths = [file for file, run in zip(every, runs, strict=True) if run == runs[-1]]
+        if not paths:
+            raise JournalError(f"{path}: there is no {SUFFIX} file in this folder")
+    return Journal(open_segments({str(file): _mapped(file) for file in paths}, classes))
+
+
+def _mapped(path: Path) -> Any:
+    """A file's content, read as it is needed."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror or error}") from None
