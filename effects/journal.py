@@ -10,6 +10,7 @@ is there, turns go to the old one, and they are repeated in the new one.
 import logging
 import mmap
 import os
+import secrets
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -36,6 +37,7 @@ from minfer.journal import (
     turn_record,
 )
 from minfer.policy import Policy
+from minfer.redact import redacted, redacted_config
 from minfer.replay import Journal, open_segments
 from minfer.state import EngineState, Turn
 
@@ -57,12 +59,15 @@ class Writer:
 
     Raises ConfigError if the folder cannot be written, or the policy is not made of records. A
     disk that fails later ends the journal, not the engine: that is logged, and `failed` says why.
+    `redact`: write no token ids (`minfer.redact`); that is one segment, since snapshots have them.
     """
 
     def __init__(
-        self, folder: Path, config: EngineConfig, about: Mapping[str, Any], *, size: int = 1 << 30
-    ) -> None:
+        self, folder: Path, config: EngineConfig, about: Mapping[str, Any], *,
+        size: int = 1 << 30, redact: bool = False,
+    ) -> None:  # fmt: skip
         self.config, self.about = config, {"minfer": minfer.__version__, **about}
+        self.secret = secrets.token_bytes(32) if redact else b""
         self.limit = max(1, size // SEGMENTS)  # bytes of a segment
         self.digest, self.turns = START, 0
         self.pool = ThreadPoolExecutor(1, "minfer-journal")
@@ -70,7 +75,8 @@ class Writer:
         self.since: list[bytes] = []  # turns since the state that the job looks at
         self.failed: Exception | None = None
         try:
-            first = head_record(Head(config=config, about=self.about))
+            shown = redacted_config(config) if redact else config
+            first = head_record(Head(config=shown, about=self.about))
             dump(config.policy.start())
         except CodecError as error:
             what = f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
@@ -98,6 +104,9 @@ class Writer:
     def _turn(self, turn: Turn) -> None:
         told = compact(facts(turn.before, turn.transition))
         self.digest = chained(self.digest, turn.transition, told)
+        if self.secret:
+            events = redacted(self.config, turn.before, turn.events, self.secret)
+            turn = Turn(turn.number, turn.before, events, turn.transition)
         record = turn_record(turn, told, self.digest)
         self.size += _write(self.file, record)
         self.turns += 1
@@ -105,7 +114,7 @@ class Writer:
             self.since.append(record)
             if self.job.done():
                 self._marked(self.job.result())
-        elif self.turns % EVERY == 0:
+        elif self.turns % EVERY == 0 and not self.secret:  # a state holds the tokens
             self.since = []
             full = self.size > self.limit
             self.job = self.pool.submit(self._mark, self.turns, self.digest,
@@ -137,7 +146,8 @@ class Writer:
         """Write the last state's digest and the end. Idempotent."""
         self.pool.shutdown()
         if self.failed is None:
-            _write(self.file, state_record(self.turns, state) + end_record(self.turns))
+            final = b"" if self.secret else state_record(self.turns, state)
+            _write(self.file, final + end_record(self.turns))
             self.failed = JournalError("it was closed")
         if self.file >= 0:
             os.close(self.file)

@@ -88,13 +88,15 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
     if args.journal is None:
         return None
     packages = ("torch", "triton", "flash-attn-4") if args.executor == "torch" else ()
+    versions = {d.name: d.version for name in packages for d in distributions(name=name)}
     about = {
         "model": str(setup.folder), "dtype": setup.spec.dtype, "executor": args.executor,
         "device": setup.device.name, "fingerprint": setup.fingerprint.hex(), "seed": args.seed,
-        "eager": args.enforce_eager, "kernels": dict(getattr(executor, "routes", ())), "versions": {"python": platform.python_version(),
-            **{d.name: d.version for name in packages for d in distributions(name=name)}},
+        "eager": args.enforce_eager, "kernels": dict(getattr(executor, "routes", ())),
+        "versions": {"python": platform.python_version(), **versions},
     }  # fmt: skip
-    return Writer(Path(args.journal), setup.config, about, size=args.journal_size)
+    size, redact = args.journal_size, args.journal_redact
+    return Writer(Path(args.journal), setup.config, about, size=size, redact=redact)
 
 
 def _weights(setup: Setup) -> "Weights | Model":

@@ -155,6 +155,9 @@ class EngineArgs:
     journal: str | Path | None = _option(  # noqa: RUF009 - a field
         None, "record every input of the engine in this folder, for minfer replay", _FOLDER
     )
+    journal_redact: bool = _option(
+        False, "keep token ids out of it: decisions replay, text does not"
+    )
     journal_size: int = _option(2**30, "what a run's journal may take (default: 1G)", _BYTES)
     seed: int = _option(0, "for all that is random (default: 0)", _whole(-(2**63)))
     skip_tokenizer_init: bool = False  # token ids in, token ids out

@@ -275,9 +275,13 @@ def _read_event(told: Any, ids: tuple[int, ...], at: int, size: int) -> tuple[Ev
 
 
 def encode_journal(
-    config: EngineConfig, turns: Iterable[Turn], about: Mapping[str, Any] | None = None
-) -> bytes:
-    """A whole journal of one segment: what simulations and tests keep."""
+    config: EngineConfig, turns: Iterable[Turn], about: Mapping[str, Any] | None = None,
+    *, states: bool = True,
+) -> bytes:  # fmt: skip
+    """A whole journal of one segment: what simulations and tests keep.
+
+    `states`: with a digest of the last state, which must be what `turns` lead to.
+    """
     parts, digest, head = [MAGIC], START, Head(config=config, about=about or {})
     last = None
     for last in turns:
@@ -290,4 +294,5 @@ def encode_journal(
     if last is None:
         return b"".join([MAGIC, head_record(head), end_record(0)])
     count = last.number + 1
-    return b"".join([*parts, state_record(count, last.transition.state), end_record(count)])
+    final = state_record(count, last.transition.state) if states else b""
+    return b"".join([*parts, final, end_record(count)])

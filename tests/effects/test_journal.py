@@ -80,6 +80,18 @@ def test_the_library_writes_a_journal(tmp_path: Path) -> None:
     )
 
 
+def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
+    driver, log = live(tmp_path, 200, redact=True)
+    driver.close()
+    journal = read_journal(tmp_path)
+    seen = list(journal.turns())
+    reasons = [turn.transition.reasons for turn in log]
+    assert [turn.transition.reasons for turn in seen] == reasons
+    assert journal.closed
+    prompts = [e.request.prompt for t in seen for e in t.events if isinstance(e, Submit)]
+    assert not any(0 < token < 100 for prompt in prompts for token in prompt)
+
+
 def test_segments_rotate_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "EVERY", 50)
     monkeypatch.setattr("minfer.replay.EVERY", 50)
