@@ -8,24 +8,28 @@ import difflib
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError, from_json
 
 from minfer.effects.edge import MAX_CLIENT
+from minfer.effects.outputs import Logprob, RequestOutput
+from minfer.effects.text import Tokenizer
+from minfer.request import MAX_LOGPROBS
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 _ANY: Final = object()
 # Fields that are not supported, with the values at which they ask for nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (), "frequency_penalty": (0,), "function_call": ("none", "auto"), "functions": ([],),
-    "include_stop_str_in_output": (False,), "logit_bias": ({},), "logprobs": (False,),
-    "metadata": (_ANY,), "min_p": (0,), "min_tokens": (0,), "modalities": (["text"],),
-    "moderation": (), "parallel_tool_calls": (_ANY,), "prediction": (), "presence_penalty": (0,),
-    "prompt_cache_key": (_ANY,), "prompt_cache_options": (_ANY,),
-    "prompt_cache_retention": (_ANY,), "reasoning_effort": ("none",), "repetition_penalty": (1,),
+    "include_stop_str_in_output": (False,), "logit_bias": ({},), "metadata": (_ANY,), "min_p": (0,),
+    "min_tokens": (0,), "modalities": (["text"],), "moderation": (), "parallel_tool_calls": (_ANY,),
+    "prediction": (), "presence_penalty": (0,), "prompt_cache_key": (_ANY,),
+    "prompt_cache_options": (_ANY,), "prompt_cache_retention": (_ANY,),
+    "reasoning_effort": ("none",), "repetition_penalty": (1,),
     "response_format": ({"type": "text"},), "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,), "store": (False,), "suffix": ("",),
     "tool_choice": ("none", "auto"), "tools": ([],), "top_logprobs": (0,), "verbosity": ("medium",),
@@ -101,6 +105,8 @@ Few = Field(fail_fast=True, max_length=MAX_ITEMS)
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Stops = Annotated[list[str], Few, BeforeValidator(lambda s: [s] if isinstance(s, str) else s)]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
+Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+Scored = Sequence[dict[int, Logprob]]  # of tokens: by id, its own first
 
 
 class Message(_Object):
@@ -126,7 +132,7 @@ class StreamOptions(_Object):
 
 
 class Body(_Object):
-    """The fields that both endpoints know; the last ones are vLLM's, and `deadline` minfer's."""
+    """The fields that both endpoints know; the last ones are vLLM's, the very last two minfer's."""
 
     neutral = _NEUTRAL
     model: str | None = None
@@ -148,6 +154,7 @@ class Body(_Object):
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
+    timing: bool = False  # whether to answer with `timing`, too: for each prompt see `timing_of`
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -159,7 +166,17 @@ class Body(_Object):
             raise _wrong("is not supported; leave it out", "best_of")
         if self.n * len(getattr(self, "prompt", ())) > MAX_ITEMS:
             raise _wrong(f"times prompts must not exceed {MAX_ITEMS}", "n")
+        if getattr(self, "top_logprobs", 0) and self.scored is None:
+            raise _wrong("needs logprobs to be true", "top_logprobs")
+        if getattr(self, "echo", False) and self.scored is not None:
+            raise _wrong("is not supported with echo; leave one of them out", "logprobs")
         return self
+
+    @property
+    def scored(self) -> int | None:
+        """How many of the likeliest tokens are to be named; None if no log-probability is."""
+        told = getattr(self, "logprobs", None)
+        return None if told is None or told is False else getattr(self, "top_logprobs", told)
 
     @classmethod
     def read(cls, data: bytes) -> Self:
@@ -181,8 +198,8 @@ class Body(_Object):
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters that were given, by their names in SamplingParams."""
         found = self.model_dump(include=_SAMPLING, exclude_none=True)
-        most = self.max_completion_tokens
-        return found if most is None else {**found, "max_tokens": most}
+        more = {"max_tokens": self.max_completion_tokens, "logprobs": self.scored}
+        return {**found, **{name: value for name, value in more.items() if value is not None}}
 
 
 class Completion(Body):
@@ -190,6 +207,7 @@ class Completion(Body):
 
     prompt: Annotated[list[Any], Few, BeforeValidator(_prompts)]  # strings and lists of token ids
     echo: bool = False
+    logprobs: Annotated[Top | None, BeforeValidator(lambda k: None if k is False else k)] = None
 
 
 class Chat(Body):
@@ -199,14 +217,28 @@ class Chat(Body):
     add_generation_prompt: bool | None = None  # None: unless the last message goes on
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool = False
+    top_logprobs: Top = 0
+
+
+def timing_of(output: RequestOutput) -> dict[str, Any]:
+    """Where a request's time went, in seconds; null is what did not come to be."""
+    names = ("queue_times", "ttft", "tpot", "latency", "preemptions")
+    told = {name: getattr(output.metrics, name) for name in names}
+    return {**told, "cached_tokens": output.num_cached_tokens}
 
 
 class Writer:
     """Writes the answer to one request, whole or as server-sent events."""
 
-    def __init__(self, name: str, model: str, body: Body) -> None:
+    def __init__(
+        self, name: str, model: str, body: Body, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self.tokenizer, self.top = tokenizer, body.scored or 0
+        self.lengths: dict[int, int] = {}  # characters of choices whose tokens are told
         self.chat, self.stream, options = isinstance(body, Chat), body.stream, body.stream_options
         self.counts = options is not None and options.include_usage
+        self.timing: dict[int, Any] | None = {} if body.timing else None  # by first choice
         self.begun: set[int] = set()  # choices whose role was sent
         self.whole: dict[int, dict[str, Any]] = {}  # choices, where nothing is streamed
         kind = "chat.completion" if self.chat else "text_completion"
@@ -214,18 +246,19 @@ class Writer:
         self.head: dict[str, Any] = {"id": name, "object": kind, "created": int(time.time())}
         self.head |= {"model": model, "usage": None} if self.counts else {"model": model}
 
-    def write(self, index: int, text: str, end: str | None) -> str:
+    def write(self, index: int, text: str, end: str | None, scores: Scored | None = None) -> str:
         """What to send for what is new of a choice; `end` is its finish reason."""
+        found = {"logprobs": self._scores(index, scores) if scores else None}
         if not self.chat:
-            said: list[dict[str, Any]] = [{"text": text}]
+            said: list[dict[str, Any]] = [{"text": text, **found}]
         elif not self.stream:
-            said = [{"message": {"role": "assistant", "content": text, "refusal": None}}]
+            said = [{"message": {"role": "assistant", "content": text, "refusal": None}, **found}]
         else:
             said = [] if index in self.begun else [{"delta": {"role": "assistant", "content": ""}}]
-            said += [{"delta": {"content": text}}] if text else []
+            said += [{"delta": {"content": text}, **found}] if text or scores else []
             said += [{"delta": {}}] if end else []
             self.begun.add(index)
-        choices = [{"index": index, **one, "logprobs": None, "finish_reason": None} for one in said]
+        choices = [{"index": index, "logprobs": None, **one, "finish_reason": None} for one in said]
         if end:
             choices[-1]["finish_reason"] = end
         if self.stream:
@@ -233,15 +266,41 @@ class Writer:
         self.whole[index] = choices[0]
         return ""
 
+    def _scores(self, index: int, scores: Scored) -> dict[str, Any]:
+        """Log-probabilities of tokens in the shape of the endpoint."""
+        every = [[self._score(*one) for one in by_id.items()] for by_id in scores]
+        if self.chat:
+            tops = [sorted(one, key=lambda s: -float(s["logprob"]))[: self.top] for one in every]
+            said = [{**one[0], "top_logprobs": top} for one, top in zip(every, tops, strict=True)]
+            return {"content": said, "refusal": None}
+        sizes = [sum(byte & 0xC0 != 0x80 for byte in one[0]["bytes"] or ()) for one in every]
+        *offsets, self.lengths[index] = accumulate(sizes, initial=self.lengths.get(index, 0))
+        # Of tokens spelled alike, the drawn or else the likelier one is told of.
+        named = [{one["token"]: one["logprob"] for one in reversed(all_of)} for all_of in every]
+        return {
+            "tokens": [one[0]["token"] for one in every],
+            "token_logprobs": [one[0]["logprob"] for one in every],
+            "top_logprobs": named, "text_offset": offsets,
+        }  # fmt: skip
+
+    def _score(self, token: int, one: Logprob) -> dict[str, Any]:
+        spelled = None if self.tokenizer is None else [*self.tokenizer.token_bytes(token)]
+        # Without a text, vLLM's name; no lower than OpenAI goes, as JSON has no infinity.
+        text = one.decoded_token or f"token_id:{token}"
+        return {"token": text, "logprob": max(one.logprob, -9999.0), "bytes": spelled}
+
     def last(self, prompt: int, output: int, cached: int) -> str:
         """The end of a stream, or the answer in one piece. Numbers are tokens."""
         usage = {"prompt_tokens": prompt, "completion_tokens": output,
                  "total_tokens": prompt + output,
                  "prompt_tokens_details": {"cached_tokens": cached}}  # fmt: skip
+        more: dict[str, Any] = {"usage": usage} if self.counts or not self.stream else {}
+        if self.timing is not None:
+            more["timing"] = [self.timing[i] for i in sorted(self.timing)]
         if self.stream:
-            return (self._event([], usage=usage) if self.counts else "") + "data: [DONE]\n\n"
+            return (self._event([], **more) if more else "") + "data: [DONE]\n\n"
         choices = [self.whole[i] for i in sorted(self.whole)]
-        return json.dumps({**self.head, "choices": choices, "usage": usage})
+        return json.dumps({**self.head, "choices": choices, **more})
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
         return f"data: {json.dumps({**self.head, 'choices': choices, **more})}\n\n"

@@ -13,13 +13,15 @@ a request's text is decoded once, at its end.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from attrs import define, evolve, field
 
-from minfer.effects.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minfer.effects.executor import Scores
+from minfer.effects.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 from minfer.effects.text import Detokenizer, StopMatcher, Tokenizer
-from minfer.messages import Finish, Finished
+from minfer.messages import Admitted, Finish, Finished, Preempted
 from minfer.request import Request
 
 Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
@@ -39,6 +41,9 @@ class _Sample:
     stop: str | None = None  # the stop string that was found
     over: bool = False  # its end was flushed
     closed: bool = False  # its end was taken
+    # Of the tokens from the next that will be taken, if asked for. Those that an end cuts off stay.
+    scores: list[Scores] | None = None
+    total: float = 0.0  # log-probability of the tokens taken
 
     @property
     def news(self) -> bool:
@@ -76,6 +81,11 @@ class _Sample:
         """What was flushed since the last time."""
         done, tokens = self.done, tuple(self.tokens)
         new = CompletionOutput(index=index, text=self.text, token_ids=tokens)
+        if self.scores is not None:
+            logprobs = tuple(map(self._spelled, tokens, self.scores))
+            del self.scores[: len(tokens)]
+            self.total += sum(by_id[t].logprob for t, by_id in zip(tokens, logprobs, strict=True))
+            new = evolve(new, logprobs=logprobs, cumulative_logprob=self.total)
         self.tokens, self.text, self.closed = [], "", self.over
         if done is None or not self.over:
             return new
@@ -84,6 +94,14 @@ class _Sample:
         if reason == "stop" and stop is None and tokens and tokens[-1] in stop_token_ids:
             stop = tokens[-1]
         return evolve(new, finish_reason=reason, stop_reason=stop, error=done.error)
+
+    def _spelled(self, token: int, scores: Scores) -> dict[int, Logprob]:
+        """A token's scores by id, its own first."""
+        ranked, values = scores
+        ids, ranks = [token, *ranked[1:]], [ranked[0], *range(1, len(ranked))]
+        spelled = None if self.decoder is None else self.decoder.tokenizer.token_bytes
+        texts = [spelled and spelled(one).decode(errors="replace") for one in ids]
+        return dict(zip(ids, map(Logprob, values, ranks, texts), strict=True))
 
 
 @define(eq=False)
@@ -101,6 +119,9 @@ class Assembly:
     streaming: bool = False
     arrived: float = 0.0  # seconds on the engine's clock; set when it is submitted
     started: float | None = None  # when it was first admitted
+    line: Mapping[str, float] = field(factory=dict)  # see `Worker.waits`; when it came in line
+    queued: Mapping[str, float] = field(factory=dict)  # seconds by cause, once it is admitted
+    preempted: int = 0  # times, all samples together
     first: float | None = None  # when its first and last tokens were flushed
     last: float | None = None
     fed: bool = False  # since the last flush
@@ -111,10 +132,11 @@ class Assembly:
     samples: list[_Sample] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
-        stops = self.request.sampling.stop
+        stops, scored = self.request.sampling.stop, self.request.sampling.logprobs is not None
         for _ in range(self.request.n):
             decoder = None if self.tokenizer is None else Detokenizer(self.tokenizer)
-            self.samples.append(_Sample(decoder, StopMatcher(stops) if stops else None))
+            matcher = StopMatcher(stops) if stops else None
+            self.samples.append(_Sample(decoder, matcher, scores=[] if scored else None))
 
     @property
     def rejected(self) -> str:
@@ -122,11 +144,21 @@ class Assembly:
         done = self.samples[0].done
         return done.error if done is not None and done.reason == "rejected" else ""
 
-    def feed(self, sample: int, tokens: tuple[int, ...]) -> None:
-        """Take over new tokens of a sample."""
+    def note(self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]) -> None:
+        """Learn that a sample was let in, or sent back; `waits` are as `line` was."""
+        self.preempted += isinstance(reason, Preempted)
+        if self.started is None:
+            spent = {cause: s - self.line.get(cause, 0.0) for cause, s in waits.items()}
+            spent["step"] = now - self.arrived - sum(spent.values()) + spent.get("step", 0.0)
+            self.started, self.queued = now, {cause: s for cause, s in spent.items() if s > 0}
+
+    def feed(self, sample: int, tokens: tuple[int, ...], scores: Sequence[Scores] = ()) -> None:
+        """Take over new tokens of a sample, and their log-probabilities if it asked for them."""
         one = self.samples[sample]
         if one.done is None and one.stop is None:
             one.fresh += tokens
+            if one.scores is not None:
+                one.scores.extend(scores[: len(tokens)])
             self.fed = True
 
     def finish(self, done: Finished) -> None:
@@ -169,7 +201,11 @@ class Assembly:
                 raise self.error
             self.told = False
             wanted, count = self.request.sampling.stop_token_ids, sum(s.count for s in self.samples)
-            times = {"first_token_time": self.first, "last_token_time": self.last}
+            times: dict[str, Any] = {
+                "first_token_time": self.first, "last_token_time": self.last,
+                "first_scheduled_time": self.started, "queue_times": self.queued,
+                "preemptions": self.preempted,
+            }  # fmt: skip
             return RequestOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,

@@ -16,12 +16,13 @@ from minfer.effects.spec import ModelSpec
 from minfer.effects.weights import LayerWeights, torch_dtype
 from minfer.kernels.attention import decode_attention, num_splits, prefill_attention
 from minfer.kernels.flash import flash_attention, flash_missing
+from minfer.kernels.logprobs import logprobs
 from minfer.kernels.rope import rope_and_cache
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 
 # The executor reaches all that needs Triton through this module.
-__all__ = ["CudaCache", "Routes", "advance", "gather", "num_splits", "sample", "scatter"]
+__all__ = ["advance", "gather", "logprobs", "num_splits", "sample", "scatter"]
 
 # For heads of up to 64 dimensions, and wider ones; below, Triton is as fast and starts sooner.
 FLASH_FROM = (2048, 512)

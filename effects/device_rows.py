@@ -27,8 +27,8 @@ class DeviceRows:
         """`rows` of the engine; `blocks` of a table."""
         self.scratch, count = rows, rows + 1
         sizes = {
-            "stream": 2 * count, "last": count, "next": count, "temperature": count,
-            "top_k": count, "top_p": count, "table": count * blocks, "batch": 2 * rows + 64,
+            "stream": 2 * count, "last": count, "next": count, "temperature": count, "top_k": count,
+            "top_p": count, "asked": count, "table": count * blocks, "batch": 2 * rows + 64,
         }  # fmt: skip
         sizes = {name: aligned(size) for name, size in sizes.items()}
         starts = np.cumsum([0, *sizes.values()]).tolist()
@@ -39,6 +39,7 @@ class DeviceRows:
         self.temperature = part["temperature"].view(torch.float32)
         self.top_p = part["top_p"].view(torch.float32)
         self.stream = part["stream"].view(torch.int64)
+        self.asked = part["asked"]  # 1 + how many log-probabilities; 0: none
         self.table, self.blocks = part["table"][: count * blocks].view(count, blocks), blocks
         self.batch = part["batch"]  # the rows of a decode step, in its order
         self.changes: list[tuple[Words, Words]] = []  # places in the arena, and what goes there
@@ -57,12 +58,13 @@ class DeviceRows:
         """Note all that a row keeps for a generation."""
         params, at = opened.request.sampling, self.at
         heat = 0.0 if is_greedy(params) else params.temperature
-        words = np.empty(5, np.int32)
+        words = np.empty(6, np.int32)
         words[:2] = np.array([stream(opened.request.seed, opened.sample)], np.uint64).view(np.int32)
         words[2:4] = np.array([heat, params.top_p], np.float32).view(np.int32)
         words[4] = params.top_k if 0 < params.top_k < vocab else 0
+        words[5] = 0 if params.logprobs is None else 1 + min(params.logprobs, vocab)
         places = [at["stream"] + 2 * row, at["stream"] + 2 * row + 1]
-        places += [at[name] + row for name in ("temperature", "top_p", "top_k")]
+        places += [at[name] + row for name in ("temperature", "top_p", "top_k", "asked")]
         self.changes.append((np.array(places, np.int32), words))
         self.set_table(row, 0, opened.table)
 

@@ -49,6 +49,7 @@ class Driver:
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.turns = 0  # taken so far
+        self.taken: tuple[Event, ...] = ()  # the events of the last one
         self.wake: float | None = None  # when a turn is due even if nothing happens, on the clock
 
     @property
@@ -69,7 +70,7 @@ class Driver:
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
         self.turns += 1
-        self.state, self.wake = transition.state, None
+        self.state, self.taken, self.wake = transition.state, events, None
         for command in transition.commands:
             match command:
                 case Execute(plan):

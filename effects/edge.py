@@ -168,6 +168,9 @@ def make_request(
     if max(stops, default=0) >= config.vocab_size:
         why = f"stop_token_ids: {max(stops)} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{why} {config.vocab_size - 1}", param="stop_token_ids")
+    if params.logprobs is not None and setup.args.executor != "torch":
+        why = f"logprobs: the {setup.args.executor} executor has no model that could give any"
+        raise RequestError(f"{why}; leave it out", param="logprobs")
     whole, able = config.max_model_len, setup.spec.max_position_embeddings
     if length >= whole:
         why = f"the prompt has {length} tokens; the context holds {whole}, of which at least one"

@@ -6,6 +6,8 @@ from typing import Protocol
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan
 
+Scores = tuple[list[int], list[float]]  # a token's rank, likeliest ids; log-probabilities alike
+
 
 class ExecutorError(RuntimeError):
     """A step could not be executed; the engine takes it back and goes on."""
@@ -22,7 +24,11 @@ def not_finite(seats: Iterable[Open | None]) -> LogitsError:
 
 
 class Executor(Protocol):
-    """Runs plans in order. `minfer.plan` states the contract."""
+    """Runs plans in order. `minfer.plan` states the contract.
+
+    One with a model has `logprobs` too, which engine and journal never see: by (request id, sample)
+    the `Scores` of the tokens collected last, for those who asked.
+    """
 
     def launch(self, plan: Plan) -> None:
         """Take a plan over; may return before it has run."""

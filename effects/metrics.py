@@ -1,6 +1,7 @@
 """What an engine did and does, for Prometheus: vLLM's metrics under the prefix `minfer_`.
 
-Names and meanings are vLLM's (`failed_steps` is minfer's); samples of a request count one by one.
+Names and meanings are vLLM's (`failed_steps`, `request_wait_seconds` and `request_preemptions` are
+minfer's); samples of a request count one by one.
 Counters and histograms are folds over transitions, taken in the engine's thread after each turn;
 gauges are read off its state when somebody asks.
 """
@@ -20,6 +21,7 @@ from minfer.effects.options import Setup
 from minfer.effects.worker import Worker
 from minfer.messages import Admitted, Emit, Ended, Execute, Preempted, Voided
 from minfer.plan import Yields
+from minfer.schedule import waits_for
 from minfer.sequence import SampleId, SampleIds
 from minfer.state import Transition
 
@@ -32,7 +34,8 @@ _TIMES: Final = (
     "request_inference_time_seconds",
 )  # fmt: skip
 _SIZES: Final = ("iteration_tokens_total", "request_prompt_tokens", "request_generation_tokens",
-                 "request_params_n", "request_params_max_tokens")  # fmt: skip
+                 "request_params_n", "request_params_max_tokens",
+                 "request_preemptions")  # fmt: skip
 _BOUNDS: Final = {
     **dict.fromkeys(_TIMES, tuple(m * 10.0**e for e in range(-3, 4) for m in (1, 2, 5))),
     **dict.fromkeys(_SIZES, tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))),
@@ -61,6 +64,7 @@ class Metrics(Collector):
         self.ids: SampleIds | None = None  # all these, and nobody else, share `since`
         self.since = _Since(_GAP, 0.0)
         self.moved = 0.0  # when the last step was planned
+        self.waits: dict[str, float] = {}  # of `request_queue_time_seconds`, by cause
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -88,9 +92,8 @@ class Metrics(Collector):
                     counts["prefix_cache_queries"] += news.prompt
                     counts["prefix_cache_hits"] += news.hit
                     counts["prompt_tokens"] += 0 if sample else news.prompt  # once a request
-                case Ended(name, sample, why):
+                case Ended(name, sample):
                     self.last.pop((name, sample), None)
-                    self.ends[_ENDS.get(why, "error")] += 1
                 case Preempted():
                     counts["num_preemptions"] += 1
                 case Voided(plans=plans):
@@ -112,14 +115,20 @@ class Metrics(Collector):
     def ended(self, job: Assembly) -> None:
         """Take a request that has ended into the histograms of requests."""
         lengths = [one.done.length for one in job.samples if one.done]
+        for one in job.samples:  # as its reader is told: a stop string may be in the last token
+            why = "stop" if one.stop else one.done.reason if one.done else ""
+            self.ends[_ENDS.get(why, "error")] += 1
         self._see("request_prompt_tokens", len(job.request.prompt))
         self._see("request_generation_tokens", sum(lengths))
         self._see("request_params_n", job.request.n)
         self._see("request_params_max_tokens", job.request.max_tokens)
+        self._see("request_preemptions", job.preempted)
         if job.started is None or job.first is None or job.last is None:
             return
         self._see("e2e_request_latency_seconds", job.last - job.arrived)
         self._see("request_queue_time_seconds", job.started - job.arrived)
+        for cause, seconds in job.queued.items():
+            self.waits[cause] = self.waits.get(cause, 0.0) + seconds
         self._see("request_prefill_time_seconds", job.first - job.started)
         self._see("request_decode_time_seconds", job.last - job.first)
         self._see("request_inference_time_seconds", job.last - job.started)
@@ -132,7 +141,7 @@ class Metrics(Collector):
         state, config = self.worker.driver.state, self.setup.config
         waiting = len(state.waiting)
         # The first in line waits for its cause, the others for their turn.
-        why = {"turn": waiting - 1} | {state.held[1]: 1} if waiting and state.held else {}
+        why = {"turn": waiting - 1} | {waits_for(config, state): 1} if waiting else {}
         used = 1 - state.blocks.available / config.num_blocks
         gauge, counter = core.GaugeMetricFamily, core.CounterMetricFamily
         yield self._family(gauge, "num_requests_running", len(state.running))
@@ -140,6 +149,7 @@ class Metrics(Collector):
         yield self._family(gauge, "num_requests_waiting_by_reason", why, "reason")
         yield self._family(gauge, "kv_cache_usage_perc", used)
         yield self._family(counter, "request_success", self.ends, "finished_reason")
+        yield self._family(counter, "request_wait_seconds", dict(self.waits), "cause")
         for name, count in self.counts.items():
             yield self._family(counter, name, count)
         for name, bounds in _BOUNDS.items():

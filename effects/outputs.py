@@ -1,5 +1,7 @@
 """What a request gives back. Field names are vLLM's."""
 
+from collections.abc import Mapping
+
 from attrs import field, frozen
 
 
@@ -11,6 +13,10 @@ class RequestMetrics:
     first_token_time: float | None = None
     last_token_time: float | None = None
     output_tokens: int = 0  # of all samples
+    first_scheduled_time: float | None = None  # when its first sample was let in
+    # Seconds from arrival until then, by what the first in line waited for (`schedule.waits_for`).
+    queue_times: Mapping[str, float] = field(factory=dict)
+    preemptions: int = 0  # of all samples
 
     @property
     def ttft(self) -> float | None:
@@ -30,6 +36,15 @@ class RequestMetrics:
         return (self.latency - self.ttft) / (self.output_tokens - 1)
 
 
+@frozen
+class Logprob:
+    """What the model gave a token, before temperature, top-k and top-p."""
+
+    logprob: float  # natural
+    rank: int  # 1 is the likeliest; of those that tie, the lower id comes first
+    decoded_token: str | None = None  # None without a tokenizer
+
+
 @frozen(kw_only=True)
 class CompletionOutput:
     """One sample: all of it, or what is new of it when streamed."""
@@ -39,6 +54,9 @@ class CompletionOutput:
     token_ids: tuple[int, ...]
     finish_reason: str | None = None  # once it has ended: "stop", "length", "cancelled" or "error"
     stop_reason: int | str | None = None  # the stop string, or the token id of `stop_token_ids`
+    # For each of `token_ids`, if it was asked for: by id, itself first, then the likeliest.
+    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    cumulative_logprob: float | None = None  # of all tokens of the sample so far
     error: str = ""
 
     def finished(self) -> bool:

@@ -33,7 +33,7 @@ from starlette.types import Receive, Scope, Send
 import minfer
 from minfer.config import ConfigError
 from minfer.effects import cli, edge, metrics
-from minfer.effects.api import ApiError, Chat, Completion, Writer
+from minfer.effects.api import ApiError, Chat, Completion, Writer, timing_of
 from minfer.effects.async_llm import AsyncLLM
 from minfer.effects.chat import ChatTemplateError
 from minfer.effects.outputs import CompletionOutput, RequestOutput
@@ -156,8 +156,8 @@ class Answer:
     def __init__(self, service: Service, body: Completion | Chat, model: str, size: int) -> None:
         self.service, self.body, self.size = service, body, size
         self.name = f"{'chatcmpl' if isinstance(body, Chat) else 'cmpl'}-{uuid.uuid4().hex}"
-        self.writer = Writer(self.name, model, body)
-        self.begun = False  # the response's head was sent
+        self.writer = Writer(self.name, model, body, service.llm.tokenizer)
+        self.writing, self.begun = asyncio.Lock(), False  # the response's head was sent
         self.echo: dict[int, str] = {}  # prompts by choice, until they were written
         self.left = 0  # prompts that are not finished
         self.prompt = self.output = self.cached = 0  # tokens
@@ -222,16 +222,22 @@ class Answer:
                     self.prompt += len(output.prompt_token_ids)
                     self.output += output.metrics.output_tokens
                     self.cached += output.num_cached_tokens
+                    if self.writer.timing is not None:
+                        self.writer.timing[first] = timing_of(output)
                 if not self.left:
                     said += self.writer.last(self.prompt, self.output, self.cached)
-                if said and not self.begun:
-                    self.begun = True
-                    kind = b"text/event-stream" if self.body.stream else b"application/json"
-                    head = [(b"content-type", kind), (b"x-request-id", self.name.encode())]
-                    await send({"type": "http.response.start", "status": 200, "headers": head})
                 if said:
-                    part, more = said.encode(), self.left > 0
-                    await send({"type": "http.response.body", "body": part, "more_body": more})
+                    await self._write(said.encode(), self.left > 0, send)
+
+    async def _write(self, part: bytes, more: bool, send: Send) -> None:
+        """Write a part; those of other prompts wait: a slow client's must not be overtaken."""
+        async with self.writing:
+            if not self.begun:
+                kind = b"text/event-stream" if self.body.stream else b"application/json"
+                head = [(b"content-type", kind), (b"x-request-id", self.name.encode())]
+                await send({"type": "http.response.start", "status": 200, "headers": head})
+                self.begun = True
+            await send({"type": "http.response.body", "body": part, "more_body": more})
 
     def _said(self, index: int, one: CompletionOutput) -> str:
         if one.finish_reason == "error":
@@ -239,7 +245,7 @@ class Answer:
         if self.service.closing or one.finish_reason == "cancelled":
             raise EngineDeadError(_STOPS if self.service.closing else "the request was cancelled")
         text = self.echo.pop(index, "") + one.text
-        return self.writer.write(index, text, one.finish_reason)
+        return self.writer.write(index, text, one.finish_reason, one.logprobs)
 
 
 async def _departure(receive: Receive) -> NoReturn:

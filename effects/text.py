@@ -73,8 +73,11 @@ class Tokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def token_bytes(self, token: int) -> bytes:
-        """Bytes of one token of a byte-level tokenizer; none for ids without a token."""
-        if token not in self._bytes:
+        """Bytes of one token, as behind another; none for ids without a token."""
+        if token not in self._bytes and not self.byte_level:
+            once, twice = (self.decode([token] * n, skip_special_tokens=False) for n in (1, 2))
+            self._bytes[token] = twice[len(once) :].encode()
+        elif token not in self._bytes:
             text = self._backend.id_to_token(token) or ""
             try:
                 self._bytes[token] = bytes(_ALPHABET[char] for char in text)
@@ -92,7 +95,7 @@ class Detokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
         # Replaces exactly as Rust's from_utf8_lossy does: one mark for each maximal broken part.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
@@ -102,15 +105,15 @@ class Detokenizer:
     def push(self, ids: Iterable[int], *, final: bool = False) -> str:
         """Take tokens; return the text that is certain now: with `final` all, mended by U+FFFD."""
         kept = [token for token in ids if token not in self._skip]
-        if self._tokenizer.byte_level:
-            return self._utf8.decode(b"".join(map(self._tokenizer.token_bytes, kept)), final)
+        if self.tokenizer.byte_level:
+            return self._utf8.decode(b"".join(map(self.tokenizer.token_bytes, kept)), final)
         text = "".join(self._window([token]) for token in kept)
         return text + self._window([], final=True) if final else text
 
     def _window(self, tokens: list[int], *, final: bool = False) -> str:
         self._held += tokens
-        before = self._tokenizer.decode(self._seen, skip_special_tokens=False)
-        after = self._tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
+        before = self.tokenizer.decode(self._seen, skip_special_tokens=False)
+        after = self.tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
         if not final and after.endswith("�") and len(self._held) < HELD:
             return ""
         # What was emitted begins at a character's first byte, so it can stand as context alone.

@@ -30,7 +30,7 @@ from minfer.config import EngineConfig
 from minfer.effects.attention import KVCache, make_cache
 from minfer.effects.batch import Batch, Chunks
 from minfer.effects.device_rows import EMPTY, DeviceRows, Words, aligned
-from minfer.effects.executor import ExecutorError, not_finite
+from minfer.effects.executor import ExecutorError, Scores, not_finite
 from minfer.effects.memory import CAPTURED_TOKENS
 from minfer.effects.model import Model, forward
 from minfer.effects.sampler import Sampling, choose
@@ -40,6 +40,7 @@ from minfer.kernels import plain
 from minfer.kernels.flash import FlashWork, load_flash
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, Yields
+from minfer.request import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
@@ -54,11 +55,12 @@ class Kind:
 
     alone: int  # rows that feed themselves
     draws: int  # rows of logits: theirs, and of chunks that end their history
+    filtered: bool  # somebody has a top-k or a top-p
+    scored: bool  # somebody asked for log-probabilities
     tokens: int = 0  # inputs from history
     chunks: int = 0  # rows that they belong to
     longest: int = 0  # inputs of a chunk, at most
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
-    filtered: bool = False  # somebody has a top-k or a top-p
 
     @property
     def inputs(self) -> tuple[tuple[int, int], ...]:
@@ -95,9 +97,11 @@ class Slot:
 
     words: Tensor  # pinned int32
     drawn: Tensor  # pinned int32 [draws]: tokens; -1 where the logits were not finite
+    scores: Tensor  # pinned int32 [draws, 2, 1 + MAX_LOGPROBS]: as `kernels.logprobs` writes them
     done: torch.cuda.Event | None
     places: list[int] = field(factory=list)  # the plan's entries that drew, in order
     at: list[int] | None = None  # where in `drawn` they are; None: in order
+    seats: list[Open | None] = field(factory=list)  # who drew: rows change hands; none if no scores
 
 
 @define(eq=False)
@@ -145,17 +149,20 @@ class TorchExecutor:
         self.rows = DeviceRows(config.max_num_seqs, blocks, self.device)
         self.rows.table[self.rows.scratch] = config.num_blocks  # the block that nobody has
         self.seats: list[Open | None] = [None] * config.max_num_seqs
-        self.filters = np.zeros(config.max_num_seqs, bool)  # rows with a top-k or a top-p
+        self.wants = np.zeros((config.max_num_seqs, 2), bool)  # rows that are filtered, and scored
         draws = bucket_of(config.max_num_seqs) + max(config.max_num_seqs, CHUNK_SIZES[-1])
         tokens = max(config.max_num_batched_tokens, CAPTURED_TOKENS)
         # The largest inputs, and changes: every table whole, what else rows keep, who decodes.
         room = 3 * tokens + 6 * draws + 64 + 2 * (config.max_num_seqs * (blocks + 8) + draws)
         self.staging = torch.zeros(room, dtype=torch.int32, device=self.device)
         self.out = torch.zeros(draws, dtype=torch.int32, device=self.device)
+        self.scores = torch.zeros(draws, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=self.device)
+        self.logprobs: dict[tuple[str, int], list[Scores]] = {}  # of the tokens collected last
         self.ring = deque(
             Slot(
                 torch.empty(room, dtype=torch.int32, pin_memory=cuda),
                 torch.empty(draws, dtype=torch.int32, pin_memory=cuda),
+                torch.empty(self.scores.shape, dtype=torch.int32, pin_memory=cuda),
                 torch.cuda.Event() if cuda else None,  # type: ignore[no-untyped-call]  # torch's,
             )
             for _ in range((config.depth + 1) * config.max_repeat + 1)
@@ -166,7 +173,7 @@ class TorchExecutor:
         self.made: dict[Kind, torch.cuda.CUDAGraph | None] = {}  # None: seen once
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
-        self.filtered = False  # whether one of them has a top-k or a top-p
+        self.wanted: list[bool] = []  # whether one of them does
         self.flights: deque[Flight] = deque()
         self.drawing: tuple[list[int], Sampling] | None = None  # who the CPU's sampler drew for
         self._wait()
@@ -198,7 +205,7 @@ class TorchExecutor:
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens."""
-        flight = self.flights.popleft()
+        flight, self.logprobs = self.flights.popleft(), {}
         if self.stream is None:
             self._attempt(flight)
         if not flight.error:
@@ -233,11 +240,21 @@ class TorchExecutor:
             if -1 in drawn:
                 bad = [i for i, token in zip(slot.places, drawn, strict=True) if token < 0]
                 raise not_finite(self.seats[plan.rows[i]] for i in bad)
+            if slot.seats:
+                self._keep_scores(slot)
             if plan.repeat == 1 and slot.at is None:
                 return tuple(zip(drawn, strict=True))
             for i, token in zip(slot.places, drawn, strict=True):
                 out[i] += (token,)
         return tuple(out)
+
+    def _keep_scores(self, slot: Slot) -> None:
+        words, vocab = slot.scores.numpy(), self.spec.vocab_size
+        for at, seat in zip(slot.at or range(len(slot.seats)), slot.seats, strict=True):
+            if seat is not None and (most := seat.request.sampling.logprobs) is not None:
+                ids, bits = words[at, :, : 1 + min(most, vocab)]
+                scores = self.logprobs.setdefault((seat.request.id, seat.sample), [])
+                scores.append((ids.tolist(), bits.view(np.float32).tolist()))
 
     # --- one plan --------------------------------------------------------------------------------
 
@@ -246,7 +263,8 @@ class TorchExecutor:
         for opened in plan.opens:
             row, params = plan.rows[opened.index], opened.request.sampling
             self.seats[row], self.members, self.drawing = opened, (), None
-            self.filters[row] = params.top_p < 1 or 0 < params.top_k < vocab
+            filtered = params.top_p < 1 or 0 < params.top_k < vocab
+            self.wants[row] = filtered, params.logprobs is not None
             rows.open(row, opened, vocab)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
             self.cache.clear(opened.table[full:], part)
@@ -272,8 +290,8 @@ class TorchExecutor:
         """Every row feeds itself; `longest` is the most tokens that one attends to."""
         if rows is not self.members:
             self.rows.set_batch(rows, bucket_of(len(rows)))
-            self.members, self.filtered = rows, bool(self.filters[list(rows)].any())
-        kind = Kind(len(rows), len(rows), filtered=self.filtered)
+            self.members, self.wanted = rows, np.logical_or.reduce(self.wants[list(rows)]).tolist()
+        kind = Kind(len(rows), len(rows), *self.wanted)
         self._run(flight, kind, EMPTY, places, None, longest)
 
     def _mixed(self, flight: Flight) -> None:
@@ -283,9 +301,10 @@ class TorchExecutor:
         selves = [i for i in range(len(plan.rows)) if i not in filled]
         counts = [len(fill.tokens) for fill in plan.fills]
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
+        filtered, scored = np.logical_or.reduce(self.wants[list(plan.rows)]).tolist()
         exact = Kind(
-            len(selves), len(selves) + len(drawing), sum(counts), len(counts), max(counts),
-            filtered=bool(self.filters[list(plan.rows)].any()),
+            len(selves), len(selves) + len(drawing), filtered, scored, sum(counts), len(counts),
+            max(counts),
         )  # fmt: skip
         kind = (self.graphs and exact.padded()) or exact
         places = selves + [plan.fills[k].index for k in drawing]
@@ -339,6 +358,7 @@ class TorchExecutor:
         slot = self.ring[0]
         self.ring.rotate(-1)
         slot.places, slot.at = places, at
+        slot.seats = [self.seats[flight.plan.rows[i]] for i in places] if kind.scored else []
         flight.slots.append(slot)
         self._send(slot, inputs)
         table = self.rows.blocks * self.config.block_size
@@ -353,6 +373,8 @@ class TorchExecutor:
         else:
             self._replay(evolve(padded, splits=splits))
         slot.drawn[: kind.draws].copy_(self.out[: kind.draws], non_blocking=True)
+        if kind.scored:
+            slot.scores[: kind.draws].copy_(self.scores[: kind.draws], non_blocking=True)
         if slot.done is not None:
             slot.done.record()
 
@@ -436,6 +458,8 @@ class TorchExecutor:
                 filtered=kind.filtered,
             )  # fmt: skip
         self.ops.advance(drawn, ahead, new, broken, rows.last, rows.next, rows.scratch, self.out)
+        if kind.scored:
+            self.ops.logprobs(logits, new, drawn, rows.asked, self.scores)
 
     def _drawn_on_cpu(
         self, logits: Tensor, rows: list[int], positions: Tensor

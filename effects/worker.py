@@ -7,14 +7,15 @@ state disagreeing; so the main thread only waits, and no signal handler is neede
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 from minfer.effects.assembly import Assembly
 from minfer.effects.driver import Driver, quiet_collector
 from minfer.effects.edge import RequestError
-from minfer.messages import Admitted, Cancel, Emit, Submit, clip
-from minfer.state import Transition
+from minfer.messages import Admitted, Cancel, Emit, Preempted, Submit, clip
+from minfer.schedule import waits_for
+from minfer.state import EngineState, Transition
 
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
 
@@ -33,6 +34,8 @@ class Worker:
         self.thread: threading.Thread | None = None  # the last one that was started
         self.running = self.closed = False
         self.dead: BaseException | None = None
+        # Seconds in which somebody waited, by what the first in line waited for; never changed.
+        self.waits: Mapping[str, float] = {}
         # Called in the engine's thread, once outputs are out: with each turn, and each request that
         # has ended. The engine breaks if they raise.
         self.observers: list[Callable[[Transition], None]] = []
@@ -104,18 +107,25 @@ class Worker:
                     if time.monotonic() - swept > SWEEP_EVERY:
                         gc.collect()
                         swept = time.monotonic()
-                    transition = self.driver.turn()
-                    self._deliver(transition)
-                    for observe in self.observers:
-                        observe(transition)
+                    self._turn()
         except BaseException as error:  # whoever waits must hear of it, whatever it is
-            with self.news:
-                self.dead, self.running = error, False
-                jobs, self.jobs = list(self.jobs.values()), {}
-            for job in jobs:
-                broke = EngineDeadError(f"the engine broke: {error!r}")
-                broke.__cause__ = error  # its traceback says where: in a policy, for example
-                job.fail(broke)
+            self._broke(error)
+
+    def _turn(self) -> None:
+        before, transition = self.driver.state, self.driver.turn()
+        self._account(before, transition)
+        self._deliver(transition)
+        for observe in self.observers:
+            observe(transition)
+
+    def _broke(self, error: BaseException) -> None:
+        with self.news:
+            self.dead, self.running = error, False
+            jobs, self.jobs = list(self.jobs.values()), {}
+        for job in jobs:
+            broke = EngineDeadError(f"the engine broke: {error!r}")
+            broke.__cause__ = error  # its traceback says where: in a policy, for example
+            job.fail(broke)
 
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
@@ -131,19 +141,30 @@ class Worker:
             self.running = False
             return False
 
-    def _deliver(self, transition: Transition) -> None:
-        now = self.driver.state.time
+    def _account(self, before: EngineState, transition: Transition) -> None:
+        """Note who came in line, who was let in, and how long that took."""
+        now = transition.state.time
+        if before.waiting:
+            cause = waits_for(self.driver.config, before)
+            self.waits = {**self.waits, cause: self.waits.get(cause, 0.0) + now - before.time}
+        for event in self.driver.taken:
+            if isinstance(event, Submit) and event.request.id in self.jobs:
+                self.jobs[event.request.id].line = self.waits
         for reason in transition.reasons:
-            if isinstance(reason, Admitted) and (job := self.jobs.get(reason.id)) is not None:
-                job.started = now if job.started is None else job.started
+            if isinstance(reason, Admitted | Preempted) and reason.id in self.jobs:
+                self.jobs[reason.id].note(reason, now, self.waits)
+
+    def _deliver(self, transition: Transition) -> None:
+        now, scores = self.driver.state.time, getattr(self.driver.executor, "logprobs", {})
         for emit in (one for one in transition.commands if isinstance(one, Emit)):
             for (name, sample), tokens in zip(emit.ids, emit.tokens, strict=True):
                 if tokens and (job := self.jobs.get(name)) is not None:
-                    job.feed(sample, tokens)
+                    job.feed(sample, tokens, scores.get((name, sample), ()))
             for done in emit.finished:
                 if (job := self.jobs.get(done.id)) is not None:
                     job.finish(done)
-            names = {name for name, _ in emit.ids}.union(done.id for done in emit.finished)
+            # In the order of the batch: that of a set would differ from process to process.
+            names = dict.fromkeys([*(n for n, _ in emit.ids), *(done.id for done in emit.finished)])
             for job in [self.jobs[name] for name in names if name in self.jobs]:
                 self.driver.inbox.extend(job.flush(now))
                 if job.finished:

@@ -1,4 +1,4 @@
-"""What the CPU runs in place of linear.py, norm.py and rows.py: plain torch, without Triton.
+"""What the CPU runs in place of linear, logprobs, norm and rows.py: plain torch, without Triton.
 
 These are the kernels' references too. Few operations matter more than few bytes: a small model's
 step is as long as its launches.
@@ -84,3 +84,17 @@ def advance(
     next_.index_copy_(0, index, positions)
     next_[scratch] = 0
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
+
+
+def logprobs(logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor) -> None:
+    """Log-probabilities of `tokens`, and of the likeliest; see logprobs.py."""
+    for i, count in enumerate(asked[who.long()].tolist()):
+        if count:
+            x, own = logits[i].float(), tokens[i : i + 1].long()
+            edge = x.topk(count - 1).values[-1] if count > 1 else math.inf
+            ids = (x >= edge).nonzero()[:, 0]  # rising
+            ids = ids[x[ids].sort(descending=True, stable=True).indices[: count - 1]]
+            rank = (x > x[own]).sum(0, True) + (x[: own + 1] == x[own]).sum(0, True)
+            found = x.log_softmax(0)[torch.cat((own, ids))]
+            out[i, 0, : len(found)] = torch.cat((rank, ids))
+            out[i, 1, : len(found)] = found.view(torch.int32)

@@ -11,6 +11,7 @@ from minfer.keys import Key, Keys
 
 MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
 MAX_STOPS: Final = 16
+MAX_LOGPROBS: Final = 20
 
 
 class ParameterError(ValueError):
@@ -45,7 +46,10 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
 
 @frozen(kw_only=True)
 class SamplingParams:
-    """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError."""
+    """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError.
+
+    Log-probabilities are natural, before temperature, top-k and top-p (vLLM's `raw_logprobs`).
+    """
 
     n: int = 1  # samples of one prompt
     temperature: float = 1.0  # 0 is greedy
@@ -56,6 +60,7 @@ class SamplingParams:
     stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     ignore_eos: bool = False
+    logprobs: int | None = None  # each output token's, and of so many likeliest; None: none
 
     def __attrs_post_init__(self) -> None:
         _number(self.n, "n", 1, MAX_SAMPLES, whole=True)
@@ -66,6 +71,8 @@ class SamplingParams:
         _number(self.top_k, "top_k", -1, 2**31, whole=True)
         if self.seed is not None:
             _number(self.seed, "seed", -(2**63), 2**63 - 1, whole=True)
+        if self.logprobs is not None:
+            _number(self.logprobs, "logprobs", 0, MAX_LOGPROBS, whole=True)
         if self.max_tokens is not None:
             _number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
         good = all(isinstance(s, str) and 0 < len(s) <= 1024 for s in self.stop)

@@ -140,6 +140,16 @@ def _hold(
     return evolve(state, held=now), wake, (*reasons, held) if news else reasons
 
 
+def waits_for(config: EngineConfig, state: EngineState) -> str:
+    """Why the first in line, if there is one, waits: the cause of `Held`; "step": none was planned
+    since it is the first; "fault": somebody runs alone, to see whose fault failing steps are.
+    """
+    if state.faults and _suspect(config, state) is not None:
+        return "fault"
+    held = state.held
+    return str(held[1]) if held and held[0] == state.waiting.first().place else "step"
+
+
 def _plan(
     state: EngineState,
     idle: set[int],

@@ -6,7 +6,7 @@ import pytest
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.state import Turn
+from minfer.state import EngineState, Turn
 from tests.core import world as worlds
 from tests.core.world import run_swarm
 
@@ -24,3 +24,13 @@ def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
         patch.setattr(worlds, "step", spy)
         world = run_swarm(seed, turns)
     return world.config, log
+
+
+class Seen(list[Turn]):
+    """Turns as a driver records them."""
+
+    def __call__(self, turn: Turn) -> None:
+        self.append(turn)
+
+    def close(self, state: EngineState) -> None:
+        pass

@@ -15,7 +15,7 @@ from minfer.effects.async_llm import AsyncLLM
 from minfer.effects.server import Service, bound
 from minfer.messages import Cancel, Event, Executed, Failed
 from minfer.plan import Plan
-from minfer.state import Transition
+from minfer.state import EngineState, Transition, Turn
 
 
 class Slow:
@@ -50,8 +50,11 @@ class Serving:
     def port(self) -> int:
         return int(self.url.rsplit(":", 1)[1])
 
-    def record(self, events: tuple[Event, ...], transition: Transition) -> None:
-        self.turns.append((events, transition))
+    def __call__(self, turn: Turn) -> None:
+        self.turns.append((turn.events, turn.transition))
+
+    def close(self, state: EngineState) -> None:
+        """As a driver's record must."""
 
     def post(self, path: str, **body: Any) -> httpx.Response:
         return self.http.post(f"{self.url}/v1/{path}", json=body)
@@ -112,7 +115,7 @@ def serving(
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with httpx.Client(timeout=60, verify=False) as http:  # noqa: S501 - spares reading certificates
             made = Serving(llm, app, url, http)
-            llm.worker.driver.record = made.record
+            llm.worker.driver.record = made
             yield made
     finally:
         app.close()

@@ -1,12 +1,16 @@
 """What clients may send is checked field by field, and every refusal names its field."""
 
 import json
+import math
 import time
 from typing import Any
 
 import pytest
 
 from minfer.effects.api import MAX_ITEMS, ApiError, Body, Chat, Completion, Writer
+from minfer.effects.options import bundled_folder
+from minfer.effects.outputs import Logprob
+from minfer.effects.text import Tokenizer
 
 HI = [{"role": "user", "content": "hi"}]
 
@@ -112,8 +116,9 @@ def test_what_asks_for_nothing_is_ignored(fields: dict[str, Any]) -> None:
         ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
         ({"presence_penalty": False}, "presence_penalty", "not supported"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
-        ({"logprobs": True}, "logprobs", "not supported"),
-        ({"logprobs": 0}, "logprobs", "not supported"),
+        ({"logprobs": -1}, "logprobs", "must be"),
+        ({"logprobs": "a"}, "logprobs", "must be a valid"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
         ({"store": True}, "store", "not supported"),
         ({"service_tier": "flex"}, "service_tier", "not supported"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
@@ -243,6 +248,31 @@ def test_a_large_body_is_refused_in_time(data: bytes) -> None:
     assert time.monotonic() - started < 3  # 0.3 s on an idle machine
 
 
+def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+    for k in (0, 3, 20):
+        assert completion(logprobs=k).sampling()["logprobs"] == k
+        assert chat(logprobs=True, top_logprobs=k).sampling()["logprobs"] == k
+    assert chat(logprobs=True).sampling()["logprobs"] == 0
+    for fields, param, words in (
+        ({"logprobs": True}, "logprobs", "must be a valid integer, not true"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"logprobs": 1, "echo": True}, "logprobs", "not supported with echo"),
+        ({"top_logprobs": 1}, "top_logprobs", "not supported"),
+    ):
+        error = refused(Completion, json.dumps({"prompt": "x", **fields}).encode())
+        assert error.param == param
+        assert words in str(error)
+    for fields, param, words in (
+        ({"logprobs": 0}, "logprobs", "must be a valid boolean, not 0"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"top_logprobs": 1}, "top_logprobs", "needs logprobs to be true"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs", "needs logprobs to be true"),
+    ):
+        error = refused(Chat, json.dumps({"messages": HI, **fields}).encode())
+        assert error.param == param
+        assert words in str(error)
+
+
 def chunks(text: str) -> list[Any]:
     found = [part.removeprefix("data: ") for part in text.split("\n\n") if part]
     return [part if part == "[DONE]" else json.loads(part) for part in found]
@@ -250,7 +280,7 @@ def chunks(text: str) -> list[Any]:
 
 def test_chunks_of_a_chat() -> None:
     body = chat(stream=True, stream_options={"include_usage": True})
-    writer = Writer("chatcmpl-1", "m", body)
+    writer = Writer("chatcmpl-1", "m", body, None)
     first, second = chunks(writer.write(1, 'h"é\u2028', None))
     assert first["choices"] == [
         {"index": 1, "delta": {"role": "assistant", "content": ""}, "logprobs": None,
@@ -270,7 +300,7 @@ def test_chunks_of_a_chat() -> None:
 
 
 def test_chunks_of_a_completion() -> None:
-    writer = Writer("cmpl-1", "m", completion(stream=True))
+    writer = Writer("cmpl-1", "m", completion(stream=True), None)
     (only,) = chunks(writer.write(0, "text", "length"))
     assert only["object"] == "text_completion"
     assert "usage" not in only
@@ -281,15 +311,73 @@ def test_chunks_of_a_completion() -> None:
 
 
 def test_whole_answers() -> None:
-    writer = Writer("c", "m", chat())
+    writer = Writer("c", "m", chat(), None)
     assert writer.write(1, "b", "stop") + writer.write(0, "a", "length") == ""
     found = json.loads(writer.last(3, 2, 1))
     assert [c["message"]["content"] for c in found["choices"]] == ["a", "b"]
     assert [c["finish_reason"] for c in found["choices"]] == ["length", "stop"]
     assert found["object"] == "chat.completion"
-    writer = Writer("c", "m", completion())
+    writer = Writer("c", "m", completion(), None)
     assert writer.write(0, "a", "stop") == ""
     found = json.loads(writer.last(3, 2, 1))
     assert found["choices"][0]["text"] == "a"
     assert found["usage"]["total_tokens"] == 5
     assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
+def spelled() -> tuple[Tokenizer, list[dict[int, Logprob]]]:
+    """The two tokens of a character whose bytes they share, and one whose rivals are impossible."""
+    tokenizer = Tokenizer(bundled_folder())
+    snow = tokenizer.encode("x\u2603y", add_special_tokens=False)
+    assert len(snow) > 3
+    scores = []
+    for place, token in enumerate(snow):
+        own = Logprob(-0.5 - place, 3, tokenizer.token_bytes(token).decode(errors="replace"))
+        rivals = {i: Logprob(-0.1 * i, i, str(i)) for i in (1, 2)}
+        scores.append({token: own, **rivals, 300: Logprob(-math.inf, 4, "\ufffd")})
+    return tokenizer, scores
+
+
+def test_log_probabilities_of_a_completion() -> None:
+    tokenizer, scores = spelled()
+    writer = Writer("c", "m", completion(logprobs=3, stream=True), tokenizer)
+    first, second = chunks(
+        writer.write(0, "x", None, scores[:1]) + writer.write(0, "\u2603y", "stop", scores[1:])
+    )
+    parts = [chunk["choices"][0]["logprobs"] for chunk in (first, second)]
+    joined = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+    assert joined["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
+    assert joined["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
+    assert joined["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]  # bytes that go on, too
+    assert joined["top_logprobs"][0] == {"x": -0.5, "1": -0.1, "2": -0.2, "\ufffd": -9999.0}
+    # Where a rival is spelled as the token itself is, the token itself is told of.
+    assert joined["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
+    assert chunks(writer.write(0, "", None, ()))[0]["choices"][0]["logprobs"] is None
+
+
+def test_log_probabilities_of_a_conversation() -> None:
+    tokenizer, scores = spelled()
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
+    writer = Writer("c", "m", chat(**asked), tokenizer)
+    writer.write(0, "x\u2603y", "stop", scores)
+    found = json.loads(writer.last(1, 1, 0))["choices"][0]["logprobs"]
+    content = found["content"]
+    assert b"".join(bytes(one["bytes"]) for one in content).decode() == "x\u2603y"
+    assert [one["token"] for one in content] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
+    assert [top["token"] for top in content[0]["top_logprobs"]] == ["1", "2", "x"]
+    assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-0.1, -0.2, -0.5]
+    writer = Writer("c", "m", chat(**asked, stream=True), tokenizer)
+    events = chunks(
+        writer.write(0, "x", None, scores[:1]) + writer.write(0, "", "stop", scores[1:])
+    )
+    told = [event["choices"][0]["logprobs"] for event in events]
+    assert [len(one["content"]) if one else 0 for one in told] == [0, 1, len(scores) - 1, 0]
+    assert [item for one in told if one for item in one["content"]] == content
+    assert events[2]["choices"][0]["delta"] == {"content": ""}
+
+
+def test_tokens_without_a_tokenizer_are_named_by_their_ids() -> None:
+    writer = Writer("c", "m", completion(logprobs=1), None)
+    writer.write(0, "", "stop", [{7: Logprob(-1.0, 2), 9: Logprob(-0.5, 1)}])
+    found = json.loads(writer.last(1, 1, 0))["choices"][0]["logprobs"]
+    assert found["top_logprobs"] == [{"token_id:7": -1.0, "token_id:9": -0.5}]

@@ -24,6 +24,7 @@ from minfer.messages import Cancel, Executed, Failed, Finished, Preempted, Reaso
 from minfer.oracle import Oracle
 from minfer.request import Request
 from minfer.state import Transition
+from tests.core.recorded import Seen
 from tests.effects.tiny_model import write_checkpoint
 
 SETTINGS: dict[str, Any] = {
@@ -357,8 +358,7 @@ async def by_a_timeout(llm: AsyncLLM) -> None:
 
 @pytest.mark.parametrize("leave", [by_break, by_aclose, by_cancelling_the_task, by_a_timeout])
 def test_leaving_cancels_within_one_step(slow: AsyncLLM, leave: Any) -> None:
-    turns: list[tuple[Any, Transition]] = []
-    slow.worker.driver.record = lambda *turn: turns.append(turn)
+    turns = slow.worker.driver.record = Seen()
 
     async def program() -> None:
         neighbour = asyncio.create_task(collect(slow.generate([7], params(60))))
@@ -367,14 +367,15 @@ def test_leaving_cancels_within_one_step(slow: AsyncLLM, leave: Any) -> None:
         left = len(turns)
         assert len(ids(await neighbour)) == 60
         await idle(slow)
-        cancelled = [i for i, (events, _) in enumerate(turns) if Cancel("x") in events]
+        cancelled = [i for i, turn in enumerate(turns) if Cancel("x") in turn.events]
         # The turn that was under way may have popped its events already; the next one has it.
         assert len(cancelled) == 1
         assert cancelled[0] <= left + 1
-        after = turns[cancelled[0]][1].state
+        after = turns[cancelled[0]].transition.state
         assert "x" not in after.requests
         # The blocks come back once the steps that may write to them are over.
-        assert not turns[cancelled[0] + slow.setup.config.depth][1].state.fences
+        later = turns[cancelled[0] + slow.setup.config.depth]
+        assert not later.transition.state.fences
 
     run(slow, program())
 
@@ -567,10 +568,9 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(slow: 
 
 def test_observers_see_every_turn_and_ends_are_told_once(slow: AsyncLLM) -> None:
     turns: list[Transition] = []
-    recorded: list[Any] = []
     ended: list[Assembly] = []
     slow.worker.observers.append(turns.append)
-    slow.worker.driver.record = lambda *turn: recorded.append(turn)
+    recorded = slow.worker.driver.record = Seen()
     slow.worker.on_end.append(ended.append)
 
     async def program() -> None:
@@ -578,7 +578,7 @@ def test_observers_see_every_turn_and_ends_are_told_once(slow: AsyncLLM) -> None
         await asyncio.gather(*map(collect, streams))
         await by_break(slow)
         await idle(slow)
-        assert [id(turn) for turn in turns] == [id(turn) for _, turn in recorded]
+        assert [id(turn) for turn in turns] == [id(turn.transition) for turn in recorded]
         assert sorted(job.request.id for job in ended) == sorted(
             [*(f"r{i}" for i in range(1, 21)), "x"]
         )
@@ -588,7 +588,7 @@ def test_observers_see_every_turn_and_ends_are_told_once(slow: AsyncLLM) -> None
             assert job.last is not None
             assert job.arrived <= job.started <= job.first <= job.last
             assert job.samples[0].done is not None
-        submits = sum(isinstance(e, Submit) for events, _ in recorded for e in events)
+        submits = sum(isinstance(e, Submit) for turn in recorded for e in turn.events)
         assert submits == 21
         # 8 rows for 20 requests: those that waited were admitted later.
         waits = [job.started - job.arrived for job in ended if job.started is not None]

@@ -202,6 +202,7 @@ def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -
         tokens(llm, prompts)
         tokens(llm, prompts, temperature=0.8)
         tokens(llm, prompts, temperature=0.8, top_p=0.9, top_k=40)
+        tokens(llm, prompts, temperature=0.8, top_k=40, logprobs=5)
         assert not [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
 
 
@@ -269,6 +270,32 @@ def test_float32_tokens_are_those_of_transformers(
             assert tokens(llm, prompts) == expected
 
 
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_float32_log_probabilities_are_those_of_transformers(
+    prompts: list[list[int]], expected: list[list[int]], theirs: Any, eager: bool
+) -> None:
+    """Within 1e-3, where neighbours ask for none; products are IEEE's, sums in another order."""
+    asked = [(None, 0, 4, 20)[i % 4] for i in range(len(prompts))]
+    params = [
+        SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=k) for k in asked
+    ]
+    with LLM(dtype="float32", **SMALL, enforce_eager=eager) as llm:
+        for _ in range(2):  # the second time with graphs of mixed steps
+            outputs = [o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)]
+            assert [list(one.token_ids) for one in outputs] == expected
+            for prompt, k, one in zip(prompts, asked, outputs, strict=True):
+                assert (one.logprobs is None) == (k is None)
+                with torch.inference_mode():
+                    ids = torch.tensor([[*prompt, *one.token_ids]], device=DEVICE)
+                    exact = theirs(ids).logits[0, len(prompt) - 1 : -1].double().log_softmax(-1)
+                scored = zip(one.token_ids, exact.cpu(), one.logprobs or (), strict=k is not None)
+                for token, row, by_id in scored:
+                    assert by_id[token].rank == 1
+                    assert len(by_id) == max(k or 0, 1)
+                    for other, found in by_id.items():
+                        assert found.logprob == pytest.approx(float(row[other]), abs=1e-3)
+
+
 @pytest.mark.parametrize("kind", ["gpt_neox", "gemma3_text"])
 def test_a_model_of_transformers_gives_the_tokens_that_it_gives_on_the_cpu(
     kind: str, tmp_path: Path
@@ -289,15 +316,19 @@ import json, sys
 from minfer import LLM, SamplingParams
 settings, prompts = json.load(sys.stdin)
 params = [SamplingParams(temperature=0.8, top_p=0.9 + 0.1 * (i % 2), seed=i, max_tokens=48,
-                         ignore_eos=True) for i in range(len(prompts))]
+                         ignore_eos=True, logprobs=i % 4 or None) for i in range(len(prompts))]
 with LLM(**settings) as llm:
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-print(json.dumps([output.outputs[0].token_ids for output in outputs]))
+    outputs = [output.outputs[0] for output in llm.generate(prompts, params, use_tqdm=False)]
+scores = [[[[i, found.rank, found.logprob.hex()] for i, found in by_id.items()]
+           for by_id in one.logprobs or ()] for one in outputs]
+print(json.dumps([[one.token_ids for one in outputs], scores]))
 """
 
 
-def test_two_processes_give_the_same_tokens(prompts: list[list[int]]) -> None:
-    job, made = json.dumps([SMALL, prompts]), []
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_two_processes_give_the_same_bits(prompts: list[list[int]], eager: bool) -> None:
+    """Tokens and log-probabilities."""
+    job, made = json.dumps([SMALL | {"enforce_eager": eager}, prompts]), []
     for _ in range(2):
         command = [sys.executable, "-c", PROCESS]
         done = subprocess.run(
@@ -305,8 +336,10 @@ def test_two_processes_give_the_same_tokens(prompts: list[list[int]]) -> None:
         )
         made.append(json.loads(done.stdout.splitlines()[-1]))
     assert made[0] == made[1]
-    assert [len(row) for row in made[0]] == [48] * len(prompts)
-    assert len({tuple(row) for row in made[0]}) == len(prompts)
+    drawn, scores = made[0]
+    assert [len(row) for row in drawn] == [48] * len(prompts)
+    assert [len(row) for row in scores] == [48 * bool(i % 4) for i in range(len(prompts))]
+    assert len({tuple(row) for row in drawn}) == len(prompts)
 
 
 # --- every way of attention -----------------------------------------------------------------------

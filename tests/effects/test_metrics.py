@@ -198,3 +198,18 @@ def test_who_is_left_out_of_a_turn_has_a_longer_gap(made: Made) -> None:
     found = read(metrics)
     assert found["inter_token_latency_seconds_count"] == 2 + 1 + 2 + 2
     assert found["inter_token_latency_seconds_sum"] == (1 + 1) + 1 + (3 + 4) + (3 + 3)
+
+
+def test_a_stop_string_in_the_last_token_counts_as_the_reader_sees_it() -> None:
+    greedy = SamplingParams(temperature=0, max_tokens=4)
+    with LLM(executor="dry") as llm:
+        metrics = Metrics(llm.worker, llm.setup, "tiny")
+        (whole,) = llm.generate(["a"], greedy)[0].outputs
+        last = llm.generate(["a"], evolve(greedy, max_tokens=3))[0].outputs[0].text
+        stop = whole.text.removeprefix(last)
+        (cut,) = llm.generate(["a"], evolve(greedy, stop=(stop,)))[0].outputs
+        settle(llm)
+        found = read(metrics)
+    assert (whole.finish_reason, cut.finish_reason) == ("length", "stop")
+    ends = {name: found[f"request_success_total {name}"] for name in ("stop", "length")}
+    assert ends == {"stop": 1, "length": 2}

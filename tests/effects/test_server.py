@@ -1,6 +1,7 @@
 """The server as its clients see it: OpenAI's own SDK over real sockets, bad input, departures."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import statistics
@@ -16,7 +17,8 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from minfer import LLM, SamplingParams
-from minfer.effects.server import LONG
+from minfer.effects.async_llm import AsyncLLM
+from minfer.effects.server import LONG, Service
 from minfer.oracle import Oracle
 from tests.effects.crowd import compared
 from tests.effects.serving import Serving, events, serving
@@ -152,6 +154,72 @@ def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
         assert all(chunk.usage is None and chunk.choices for chunk in stream)
 
 
+def test_log_probabilities_of_completions(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "bundled", "prompt": "def add(a", "logprobs": 2,
+                             "temperature": 1.5, "seed": 2, "max_tokens": 15}  # fmt: skip
+    one = client.completions.create(**asked).choices[0]
+    found = one.logprobs
+    assert found is not None
+    assert found.tokens
+    assert found.token_logprobs
+    assert found.top_logprobs
+    assert found.text_offset
+    for token, own, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+        assert top[token] == own <= 0
+        assert len(top) in (2, 3)
+    for at, token in zip(found.text_offset, found.tokens, strict=True):
+        assert one.text.startswith(token, at) or at == len(one.text)
+    parts: list[Any] = []
+    with client.completions.create(**asked, stream=True) as stream:
+        parts += [chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].logprobs]
+    assert len(parts) > 2
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [item for part in parts for item in getattr(part, name)] == getattr(found, name)
+    plain = client.completions.create(**{**asked, "logprobs": None}).choices[0]
+    assert (plain.text, plain.logprobs) == (one.text, None)
+    least = client.completions.create(**{**asked, "logprobs": 0}).choices[0].logprobs
+    assert least is not None
+    assert least.token_logprobs == found.token_logprobs
+    assert [len(top) for top in least.top_logprobs or ()] == [1] * len(found.tokens)
+
+
+def test_log_probabilities_of_conversations(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "bundled", "logprobs": True, "top_logprobs": 4, "seed": 8,
+                             "messages": [{"role": "user", "content": "def f("}],
+                             "max_tokens": 15, "n": 2}  # fmt: skip
+    whole = client.chat.completions.create(**asked)
+    contents: list[list[Any]] = [[], []]
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        contents[choice.index] = choice.logprobs.content or []
+        text = b"".join(bytes(one.bytes or ()) for one in contents[choice.index]).decode()
+        assert choice.message.content
+        assert text.startswith(choice.message.content)
+        for one in contents[choice.index]:
+            assert one.bytes == [*one.token.encode()]
+            values = [top.logprob for top in one.top_logprobs]
+            assert len(values) == 4
+            assert values == sorted(values, reverse=True)
+            assert one.logprob in values or one.logprob <= values[-1]
+    streamed: list[list[Any]] = [[], []]
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        for chunk in stream:
+            for news in chunk.choices:
+                streamed[news.index] += (news.logprobs and news.logprobs.content) or []
+    assert streamed == contents
+    plain = client.chat.completions.create(**{**asked, "logprobs": False, "top_logprobs": 0})
+    assert [c.message.content for c in plain.choices] == [c.message.content for c in whole.choices]
+    assert all(choice.logprobs is None for choice in plain.choices)
+
+
+def test_log_probabilities_need_a_model(slow: Serving) -> None:
+    answer = slow.post("completions", prompt="x", logprobs=0)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "logprobs"
+    assert "the oracle executor has no model" in error["message"]
+
+
 def said(client: OpenAI, messages: list[Any], **more: Any) -> list[str | None]:
     done = client.chat.completions.create(
         model="bundled", messages=messages, **{"seed": 5, "max_tokens": 12, **more}
@@ -225,7 +293,8 @@ def test_an_answer_may_be_begun_for_the_model(bundled: Serving) -> None:
         ({"prompt": "a " * 3000}, "prompt", "context_length_exceeded"),
         ({"prompt": ["ok", "a " * 3000]}, "prompt", "context_length_exceeded"),
         ({"stop": [""]}, "stop", None), ({"stop": ["a"] * 17}, "stop", None),
-        ({"logprobs": 1}, "logprobs", None), ({"best_of": 3}, "best_of", None),
+        ({"logprobs": 21}, "logprobs", None), ({"logprobs": 1, "echo": True}, "logprobs", None),
+        ({"best_of": 3}, "best_of", None),
         ({"suffix": "x"}, "suffix", None), ({"presence_penalty": 1}, "presence_penalty", None),
         ({"extra_body": {"stop_token_ids": [99_999]}}, "stop_token_ids", None),
         ({"extra_body": {"top_k": -5}}, "top_k", None), ({"extra_body": {"foo": 1}}, "foo", None),
@@ -601,3 +670,27 @@ def test_half_of_a_crowd_leaves_and_the_others_do_not_notice(folder: str) -> Non
     assert found.cancelled == found.taken  # each gave all back within two turns of its Cancel
     assert found.cancelled >= 5  # turns; several may leave in one
     assert found.left_over == 0
+
+
+def test_prompts_of_one_answer_do_not_overtake_each_other_at_a_slow_client() -> None:
+    sent: list[Any] = []
+    body = json.dumps({"prompt": [[5], [6]], "stream": True, "max_tokens": 1}).encode()
+    head = [(b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": head,
+             "query_string": b"", "root_path": ""}  # fmt: skip
+    inbox = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive() -> Any:
+        return inbox.pop() if inbox else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.start":
+            await asyncio.sleep(0.3)  # the last answer on the connection is still to be read
+        sent.append(message)
+
+    with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as llm:
+        asyncio.run(Service(llm, ["dry"])(scope, receive, send))
+    assert [message["type"][14:] for message in sent] == ["start", "body", "body"]
+    assert [message["more_body"] for message in sent[1:]] == [True, False]
+    said = b"".join([message["body"] for message in sent[1:]])
+    assert said.count(b'"finish_reason": "length"') == 2

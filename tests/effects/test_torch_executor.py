@@ -18,6 +18,7 @@ from minfer.config import EngineConfig
 from minfer.effects import torch_executor
 from minfer.effects.device_rows import DeviceRows
 from minfer.effects.driver import Driver
+from minfer.effects.executor import Scores
 from minfer.effects.model import forward as model_forward
 from minfer.effects.spec import ModelSpec, parse_spec
 from minfer.effects.torch_executor import TorchExecutor
@@ -163,6 +164,7 @@ class Run:
     tokens: Tokens = field(factory=dict)
     ends: dict[tuple[str, int], Finished] = field(factory=dict)
     reasons: list[object] = field(factory=list)
+    scores: dict[tuple[str, int], list[Scores]] = field(factory=dict)
 
     @classmethod
     def start(cls, model: Model, **settings: Any) -> "Run":
@@ -179,8 +181,13 @@ class Run:
         self.reasons += transition.reasons
         for command in transition.commands:
             if isinstance(command, Emit):
+                found = self.driver.executor.logprobs  # type: ignore[attr-defined]  # TorchExecutor's
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.tokens.setdefault(name, []).extend(tokens)
+                    scores = found.get(name, ())[: len(tokens)]
+                    if scores:
+                        assert len(scores) == len(tokens)
+                        self.scores.setdefault(name, []).extend(scores)
                 self.ends.update({(f.id, f.sample): f for f in command.finished})
 
     def serve(self, wanted: list[Request], *, apart: int = 0) -> Tokens:
@@ -271,6 +278,101 @@ def test_a_cancelled_neighbour_changes_nothing(model: Model, reference: Tokens) 
     assert run.ends["r3", 0].reason == "cancelled"
     del tokens["r3", 0]
     assert tokens == {name: t for name, t in reference.items() if name != ("r3", 0)}
+
+
+# --- log-probabilities ---------------------------------------------------------------------------
+
+ASKED = (None, 0, 3, None, 20)  # in turn
+
+
+def asking(wanted: list[Request]) -> list[Request]:
+    """Requests of which some ask for log-probabilities."""
+    each = zip(wanted, ASKED * len(wanted), strict=False)
+    return [evolve(r, sampling=evolve(r.sampling, logprobs=k)) for r, k in each]
+
+
+def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
+    """Those who asked, and nobody else, got those of transformers: within 1e-4, in float32."""
+    asked = {(r.id, i): r for r in wanted for i in range(r.n) if r.sampling.logprobs is not None}
+    assert run.scores.keys() == asked.keys()
+    for name, request in asked.items():
+        tokens, k = run.tokens[name], request.sampling.logprobs
+        assert len(run.scores[name]) == len(tokens)
+        for at, (token, (ids, values)) in enumerate(zip(tokens, run.scores[name], strict=True)):
+            logits = model.logits([*request.prompt, *tokens[:at]])
+            exact = torch.tensor(logits).double().log_softmax(0)
+            likeliest = exact.argsort(descending=True).tolist()
+            assert ids == [likeliest.index(token) + 1, *likeliest[:k]]
+            close = torch.tensor(values).double()
+            torch.testing.assert_close(close, exact[[token, *ids[1:]]], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("depth", "max_repeat"), [(1, 1), (2, 4), (3, 1), (3, 4)])
+@pytest.mark.parametrize(
+    "settings", [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 3}, {"num_blocks": 9}], ids=str
+)
+def test_some_ask_for_log_probabilities(
+    model: Model, reference: Tokens, settings: dict[str, int], max_repeat: int, depth: int
+) -> None:
+    run, wanted = Run.start(model, **settings, max_repeat=max_repeat, depth=depth), requests(0)
+    assert run.serve(asking(wanted), apart=depth % 2) == reference
+    check_scores(model, run, asking(wanted))
+    if settings == {"num_blocks": 9}:
+        assert run.count(Preempted)
+
+
+def test_log_probabilities_of_several_samples(model: Model) -> None:
+    how = SamplingParams(temperature=1.5, top_k=5, n=4, logprobs=2)
+    request = Request(id="n", prompt=tuple(range(9)), max_tokens=12, n=4, sampling=how, seed=11)
+    run = Run.start(model, max_repeat=2)
+    run.serve([request])
+    check_scores(model, run, [request])
+    assert max(ids[0] for scores in run.scores.values() for ids, _ in scores) > 1
+
+
+def test_log_probabilities_where_steps_fail(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def failing(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls % 9 == 0:
+            raise MemoryError
+        return model_forward(*arguments)
+
+    monkeypatch.setattr(torch_executor, "forward", failing)
+    run, wanted = Run.start(model, num_blocks=20, max_repeat=4), asking(requests(0))
+    assert run.serve(wanted, apart=1) == reference
+    check_scores(model, run, wanted)
+    assert run.count(Voided)
+
+
+def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.start(model, num_blocks=200)
+    executor: Any = run.driver.executor
+    steps, step = list[bool](), executor._run
+
+    def seen(flight: Any, kind: Any, *more: Any) -> None:
+        steps.append(kind.scored)
+        step(flight, kind, *more)
+
+    monkeypatch.setattr(executor, "_run", seen)
+    long = [Request(id=str(i), prompt=(i + 2,), max_tokens=40, sampling=GREEDY) for i in range(5)]
+    alone = run.serve(long)
+    assert not any(steps)
+    assert not run.scores
+    steps.clear()
+    short = evolve(long[0], id="asks", max_tokens=7, sampling=evolve(GREEDY, logprobs=1))
+    again = run.serve([*(evolve(r, id="again-" + r.id) for r in long), short])
+    assert all(again["again-" + r.id, 0] == alone[r.id, 0] for r in long)
+    assert steps == [True] * steps.count(True) + [False] * steps.count(False)
+    assert 7 <= steps.count(True) < 12
+    assert [ids for ids, _ in run.scores["asks", 0]] == [[1, t] for t in again["asks", 0]]
+    assert all(values[0] == values[1] for _, values in run.scores["asks", 0])
 
 
 # --- failures ------------------------------------------------------------------------------------

@@ -141,3 +141,13 @@ def test_an_id_is_served_once_at_a_time(folder: str) -> None:
             llm.generate([[1], [2]], GREEDY)
         assert list(llm.worker.jobs) == ["0"]
         stream.close()
+
+
+def test_outputs_come_in_the_order_of_the_batch(folder: str) -> None:
+    """Not in the order of a set, which differs from process to process."""
+    with LLM(folder, executor="oracle", num_gpu_blocks_override=2000) as llm:
+        outputs = llm.generate([[i] for i in range(3, 12)], GREEDY)
+        stream = llm.stream([[i] for i in range(3, 12)], GREEDY)
+        came = [next(stream).request_id for _ in outputs]
+        stream.close()
+    assert came == [str(9 + i) for i in range(9)]

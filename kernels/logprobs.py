@@ -1,0 +1,101 @@
+"""Log-probabilities of the tokens drawn, and the likeliest tokens, without normalising the logits.
+
+Theory. A token's *key* is an integer: its logit's order, then its id turned round; so the larger
+key is the likelier token's, or the lower id's of two that tie. `_scan` reads each chunk of a row
+once: its log-sum-exp in two numbers, how many keys reach the drawn token's, and its k largest keys,
+one maximum after the other, in registers. `_finish` does the same with what the chunks found. Rows
+that do not ask end after one load; a row's result depends on that row alone.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minfer.kernels import on_triton, plain
+from minfer.kernels.pdl import early, follow
+
+CHUNK = 2048  # logits of a program
+NONE = tl.constexpr(-(2**63))  # less than every key
+
+
+@triton.jit
+def _key(x, ids):  # type: ignore[no-untyped-def]  # Triton's
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # -0 is 0
+    order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    return (order.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
+def _scan(  # type: ignore[no-untyped-def]  # Triton's
+    logits, stride, tokens, who, asked, stats, lists, vocab, most: tl.constexpr, chunk: tl.constexpr
+):
+    follow()
+    part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    count = tl.load(asked + tl.load(who + row))
+    if count > 0:
+        line, ids = logits + row * stride, part * chunk + tl.arange(0, chunk)
+        x = tl.load(line + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
+        token = tl.load(tokens + row)
+        own = _key(tl.load(line + token).to(tl.float32), token)
+        keys = tl.where(ids < vocab, _key(x, ids), NONE)
+        top = tl.maximum(tl.max(x, 0), -3.4028234663852886e38)  # finite: -inf - -inf would be NaN
+        here = stats + row * 3 * parts + part
+        tl.store(here, top)
+        tl.store(here + parts, tl.sum(tl.exp(x - top), 0))
+        tl.store(here + 2 * parts, tl.sum((keys >= own).to(tl.int32), 0).to(tl.float32))
+        for i in range(count - 1):
+            best = tl.max(keys, 0)
+            tl.store(lists + (row * most + i) * parts + part, best)
+            keys = tl.where(keys == best, NONE, keys)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
+def _finish(  # type: ignore[no-untyped-def]  # Triton's
+    logits, stride, tokens, who, asked, stats, lists, out, parts, most: tl.constexpr,
+    pad: tl.constexpr, wide: tl.constexpr,
+):  # fmt: skip
+    follow()
+    row, lanes, at = tl.program_id(0).to(tl.int64), tl.arange(0, pad), tl.arange(0, wide)
+    count = tl.load(asked + tl.load(who + row))
+    if count > 0:
+        here = stats + row * 3 * parts + lanes
+        top = tl.load(here, mask=lanes < parts, other=float("-inf"))
+        mass = tl.load(here + parts, mask=lanes < parts, other=0.0)
+        rank = tl.sum(tl.load(here + 2 * parts, mask=lanes < parts, other=0.0), 0)
+        largest = tl.max(top, 0)
+        total = tl.log(tl.sum(mass * tl.exp(top - largest), 0))  # beyond the largest
+        ids, values = out + 2 * row * (most + 1), out + (2 * row + 1) * (most + 1)
+        chosen = tl.load(logits + row * stride + tl.load(tokens + row)).to(tl.float32)
+        tl.store(ids, rank.to(tl.int32))
+        tl.store(values, (chosen - largest - total).to(tl.int32, bitcast=True))
+        keys = tl.load(lists + row * most * parts + at, mask=at < (count - 1) * parts, other=NONE)
+        for i in range(1, count):
+            best = tl.max(keys, 0)
+            order = (best >> 32).to(tl.int32)
+            x = (order ^ ((order >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+            tl.store(ids + i, 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32))
+            tl.store(values + i, (x - largest - total).to(tl.int32, bitcast=True))
+            keys = tl.where(keys == best, NONE, keys)
+
+
+def logprobs(logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor) -> None:
+    """Natural log-probabilities, in float32, of the tokens drawn and of the likeliest ones.
+
+    `logits` [rows, vocab], rows contiguous; `tokens` and `who` [rows] int32: what was drawn, and
+    for which device row; `asked` [device rows] int32: 0 for nothing, else 1 + k, with k <= vocab.
+    Of a row that asks, `out` [rows, 2, 1 + most] int32 gets, first, the drawn token's rank (1 is
+    the likeliest) and the k <= most likeliest ids; second, the bits of the log-probabilities of
+    the drawn token and of these. Of tokens that tie, the lower id counts as the likelier.
+    """
+    if not on_triton(logits):
+        plain.logprobs(logits, tokens, who, asked, out)
+        return
+    (rows, vocab), most = logits.shape, out.shape[2] - 1
+    parts = triton.cdiv(vocab, CHUNK)
+    stats = logits.new_empty(rows, 3, parts, dtype=torch.float32)
+    lists = logits.new_empty(rows, most, parts, dtype=torch.int64)
+    line = (logits, logits.stride(0), tokens, who, asked, stats, lists)
+    pads, how = (triton.next_power_of_2(parts), triton.next_power_of_2(most * parts)), early(logits)
+    _scan[parts, rows](*line, vocab, most, CHUNK, num_warps=4, launch_pdl=how)
+    _finish[rows,](*line, out, parts, most, *pads, num_warps=8, launch_pdl=how)
