@@ -9,24 +9,29 @@ Results are fed back as an executor would at depth 2; making them up is not time
 
 import argparse
 import random
+import time
 from collections import deque
-from itertools import chain, product
+from collections.abc import Iterator
+from itertools import chain, islice, product
 from statistics import median
 from typing import Any
 
 from bench.results import percentiles, run, show
-from bench.virtual import Virtual
 from minfer.config import EngineConfig
 from minfer.effects.driver import quiet_collector
 from minfer.effects.dry import Dry
+from minfer.engine import step
 from minfer.keys import block_keys
-from minfer.messages import Executed
+from minfer.messages import Emit, Event, Executed
 from minfer.request import Request
+from minfer.simulate import Arrival, CostModel, Simulation
+from minfer.state import EngineState, Transition, Turn, initial
 
 BLOCK = 64
 VOCAB = 32_000
 MOST = 8192  # output tokens of a steady decode: more than a run takes turns
 PARTS = 20  # blocks of turns that a case is measured in
+COST = CostModel(name="any", decode=((1, 0.01),), mixed=0.01, token=0.0)
 
 
 class MadeUp(Dry):
@@ -36,6 +41,18 @@ class MadeUp(Dry):
         plan = self.plans.popleft()
         tokens = random.choices(range(1, VOCAB), k=len(plan.rows))
         return Executed(plan.step, tuple((t,) * m for t, m in zip(tokens, plan.most, strict=True)))
+
+
+class Coming(deque[Arrival]):
+    """Arrivals that are taken as they are asked for; more may be added at any time."""
+
+    def __iter__(self) -> Iterator[Arrival]:
+        return self
+
+    def __next__(self) -> Arrival:
+        if not self:
+            raise StopIteration
+        return self.popleft()
 
 
 class Load:
@@ -55,23 +72,44 @@ class Load:
             max_model_len=context + 2 * MOST, max_num_seqs=running,
             max_num_batched_tokens=max(8192, running + context), vocab_size=VOCAB,
         )  # fmt: skip
-        engine = self.engine = Virtual(config, MadeUp([[0]]), lambda _: 0.01)
         self.running, self.churn, self.rng, self.made = running, churn, random.Random(0), 0
         self.lengths = range(context, context + (1 if aligned else BLOCK))
         self.document = self.tokens(context - BLOCK) if shared else ()
-        self.ready = deque[Request]()
-        for number in range(idle_blocks // 32):
-            idle = Request(id=f"idle {number}", prompt=self.tokens(32 * BLOCK), max_tokens=1)
-            engine.coming.append((engine.now, idle))
-            engine.run()
-        engine.successor = self.next
-        engine.coming += [(engine.now, self.next()) for _ in range(running)]
-        while len(engine.state.running) < running:
-            engine.turn()
+        self.ready, self.took, executor = deque[Request](), list[float](), MadeUp([[0]])
+        # One after the other.
+        idle = ((float(number), self.idle(number)) for number in range(idle_blocks // 32))
+        before, state = Simulation(config, executor, COST, idle).turns(), initial(config)
+        for turn in before:
+            state = turn.transition.state
+        self.coming = Coming((state.time, self.next()) for _ in range(running))
+        engine = Simulation(config, executor, COST, self.coming, state, state.time, step=self.step)
+        self.turns = self.refilled(engine.turns())
+        while len(next(self.turns).transition.state.running) < running:
+            pass
         self.block(8)  # the last prompts end
+
+    def refilled(self, turns: Iterator[Turn]) -> Iterator[Turn]:
+        """Turns, after which who has ended is replaced."""
+        for turn in turns:
+            for emit in turn.transition.commands:
+                if isinstance(emit, Emit):
+                    self.coming += [(0.0, self.next()) for _ in emit.finished]
+            yield turn
+
+    def step(
+        self, config: EngineConfig, state: EngineState, events: tuple[Event, ...]
+    ) -> Transition:
+        """The core's step, timed."""
+        begin = time.perf_counter()
+        transition = step(config, state, events)
+        self.took.append(1e3 * (time.perf_counter() - begin))
+        return transition
 
     def tokens(self, count: int) -> tuple[int, ...]:
         return tuple(self.rng.choices(range(1, VOCAB), k=count))
+
+    def idle(self, number: int) -> Request:
+        return Request(id=f"idle {number}", prompt=self.tokens(32 * BLOCK), max_tokens=1)
 
     def request(self) -> Request:
         self.made += 1
@@ -94,7 +132,9 @@ class Load:
         """
         wanted = turns * self.running // 160 + 8 if self.churn else 0
         self.ready += [self.request() for _ in range(wanted - len(self.ready))]
-        return [1e3 * self.engine.turn() for _ in range(turns)]
+        self.took.clear()
+        deque(islice(self.turns, turns), maxlen=0)
+        return [*self.took]
 
 
 def alone(running: int, churn: bool, aligned: bool, turns: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from minfer.config import ConfigError
 from minfer.effects.checkpoint import CheckpointError
 from minfer.effects.memory import describe
 from minfer.effects.options import EngineArgs, prepare, read_bytes
+from minfer.journal import JournalError
 from minfer.request import ParameterError
 
 # Defaults under which the bundled model shows what it can do.
@@ -33,7 +34,8 @@ _Options = Callable[[argparse.ArgumentParser], None]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     try:
-        options = _parser().parse_args(argv)
+        argv = sys.argv[1:] if argv is None else argv
+        options = _parser(argv).parse_args(argv)
         module, _, name = options.run.partition(".")
         code: int = getattr(import_module(f"minfer.effects.{module}"), name)(options)
         sys.stdout.flush()
@@ -47,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from minfer.effects.chat import ChatTemplateError
         from minfer.effects.edge import RequestError
 
-        users = ConfigError | RequestError | CheckpointError | ParameterError | ChatTemplateError
+        users = (ConfigError, RequestError, CheckpointError, ParameterError, ChatTemplateError,
+                 JournalError)  # fmt: skip
         if not isinstance(error, users):  # which say what was wrong with what we were given
             raise
         print(f"minfer: {error}", file=sys.stderr)
@@ -62,7 +65,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"minfer: {message}; see {self.prog} --help\n")
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="minfer", description="Run a language model. Without --model, a small one that writes "
         "Python and comes with minfer.",
@@ -70,11 +73,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"minfer {minfer.__version__}")
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(run: str, text: str, description: str, groups: list[_Options]) -> None:
-        """Add a command; `run` is its module, imported when it runs, and its function there."""
-        added = commands.add_parser(run.partition(".")[2], help=text, description=description)
+    def command(
+        run: str, text: str, description: str, groups: list[_Options] | None = None
+    ) -> None:
+        """Add a command; `run` is its module, imported when it runs, and its function there.
+
+        Without `groups`, its options are beside it: `NAME_options`, asked for if it is meant.
+        """
+        module, _, name = run.partition(".")
+        added = commands.add_parser(name, help=text, description=description)
         added.set_defaults(run=run)
-        for add_options in groups:
+        if groups is None and name in argv:
+            groups = [getattr(import_module(f"minfer.effects.{module}"), f"{name}_options")]
+        for add_options in groups or ():
             add_options(added)
 
     command(
@@ -102,6 +113,31 @@ def _parser() -> argparse.ArgumentParser:
         "Run a checkpoint through minfer and through transformers on this machine and compare "
         "token ids, logits, chat template and special tokens. Exit code 1 if they differ.",
         [_verify_options, _engine_options],
+    )
+    command(
+        "replay.replay",
+        "verify what a recorded engine decided",
+        "Fold the engine over a journal and compare every decision with the recorded one; show "
+        "the state at a turn, or change one thing there and go on. Exit code 1 if it decides "
+        "otherwise.",
+    )
+    command(
+        "explain.explain",
+        "say why a recorded request took as long as it did",
+        "What a request waited for, who preempted it and for whom, where its prefix first missed, "
+        "and where its latency went, out of a journal.",
+    )
+    command(
+        "simulate.simulate",
+        "run a trace through the engine on a virtual clock",
+        "Run arrivals through the real scheduler with a model of what steps cost: latencies, "
+        "goodput, hits and preemptions of policies and sizes, side by side.",
+    )
+    command(
+        "view.view",
+        "draw a journal as a page of HTML",
+        "Write one self-contained page that shows a recorded or simulated run: sequences, blocks, "
+        "batches, and the reasons of every decision.",
     )
     command(
         "cli.plan",

@@ -97,9 +97,12 @@ class Writer:
         try:
             self._turn(turn)
         except (OSError, CodecError) as error:
-            self.failed = error
-            _log.warning("the journal ends after turn %d of %s: %s; the engine goes on without it",
-                         self.turns, self.paths[-1], error)  # fmt: skip
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        self.failed = error
+        _log.warning("the journal ends after turn %d of %s: %s; the engine goes on without it",
+                     self.turns, self.paths[-1], error)  # fmt: skip
 
     def _turn(self, turn: Turn) -> None:
         told = compact(facts(turn.before, turn.transition))
@@ -133,9 +136,15 @@ class Writer:
             return
         run, _, number = self.paths[-1].stem.rpartition("-")
         path = self.paths[-1].with_name(f"{run}-{int(number) + 1:06}{SUFFIX}")
-        new = _create(path.with_suffix(".part"))
-        self.size = _write(new, b"".join([MAGIC, mark.head, *self.since]))
-        path.with_suffix(".part").rename(path)
+        part = path.with_suffix(".part")
+        new = _create(part)
+        try:
+            self.size = _write(new, b"".join([MAGIC, mark.head, *self.since]))
+            part.rename(path)
+        except OSError:
+            os.close(new)
+            part.unlink(missing_ok=True)
+            raise
         os.close(self.file)
         self.file, self.since = new, []
         self.paths.append(path)
@@ -147,8 +156,11 @@ class Writer:
         self.pool.shutdown()
         if self.failed is None:
             final = b"" if self.secret else state_record(self.turns, state)
-            _write(self.file, final + end_record(self.turns))
-            self.failed = JournalError("it was closed")
+            try:
+                _write(self.file, final + end_record(self.turns))
+                self.failed = JournalError("it was closed")
+            except OSError as error:
+                self._fail(error)
         if self.file >= 0:
             os.close(self.file)
             self.file = -1

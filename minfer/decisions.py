@@ -101,8 +101,10 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
 
 def _membership(was: tuple[int, ...], plan: Plan) -> Facts:
     """Which generations left and joined; all of them, if the others are not in their old order."""
-    left, joined = set(was).difference(plan.gens), set(plan.gens).difference(was)
-    out, places = sorted(map(was.index, left)), sorted(map(plan.gens.index, joined))
+    old = set(was)
+    odd = old.symmetric_difference(plan.gens)
+    out = sorted(map(was.index, odd & old))
+    places = sorted(map(plan.gens.index, odd - old))
     if less(was, out) != less(plan.gens, places):
         return {"gens": list(plan.gens)}
     new = [[at, plan.gens[at], plan.rows[at]] for at in places]
@@ -115,6 +117,8 @@ def _not_one(column: tuple[int, ...]) -> Iterator[int]:
 
 def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
     """Numbers as [first, how many] of consecutive ones: tables are mostly that."""
+    if len(numbers) == 1:
+        return [[numbers[0], 1]]
     runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
     parts = ([number for _, number in run] for _, run in runs)
     return [[part[0], len(part)] for part in parts]

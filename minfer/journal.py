@@ -132,12 +132,12 @@ def turn_record(turn: Turn, told: bytes, digest: bytes) -> bytes:
 def _yielded(plan: Plan, yields: Yields, rest: dict[str, Any]) -> "array[int] | None":
     """The token ids of a result, if they can be packed; adds their sizes to `rest` if need be."""
     try:
-        sizes = tuple(map(len, yields))
+        if len(yields) != len(plan.most) or set(map(type, yields)) - {tuple}:
+            return None
         ids = array("I", chain.from_iterable(yields))
     except (TypeError, OverflowError):
         return None
-    if len(sizes) != len(plan.most) or set(map(type, yields)) - {tuple}:
-        return None
+    sizes = tuple(map(len, yields))
     if sizes != plan.most:
         rest["sizes"] = sizes
     return ids
@@ -243,7 +243,7 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
             event, begin = _read_event(told, ids, begin, block_size)
             events.append(event)
         return Written(tuple(events), rest.get("facts", {}), digest)
-    except (CodecError, IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+    except (CodecError, LookupError, StopIteration, TypeError, ValueError, struct.error) as error:
         raise JournalError(f"it is no turn of this state: {error!r}") from error
 
 

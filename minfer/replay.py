@@ -114,6 +114,9 @@ class Journal:
                                    f"before it ends after turn {self.count}")  # fmt: skip
             if following and following.head.state is not None:
                 self._check(self.state, state_digest(following.head.state), following.name)
+        if until is not None:
+            raise JournalError(f"there is no turn {until}: the journal has turns "
+                               f"{self.segments[0].head.turn} to {self.count - 1}")  # fmt: skip
 
     def _other(self, payload: bytes, where: str) -> None:
         """A record that is no turn: a digest of a state, or the end."""

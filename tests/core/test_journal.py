@@ -252,6 +252,18 @@ def test_a_turn_that_is_not_of_its_state_is_refused() -> None:
         list(opened(head + framed).turns())
 
 
+def test_a_result_that_lacks_tokens_is_refused() -> None:
+    """So it is where a turn before it is missing."""
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    at = next(i for i, turn in enumerate(payloads(data, "run")) if turn[:1] == b"T" and turn[1] & 2)
+    turn = list(payloads(data, "run"))[at]
+    bare = turn[:18] + struct.pack("<BI", 0, 0)  # no token ids, and all rows yielded their most
+    framed = struct.pack("<II", len(bare), zlib.crc32(bare)) + bare
+    with pytest.raises(JournalError, match=f"turn {at - 1}: it is no turn of this state"):
+        list(opened(data[: _ends(data)[at - 1]] + framed).turns())
+
+
 def test_segments_follow_each_other() -> None:
     config, turns = recorded(4)
     first, second = encode_journal(config, turns[:30]), encode_journal(config, turns[25:])

@@ -247,3 +247,41 @@ def test_a_run_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_journal(tmp_path / "other.journal", config, broken())
     assert [p.name for p in tmp_path.iterdir()] == ["run.journal"]
+
+
+def test_a_disk_that_is_full_at_the_end_lets_the_engine_close(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver, log = live(tmp_path, 20)
+    monkeypatch.setattr(os, "write", full)
+    driver.close()
+    driver.close()
+    assert "the journal ends after turn 20" in caplog.text
+    assert list(read_journal(tmp_path).turns()) == log
+
+
+def full(*_: object) -> int:
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_segment_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "EVERY", 10)
+    monkeypatch.setattr("minfer.replay.EVERY", 10)
+    driver, log = live(tmp_path, 10, size=1)
+    files, real = set(os.listdir("/proc/self/fd")), os.write
+
+    def write(file: int, data: bytes) -> int:
+        return real(file, data) if set(os.listdir("/proc/self/fd")) <= files else full()
+
+    monkeypatch.setattr(os, "write", write)
+    while len(log) < 400:
+        driver.post(Submit(Request(id=str(len(log)), prompt=(1, 2), max_tokens=3)))
+        driver.turn()
+        time.sleep(0.001)
+    assert set(os.listdir("/proc/self/fd")) <= files
+    assert [path.suffix for path in tmp_path.iterdir()] == [".journal"]
+    driver.close()
+    found = list(read_journal(tmp_path).turns())
+    assert found == log[: len(found)]

@@ -1,0 +1,120 @@
+"""What recording a journal costs at 256 rows, and how fast it replays in another process.
+
+Steady: 256 sequences that only decode. Churn: outputs of 200 to 300 tokens, so that one ends and
+one with a prompt of 500 tokens comes each turn. The executor costs nothing.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from itertools import count
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from bench.results import percentiles, run, show
+from minfer.config import EngineConfig
+from minfer.effects.driver import Driver, quiet_collector
+from minfer.effects.journal import Writer
+from minfer.messages import Executed, Submit
+from minfer.plan import Plan
+from minfer.request import Request
+from minfer.state import Turn
+
+REPLAY = """
+import sys
+from minfer.effects.cli import main
+code = main(["replay", sys.argv[1], "--json"])
+assert "torch" not in sys.modules
+sys.exit(code)
+"""
+
+
+def replayed(folder: Path) -> dict[str, Any]:
+    """What `minfer replay` finds in a process of another hash seed."""
+    done = subprocess.run([sys.executable, "-c", REPLAY, str(folder)], capture_output=True,
+                          text=True, env={**os.environ, "PYTHONHASHSEED": "4711"})  # fmt: skip
+    assert done.stdout, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class Fixed:
+    """An executor that costs nothing: ids up to 150,000, drawn before."""
+
+    def __init__(self) -> None:
+        self.plans: deque[Plan] = deque()
+        rng = random.Random(1)
+        self.drawn = [tuple((rng.randrange(150_000),) for _ in range(256)) for _ in range(64)]
+
+    def launch(self, plan: Plan) -> None:
+        self.plans.append(plan)
+
+    def collect(self) -> Executed:
+        plan = self.plans.popleft()
+        drawn = self.drawn[plan.step % 64]
+        pairs = zip(plan.most, drawn, strict=False)
+        return Executed(plan.step, tuple([one if most else () for most, one in pairs]))
+
+    def close(self) -> None:
+        self.plans.clear()
+
+
+def recording(turns: int, *, churn: bool) -> dict[str, Any]:
+    """What a turn over 256 rows costs to record; with `churn`, outputs are 200 to 300 tokens."""
+    config = EngineConfig(num_blocks=20_000, max_num_seqs=256, max_num_batched_tokens=8192,
+                          max_model_len=16_384, vocab_size=151_936)  # fmt: skip
+    rng, names, record, whole = random.Random(0), count(), list[float](), list[float]()
+    with tempfile.TemporaryDirectory() as folder:
+        writer = Writer(Path(folder), config, {})
+
+        class Timed:
+            def __call__(self, turn: Turn) -> None:
+                begin = time.perf_counter()
+                writer(turn)
+                record.append(time.perf_counter() - begin)
+
+            close = staticmethod(writer.close)
+
+        driver, sizes = Driver(config, Fixed(), record=Timed()), list[int]()
+        with quiet_collector():
+            for _ in range(turns):
+                while len(driver.state.requests) + len(driver.inbox) < 256:
+                    prompt = tuple([rng.randrange(150_000) for _ in range(500)])
+                    most = rng.randint(200, 300) if churn else 15_000
+                    driver.post(
+                        Submit(Request(id=str(next(names)), prompt=prompt, max_tokens=most))
+                    )
+                before, begin = writer.size, time.perf_counter()
+                driver.turn()
+                whole.append(time.perf_counter() - begin)
+                sizes.append(writer.size - before)
+        driver.close()
+        found = replayed(Path(folder))
+    assert found["digest"] == writer.digest.hex()
+    skip = turns // 6
+    micro = [1e6 * seconds for seconds in record[skip:]]
+    return {
+        "microseconds": {"mean": mean(micro), **percentiles(micro)},
+        "share_of_the_turn": sum(record[skip:]) / sum(whole[skip:]),
+        "bytes": {"mean": mean(sizes[skip:]), "median": median(sizes[skip:])},
+        "row_results_per_second_of_replay": found["row_results_per_second"],
+    }  # fmt: skip
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, churn in (("steady", False), ("churn", True)):
+        out[name] = recording(args.turns, churn=churn)
+        show({name: out[name]})
+    return out
+
+
+if __name__ == "__main__":
+    run("replay", measure, {"--turns": 3000})

@@ -1,0 +1,139 @@
+"""The simulator beside reality: throughput and latencies, predicted and measured.
+
+The bundled model serves synthetic traces on the CPU, one after the other and again, so that the
+machine's noise hits all. In each round, what steps cost is fitted to two of them, and the others
+are predicted from their arrivals alone. `error` is of the medians of all rounds. The clock leaves
+out time in which the engine was ready to run and other processes had its core.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import threading
+import time
+from itertools import product
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from bench.results import run, show, spread
+from minfer.config import EngineConfig
+from minfer.effects.costs import Step, fit, steps
+from minfer.effects.report import Report
+from minfer.effects.traces import Trace, read_trace
+from minfer.request import Request
+from minfer.simulate import CostModel, Simulated, Simulation
+from minfer.state import EngineState, Turn
+
+WORKS = {
+    "fitted": "rate=10,requests=60,prompt=300,output=60,spread=0.8,seed=1",
+    "fitted too": "rate=1000,requests=60,prompt=80,output=60,spread=0.8,seed=5",
+    "twice the rate, shorter": "rate=20,requests=140,prompt=120,output=50,spread=0.8,seed=2",
+    "longer, some alike": "rate=7,requests=50,prompt=400,output=80,spread=0.4,shared=0.5,seed=3",
+    "all at once": "rate=1000,requests=90,prompt=150,output=60,spread=0.6,seed=4",
+}
+Runs = dict[str, list[dict[str, float]]]
+
+
+class Clock:
+    """Seconds but for those in which the engine's thread was ready and others had its core."""
+
+    def __init__(self) -> None:
+        self.thread, self.waited, self.before = 0, 0.0, 0.0  # of this thread, of those before
+
+    def __call__(self) -> float:
+        if threading.current_thread().name == "minfer-engine":
+            if self.thread != threading.get_native_id():
+                self.before, self.waited = self.before + self.waited, 0.0
+            self.thread = threading.get_native_id()
+        with contextlib.suppress(OSError):  # no such thread any more, or not on this system
+            told = Path(f"/proc/self/task/{self.thread}/schedstat").read_text("ascii")
+            self.waited = int(told.split()[1]) / 1e9
+        return time.monotonic() - self.before - self.waited
+
+
+class Kept(list[Turn]):
+    """A recorder that keeps turns."""
+
+    __call__ = list.append
+
+    def close(self, state: EngineState) -> None:
+        pass
+
+
+def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, float]]:
+    """Serve a trace in real time; `salt` keeps its prefixes apart from those of other runs."""
+    from minfer import SamplingParams
+
+    driver, turns, report = llm.worker.driver, Kept(), Report(llm.setup.config)
+    driver.record, begin = turns, driver.clock() + 0.1
+
+    async def one(at: float, request: Request) -> None:
+        how = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
+        ids = [10 + token % 2000 for token in request.prompt]
+        asked = {"prompt_token_ids": ids, "cache_salt": salt}
+        while (left := begin + at - driver.clock()) > 0:
+            await asyncio.sleep(left)
+        report.came[request.id] = driver.clock(), len(ids)
+        async for _ in llm.generate(asked, how, streaming=False, request_id=request.id):
+            pass
+
+    async def every() -> None:
+        arrivals = ((at, one) for at, one in trace.arrivals(64) if isinstance(one, Request))
+        await asyncio.gather(*(one(at, request) for at, request in arrivals))
+
+    asyncio.run(every())
+    driver.record = None
+    return [*steps(report.seen(turns))], told(report)
+
+
+def simulated(trace: Trace, config: EngineConfig, cost: CostModel) -> dict[str, float]:
+    report = Report(config)
+    arrivals = report.note(trace.arrivals(config.block_size))
+    for turn in Simulation(config, Simulated(), cost, arrivals).turns():
+        report.see(turn)
+    return told(report)
+
+
+def told(report: Report) -> dict[str, float]:
+    figures = report.figures()
+    found = {"tokens_per_second": figures["tokens_per_second"]}
+    return found | {f"{n}_{p}": figures[n][p] for n, p in product(("ttft", "tpot"), ("p50", "p99"))}
+
+
+def live(args: argparse.Namespace) -> dict[str, Any]:
+    import torch
+
+    from minfer import AsyncLLM
+
+    torch.set_num_threads(1)
+    llm = AsyncLLM(device="cpu", dtype="float32", skip_tokenizer_init=True, max_num_seqs=32,
+                   num_gpu_blocks_override=2048, max_num_batched_tokens=512)  # fmt: skip
+    llm.worker.driver.clock = Clock()
+    traces = {name: read_trace(f"poisson:{how}") for name, how in WORKS.items()}
+    serve(llm, traces["fitted"], "warm")
+    said, seen, off = Runs(), Runs(), []
+    for number in range(args.rounds):
+        paid: list[Step] = []
+        for name, trace in traces.items():
+            taken, figures = serve(llm, trace, f"{number} {name}")
+            seen.setdefault(name, []).append(figures)
+            paid += taken if name.startswith("fitted") else ()
+        cost, about = fit(paid, "the bundled model on the CPU")
+        off.append(about["held_out_error"])
+        for name, trace in traces.items():
+            said.setdefault(name, []).append(simulated(trace, llm.setup.config, cost))
+    llm.close()
+    held = {part: spread([one[part] for one in off]) for part in ("total", "step")}
+    found: dict[str, Any] = {"held_out_error": held}
+    for name, figure in product(traces, said["fitted"][0]):
+        ours, real = ([one[figure] for one in runs[name]] for runs in (said, seen))
+        pair = {"predicted": spread(ours), "measured": spread(real),
+                "error": median(ours) / median(real) - 1}  # fmt: skip
+        found.setdefault(name, {})[figure] = pair
+        show({f"{name}: {figure}": pair})
+    return found
+
+
+if __name__ == "__main__":
+    run("simulator", live, {"--rounds": 5})

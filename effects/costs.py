@@ -1,0 +1,97 @@
+"""What steps cost: cost models fitted to the turns of a measured run, and kept in files."""
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from minfer.codec import CodecError, dump, load
+from minfer.config import ConfigError
+from minfer.messages import Executed
+from minfer.simulate import CostModel, work
+from minfer.state import Turn
+
+Step = tuple[float, ...]  # seconds, rows (0 if some have history), forwards, and `work`
+PART: Final = 64  # steps in a row that are fitted, or held out, together
+SEEN: Final = 20  # steps that a graph bucket needs, to have a cost of its own
+H200: Final = CostModel(
+    name="a 7B model on one H200, roughly (built in)", decode=((1, 4e-3),), mixed=4e-3,
+    token=19e-6, sequence=19e-6, context=0.02e-6,
+)  # fmt: skip
+
+
+def steps(turns: Iterable[Turn]) -> Iterator[Step]:
+    """The executed steps of a run, each with the time since the turn before.
+
+    Between two turns of which the second has results, the driver waits for nothing else.
+    """
+    for turn in turns:
+        flight = turn.before.inflight
+        for event in turn.events:
+            if isinstance(event, Executed) and flight and event.step == flight[0].step:
+                plan, took = flight[0], turn.transition.state.time - turn.before.time
+                yield took, 0 if plan.fills else len(plan.rows), plan.repeat, *work(plan)
+
+
+def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]:
+    """A cost model of the steps, and how far it is off on parts of them that it has not seen.
+
+    Raises ConfigError if there are too few steps.
+    """
+    import numpy as np  # takes a while, and is needed here only
+
+    table = np.array([step for step in measured if step[0] > 0], float).reshape(-1, 8)
+    if len(table) < 4 * PART:
+        raise ConfigError(f"{name}: {len(table)} steps are too few to fit; {4 * PART} are needed")
+    took, rows, forwards = table[:, :3].T
+    tops = [1 << k for k in range(24) if np.sum((rows > 2**k / 2) & (rows <= 2**k)) >= SEEN] or [1]
+    bucket = np.minimum(np.searchsorted(tops, rows), len(tops) - 1)
+    bases = [(rows > 0) & (bucket == k) for k in range(len(tops))] + [rows == 0]
+    design = np.column_stack([*(forwards * base for base in bases), table[:, 3:]])
+    held = np.arange(len(took)) // PART % 2 == 1
+    said = design[held] @ _solve(design[~held], took[~held])
+    off = {"steps": len(took), "total": float(said.sum() / took[held].sum() - 1),
+           "step": float(np.median(np.abs(said / took[held] - 1)))}  # fmt: skip
+    *decode, mixed, token, sequence, chunk, context, attention = map(float, _solve(design, took))
+    model = CostModel(
+        name=name, decode=tuple(zip(tops, decode, strict=True)), mixed=mixed, token=token,
+        sequence=sequence, chunk=chunk, context=context, attention=attention,
+    )  # fmt: skip
+    return model, {"held_out_error": off}
+
+
+def _solve(design: Any, took: Any) -> Any:
+    """Coefficients, none below 0, that make relative errors small (Huber's estimator).
+
+    A step that was interrupted pulls no harder than one that is off by twice the median error.
+    """
+    import numpy as np
+
+    scale = np.maximum(np.sqrt((design**2).mean(0)), 1e-30)
+    x, found, weights = design / scale, np.zeros(design.shape[1]), 1 / took
+    for _ in range(20):
+        weighed = x * weights[:, None]
+        gram, right = weighed.T @ weighed, weighed.T @ (took * weights)
+        for j in np.tile(np.flatnonzero(gram.diagonal()), 500):  # one after the other
+            found[j] = max(0.0, found[j] + (right[j] - gram[j] @ found) / gram[j, j])
+        said = np.maximum(x @ found, 1e-9)
+        off = np.abs(took / said - 1)
+        weights = np.sqrt(np.minimum(1, 2 * np.median(off) / np.maximum(off, 1e-9))) / said
+    return found / scale
+
+
+def write_cost(path: Path, model: CostModel, about: dict[str, Any]) -> None:
+    """Keep a cost model as JSON, with where it is from."""
+    path.write_text(json.dumps({"model": dump(model), "about": about}, indent=1) + "\n", "utf-8")
+
+
+def read_cost(path: Path) -> CostModel:
+    """A cost model that was kept. Raises ConfigError."""
+    try:
+        told = json.loads(path.read_text("utf-8"))["model"]
+        model: CostModel = load({**told, "is": "CostModel"}, {"CostModel": CostModel})
+    except (OSError, CodecError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"{path}: this is no cost model, as --save-cost writes: {error}"
+        ) from None
+    return model

@@ -1,0 +1,180 @@
+"""What came of a run: latencies, goodput, prefix hits and use, folded over its turns.
+
+The turns may be those of a simulation, a journal or a live engine. Nothing is kept of a turn but
+counts, and two times for each sample that runs, so a run may be as long as it likes.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import Any, Final
+
+from attrs import Factory, define, field
+
+from minfer.config import EngineConfig
+from minfer.messages import Emit, Execute, Finished, Preempted, Submit
+from minfer.request import Request
+from minfer.sequence import SampleId, SampleIds
+from minfer.simulate import Arrival
+from minfer.state import EngineState, Turn
+
+SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
+_UNSERVED: Final = ("cancelled", "rejected", "error")  # reasons of ends
+
+
+class Spread(Counter[int]):
+    """Durations in buckets a thousandth wide: their percentiles in constant memory."""
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Take in a duration, so many times."""
+        self[round(1000 * math.log(max(seconds, 1e-9)))] += times
+
+    def at(self, share: float) -> float | None:
+        """The duration that this share of them does not exceed; None if there are none."""
+        left = share * self.total()
+        for key in sorted(self):
+            left -= self[key]
+            if left <= 0:
+                return math.exp(key / 1000)
+        return None
+
+
+@define
+class Report:
+    """Folds turns. A sample is good if its first token came within `ttft` seconds of its arrival,
+    and the others within `tpot` seconds each on average.
+
+    It arrived with the turn that its request entered, or when that really came, if it went through
+    `note`. Samples that a journal shows only the end of count as ended, and in no latency.
+    """
+
+    config: EngineConfig
+    ttft: float = math.inf
+    tpot: float = math.inf
+    spreads: dict[str, Spread] = Factory(lambda: {name: Spread() for name in SPREADS})
+    ended: Counter[str] = field(factory=Counter)
+    sums: dict[str, float] = Factory(lambda: defaultdict(int))
+    most: Counter[str] = field(factory=Counter)
+    begin: float = math.nan
+    end: float = math.nan
+    came: dict[str, tuple[float, int]] = field(factory=dict)  # when, and tokens of the prompt
+    first: dict[SampleId, float] = field(factory=dict)  # when its first token came
+    last: dict[SampleId, float] = field(factory=dict)  # its last so far; of `steady`: `out`
+    steady: SampleIds = ()  # who all had tokens at `out`
+    out: float = 0.0
+
+    def note(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+        """Pass arrivals on, and remember when they came."""
+        for time, what in arrivals:
+            if isinstance(what, Request):
+                self.came[what.id] = time, len(what.prompt)
+            yield time, what
+
+    def seen(self, turns: Iterable[Turn]) -> Iterator[Turn]:
+        """Pass turns on, and fold them."""
+        for turn in turns:
+            self.see(turn)
+            yield turn
+
+    def see(self, turn: Turn) -> None:
+        """Fold a turn."""
+        before, after, sums = turn.before, turn.transition.state, self.sums
+        if not sums["turns"]:
+            self._begin(before, after.time)
+        span, used = after.time - before.time, self.config.num_blocks - after.blocks.available
+        self.end = after.time
+        self.most |= {"running": len(after.running), "waiting": len(after.waiting), "blocks": used}
+        sums["turns"] += 1
+        sums["busy"] += span * bool(before.inflight)
+        sums["running"] += span * len(before.running)
+        sums["preemptions"] += sum(isinstance(why, Preempted) for why in turn.transition.reasons)
+        for event in turn.events:
+            if isinstance(event, Submit):
+                facts = after.time, len(event.request.prompt)
+                self.came.setdefault(event.request.id, facts)
+        for command in turn.transition.commands:
+            match command:
+                case Execute(plan):
+                    sums["steps"] += plan.repeat
+                case Emit():
+                    self._emit(command, after)
+
+    def _begin(self, state: EngineState, now: float) -> None:
+        """Learn who is there already; whoever ran may have had tokens."""
+        self.begin = now
+        self.last = dict.fromkeys(state.running.ids, now)
+        for seq in (*state.running.seqs, *state.waiting):
+            self.came.setdefault(seq.request.id, (seq.arrived, len(seq.request.prompt)))
+            if seq.preempted:
+                self.last[seq.id] = now
+
+    def _emit(self, emit: Emit, after: EngineState) -> None:
+        ids, now, itl = emit.ids, after.time, self.spreads["itl"]
+        everyone = bool(ids) and all(emit.tokens)
+        if everyone and ids is self.steady:
+            itl.add(now - self.out, len(ids))
+        elif ids:
+            self.last.update(dict.fromkeys(self.steady, self.out))
+            new = [*compress(ids, emit.tokens)]
+            for since, times in Counter(map(self.last.get, new)).items():
+                if since is not None:
+                    itl.add(now - since, times)
+            for name in [name for name in new if name not in self.last]:
+                self.first[name] = now
+                self.spreads["ttft"].add(now - self.came[name[0]][0])
+            self.last.update(dict.fromkeys(new, now))
+            self.steady = ids if everyone else ()
+        self.out = now if ids else self.out
+        if emit.finished:
+            self.last.update(dict.fromkeys(self.steady, self.out))
+            self.steady = ()
+        for done in emit.finished:
+            self._end(done)
+        for done in emit.finished:  # samples of one request may end together
+            if done.id not in after.requests:
+                self.came.pop(done.id, None)
+
+    def _end(self, done: Finished) -> None:
+        name, sums = (done.id, done.sample), self.sums
+        came, prompt = self.came[done.id]
+        self.ended[done.reason] += 1
+        if done.reason == "rejected":  # perhaps because another one has its id
+            return
+        first, last = self.first.pop(name, None), self.last.pop(name, None)
+        sums["output"] += done.length
+        if last is not None and not done.sample:
+            sums["prompt"] += prompt
+            sums["hit"] += done.cached
+        if first is None or last is None or done.reason in _UNSERVED:
+            return
+        tpot = (last - first) / max(1, done.length - 1)
+        if done.length > 1:
+            self.spreads["tpot"].add(tpot)
+        self.spreads["e2e"].add(last - came)
+        sums["good"] += first - came <= self.ttft and tpot <= self.tpot
+
+    def figures(self) -> dict[str, Any]:
+        """What came of it so far, for people and JSON; times in seconds, shares from 0 to 1."""
+        sums, most = self.sums, self.most
+        seconds = self.end - self.begin
+        asked = self.ended.total() - self.ended["cancelled"]
+
+        def over(name: str, by: float) -> float | None:
+            return sums[name] / by if by > 0 else None
+
+        latencies = {
+            name: {f"p{q}": spread.at(q / 100) for q in (50, 90, 99)}
+            for name, spread in self.spreads.items()
+        }
+        return {
+            "samples": self.ended.total(), "ended": dict(self.ended), "unfinished": len(self.came),
+            "seconds": seconds, "output_tokens": sums["output"],
+            "tokens_per_second": over("output", seconds), **latencies,
+            "good": over("good", asked), "goodput": over("good", seconds),
+            "prompt_tokens": sums["prompt"], "hit_share": over("hit", sums["prompt"]),
+            "preemptions": sums["preemptions"], "busy": over("busy", seconds),
+            "running": over("running", seconds), "most_running": most["running"],
+            "most_waiting": most["waiting"], "most_blocks": most["blocks"] / self.config.num_blocks,
+            "turns": sums["turns"], "steps": sums["steps"],
+        }  # fmt: skip

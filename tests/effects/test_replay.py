@@ -1,0 +1,158 @@
+"""`minfer replay` as a user has it: findings, states, forks, and what it refuses."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import minfer
+from minfer.effects.cli import main
+from minfer.effects.costs import write_cost
+from minfer.effects.journal import read_journal, write_journal
+from minfer.messages import Preempted
+from tests.core.test_fork import COST, recorded
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    journal, _ = recorded(1)
+    path = tmp_path_factory.mktemp("runs") / "run.journal"
+    write_journal(path, journal.config, journal.turns(), {"model": "none", "device": "paper"})
+    return path
+
+
+def found(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> Any:
+    assert main(["replay", *map(str, options), "--json"]) == code
+    return json.loads(capsys.readouterr().out)
+
+
+def said(capsys: pytest.CaptureFixture[str], *options: object, code: int = 0) -> str:
+    assert main(["replay", *map(str, options)]) == code
+    out = capsys.readouterr()
+    return out.err if code == 2 else out.out
+
+
+def test_a_replay_verifies_and_sums_up(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal, turns = recorded(1)
+    list(journal.turns())
+    figures = found(capsys, run)
+    assert figures["turns"] == len(turns)
+    assert figures["digest"] == journal.digest.hex()
+    assert figures["divergence"] is None
+    assert figures["state_digests"] == 1
+    assert figures["closed"]
+    text = said(capsys, run)
+    assert "none on paper" in text
+    assert f"{len(turns)} turns" in text
+    assert f"digest {journal.digest.hex()}" in text
+    assert "the engine was closed" in text
+    assert found(capsys, run, "--until", 10)["turns"] == 10
+
+
+def test_another_process_needs_no_torch_and_finds_the_same(run: Path) -> None:
+    code = ("import sys; from minfer.effects.cli import main; main(sys.argv[1:]); "
+            "assert not {'torch', 'numpy'} & set(sys.modules)")  # fmt: skip
+    command = [sys.executable, "-c", code, "replay", str(run), "--json"]
+    seen = set()
+    for seed in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
+        seen.add(json.loads(done.stdout)["digest"])
+    journal, _ = recorded(1)
+    list(journal.turns())
+    assert seen == {journal.digest.hex()}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "field"),
+    [("share = min(room, got", "share = min(room, 8, got", "plans[0].counts"),
+     ("room -= share\n", "room -= share + 1\n", "plans")],
+)  # fmt: skip
+def test_a_changed_scheduler_is_found_out(
+    run: Path, tmp_path: Path, before: str, after: str, field: str
+) -> None:
+    """One line of another version: newcomers get shorter chunks, or fewer of them."""
+    shutil.copytree(Path(minfer.__file__).parent, tmp_path / "minfer", symlinks=False)
+    path = tmp_path / "minfer" / "schedule.py"
+    source = path.read_text("utf-8")
+    assert source.count(before) == 1
+    path.write_text(source.replace(before, after), "utf-8")
+    command = [sys.executable, "-m", "minfer.effects.cli", "replay", str(run)]
+    env: Any = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
+    done = subprocess.run([*command, "--json"], capture_output=True, text=True, **env)
+    assert done.returncode == 1, done.stderr
+    where = json.loads(done.stdout)["divergence"]
+    assert where["field"].startswith(field)
+    assert where["expected"] != where["found"]
+    text = subprocess.run(command, capture_output=True, text=True, **env).stdout
+    assert f"DIVERGED   in turn {where['turn']} (step {where['step']}" in text
+    assert where["field"] in text
+
+
+def test_a_state_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    journal, turns = recorded(1)
+    state = turns[40].before
+    text = said(capsys, run, "--at", 40)
+    assert f"{len(state.running)} sequences, in rank order" in text
+    assert f"before turn 40, at {state.time:.6f} s" in text
+    whole = found(capsys, run, "--at", 40)
+    assert whole["is"] == "EngineState"
+    assert whole["next_step"] == state.next_step
+    assert "there is no turn 9999" in said(capsys, run, "--at", 9999, code=2)
+    assert journal.config
+
+
+def test_forks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cost, saved = tmp_path / "cost.json", tmp_path / "fork.journal"
+    write_cost(cost, COST, {})
+    figures = found(capsys, run, "--num-blocks", 60, "--cost", cost, "--save", saved)
+    assert figures["unchanged"] == figures["recorded"]
+    assert figures["changed"]["preemptions"] < figures["recorded"]["preemptions"]
+    assert list(read_journal(saved).turns())
+    _, turns = recorded(1)
+    at, who = next(
+        (turn.number, reason.id) for turn in turns for reason in turn.transition.reasons
+        if isinstance(reason, Preempted) and len(turn.before.running) > 2
+        and (reason.id, reason.sample) in turn.before.running.ids
+    )  # fmt: skip
+    saved.unlink()
+    text = said(capsys, run, "--at", at, "--spare", who, "--cost", cost, "--save", saved)
+    assert "Exact: turns before the fork" in text
+    assert "Modelled: durations of steps (a test's)" in text
+    assert next(read_journal(saved).turns()).number == at + 1
+    half = len(turns) // 2
+    text = said(capsys, run, "--at", half, "--policy", "shortest:pace=0.1", "--cost", cost)
+    assert "Handed over to a new engine" in text
+    assert "fit" in said(capsys, run, "--policy", "fair")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [(("--policy", "mine"), "scheduling_policy must be one of"),
+     (("--num-blocks", "0"), "num_blocks must be"), (("--without", "x"), "no request 'x' arrives"),
+     (("--spare", "x", "--at", "3"), "not preempted in turn 3"),
+     (("--policy", "fair", "--cost", "none.json"), "none.json")],
+)  # fmt: skip
+def test_what_cannot_be_changed_is_said(
+    run: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], why: str
+) -> None:
+    assert why in said(capsys, run, *options, code=2)
+
+
+def test_a_torn_or_broken_file_is_said(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, path = run.read_bytes(), tmp_path / "x.journal"
+    path.write_bytes(data[:-70])
+    figures = found(capsys, path)
+    assert figures["divergence"] is None
+    assert "cut off" in figures["torn"][0]
+    assert "stops while the engine ran" in said(capsys, path)
+    path.write_bytes(data[:2000] + b"????" + data[2004:])
+    assert "is damaged" in said(capsys, path, code=2)
+    assert "no such file" in said(capsys, tmp_path / "none", code=2)

@@ -1,0 +1,171 @@
+"""Reports of runs, beside a fold that keeps everything."""
+
+import math
+from itertools import pairwise
+from random import Random
+
+import pytest
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.report import Report, Spread
+from minfer.messages import Cancel, Emit, Preempted, Submit
+from minfer.request import Request
+from minfer.sequence import SampleId
+from minfer.simulate import Arrival, CostModel, Simulated, Simulation
+from minfer.state import Turn
+from tests.core.test_simulate import EVEN, asked, config_of, random_arrivals
+from tests.core.world import tiny_config
+
+UNEVEN = CostModel(
+    name="x", decode=((1, 0.5), (3, 0.75)), mixed=1.0, token=0.01, sequence=0.1, host=0.01
+)
+
+
+def nearest(values: list[float], share: float) -> float:
+    """The nearest rank."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+class Naive:
+    """All outputs of all samples, looked at when everything is over."""
+
+    def __init__(self, turns: list[Turn], real: dict[str, float]) -> None:
+        self.came, self.prompts = dict(real), dict[str, int]()
+        self.outputs = dict[SampleId, list[float]]()
+        self.lengths, self.hits = dict[SampleId, tuple[str, int]](), 0
+        for turn in turns:
+            now = turn.transition.state.time
+            for event in turn.events:
+                if isinstance(event, Submit):
+                    self.came.setdefault(event.request.id, now)
+                    self.prompts[event.request.id] = len(event.request.prompt)
+            for emit in (c for c in turn.transition.commands if isinstance(c, Emit)):
+                for name, tokens in zip(emit.ids, emit.tokens, strict=True):
+                    if tokens:
+                        self.outputs.setdefault(name, []).append(now)
+                for done in emit.finished:
+                    self.lengths[done.id, done.sample] = done.reason, done.length
+                    ran = (done.id, done.sample) in self.outputs and not done.sample
+                    self.hits += done.cached if ran else 0
+
+    def spread(self, name: str) -> list[float]:
+        found = []
+        for one, times in self.outputs.items():
+            reason, length = self.lengths[one]
+            served = reason in ("stop", "length")
+            if name == "ttft":
+                found.append(times[0] - self.came[one[0]])
+            elif name == "itl":
+                found += [after - before for before, after in pairwise(times)]
+            elif name == "tpot" and served and length > 1:
+                found.append((times[-1] - times[0]) / (length - 1))
+            elif name == "e2e" and served:
+                found.append(times[-1] - self.came[one[0]])
+        return found
+
+    def good(self, ttft: float, tpot: float) -> int:
+        count = 0
+        for one, times in self.outputs.items():
+            reason, length = self.lengths[one]
+            pace = (times[-1] - times[0]) / max(1, length - 1)
+            first = times[0] - self.came[one[0]]
+            count += reason in ("stop", "length") and first <= ttft and pace <= tpot
+        return count
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_report_says_what_happened(seed: int, *, real: bool) -> None:
+    rng = Random(seed)
+    config = tiny_config(rng)
+    arrivals, lengths = random_arrivals(rng)
+    report = Report(config, ttft=3.0, tpot=1.2)
+    passed = report.note(arrivals) if real else arrivals
+    turns = [*report.seen(Simulation(config, Simulated(lengths), UNEVEN, passed).turns())]
+    times = {what.id: time for time, what in arrivals if isinstance(what, Request)}
+    naive, found = Naive(turns, times if real else {}), report.figures()
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        values = naive.spread(name)
+        assert report.spreads[name].total() == len(values)
+        for share in (0.5, 0.9, 0.99) if values else ():
+            assert report.spreads[name].at(share) == pytest.approx(nearest(values, share), rel=6e-4)
+    reasons = [reason for turn in turns for reason in turn.transition.reasons]
+    seconds = turns[-1].transition.state.time - turns[0].transition.state.time
+    assert found["preemptions"] == sum(isinstance(reason, Preempted) for reason in reasons)
+    assert found["samples"] == len(naive.lengths)
+    assert found["unfinished"] == 0
+    assert found["seconds"] == seconds
+    out = sum(length for reason, length in naive.lengths.values() if reason != "rejected")
+    assert found["output_tokens"] == out
+    asked_for = sum(reason != "cancelled" for reason, _ in naive.lengths.values())
+    if asked_for and seconds:
+        assert found["good"] == naive.good(3.0, 1.2) / asked_for
+        assert found["goodput"] == naive.good(3.0, 1.2) / seconds
+        assert 0 <= found["busy"] <= 1
+    served = {name for name, sample in naive.outputs if not sample}
+    if prompt := sum(naive.prompts[name] for name in served):
+        assert found["hit_share"] == naive.hits / prompt
+
+
+def test_use_is_weighed_by_time() -> None:
+    """One of two rows for two seconds out of ten; the engine is idle for eight."""
+    config = config_of(num_blocks=10)
+    arrivals: list[Arrival] = [(0.0, asked("a", prompt=4, most=2)), (10.0, asked("b", most=1))]
+    report = Report(config)
+    for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["seconds"] == 11.0
+    assert found["busy"] == pytest.approx(3 / 11)
+    assert found["running"] == pytest.approx(3 / 11)
+    assert found["most_running"] == 1
+    assert found["most_blocks"] == pytest.approx(0.2)
+    assert found["tokens_per_second"] == pytest.approx(3 / 11)
+
+
+def test_who_was_there_before_is_counted_and_has_no_first_token() -> None:
+    config = config_of(max_num_seqs=1)
+    arrivals: list[Arrival] = [(0.0, asked(name, most=4)) for name in "ab"]
+    turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
+    report = Report(config)
+    for turn in turns[3:]:  # a has had tokens, b waits
+        report.see(turn)
+    found = report.figures()
+    assert found["samples"] == 2
+    assert report.spreads["ttft"].total() == 1
+    assert report.spreads["e2e"].total() == 1
+    assert found["ttft"]["p50"] == pytest.approx(5.0, rel=1e-3)
+
+
+def test_nothing_at_all_has_no_figures() -> None:
+    found = Report(EngineConfig(num_blocks=1)).figures()
+    assert found["ttft"] == {"p50": None, "p90": None, "p99": None}
+    assert found["samples"] == found["turns"] == 0
+    assert found["good"] is None
+
+
+def test_a_refused_request_leaves_its_namesake_alone() -> None:
+    config = config_of()
+    arrivals: list[Arrival] = [
+        (0.0, asked("a", most=6)), (2.5, asked("a", most=6)),
+        (2.5, evolve(asked("b"), prompt=(1,) * 500)), (2.6, Cancel("no")),
+    ]  # fmt: skip
+    report = Report(config)
+    for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"length": 1, "rejected": 2}
+    assert found["ttft"]["p50"] == pytest.approx(1.0, rel=1e-3)
+    assert found["tpot"]["p50"] == pytest.approx(1.0, rel=1e-3)
+    assert found["good"] == pytest.approx(1 / 3)
+
+
+def test_percentiles_are_within_a_thousandth() -> None:
+    rng, spread = Random(0), Spread()
+    values = [rng.lognormvariate(-3, 2) for _ in range(5000)]
+    for value in values:
+        spread.add(value)
+    spread.add(0.0, 50)
+    for share in (0.1, 0.5, 0.9, 0.99, 1.0):
+        assert spread.at(share) == pytest.approx(nearest([0.0] * 50 + values, share), rel=6e-4)
