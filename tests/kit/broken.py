@@ -1,0 +1,198 @@
+"""Policies that break the protocol, each in one way that its author would not notice.
+
+Those in `BROKEN` were written from the protocol's documentation alone, before there was a check to
+find them; those in `STARVING` after it. `test_kit.py` and `ten_runs.py` demand that each is found.
+"""
+
+# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need heed
+
+import math
+from typing import Any, Final
+
+from attrs import define, field, frozen
+
+from minfer.policy import FirstCome, Load, Policy, Rank
+from minfer.request import Request
+
+
+@frozen
+class GivesBackTheBiggest(FirstCome):
+    """Whoever has run longest holds most blocks, so let it give them back: the first in rank."""
+
+    def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
+        return 0
+
+
+@frozen
+class PaysForPreemption(FirstCome):
+    """Who was preempted has had its turn: it goes behind those that have had nothing."""
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        return (time,), state
+
+    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+        return (rank[0] + done,)
+
+
+@define
+class TakesTurns(FirstCome):
+    """Round robin between clients, by counts that the object keeps for itself."""
+
+    had: dict[str, int] = field(factory=dict)  # client -> requests let in
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        return (float(self.had.get(request.client, 0)), time), state
+
+    def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
+        self.had[request.client] = self.had.get(request.client, 0) + 1
+        return state
+
+
+@frozen
+class CountsInPlace(FirstCome):
+    """The same, with counts in the policy's state, which it changes in place."""
+
+    def start(self) -> dict[str, int]:
+        return {}
+
+    def rank(self, state: dict[str, int], request: Request, time: float) -> tuple[Rank, Any]:
+        state[request.client] = state.get(request.client, 0) + 1
+        return (float(state[request.client]), time), state
+
+
+@frozen
+class TossesACoin(FirstCome):
+    """Spreads equal requests by where their objects happen to lie in memory."""
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        return (float(id(request) // 64 % 8),), state
+
+
+@frozen
+class WaitsForQuiet(FirstCome):
+    """Lets a burst arrive in full: nobody starts until nobody came for `quiet` seconds."""
+
+    quiet: float = 0.05
+
+    def start(self) -> float:
+        """When somebody came last."""
+        return -math.inf
+
+    def rank(self, state: float, request: Request, time: float) -> tuple[Rank, float]:
+        return (), time
+
+    def admit_from(self, state: float, load: Load) -> float:
+        return state + self.quiet
+
+
+@frozen
+class WaitsForCompany(FirstCome):
+    """Waits for a batch of three, a moment at a time."""
+
+    def admit_from(self, state: Any, load: Load) -> float:
+        return load.time if load.waiting >= 3 else load.time + 0.01
+
+
+@frozen
+class ByUrgency(FirstCome):
+    """Orders by how urgent a request is, on a scale that not every request is on."""
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        return (math.log2(request.deadline) * request.max_tokens, time), state
+
+    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+        return round(waiting[0]) + 8 < round(running[0])
+
+
+@frozen
+class WeighsDeadlines(FirstCome):
+    """Adds up time, deadline and priority with weights; nobody has a deadline and no weight."""
+
+    weight: float = 0.0
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        return (time + request.priority + self.weight * request.deadline,), state
+
+
+@frozen
+class SavesBlocks(FirstCome):
+    """Takes fewer tokens a step when blocks run low: none when they have run out."""
+
+    reserve: int = 8
+
+    def budget(self, state: Any, load: Load) -> int:
+        return min(load.budget, 4 * (load.available - self.reserve))
+
+
+@frozen
+class Halves(FirstCome):
+    """Takes half of the budget while others wait, so that each step is short."""
+
+    def budget(self, state: Any, load: Load) -> int:
+        return load.budget / 2 if load.waiting else load.budget  # type: ignore[return-value]  # the bug
+
+
+@frozen
+class CountsSeats(FirstCome):
+    """Lets `seats` requests in at a time, by a count that forgets who gave up before it ran."""
+
+    seats: int = 2
+
+    def start(self) -> int:
+        """Seats that are taken or promised."""
+        return 0
+
+    def rank(self, state: int, request: Request, time: float) -> tuple[Rank, int]:
+        return (), state + request.n
+
+    def admit_from(self, state: int, load: Load) -> float:
+        return load.time if load.running + load.waiting >= state else load.time + 1.0
+
+    def ended(self, state: int, request: Request, output: int, ran: bool) -> int:
+        return state - 1 if ran else state
+
+
+@frozen
+class NewestMatterMore(FirstCome):
+    """Whoever waits takes the place of the last that runs, always: everybody gets a turn."""
+
+    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
+        return True
+
+
+@frozen
+class FavoursTheFresh(FirstCome):
+    """Newcomers go ahead of who has waited; the line moves, and its end never does."""
+
+    def start(self) -> int:
+        """Requests that came."""
+        return 0
+
+    def rank(self, state: int, request: Request, time: float) -> tuple[Rank, int]:
+        return (-float(state // 3),), state + 1
+
+
+BROKEN: Final[tuple[type[Policy], ...]] = (
+    GivesBackTheBiggest, PaysForPreemption, TakesTurns, CountsInPlace, TossesACoin, WaitsForQuiet,
+    WaitsForCompany, ByUrgency, WeighsDeadlines, SavesBlocks, Halves, CountsSeats, NewestMatterMore,
+    FavoursTheFresh,
+)  # fmt: skip
+
+
+@frozen
+class ShortestFirst(FirstCome):
+    """Fewest tokens first, and waiting counts for nothing: the long wait for ever."""
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        return (float(len(request.prompt) + request.max_tokens),), state
+
+
+@frozen
+class ComesRound(FirstCome):
+    """Orders by a clock that begins anew every 100 seconds."""
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        return (time % 100,), state
+
+
+STARVING: Final[tuple[type[Policy], ...]] = (ShortestFirst, ComesRound)

@@ -1,0 +1,65 @@
+"""The kit, shown: what it finds, and that it passes what is sound.
+
+`python -m tests.kit.ten_runs` tries each broken policy, and each that comes with minfer, with ten
+seeds at Hypothesis' default budget, and prints how many of the runs found something, and what.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from typing import Any, Final
+
+from minfer.pmap import Map
+from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
+from minfer.policy import FirstCome
+from minfer.testing import PolicyError, check_policy
+from tests.kit.broken import BROKEN, STARVING
+from tests.kit.example_sound import TwoClasses
+from tests.kit.example_starving import AdaptiveLastIn
+
+# Policies, and the bounds that they need: a window of 4 s gathers for 4 s; of shortest first with
+# 20 s for a token, a request of 20 and a short prompt lets shorter ones pass for 420 s.
+SOUND: Final[tuple[tuple[Any, dict[str, float]], ...]] = (
+    (FirstCome(), {}), (Priority(), {}), (Ageing(), {}), (Ageing(0.5, 2), {}), (Deadline(), {}),
+    (Deadline(0.0), {}), (Shortest(), {}), (Shortest(0.0), {}), (Shortest(20.0), {"patience": 420}),
+    (Fair(), {}), (Fair(Map({"a": 3.0, "b": 0.25})), {}), (Window(), {}),
+    (Window(0.5, 2, wait=0.9, fill=3, urgent=-3, part=1.0), {}),
+    (Window(wait=4.0, fill=4, urgent=-9), {"hold": 4.0}), (Static(), {}), (Static(2), {}),
+    (TwoClasses(), {}), (TwoClasses(0.3), {}),
+)  # fmt: skip
+
+
+def tried(policy: Any, seed: int, bounds: dict[str, Any]) -> str:
+    """The law that `policy` was found to break, or nothing."""
+    try:
+        check_policy(policy, seed=seed, **bounds)
+    except PolicyError as error:
+        return error.law
+    return ""
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    args = parser.parse_args()
+    wrong = 0
+    every: list[tuple[Any, dict[str, float], bool]]
+    every = [(AdaptiveLastIn(), {}, True), *((kind(), {}, True) for kind in (*BROKEN, *STARVING))]
+    for policy, bounds, broken in (*every, *((one, bounds, False) for one, bounds in SOUND)):
+        begin, laws = time.perf_counter(), Counter[str]()
+        for seed in range(args.seed, args.seed + args.runs):
+            laws[tried(policy, seed, bounds)] += 1
+        found = args.runs - laws.pop("", 0)
+        wrong += found != (args.runs if broken else 0)
+        took = (time.perf_counter() - begin) / args.runs
+        name = f"{type(policy).__name__:20}" if broken else f"{policy}"
+        what = ", ".join(f"{law} {count}" for law, count in laws.most_common()) or "sound"
+        print(f"{name} found {found}/{args.runs} in {took:.1f} s each: {what}", flush=True)
+    print(f"{wrong} policies are not as they should be" if wrong else "all as it should be")
+    return min(wrong, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,301 @@
+"""The kit is on trial here: what it must find, what it must pass, and what it says."""
+
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from attrs import evolve, frozen
+from hypothesis import Phase, given, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from minfer.config import EngineConfig
+from minfer.effects.journal import read_journal
+from minfer.effects.view import page
+from minfer.engine import step
+from minfer.invariants import check, check_turn
+from minfer.messages import Cancel, Preempted, Submit, Tick
+from minfer.policies import Priority, Shortest, Window
+from minfer.policy import FirstCome, Load, Policy, Rank
+from minfer.request import Request
+from minfer.state import EngineState
+from minfer.testing import (
+    PolicyError,
+    PolicyMachine,
+    check_policy,
+    configs,
+    requests,
+    states,
+    traces,
+)
+from minfer.testing.trial import Trial
+from tests.kit import broken
+from tests.kit.broken import BROKEN, STARVING
+from tests.kit.example_sound import Meters, TwoClasses
+from tests.kit.example_starving import AdaptiveLastIn
+from tests.kit.ten_runs import SOUND
+
+LAWS = {
+    "AdaptiveLastIn": "bounded starvation",
+    "GivesBackTheBiggest": "victim",
+    "PaysForPreemption": "again",
+    "TakesTurns": "determinism",
+    "CountsInPlace": "purity",
+    "TossesACoin": "purity",
+    "WaitsForQuiet": "no deadlock",
+    "WaitsForCompany": "no deadlock",
+    "ByUrgency": "never raises",
+    "WeighsDeadlines": "rank",
+    "SavesBlocks": "budget",
+    "Halves": "budget",
+    "CountsSeats": "no deadlock",
+    "NewestMatterMore": "order",
+    "FavoursTheFresh": "bounded starvation",
+    "ShortestFirst": "bounded starvation",
+    "ComesRound": "bounded starvation",
+}
+
+
+@pytest.mark.parametrize(("policy", "bounds"), SOUND, ids=str)
+def test_what_is_sound_passes(policy: Policy, bounds: dict[str, Any]) -> None:
+    check_policy(policy, max_examples=8, **bounds)
+
+
+@pytest.mark.parametrize("kind", [AdaptiveLastIn, *BROKEN, *STARVING])
+def test_what_is_broken_is_found_and_the_law_is_named(kind: type[Policy]) -> None:
+    with pytest.raises(PolicyError) as caught:
+        check_policy(kind(), seed=7)
+    assert caught.value.law == LAWS[kind.__name__]
+    assert kind.__name__ in str(caught.value)
+
+
+def test_a_failure_is_a_short_story_and_a_journal_that_replays(tmp_path: Path) -> None:
+    policy, path = AdaptiveLastIn(), tmp_path / "starving.journal"
+    with pytest.raises(PolicyError) as caught:
+        check_policy(policy, seed=1, save=str(path))
+    error = caught.value
+    assert len(error.turns) < 80
+    assert "mine waits while" in error.detail
+    assert "s: Request id=mine prompt=" in str(error)
+    journal = read_journal(path, [policy])
+    assert journal.config == error.config
+    assert tuple(journal.turns()) == error.turns
+    assert journal.closed
+    assert page("a failure", journal.config, journal.turns()).startswith(b"<!")
+
+
+def test_there_is_a_journal_even_if_the_first_question_raises(tmp_path: Path) -> None:
+    policy, path = broken.ByUrgency(), tmp_path / "raises.journal"
+    with pytest.raises(PolicyError, match="never raises") as caught:
+        check_policy(policy, seed=1, save=str(path))
+    assert isinstance(caught.value.__cause__, OverflowError)
+    assert tuple(read_journal(path, [policy]).turns()) == caught.value.turns
+
+
+def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "none.journal"
+    with pytest.raises(PolicyError) as caught:
+        check_policy(broken.CountsInPlace(), seed=1, save=str(path))
+    assert "no journal was saved: a dict cannot be written" in caught.value.__notes__[0]
+    assert not path.exists()
+
+
+def test_a_seed_gives_the_same_story_again() -> None:
+    stories = []
+    for _ in range(2):
+        with pytest.raises(PolicyError) as caught:
+            check_policy(broken.SavesBlocks(), seed=3)
+        stories.append(str(caught.value))
+    assert stories[0] == stories[1]
+
+
+ENGINE = EngineConfig(
+    num_blocks=20, block_size=4, max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16,
+    vocab_size=40,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("hold", [1.0, 4.0])
+def test_a_window_needs_as_much_time_as_it_gathers_for(hold: float) -> None:
+    policy = Window(wait=4.0, fill=4)
+    trial = Trial(evolve(ENGINE, policy=policy), pace=0.1, hold=hold)
+    for number in range(3):  # the second and the third come so fast that a batch might fill
+        trial.tell(Submit(Request(id=f"r{number}", prompt=(1,), max_tokens=1)), 0.5)
+    if hold < policy.wait:
+        with pytest.raises(PolicyError, match=r"no deadlock: .* idle from 1.00 s on"):
+            trial.finish()
+    else:
+        trial.finish()
+
+
+@pytest.mark.parametrize("patience", [10.0, 420.0])
+def test_shortest_first_needs_the_time_that_work_is_worth(patience: float) -> None:
+    mine = Request(id="mine", prompt=(1,), max_tokens=20)
+    trial = Trial(evolve(ENGINE, policy=Shortest(20.0)), pace=5.0, patience=patience)
+    if patience < 20 * 20:
+        with pytest.raises(PolicyError, match="bounded starvation: mine waits while 9 who came"):
+            trial.compete(mine, short=True)
+    else:
+        trial.compete(mine, short=True)
+        trial.finish()
+
+
+@frozen
+class InTens(FirstCome):
+    """Later ones first, but only within each ten: nine can go before somebody, and no more."""
+
+    def start(self) -> int:
+        return 0
+
+    def rank(self, state: int, request: Request, time: float) -> tuple[Rank, int]:
+        del request, time
+        return (float(state // 10), -float(state)), state + 1
+
+
+def test_starvation_is_counted_in_those_who_went_first() -> None:
+    check_policy(InTens(), seed=1, max_examples=30, overtakes=9)
+    with pytest.raises(PolicyError, match="bounded starvation"):
+        check_policy(InTens(), seed=1, overtakes=2)
+
+
+@frozen
+class NoBudget(FirstCome):
+    """Takes nothing while blocks are few: an idle engine then stays idle."""
+
+    def budget(self, state: Any, load: Load) -> int:
+        del state
+        return max(0, min(load.budget, 4 * (load.available - 8)))
+
+
+def test_an_engine_that_is_kept_from_working_is_found() -> None:
+    with pytest.raises(PolicyError, match="work conservation"):
+        check_policy(NoBudget(), seed=1)
+
+
+class Duck:
+    """Has the protocol's methods, and is no subclass of anything; its ranks differ in length."""
+
+    def start(self) -> int:
+        return 0
+
+    def rank(self, state: int, _: Request, time: float) -> tuple[Rank, int]:
+        return (time,) if state % 2 else (time, 1), state + 1
+
+    def again(self, _: int, rank: Rank, __: Request, ___: float, ____: int) -> Rank:
+        return rank[:1]
+
+    def admit_from(self, _: int, __: Load) -> float:
+        return float("-inf")
+
+    def admitted(self, state: int, _: Rank, __: Request, ___: Load) -> int:
+        return state
+
+    def ended(self, state: int, _: Request, __: int, ___: bool) -> int:
+        return state
+
+    def victim(self, _: int, __: tuple[Rank, ...]) -> int:
+        return 1
+
+    def displaces(self, _: int, __: Rank, ___: Rank) -> bool:
+        return False
+
+
+class WholeDuck(Duck):
+    def budget(self, _: int, load: Load) -> int:
+        return min(load.budget, 5)
+
+
+def test_any_object_with_the_methods_will_do() -> None:
+    check_policy(WholeDuck(), max_examples=20)
+    with pytest.raises(PolicyError, match="no attribute 'budget'"):
+        check_policy(Duck(), max_examples=20)
+
+
+class Machine(PolicyMachine):
+    policy = TwoClasses()
+
+
+class Broken(PolicyMachine):
+    policy = broken.PaysForPreemption()
+
+
+def test_the_machine_runs_a_policy_under_rules() -> None:
+    few = settings(max_examples=10, stateful_step_count=20, deadline=None)
+    run_state_machine_as_test(Machine, settings=few)
+    more = settings(few, max_examples=100, phases=[Phase.generate])
+    with pytest.raises(PolicyError, match="again"):
+        run_state_machine_as_test(Broken, settings=more)
+
+
+@settings(max_examples=30, deadline=None)
+@given(states(Priority()), requests("new"))
+def test_states_are_reached_and_go_on(
+    found: tuple[EngineConfig, EngineState], request: Request
+) -> None:
+    config, state = found
+    check(config, state)
+    events = (Tick(state.time + 1), Submit(request))
+    turn = step(config, state, events)
+    check(config, turn.state)
+    check_turn(config, state, events, turn)
+
+
+@settings(max_examples=30, deadline=None)
+@given(configs(FirstCome()), traces(most=5))
+def test_traces_say_who_comes_and_who_gives_up(config: EngineConfig, trace: Any) -> None:
+    names = [event.request.id for _, event in trace if isinstance(event, Submit)]
+    assert len(trace) <= 5
+    assert len(set(names)) == len(names)
+    assert all(gap >= 0 and isinstance(event, Submit | Cancel) for gap, event in trace)
+    trial = Trial(config)
+    for gap, event in trace:
+        trial.tell(event, gap)
+    trial.finish()
+    assert not trial.state.requests
+
+
+def test_stories_are_tight() -> None:
+    """Sound policies would pass stories in which nothing ever happens."""
+    preempted = cancelled = 0
+
+    @settings(max_examples=50, deadline=None, database=None)
+    @given(configs(FirstCome()), traces())
+    def lived(config: EngineConfig, trace: Any) -> None:
+        nonlocal preempted, cancelled
+        trial = Trial(config)
+        for gap, event in trace:
+            trial.tell(event, gap)
+        trial.compete(Request(id="mine", prompt=(1, 2), max_tokens=9))
+        trial.finish()
+        reasons = [reason for turn in trial.turns for reason in turn.transition.reasons]
+        preempted += any(isinstance(reason, Preempted) for reason in reasons)
+        cancelled += any(getattr(reason, "reason", "") == "cancelled" for reason in reasons)
+
+    lived()
+    assert preempted >= 5  # of 50
+    assert cancelled >= 5
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(1, 9)), min_size=4),
+    st.sampled_from((0.3, 0.5, 0.8)),
+)
+def test_the_sound_example_keeps_its_guarantee(
+    wants: list[tuple[bool, int, int]], share: float
+) -> None:
+    """All are in line from the start, so both classes wait until one has nothing left."""
+    policy, line = TwoClasses(share), []
+    state = policy.start()
+    for number, (batch, prompt, most) in enumerate(wants):
+        request = Request(id="r", prompt=(1,) * prompt, max_tokens=most, priority=int(batch))
+        rank, state = policy.rank(state, request, 0.0)
+        line.append((rank, number, batch, prompt + most))
+    had, left = [0, 0], [sum(batch is one for batch, _, _ in wants) for one in (False, True)]
+    for _, _, batch, cost in sorted(line):
+        if not all(left):
+            break
+        had[batch] += cost
+        left[batch] -= 1
+        assert abs(had[0] / share - had[1] / (1 - share)) <= 18 / share + 18 / (1 - share)
+    assert policy.rank(Meters(5.0, (1.0, 9.0)), request, 0.0)[0][0] in (5.0, 9.0)
