@@ -1,0 +1,1 @@
+"""The whole control plane on one thread and a virtual clock, with faults."""

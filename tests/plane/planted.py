@@ -1,0 +1,86 @@
+"""Bugs to plant in the product: a harness that finds none of them proves nothing."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+from unittest import mock
+
+from attrs import evolve
+
+from minfer.effects import assembly, journal, metrics, worker
+from minfer.messages import Emit
+from minfer.state import Transition
+
+Change = Callable[[Any], Callable[..., Any]]  # of a method
+
+
+def _lost_end(finish: Any) -> Callable[..., Any]:
+    """The last word on some samples does not arrive."""
+    return lambda job, done: None if done.length == 5 else finish(job, done)
+
+
+def _lost_finish(flush: Any) -> Callable[..., Any]:
+    """The engine does not hear of stop strings."""
+    return lambda job, now: flush(job, now)[:0]
+
+
+def _token_twice(feed: Any) -> Callable[..., Any]:
+    """Some tokens are delivered twice."""
+    return lambda job, sample, tokens, *more: feed(
+        job, sample, tokens + tokens[-1:] * (tokens[-1] % 7 == 3), *more
+    )
+
+
+def _unwritten_turn(write: Any) -> Callable[..., Any]:
+    """A turn in forty is not in the journal."""
+    return lambda writer, turn: None if turn.number % 40 == 13 else write(writer, turn)
+
+
+def _counted_twice(ended: Any) -> Callable[..., Any]:
+    """Requests count as two."""
+    return lambda counts, job: (ended(counts, job), ended(counts, job))
+
+
+def _kept_job(deliver: Any) -> Callable[..., Any]:
+    """Some requests that have ended are still among those that are served."""
+
+    def planted(self: worker.Worker, transition: Any) -> None:
+        jobs = dict(self.jobs)
+        deliver(self, transition)
+        self.jobs |= {name: job for name, job in jobs.items() if job.finished and job.request.n > 1}
+
+    return planted
+
+
+def _set_order(deliver: Any) -> Callable[..., Any]:
+    """Outputs are delivered in the order of a set of strings."""
+
+    def ordered(emit: Emit) -> Emit:
+        names = list({name for name, _ in emit.ids})
+        pairs = zip(emit.ids, emit.tokens, strict=True)
+        columns = zip(*sorted(pairs, key=lambda pair: names.index(pair[0][0])), strict=True)
+        ids, tokens = columns if names else ((), ())
+        return Emit(tuple(ids), tuple(tokens), emit.finished)
+
+    def planted(self: worker.Worker, turn: Transition) -> None:
+        commands = [ordered(one) if isinstance(one, Emit) else one for one in turn.commands]
+        deliver(self, evolve(turn, commands=tuple(commands)))
+
+    return planted
+
+
+PLANTED: dict[str, tuple[type, str, Change]] = {
+    "lost end": (assembly.Assembly, "finish", _lost_end),
+    "lost finish": (assembly.Assembly, "flush", _lost_finish),
+    "token twice": (assembly.Assembly, "feed", _token_twice),
+    "unwritten turn": (journal.Writer, "_turn", _unwritten_turn),
+    "counted twice": (metrics.Metrics, "ended", _counted_twice),
+    "kept job": (worker.Worker, "_deliver", _kept_job),
+    "set order": (worker.Worker, "_deliver", _set_order),
+}
+
+
+def planted(name: str) -> AbstractContextManager[Any]:
+    """A context in which that bug is there."""
+    owner, method, change = PLANTED[name]
+    return mock.patch.object(owner, method, change(getattr(owner, method)))

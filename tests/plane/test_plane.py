@@ -1,0 +1,30 @@
+"""The whole control plane under fire: no violation, equal digests, and no vacuous success."""
+
+import pytest
+
+from tests.plane.planted import PLANTED
+from tests.plane.run import compare
+
+# What must have happened in the runs of the first test.
+FIRE = (
+    "aside", "bad", "burst", "client: broken engine_dead", "client: broken engine_error",
+    "client: gone", "client: refused context_length_exceeded", "client: refused engine_dead",
+    "client: refused engine_error", "client: refused overloaded", "client: refused twin",
+    "client: whole", "disk full", "jump", "late", "leave", "life: broken", "life: killed",
+    "life: second", "life: shut down", "short write", "slow", "steps: explode", "steps: fail",
+    "steps: garble", "steps: lost", "steps: poison", "storm", "torn journal",
+)  # fmt: skip
+
+
+def test_runs_hold_and_repeat_in_another_process() -> None:
+    report = compare(0, 150)
+    assert not report.flaws, f"{len(report.flaws)}: {next(iter(report.flaws.items()))}"
+    assert not [kind for kind in FIRE if not report.tally[kind]]
+
+
+@pytest.mark.parametrize("bug", PLANTED)
+def test_a_planted_bug_is_found(bug: str) -> None:
+    order = bug == "set order"  # it takes two stop strings in one turn
+    flaws = compare(0, 40 if order else 8, plant=bug).flaws
+    assert flaws
+    assert not order or set(flaws.values()) == {"two processes, two digests"}
