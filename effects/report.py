@@ -15,7 +15,7 @@ from attrs import Factory, define, field
 from minfer.config import EngineConfig
 from minfer.messages import Emit, Execute, Finished, Preempted, Submit
 from minfer.request import Request
-from minfer.sequence import SampleId, SampleIds
+from minfer.sequence import SampleId
 from minfer.simulate import Arrival
 from minfer.state import EngineState, Turn
 
@@ -60,9 +60,7 @@ class Report:
     end: float = math.nan
     came: dict[str, tuple[float, int]] = field(factory=dict)  # when, and tokens of the prompt
     first: dict[SampleId, float] = field(factory=dict)  # when its first token came
-    last: dict[SampleId, float] = field(factory=dict)  # its last so far; of `steady`: `out`
-    steady: SampleIds = ()  # who all had tokens at `out`
-    out: float = 0.0
+    last: dict[SampleId, float] = field(factory=dict)  # its last so far
 
     def note(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
         """Pass arrivals on, and remember when they came."""
@@ -91,8 +89,8 @@ class Report:
         sums["preemptions"] += sum(isinstance(why, Preempted) for why in turn.transition.reasons)
         for event in turn.events:
             if isinstance(event, Submit):
-                facts = after.time, len(event.request.prompt)
-                self.came.setdefault(event.request.id, facts)
+                one = event.request
+                self.came.setdefault(one.id, (after.time, len(one.prompt)))
         for command in turn.transition.commands:
             match command:
                 case Execute(plan):
@@ -110,25 +108,14 @@ class Report:
                 self.last[seq.id] = now
 
     def _emit(self, emit: Emit, after: EngineState) -> None:
-        ids, now, itl = emit.ids, after.time, self.spreads["itl"]
-        everyone = bool(ids) and all(emit.tokens)
-        if everyone and ids is self.steady:
-            itl.add(now - self.out, len(ids))
-        elif ids:
-            self.last.update(dict.fromkeys(self.steady, self.out))
-            new = [*compress(ids, emit.tokens)]
-            for since, times in Counter(map(self.last.get, new)).items():
-                if since is not None:
-                    itl.add(now - since, times)
-            for name in [name for name in new if name not in self.last]:
-                self.first[name] = now
-                self.spreads["ttft"].add(now - self.came[name[0]][0])
-            self.last.update(dict.fromkeys(new, now))
-            self.steady = ids if everyone else ()
-        self.out = now if ids else self.out
-        if emit.finished:
-            self.last.update(dict.fromkeys(self.steady, self.out))
-            self.steady = ()
+        new, now, last = [*compress(emit.ids, emit.tokens)], after.time, self.last
+        for since, times in Counter(map(last.get, new)).items():
+            if since is not None:
+                self.spreads["itl"].add(now - since, times)
+        for name in [name for name in new if name not in last]:
+            self.first[name] = now
+            self.spreads["ttft"].add(now - self.came[name[0]][0])
+        last.update(dict.fromkeys(new, now))
         for done in emit.finished:
             self._end(done)
         for done in emit.finished:  # samples of one request may end together
