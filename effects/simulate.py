@@ -44,7 +44,7 @@ COLUMNS: Final = (  # title, where it is in the figures, format
 
 def simulate_options(parser: argparse.ArgumentParser) -> None:
     """What `minfer simulate` takes."""
-    add, several = parser.add_argument, "all combinations are run"
+    add, several = parser.add_argument, "of several, all combinations are run"
     add("trace", metavar="TRACE", help=KNOWN)
     add("--policy", action="append", metavar="NAME", help="as --scheduling-policy; may be repeated")
     for name in SIZES:

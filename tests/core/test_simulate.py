@@ -120,6 +120,17 @@ def test_it_starts_at_a_time_and_a_number_and_can_go_on_with_what_waits() -> Non
     assert ends(turns)["a", 0].length == 20
 
 
+def test_it_can_take_over_when_nothing_is_in_flight() -> None:
+    config = evolve(config_of(), policy=Late())
+    held = next(Simulation(config, Simulated(), EVEN, [(1.0, asked("a"))]).turns())
+    state = held.transition.state
+    assert len(state.waiting) == 1
+    assert not state.inflight
+    turns = [*Simulation(config, Simulated(), EVEN, (), state, time=1.0).turns()]
+    assert ends(turns)["a", 0].length == 3
+    assert ticks(turns)[:2] == [1.0, 3.0]
+
+
 def test_arrivals_may_be_added_while_turns_are_read() -> None:
     class Growing(list[Arrival]):
         def __iter__(self) -> Iterator[Arrival]:

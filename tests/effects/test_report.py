@@ -138,6 +138,19 @@ def test_who_was_there_before_is_counted_and_has_no_first_token() -> None:
     assert found["ttft"]["p50"] == pytest.approx(5.0, rel=1e-3)
 
 
+def test_who_was_preempted_before_has_had_its_first_token() -> None:
+    config = config_of(num_blocks=8)  # of 4 tokens: not enough for both
+    arrivals: list[Arrival] = [(0.0, asked(name, most=16)) for name in "ab"]
+    turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
+    gone = next(i for i, turn in enumerate(turns)
+                if any(isinstance(why, Preempted) for why in turn.transition.reasons))  # fmt: skip
+    report = Report(config)
+    for turn in turns[gone + 1 :]:
+        report.see(turn)
+    assert report.figures()["samples"] == 2
+    assert report.spreads["ttft"].total() == 0
+
+
 def test_nothing_at_all_has_no_figures() -> None:
     found = Report(EngineConfig(num_blocks=1)).figures()
     assert found["ttft"] == {"p50": None, "p90": None, "p99": None}

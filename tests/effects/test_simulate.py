@@ -241,6 +241,7 @@ def test_runs_can_be_kept_as_journals(tmp_path: Path, capsys: pytest.CaptureFixt
         twin = next(r for r in found["runs"] if r["num_blocks"] == journal.config.num_blocks)
         assert report.figures()["turns"] == twin["turns"]
         assert report.figures()["tpot"] == twin["tpot"]
+        assert journal.config.watermark == journal.config.num_blocks // 100
         assert journal.about["simulated"] == SMALL
         again = told(capsys, str(path))["runs"][0]  # its settings are the journal's
         assert again["num_blocks"] == twin["num_blocks"]
