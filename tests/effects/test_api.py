@@ -243,9 +243,9 @@ LARGE = {
 
 @pytest.mark.parametrize("data", LARGE.values(), ids=LARGE)
 def test_a_large_body_is_refused_in_time(data: bytes) -> None:
-    started = time.monotonic()
+    started = time.process_time()
     refused(Chat if b'"messages"' in data else Completion, data)
-    assert time.monotonic() - started < 3  # 0.3 s on an idle machine
+    assert time.process_time() - started < 3  # 0.3 s on an idle machine
 
 
 def test_log_probabilities_are_asked_for_in_two_ways() -> None:

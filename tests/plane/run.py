@@ -20,6 +20,8 @@ from typing import Any
 
 from attrs import define, field
 
+ROOT = Path(__file__).parents[2]
+
 
 @define
 class Report:
@@ -62,8 +64,8 @@ def compare(first: int, runs: int, jobs: int = 2, plant: str = "") -> Report:
             args = [f"--first-seed={first + pair}", f"--runs={runs - pair}", f"--jobs={pairs}"]
             for salt in ("1", "2"):
                 env = {**os.environ, "PYTHONHASHSEED": salt}
-                one = subprocess.Popen([*code, *args], env=env, stdout=subprocess.PIPE, text=True)
-                both.append(stack.enter_context(one))
+                how: Any = {"env": env, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
+                both.append(stack.enter_context(subprocess.Popen([*code, *args], **how)))
         for number in range(runs):
             at = 2 * (number % pairs)
             lines = [one.stdout.readline() if one.stdout else "" for one in both[at : at + 2]]
