@@ -104,7 +104,7 @@ def check_policy(
         report_multiple_bugs=False, verbosity=Verbosity.quiet,
         phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
     )  # fmt: skip
-    @given(configs(policy), _paces, traces(), requests("mine"), st.integers(-3, 3))
+    @given(configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2))
     def tried(config: EngineConfig, pace: float, trace: Trace, mine: Request, every: int) -> None:
         trial = Trial(config, pace, overtakes, patience, hold)
         for gap, event in trace:

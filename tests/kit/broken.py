@@ -1,7 +1,7 @@
 """Policies that break the protocol, each in one way that its author would not notice.
 
-Those in `BROKEN` were written from the protocol's documentation alone, before there was a check to
-find them; those in `STARVING` after it. `test_kit.py` and `ten_runs.py` demand that each is found.
+All but the last were written from the protocol's documentation alone, before there was a check to
+find them. `test_kit.py` and `ten_runs.py` demand that each is found.
 """
 
 # ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need heed
@@ -172,13 +172,6 @@ class FavoursTheFresh(FirstCome):
         return (-float(state // 3),), state + 1
 
 
-BROKEN: Final[tuple[type[Policy], ...]] = (
-    GivesBackTheBiggest, PaysForPreemption, TakesTurns, CountsInPlace, TossesACoin, WaitsForQuiet,
-    WaitsForCompany, ByUrgency, WeighsDeadlines, SavesBlocks, Halves, CountsSeats, NewestMatterMore,
-    FavoursTheFresh,
-)  # fmt: skip
-
-
 @frozen
 class ShortestFirst(FirstCome):
     """Fewest tokens first, and waiting counts for nothing: the long wait for ever."""
@@ -187,12 +180,8 @@ class ShortestFirst(FirstCome):
         return (float(len(request.prompt) + request.max_tokens),), state
 
 
-@frozen
-class ComesRound(FirstCome):
-    """Orders by a clock that begins anew every 100 seconds."""
-
-    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        return (time % 100,), state
-
-
-STARVING: Final[tuple[type[Policy], ...]] = (ShortestFirst, ComesRound)
+BROKEN: Final[tuple[type[Policy], ...]] = (
+    GivesBackTheBiggest, PaysForPreemption, TakesTurns, CountsInPlace, TossesACoin, WaitsForQuiet,
+    WaitsForCompany, ByUrgency, WeighsDeadlines, SavesBlocks, Halves, CountsSeats, NewestMatterMore,
+    FavoursTheFresh, ShortestFirst,
+)  # fmt: skip
