@@ -270,17 +270,23 @@ def test_a_segment_that_cannot_be_written_leaves_nothing(
     monkeypatch.setattr(journals, "EVERY", 10)
     monkeypatch.setattr("minfer.replay.EVERY", 10)
     driver, log = live(tmp_path, 10, size=1)
-    files, real = set(os.listdir("/proc/self/fd")), os.write
+    real, refused = os.write, list[os.stat_result]()
 
     def write(file: int, data: bytes) -> int:
-        return real(file, data) if set(os.listdir("/proc/self/fd")) <= files else full()
+        if not os.readlink(f"/proc/self/fd/{file}").endswith(".part"):
+            return real(file, data)
+        refused.append(os.fstat(file))
+        return full()
 
     monkeypatch.setattr(os, "write", write)
     while len(log) < 400:
         driver.post(Submit(Request(id=str(len(log)), prompt=(1, 2), max_tokens=3)))
         driver.turn()
         time.sleep(0.001)
-    assert set(os.listdir("/proc/self/fd")) <= files
+    links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
+    left = [link.stat() for link in links if link.exists()]
+    assert refused
+    assert not any(os.path.samestat(one, other) for one in refused for other in left)  # closed
     assert [path.suffix for path in tmp_path.iterdir()] == [".journal"]
     driver.close()
     found = list(read_journal(tmp_path).turns())

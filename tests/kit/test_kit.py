@@ -95,7 +95,8 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     path = tmp_path / "none.journal"
     with pytest.raises(PolicyError) as caught:
         check_policy(broken.CountsInPlace(), seed=1, save=str(path))
-    assert "no journal was saved: a dict cannot be written" in caught.value.__notes__[0]
+    said = "no journal was saved: a dict cannot be written"
+    assert any(said in note for note in caught.value.__notes__)  # Hypothesis may add its own
     assert not path.exists()
 
 
