@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from typing import Any, Final
 
+from bench.results import write
 from minfer.pmap import Map
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome
@@ -43,8 +44,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0, help="of the first run")
+    parser.add_argument("--result", metavar="NAME", help="write bench/results/NAME.json")
     args = parser.parse_args()
-    wrong = 0
+    wrong, told = 0, dict[str, Any]()
     every: list[tuple[Any, dict[str, float], bool]]
     every = [(AdaptiveLastIn(), {}, True), *((kind(), {}, True) for kind in BROKEN)]
     for policy, bounds, broken in (*every, *((one, bounds, False) for one, bounds in SOUND)):
@@ -55,9 +57,12 @@ def main() -> int:
         wrong += found != (args.runs if broken else 0)
         took = (time.perf_counter() - begin) / args.runs
         name = f"{type(policy).__name__:20}" if broken else f"{policy}"
+        told[name.strip()] = {"broken": broken, "found": found, "laws": laws, "seconds": took}
         what = ", ".join(f"{law} {count}" for law, count in laws.most_common()) or "sound"
         print(f"{name} found {found}/{args.runs} in {took:.1f} s each: {what}", flush=True)
     print(f"{wrong} policies are not as they should be" if wrong else "all as it should be")
+    if args.result:
+        write(args.result, {"runs": args.runs, "wrong": wrong, "policies": told}, args.seed)
     return min(wrong, 1)
 
 

@@ -1,5 +1,6 @@
 """Bugs to plant in the product: a harness that finds none of them proves nothing."""
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -7,7 +8,7 @@ from unittest import mock
 
 from attrs import evolve
 
-from minfer.effects import assembly, journal, metrics, worker
+from minfer.effects import assembly, journal, metrics, server, worker
 from minfer.messages import Emit
 from minfer.state import Transition
 
@@ -69,6 +70,30 @@ def _set_order(deliver: Any) -> Callable[..., Any]:
     return planted
 
 
+def _ends_of_the_engine(ended: Any) -> Callable[..., Any]:
+    """Requests are counted as the engine saw them end, not as their clients did."""
+
+    def planted(counts: metrics.Metrics, job: assembly.Assembly) -> None:
+        ends = dict(counts.ends)
+        ended(counts, job)
+        counts.ends = ends
+        for one in job.samples:
+            counts.ends[metrics._ENDS.get(one.done.reason if one.done else "", "error")] += 1
+
+    return planted
+
+
+def _overtaking(write: Any) -> Callable[..., Any]:
+    """A part of an answer does not wait until a slow client has taken the one before."""
+
+    async def planted(answer: server.Answer, *part: Any) -> None:
+        answer.writing = asyncio.Lock()
+        await write(answer, *part)
+
+    return planted
+
+
+REAL = ("set order", "overtaking", "ends of the engine")  # minfer had them: see `__init__`
 PLANTED: dict[str, tuple[type, str, Change]] = {
     "lost end": (assembly.Assembly, "finish", _lost_end),
     "lost finish": (assembly.Assembly, "flush", _lost_finish),
@@ -76,6 +101,8 @@ PLANTED: dict[str, tuple[type, str, Change]] = {
     "unwritten turn": (journal.Writer, "_turn", _unwritten_turn),
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
     "kept job": (worker.Worker, "_deliver", _kept_job),
+    "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
+    "overtaking": (server.Answer, "_write", _overtaking),
     "set order": (worker.Worker, "_deliver", _set_order),
 }
 

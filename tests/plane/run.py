@@ -5,6 +5,7 @@ Prints how often everything happened; a failure prints the seed that repeats it.
 
 import argparse
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -19,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from attrs import define, field
+
+from bench.results import write
 
 ROOT = Path(__file__).parents[2]
 
@@ -52,6 +55,8 @@ def child(first: int, runs: int, step: int, plant: str) -> None:
                 told["flaw"] = traceback.format_exc()
                 broken.clear()
             print(json.dumps(told), flush=True)
+            if seed // step % 32 == 0:
+                gc.collect()  # engines freeze what is there, and so what earlier seeds left
 
 
 def compare(first: int, runs: int, jobs: int = 2, plant: str = "") -> Report:
@@ -86,6 +91,7 @@ def main() -> int:
     parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--plant", default="", help="a bug to put in: see planted.py")
+    parser.add_argument("--result", metavar="NAME", help="write bench/results/NAME.json")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
@@ -100,6 +106,9 @@ def main() -> int:
         print(f"{count:9} {kind}")
     print(f"{args.runs} runs, each twice: {len(report.flaws)} flaws; {took:.0f} s, "
           f"{2 * args.runs / took:.1f} runs/s")  # fmt: skip
+    if args.result:
+        told = {"runs": args.runs, "flaws": report.flaws, "happened": report.tally, "seconds": took}
+        write(args.result, told, args.first_seed)
     return bool(report.flaws)
 
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.plane.planted import PLANTED
+from tests.plane.planted import PLANTED, REAL
 from tests.plane.run import compare
 
 # What must have happened in the runs of the first test.
@@ -24,7 +24,7 @@ def test_runs_hold_and_repeat_in_another_process() -> None:
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    order = bug == "set order"  # it takes two stop strings in one turn
-    flaws = compare(0, 40 if order else 8, plant=bug).flaws
+    rare = bug in REAL  # it takes two stop strings in one turn, or a slow client of two prompts
+    flaws = compare(0, 40 if rare else 8, plant=bug).flaws
     assert flaws
-    assert not order or set(flaws.values()) == {"two processes, two digests"}
+    assert bug != "set order" or set(flaws.values()) == {"two processes, two digests"}
