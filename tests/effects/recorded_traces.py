@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import attrs
@@ -82,30 +83,36 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
     torch.set_num_threads(1)
     out: dict[str, Any] = {}
     for path in args.traces:
-        small = read_trace(str(path), args.requests, args.divide)
-        setup = prepare(EngineArgs(num_gpu_blocks_override=60, max_num_seqs=64, max_model_len=2048,
-                                   max_num_batched_tokens=1024, dtype="float32",
-                                   scheduling_policy="priority"))  # fmt: skip
+        small = asked(str(path), args.requests, args.divide)
+        # So few rows that they are fought for even if most outputs are a single token.
+        rows = max(2, round(mean(one.max_tokens for one in small)))
+        setup = prepare(EngineArgs(num_gpu_blocks_override=128, block_size=16, max_num_seqs=rows,
+                                   max_model_len=2048, max_num_batched_tokens=1024,
+                                   dtype="float32", scheduling_policy="priority"))  # fmt: skip
         vocab = setup.spec.vocab_size
-
-        def real(one: Request, vocab: int = vocab) -> Request:
-            prompt = tuple(token % vocab for token in one.prompt)
-            return attrs.evolve(one, prompt=prompt, keys=())
-
-        every = (what for _, what in small.arrivals(64) if isinstance(what, Request))
-        fit = (real(one) for one in every if len(one.prompt) + one.max_tokens <= 2048)
-        out[f"{path.stem} live"] = live(setup.config, open_executor(setup, None), fit, args.seed)
+        real = [
+            attrs.evolve(one, prompt=tuple(token % vocab for token in one.prompt))
+            for one in small
+            if len(one.prompt) + one.max_tokens <= setup.config.max_model_len
+        ]
+        found = live(setup.config, open_executor(setup, None), iter(real), args.seed)
+        out[f"{path.stem} live"] = {"rows": rows, "too_long": len(small) - len(real), **found}
         show({path.stem: "live", **out[f"{path.stem} live"]})
-        whole = read_trace(str(path), args.requests)
+        whole = asked(str(path), args.requests)
+        lengths = [len(one.prompt) + one.max_tokens for one in whole]
         config = EngineConfig(
-            num_blocks=2500, max_model_len=131_072, max_num_seqs=256, max_num_batched_tokens=8192,
-            policy=Priority(),
+            num_blocks=round(max(*lengths, 13 * mean(lengths)) / 64) + 1, block_size=64,
+            max_model_len=131_072, max_num_seqs=256, max_num_batched_tokens=8192, policy=Priority(),
         )  # fmt: skip
-        every = (what for _, what in whole.arrivals(64) if isinstance(what, Request))
-        full = (attrs.evolve(one, keys=()) for one in every)
-        out[f"{path.stem} oracle"] = live(config, Oracle(64, 2**31), full, args.seed)
+        out[f"{path.stem} oracle"] = live(config, Oracle(64, 2**31), iter(whole), args.seed)
         show({path.stem: "oracle", **out[f"{path.stem} oracle"]})
     return out
+
+
+def asked(*trace: Any) -> list[Request]:
+    """The requests of a trace."""
+    every = (what for _, what in read_trace(*trace).arrivals(64))
+    return [attrs.evolve(one, keys=()) for one in every if isinstance(one, Request)]
 
 
 KILLED = """
