@@ -128,7 +128,7 @@ class Preempted(OfSample):
 
     by: SampleId  # for whom
     known: int  # tokens it keeps
-    computed: int  # positions of KV it gives up, less what stays cached
+    computed: int  # positions of KV it gives up; what it published of them may stay cached
 
 
 @frozen

@@ -150,11 +150,13 @@ class Trial:
             self.tell(Submit(evolve(mine, id=f"early{number}")))
         self.turn(self.now + self.pace)
         self.tell(Submit(mine))
+        rows = self.config.max_num_seqs if short else 1  # short ones must come faster than they go
         after, passed = self.now + (self.patience if short else 0), set[str]()
         for number in range(150):
             if number % every == 0:
                 name = "late" if self.now >= after else "soon"
-                self.tell(Submit(evolve(less, id=f"{name}{number}")))
+                for row in range(rows):
+                    self.tell(Submit(evolve(less, id=f"{name}{number}.{row}")))
             self.turn(self.now + self.pace)
             if any(one.request.id == mine.id for one in self.state.waiting):
                 reasons = self.turns[-1].transition.reasons

@@ -16,6 +16,7 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
         ("max_tokens", 2.5), ("stop", ("",)), ("stop", ("a",) * 17), ("stop", (3,)),
         ("stop", 5), ("stop_token_ids", 5),
         ("stop_token_ids", (-1,)), ("stop_token_ids", tuple(range(300))), ("ignore_eos", 1),
+        ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("logprobs", 1.5),
     ],
 )  # fmt: skip
 def test_a_parameter_out_of_range_is_named(name: str, value: Any) -> None:
