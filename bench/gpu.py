@@ -26,7 +26,7 @@ README: Final = ROOT / "bench" / "README.md"
 # First what needs the whole GPU, then what shares an engine: the fewest are opened.
 PARTS: Final = {
     "7B": ("start", "kernels", "flash_decoding", "throughput", "latency", "decode", "prefill",
-           "host", "transformers", "chunked", "prefix"),
+           "host", "journal", "transformers", "chunked", "prefix"),
     "1.5B": ("throughput", "latency", "decode", "graphs"),
     "0.5B": ("throughput", "latency", "decode"),
 }  # fmt: skip

@@ -230,6 +230,14 @@ def graphs(lab: Lab, model: str) -> Figures:
     return against("step", ("graphs", "eager"), [some[1:] for some in runs])
 
 
+def journal(lab: Lab, model: str) -> Figures:
+    """256 requests, with every turn recorded and without."""
+    ways: tuple[dict[str, Any], ...] = ({"journal": lab.folder / "journal"}, {})
+    runs = [[1e3 / rate(lab.engine(model, **how), *lab.equal(256)) for _ in range(5)]
+            for how in ways]  # fmt: skip
+    return against("1 token", ("recorded", "not"), [some[2:] for some in runs])
+
+
 def chunked(lab: Lab, model: str) -> Figures:
     """The longest gap between tokens of 32 rows, in the second after a prompt of 8,192 arrives."""
     peaks = []

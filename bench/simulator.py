@@ -1,14 +1,16 @@
 """The simulator beside reality: throughput and latencies, predicted and measured.
 
-The bundled model serves synthetic traces on the CPU, one after the other and again, so that the
-machine's noise hits all. In each round, what steps cost is fitted to two of them, and the others
-are predicted from their arrivals alone. `error` is of the medians of all rounds. The clock leaves
-out time in which the engine was ready to run and other processes had its core.
+The bundled model on the CPU, or with `--shape 7B` random weights of Qwen2.5's shapes on the GPU,
+serves synthetic traces, one after the other and again, so that the machine's noise hits all. In
+each round, what steps cost is fitted to two of them, and the others are predicted from their
+arrivals alone. `error` is of the medians of all rounds. The clock leaves out time in which the
+engine was ready to run and other processes had its core.
 """
 
 import argparse
 import asyncio
 import contextlib
+import tempfile
 import threading
 import time
 from itertools import product
@@ -25,12 +27,19 @@ from minfer.request import Request
 from minfer.simulate import CostModel, Simulated, Simulation
 from minfer.state import EngineState, Turn
 
-WORKS = {
+CPU = {
     "fitted": "rate=10,requests=60,prompt=300,output=60,spread=0.8,seed=1",
     "fitted too": "rate=1000,requests=60,prompt=80,output=60,spread=0.8,seed=5",
     "twice the rate, shorter": "rate=20,requests=140,prompt=120,output=50,spread=0.8,seed=2",
     "longer, some alike": "rate=7,requests=50,prompt=400,output=80,spread=0.4,shared=0.5,seed=3",
     "all at once": "rate=1000,requests=90,prompt=150,output=60,spread=0.6,seed=4",
+}
+GPU = {
+    "fitted": "rate=20,requests=200,prompt=800,output=200,spread=0.8,seed=1",
+    "fitted too": "rate=1000,requests=200,prompt=300,output=200,spread=0.8,seed=5",
+    "twice the rate, shorter": "rate=40,requests=400,prompt=300,output=150,spread=0.8,seed=2",
+    "longer, some alike": "rate=8,requests=80,prompt=2000,output=250,spread=0.4,shared=0.5,seed=3",
+    "all at once": "rate=1000,requests=400,prompt=512,output=128,spread=0.6,seed=4",
 }
 Runs = dict[str, list[dict[str, float]]]
 
@@ -101,17 +110,29 @@ def told(report: Report) -> dict[str, float]:
     return found | {f"{n}_{p}": figures[n][p] for n, p in product(("ttft", "tpot"), ("p50", "p99"))}
 
 
-def live(args: argparse.Namespace) -> dict[str, Any]:
-    import torch
-
+def engine(shape: str, folder: Path) -> Any:
     from minfer import AsyncLLM
 
+    if shape:
+        from bench.gpu_workloads import Lab
+
+        return AsyncLLM(Lab(folder).model(shape), load_format="dummy", device="cuda",
+                        skip_tokenizer_init=True, max_num_seqs=256)  # fmt: skip
+    import torch
+
     torch.set_num_threads(1)
-    llm = AsyncLLM(device="cpu", dtype="float32", skip_tokenizer_init=True, max_num_seqs=32,
-                   num_gpu_blocks_override=2048, max_num_batched_tokens=512)  # fmt: skip
+    return AsyncLLM(device="cpu", dtype="float32", skip_tokenizer_init=True, max_num_seqs=32,
+                    num_gpu_blocks_override=2048, max_num_batched_tokens=512)  # fmt: skip
+
+
+def live(args: argparse.Namespace) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        llm = engine(args.shape, Path(folder))
     llm.worker.driver.clock = Clock()
-    traces = {name: read_trace(f"poisson:{how}") for name, how in WORKS.items()}
-    serve(llm, traces["fitted"], "warm")
+    works = (GPU if args.shape else CPU).items()
+    traces = {name: read_trace(f"poisson:{how}") for name, how in works}
+    for name, trace in traces.items():
+        serve(llm, trace, f"warm {name}")
     said, seen, off = Runs(), Runs(), []
     for number in range(args.rounds):
         paid: list[Step] = []
@@ -119,7 +140,7 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
             taken, figures = serve(llm, trace, f"{number} {name}")
             seen.setdefault(name, []).append(figures)
             paid += taken if name.startswith("fitted") else ()
-        cost, about = fit(paid, "the bundled model on the CPU")
+        cost, about = fit(paid, args.shape or "the bundled model on the CPU")
         off.append(about["held_out_error"])
         for name, trace in traces.items():
             said.setdefault(name, []).append(simulated(trace, llm.setup.config, cost))
@@ -136,4 +157,4 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run("simulator", live, {"--rounds": 5})
+    run("simulator", live, {"--rounds": 5, "--shape": ""})
