@@ -53,10 +53,13 @@ def forward(spec: ModelSpec, weights: Weights, batch: Batch, cache: PagedCache) 
         hidden = F.embedding(batch.tokens, weights.embed)  # [tokens, hidden]
         for i, layer in enumerate(weights.layers):
             qkv = ops.norm_linear(hidden, layer.input_norm, eps, layer.qkv, layer.qkv_bias)
-            ops.linear_add(hidden, cache.mix(batch, i, layer, qkv), layer.out, layer.out_bias)
+            mixed = cache.mix(batch, i, layer, qkv)
+            if i + 1 == len(weights.layers) and batch.sample is not None:
+                # Of the last layer, the others' keys and values were all that is needed.
+                hidden = hidden.index_select(0, batch.sample)
+                mixed = mixed.index_select(0, batch.sample)
+            ops.linear_add(hidden, mixed, layer.out, layer.out_bias)
             inner = ops.norm_gated(hidden, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
             ops.linear_add(hidden, inner, layer.down, layer.down_bias)
-        if batch.sample is not None:
-            hidden = hidden.index_select(0, batch.sample)
         logits: Tensor = ops.norm_linear(hidden, weights.norm, eps, weights.lm_head)
         return logits

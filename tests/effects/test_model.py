@@ -8,6 +8,7 @@ import pytest
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from minfer.effects.attention import KVCache, make_cache
@@ -185,6 +186,17 @@ def test_nothing_sampled(model: Model) -> None:
     cache = make_cache(model.spec, BLOCKS, 16, "float32")
     assert model.run(cache, [Row([1, 2, 3], 0, [0], 0)], 16).shape == (0, 160)
     assert model.run(cache, [Row([4], 3, [0], 0)], 16).shape == (0, 160)
+
+
+def test_the_last_layer_goes_on_with_what_is_sampled_alone(model: Model) -> None:
+    cache, work = make_cache(model.spec, BLOCKS, 16, "float32"), []
+    for sampled in (1, 32):
+        with FlopCounterMode(display=False) as count:
+            model.run(cache, [Row(sequence(32), 0, [0, 1, 2], sampled)], 16)
+        work.append(count.get_total_flops())
+    # The counter does not know products that add to a sum: gate, up and the head are left.
+    outs = 2 * model.spec.intermediate_size + model.spec.vocab_size
+    assert work[1] - work[0] == 2 * 31 * model.spec.hidden_size * outs
 
 
 def test_copied_blocks_serve_a_fork(model: Model) -> None:
