@@ -17,6 +17,7 @@ soon as that is enqueued. Host buffers are read by copies in flight, so there is
 """
 
 import contextlib
+import threading
 import warnings
 from collections import deque
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,18 @@ if TYPE_CHECKING:
 
 MOST_KINDS = 256  # after which only pure decode steps are captured
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
+# Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
+# of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
+FOR_ONE_THREAD = 1 << 17
+
+
+def _work_alone() -> None:
+    """Let torch use one thread for what this thread asks for; other threads keep their number."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # also of threads to come: let one set that right
+    other = threading.Thread(target=torch.set_num_threads, args=(before,))
+    other.start()
+    other.join()
 
 
 @frozen
@@ -130,6 +143,7 @@ class TorchExecutor:
         self.device = torch.device(device)
         cuda = self.device.type == "cuda"
         self.config, self.spec, self.graphs, self.checked = config, spec, graphs and cuda, checked
+        self.small = not cuda and spec.hidden_size * spec.intermediate_size <= FOR_ONE_THREAD
         self.model: Model = weights if not isinstance(weights, Weights) else (
             lambda batch, cache: forward(spec, weights, batch, cache)
         )  # fmt: skip
@@ -197,6 +211,8 @@ class TorchExecutor:
             self._attempt(flight)
 
     def _attempt(self, flight: Flight) -> None:
+        if self.small and torch.get_num_threads() > 1:
+            _work_alone()
         try:
             with torch.inference_mode(), torch.cuda.stream(self.stream):
                 self._launch(flight)

@@ -6,6 +6,7 @@ GPU its kernels' references run, and steps are padded as they are for graphs.
 
 import gc
 import random
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -494,3 +495,22 @@ def test_steady_decoding_leaves_no_garbage_for_the_collector(model: Model) -> No
     for _ in range(30):
         run.turn()
     assert gc.collect() == 0
+
+
+def test_a_small_model_works_in_one_thread_and_leaves_other_threads_theirs(model: Model) -> None:
+    seen = list[int]()
+
+    def serve() -> None:
+        run = Run.start(model)
+        run.serve([Request(id="a", prompt=(3, 4), max_tokens=3)])
+        seen.append(1 if run.driver.executor.stream else torch.get_num_threads())  # type: ignore[attr-defined]
+
+    torch.set_num_threads(2)
+    try:
+        for work in (serve, lambda: seen.append(torch.get_num_threads())):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    finally:
+        torch.set_num_threads(1)
+    assert seen == [1, 2]
