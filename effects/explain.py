@@ -101,11 +101,12 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
     """What was found, in plain words."""
     yield "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most".format(**found)
     for one in found["samples"]:
-        begin, end = one["arrived"], one["end"] or {"reason": "goes on", "length": 0, "error": ""}
+        begin, end = one["arrived"], one["end"] or {"error": ""}
         first = "" if one["first"] is None else f", the first at {_ms(one['first'] - begin)}"
         words = f"Sample {one['id'][1]}: {_ms(one['upto'] - begin)} until turn {one['turn']:,}: "
         error = ": {error!r}" if end["error"] else ""
-        yield f"{words}{{reason!r}}, {{length:,}} tokens{first}{error}".format(**end)
+        ended = "{reason!r}, {length:,} tokens" if one["end"] else "goes on"
+        yield f"{words}{ended}{first}{error}".format(**end)
         for part in one["parts"]:
             words = _WORDS["behind" if part["behind"] else part["kind"]].format(**part)
             after = f" (after preemption {part['preempted']})" if part["preempted"] else ""

@@ -220,6 +220,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     default share of what is available. Executors that compute nothing have no limit. Raises
     CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.
     """
+    if args.journal_redact and not args.journal:
+        raise ConfigError("--journal-redact records nothing without --journal DIR; name a folder")
     computes = args.executor == "torch"
     device = Device(args.device) if limit is not None and args.device != "auto" else Device()
     if limit is None and computes:

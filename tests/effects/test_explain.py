@@ -100,6 +100,17 @@ def test_a_wait_behind_others_in_plain_words(
     ]
 
 
+def test_of_who_has_not_ended_no_length_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 3, tokens=9)))
+    run.turn()
+    run.turn()
+    line = said(capsys, saved(tmp_path, run), "a").splitlines()[1]
+    assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
+
+
 def test_the_longest_gap_names_the_chunk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

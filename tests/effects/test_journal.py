@@ -223,6 +223,8 @@ def test_what_cannot_be_journalled_is_said_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"--journal .*file"):
         Writer(tmp_path / "file", CONFIG, {})
+    with pytest.raises(ConfigError, match="--journal-redact records nothing without --journal"):
+        LLM(executor="dry", journal_redact=True)
 
 
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
