@@ -24,7 +24,7 @@ from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import Emit, Event, Executed
 from minfer.request import Request
-from minfer.simulate import Arrival, CostModel, Simulation
+from minfer.simulate import Coming, CostModel, Simulation
 from minfer.state import EngineState, Transition, Turn, initial
 
 BLOCK = 64
@@ -41,18 +41,6 @@ class MadeUp(Dry):
         plan = self.plans.popleft()
         tokens = random.choices(range(1, VOCAB), k=len(plan.rows))
         return Executed(plan.step, tuple((t,) * m for t, m in zip(tokens, plan.most, strict=True)))
-
-
-class Coming(deque[Arrival]):
-    """Arrivals that are taken as they are asked for; more may be added at any time."""
-
-    def __iter__(self) -> Iterator[Arrival]:
-        return self
-
-    def __next__(self) -> Arrival:
-        if not self:
-            raise StopIteration
-        return self.popleft()
 
 
 class Load:

@@ -13,6 +13,7 @@ import contextlib
 import tempfile
 import threading
 import time
+from collections import deque
 from itertools import product
 from pathlib import Path
 from statistics import median
@@ -99,8 +100,7 @@ def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, floa
 def simulated(trace: Trace, config: EngineConfig, cost: CostModel) -> dict[str, float]:
     report = Report(config)
     arrivals = report.note(trace.arrivals(config.block_size))
-    for turn in Simulation(config, Simulated(), cost, arrivals).turns():
-        report.see(turn)
+    deque(report.seen(Simulation(config, Simulated(), cost, arrivals).turns()), maxlen=0)
     return told(report)
 
 

@@ -6,6 +6,7 @@ Imports no torch. Exit code 1 if the engine decides otherwise than it did.
 import argparse
 import json
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import reduce
 from itertools import islice
@@ -16,6 +17,7 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.codec import dump
+from minfer.config import SIZES
 from minfer.effects.costs import fit, read_cost, steps
 from minfer.effects.driver import quiet_collector
 from minfer.effects.journal import read_journal, write_journal
@@ -27,7 +29,6 @@ from minfer.sequence import Sequence
 from minfer.state import Turn
 
 _MANY: Final = 20  # sequences that are listed
-_SETTINGS: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
 def replay_options(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +43,7 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
     )
     add = group.add_argument
     add("--policy", metavar="NAME", help="another policy, named as in --scheduling-policy")
-    for name in _SETTINGS:
+    for name in SIZES:
         add(f"--{name.replace('_', '-')}", type=int, metavar="N", help="another size")
     add("--without", action="append", default=[], metavar="ID", help="a request does not arrive")
     add("--spare", default="", metavar="ID", help="a request is not preempted in turn N")
@@ -71,8 +72,7 @@ def _verify(journal: Journal, options: argparse.Namespace) -> int:
     divergence = None
     with quiet_collector():
         try:
-            for turn in journal.turns(until=options.until):
-                report.see(turn)
+            deque(report.seen(journal.turns(until=options.until)), maxlen=0)
         except DivergenceError as error:
             divergence = error.divergence
     took = time.perf_counter() - begin
@@ -168,7 +168,7 @@ _FIGURES: Final = {
 
 def _change(options: argparse.Namespace) -> Change:
     """What the options ask to change. Raises ConfigError for an unknown policy."""
-    settings = {name: value for name in _SETTINGS if (value := getattr(options, name)) is not None}
+    settings = {name: value for name in SIZES if (value := getattr(options, name)) is not None}
     if options.policy:
         settings["policy"] = policy_named(options.policy)
     return Change(settings=settings, without=tuple(options.without), spare=options.spare)
@@ -176,14 +176,11 @@ def _change(options: argparse.Namespace) -> Change:
 
 def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
     at = journal.count if options.at is None else options.at
-    if options.cost:
-        cost = read_cost(options.cost)
-    else:
-        cost, _ = fit(steps(journal.turns()), "fitted to this journal")
-    report = Report(journal.config)
-    for turn in journal.turns():
-        if turn.number >= at:
-            report.see(turn)
+    cost, report = read_cost(options.cost) if options.cost else None, Report(journal.config)
+    turns = _seen(journal.turns(), report, at)
+    if cost is None:
+        cost, _ = fit(steps(turns), "fitted to this journal")
+    deque(turns, maxlen=0)
     found, handed = {"recorded": report.figures()}, 0
     for name, what in (("unchanged", Change()), ("changed", change)):
         made = fork(journal, at, what, cost)
@@ -192,12 +189,11 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
             report.came[request.id] = since, len(request.prompt)
             if request.output:
                 report.last[request.id, 0] = since
-        turns = _seen(made.turns, report)
+        turns = report.seen(made.turns)
         if name == "changed" and options.save:
             # A turn that spares somebody is not what the engine decides by itself.
             write_journal(options.save, made.config, islice(turns, bool(change.spare), None))
-        for _ in turns:
-            pass
+        deque(turns, maxlen=0)
         found[name] = report.figures()
     if options.json:
         print(json.dumps({"turn": at, "handed_over": handed, "cost": cost.name, **found}))
@@ -214,7 +210,9 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
     return 0
 
 
-def _seen(turns: Iterable[Turn], report: Report) -> Iterator[Turn]:
+def _seen(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
+    """Pass all turns on; the report is of those from `at` on."""
     for turn in turns:
-        report.see(turn)
+        if turn.number >= at:
+            report.see(turn)
         yield turn

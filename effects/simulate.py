@@ -19,7 +19,7 @@ from attrs import evolve
 
 from minfer.blocks import blocks_for
 from minfer.codec import dump
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import SIZES, ConfigError, EngineConfig
 from minfer.effects.costs import H200, fit, read_cost, steps, write_cost
 from minfer.effects.driver import quiet_collector
 from minfer.effects.journal import read_journal, write_journal
@@ -30,7 +30,6 @@ from minfer.simulate import CostModel, Simulated, Simulation
 
 Figures = dict[str, Any]
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
-SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 COLUMNS: Final = (  # title, where it is in the figures, format
     ("policy", "policy", ""), ("blocks", "num_blocks", ""), ("of", "block_size", ""),
     ("seqs", "max_num_seqs", ""), ("batched", "max_num_batched_tokens", ""),

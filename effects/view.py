@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import minfer.messages as say
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import SIZES, ConfigError, EngineConfig
 from minfer.effects.journal import read_journal
 from minfer.plan import Plan
 from minfer.request import MAX_SAMPLES, Request
@@ -166,10 +166,9 @@ def page(name: str, config: EngineConfig, turns: Iterable[Turn]) -> bytes:
     columns: dict[str, array[Any]] = {"turn.time": run.time}
     for table, names in _TABLES.items():
         columns |= zip((f"{table}.{one}" for one in names), run.tables[table], strict=True)
-    sizes = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
     head = json.dumps({
         "name": name, "first": run.first, "kinds": _KINDS, "texts": [*run.texts],
-        "policy": type(config.policy).__name__, **{one: getattr(config, one) for one in sizes},
+        "policy": type(config.policy).__name__, **{one: getattr(config, one) for one in SIZES},
         "columns": [(key, col.typecode, len(col)) for key, col in columns.items()],
     }).encode()  # fmt: skip
     head += b" " * (-len(head) % 8)

@@ -1,11 +1,14 @@
 """The engine's configuration: what does not change while it runs."""
 
 import math
-from typing import Any
+from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
 from minfer.policy import FirstCome, Policy
+
+# What is varied, when sizes are compared: in forks, simulations, and what a page is headed by.
+SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
 class ConfigError(ValueError):

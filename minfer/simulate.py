@@ -32,6 +32,18 @@ _PLAIN = [(0,) * k for k in range(65)]  # what a row yields: a token id that mea
 _NEVER = (math.inf, 0, 0)
 
 
+class Coming(deque[Arrival]):
+    """Arrivals that are taken as they are asked for; more may be added at any time."""
+
+    def __iter__(self) -> Iterator[Arrival]:
+        return self
+
+    def __next__(self) -> Arrival:
+        if not self:
+            raise StopIteration
+        return self.popleft()
+
+
 def work(plan: Plan) -> tuple[int, int, int, int, int]:
     """What a plan's cost is linear in, over all its forwards.
 
@@ -134,8 +146,8 @@ class Simulated(Oracle):
 
 @define
 class Simulation:
-    """An engine on a virtual clock. `arrivals` are in order of time; an iterator that has run dry
-    is asked again at every turn, so whoever reads the turns may add to it."""
+    """An engine on a virtual clock. `arrivals` are in order of time. Whoever reads the turns may
+    add to them if they are `Coming`: they are asked again at every turn."""
 
     config: EngineConfig
     executor: Oracle

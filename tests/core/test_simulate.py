@@ -1,6 +1,6 @@
 """The engine on a virtual clock: when turns are taken, what steps cost, who ends where."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from random import Random
 
 import pytest
@@ -24,7 +24,7 @@ from minfer.plan import Plan
 from minfer.policy import FirstCome, Load
 from minfer.request import Request
 from minfer.sequence import SampleId
-from minfer.simulate import Arrival, CostModel, Simulated, Simulation, work
+from minfer.simulate import Arrival, Coming, CostModel, Simulated, Simulation, work
 from minfer.state import Turn
 from tests.core.world import tiny_config
 
@@ -132,16 +132,7 @@ def test_it_can_take_over_when_nothing_is_in_flight() -> None:
 
 
 def test_arrivals_may_be_added_while_turns_are_read() -> None:
-    class Growing(list[Arrival]):
-        def __iter__(self) -> Iterator[Arrival]:
-            return self
-
-        def __next__(self) -> Arrival:
-            if not self:
-                raise StopIteration
-            return self.pop(0)
-
-    coming, seen = Growing([(0.0, asked("0"))]), set[str]()
+    coming, seen = Coming([(0.0, asked("0"))]), set[str]()
     for turn in Simulation(config_of(), Simulated(), EVEN, coming).turns():
         for name, _ in ends([turn]):
             seen.add(name)
