@@ -122,17 +122,18 @@ class Assembly:
     line: Mapping[str, float] = field(factory=dict)  # see `Worker.waits`; when it came in line
     queued: Mapping[str, float] = field(factory=dict)  # seconds by cause, once it is admitted
     preempted: int = 0  # times, all samples together
-    first: float | None = None  # when its first and last tokens were flushed
+    first: float | None = None  # when its first and last tokens came
     last: float | None = None
-    fed: bool = False  # since the last flush
     finished: bool = False
     error: Exception | None = None
     told: bool = False  # of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
     samples: list[_Sample] = field(factory=list, init=False)
+    eager: bool = field(default=False, init=False)  # its text is looked at before its end
 
     def __attrs_post_init__(self) -> None:
         stops, scored = self.request.sampling.stop, self.request.sampling.logprobs is not None
+        self.eager = self.streaming or bool(stops)
         for _ in range(self.request.n):
             decoder = None if self.tokenizer is None else Detokenizer(self.tokenizer)
             matcher = StopMatcher(stops) if stops else None
@@ -152,14 +153,16 @@ class Assembly:
             spent["step"] = now - self.arrived - sum(spent.values()) + spent.get("step", 0.0)
             self.started, self.queued = now, {cause: s for cause, s in spent.items() if s > 0}
 
-    def feed(self, sample: int, tokens: tuple[int, ...], scores: Sequence[Scores] = ()) -> None:
-        """Take over new tokens of a sample, and their log-probabilities if it asked for them."""
+    def feed(
+        self, sample: int, tokens: tuple[int, ...], now: float, scores: Sequence[Scores] = ()
+    ) -> None:
+        """Take over tokens of a sample at the time `now`, and their scores if it asked for them."""
         one = self.samples[sample]
         if one.done is None and one.stop is None:
             one.fresh += tokens
             if one.scores is not None:
                 one.scores.extend(scores[: len(tokens)])
-            self.fed = True
+            self.first, self.last = now if self.first is None else self.first, now
 
     def finish(self, done: Finished) -> None:
         """Take over the engine's last word on a sample."""
@@ -167,15 +170,12 @@ class Assembly:
         del one.fresh[max(0, done.length - one.count) :]
         one.done = done
 
-    def flush(self, now: float) -> tuple[Finish, ...]:
-        """Make what is new at the time `now` ready; returns what the engine should be told."""
-        found, eager = [], self.streaming or bool(self.request.sampling.stop)
+    def flush(self) -> tuple[Finish, ...]:
+        """Make what is new ready; returns what the engine should be told."""
+        found = []
         with self.lock:
-            if self.fed:
-                self.first, self.last = now if self.first is None else self.first, now
-                self.fed = False
             for i, one in enumerate(self.samples):
-                if (eager and one.fresh) or (one.done is not None and not one.over):
+                if (self.eager and one.fresh) or (one.done is not None and not one.over):
                     one.flush(self.request.stop_ids)
                     if one.stop is not None and not one.over:
                         found.append(Finish(self.request.id, i, one.count))

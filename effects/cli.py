@@ -240,7 +240,8 @@ def plan(options: argparse.Namespace) -> int:
     if setup.device.total:
         from minfer.effects.cuda_attention import Routes
 
-        more += Routes.for_device(setup.spec, setup.args.block_size, setup.device.kind).described()
+        sizes = setup.config.block_size, setup.config.max_num_batched_tokens
+        more += Routes.for_device(setup.spec, *sizes, setup.device.kind).described()
     print(describe(setup.memory, options.model or "bundled", more))
     return 0
 

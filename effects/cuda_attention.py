@@ -12,6 +12,7 @@ from torch import Tensor
 
 from minfer.effects.attention import rope_table
 from minfer.effects.batch import Batch
+from minfer.effects.memory import captured_tokens
 from minfer.effects.spec import ModelSpec
 from minfer.effects.weights import LayerWeights, torch_dtype
 from minfer.kernels.attention import decode_attention, num_splits, prefill_attention
@@ -37,22 +38,30 @@ class Routes:
     """
 
     flash_from: int = 0  # inputs of the longest chunk from which flash-attn serves chunks; 0: never
+    captured: int = 0  # inputs of a step up to which a CUDA graph is better, which it cannot be in
     why: str = ""  # never
 
     @classmethod
-    def for_device(cls, spec: ModelSpec, block_size: int, device: torch.device | str) -> "Routes":
-        """What the device and the installed packages allow."""
-        kind = torch_dtype(spec.dtype)
+    def for_device(
+        cls, spec: ModelSpec, block_size: int, budget: int, device: torch.device | str
+    ) -> "Routes":
+        """What the device, the installed packages and steps of `budget` inputs allow."""
+        kind, captured = torch_dtype(spec.dtype), captured_tokens(spec, budget)
         why = flash_missing(spec.head_dim, kind, block_size, torch.device(device))
         if any(spec.windows):
             why = "it reads before sliding windows what may be somebody else's"
-        return cls(why=why) if why else cls(FLASH_FROM[spec.head_dim > 64])
+        elif not why and captured >= budget:
+            why = "all steps are small enough for CUDA graphs, which it cannot be part of"
+        return cls(0 if why else FLASH_FROM[spec.head_dim > 64], captured, why)
 
     def described(self) -> list[tuple[str, str]]:
         """Lines for `minfer plan`."""
         chunks = f"Triton; no flash-attn: {self.why}"
         if not self.why:
-            chunks = f"flash-attn from {self.flash_from} tokens of a prompt at once, else Triton"
+            chunks = (
+                f"flash-attn from {self.flash_from} tokens of a prompt at once, in steps of more"
+            )
+            chunks += f" than {self.captured}, else Triton"
         return [("decode attention", "Triton, split-KV"), ("prefill attention", chunks)]
 
 

@@ -106,7 +106,9 @@ def read_prompt(
     if not isinstance(given, Iterable):
         raise _wrong("a prompt", "a string or token ids", prompt)
     ids = tuple(given)
-    odd = [(i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size]
+    odd: list[tuple[int, Any]] = []
+    if ids and (set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size):
+        odd = [(i, t) for i, t in enumerate(ids) if type(t) is not int or not 0 <= t < vocab_size]
     for place, token in odd:  # numpy's integers are good
         if isinstance(token, bool) or not hasattr(token, "__index__"):
             raise RequestError(f"token ids must be whole numbers, not {token!r} (at {place})")

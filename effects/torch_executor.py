@@ -9,8 +9,8 @@ The CPU does the same when its results are asked for, with its own cache and sam
 A step's work is a function of its `Kind` (how many rows feed themselves, how many tokens come from
 history, ...) and of what lies on the device, so it can be a CUDA graph: one for each kind, captured
 when it is first needed. Rows that feed themselves are padded to few sizes. A step with inputs from
-history is captured if it is small, as only there launches take longer than the work, and once its
-kind came a second time; else its launches are made one by one.
+history is captured if launching it takes longer than its work, and once its kind came a second
+time; else its launches are made one by one.
 
 Everything is on one stream, in order: a device buffer can be overwritten by the next step's copy as
 soon as that is enqueued. Host buffers are read by copies in flight, so there is a ring of them.
@@ -32,7 +32,7 @@ from minfer.effects.attention import KVCache, make_cache
 from minfer.effects.batch import Batch, Chunks
 from minfer.effects.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.executor import ExecutorError, Scores, not_finite
-from minfer.effects.memory import CAPTURED_TOKENS
+from minfer.effects.memory import captured_tokens, padded_tokens
 from minfer.effects.model import Model, forward
 from minfer.effects.sampler import Sampling, choose
 from minfer.effects.spec import ModelSpec
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 MOST_KINDS = 256  # after which only pure decode steps are captured
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
+LONGEST = 1024  # inputs of a chunk: kinds differ above it, as programs are launched for the longest
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
 FOR_ONE_THREAD = 1 << 17
@@ -80,27 +81,28 @@ class Kind:
         """Lines of words that are sent, and words of each: see `TorchExecutor._inputs`."""
         return ((3, self.tokens), (4, self.chunks), (2, self.draws)) if self.tokens else ()
 
-    def padded(self) -> "Kind | None":
-        """The kind whose graph can serve this one; None if it is too large for one."""
+    def padded(self, most: int) -> "Kind | None":
+        """The kind whose graph, of up to `most` tokens from history, can serve this one, if any."""
         if not self.tokens:
-            alone = bucket_of(self.alone)
+            alone = bucket_of(self.alone, 16)
             return evolve(self, alone=alone, draws=alone)
-        if self.tokens > CAPTURED_TOKENS or self.chunks > CHUNK_SIZES[-1]:
+        tokens = padded_tokens(self.tokens)
+        if tokens > most or self.chunks > CHUNK_SIZES[-1]:
             return None
-        tokens = max(64, 1 << (self.tokens - 1).bit_length())
         chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
-        alone = bucket_of(self.alone) if self.alone else 0
+        alone = bucket_of(self.alone, 8) if self.alone else 0
+        longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
         return evolve(
-            self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=tokens
+            self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=longest
         )
 
 
-def bucket_of(count: int) -> int:
-    """How many rows the graph has that serves so many: at most a quarter more above 8."""
+def bucket_of(count: int, parts: int) -> int:
+    """How many rows the graph has that serves so many: there are `parts` sizes in each octave."""
     for size in (1, 2, 4, 8):
         if count <= size:
             return size
-    step = max(8, (1 << (count - 1).bit_length()) // 8)
+    step = max(8, (1 << (count - 1).bit_length()) // parts)
     return -(-count // step) * step
 
 
@@ -155,8 +157,10 @@ class TorchExecutor:
             from minfer.effects import cuda_attention
 
             self.gpu = cuda_attention
-            routes = cuda_attention.Routes.for_device(spec, config.block_size, self.device)
+            sizes = config.block_size, config.max_num_batched_tokens
+            routes = cuda_attention.Routes.for_device(spec, *sizes, self.device)
             self.flash_from, self.routes = routes.flash_from, routes.described()
+        self.captured = captured_tokens(spec, config.max_num_batched_tokens)
         self.ops: Any = self.gpu or plain
         self.cache = self.make_cache(config.num_blocks, config.block_size, length)
         blocks = -(-length // config.block_size)
@@ -164,8 +168,8 @@ class TorchExecutor:
         self.rows.table[self.rows.scratch] = config.num_blocks  # the block that nobody has
         self.seats: list[Open | None] = [None] * config.max_num_seqs
         self.wants = np.zeros((config.max_num_seqs, 2), bool)  # rows that are filtered, and scored
-        draws = bucket_of(config.max_num_seqs) + max(config.max_num_seqs, CHUNK_SIZES[-1])
-        tokens = max(config.max_num_batched_tokens, CAPTURED_TOKENS)
+        draws = bucket_of(config.max_num_seqs, 8) + max(config.max_num_seqs, CHUNK_SIZES[-1])
+        tokens = padded_tokens(config.max_num_batched_tokens)
         # The largest inputs, and changes: every table whole, what else rows keep, who decodes.
         room = 3 * tokens + 6 * draws + 64 + 2 * (config.max_num_seqs * (blocks + 8) + draws)
         self.staging = torch.zeros(room, dtype=torch.int32, device=self.device)
@@ -305,7 +309,7 @@ class TorchExecutor:
     ) -> None:
         """Every row feeds itself; `longest` is the most tokens that one attends to."""
         if rows is not self.members:
-            self.rows.set_batch(rows, bucket_of(len(rows)))
+            self.rows.set_batch(rows, bucket_of(len(rows), 16))
             self.members, self.wanted = rows, np.logical_or.reduce(self.wants[list(rows)]).tolist()
         kind = Kind(len(rows), len(rows), *self.wanted)
         self._run(flight, kind, EMPTY, places, None, longest)
@@ -322,7 +326,7 @@ class TorchExecutor:
             len(selves), len(selves) + len(drawing), filtered, scored, sum(counts), len(counts),
             max(counts),
         )  # fmt: skip
-        kind = (self.graphs and exact.padded()) or exact
+        kind = (self.graphs and exact.padded(self.captured)) or exact
         places = selves + [plan.fills[k].index for k in drawing]
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
         longest = max((plan.starts[i] + 1 for i in selves), default=1)
@@ -379,7 +383,7 @@ class TorchExecutor:
         self._send(slot, inputs)
         table = self.rows.blocks * self.config.block_size
         context = min(1 << max(10, longest.bit_length()), table)  # few kinds
-        padded = kind.padded() if self.graphs else None
+        padded = kind.padded(self.captured) if self.graphs else None
         alone = kind.alone if padded is None else padded.alone
         splits = 1
         if alone and self.gpu is not None:
@@ -495,7 +499,7 @@ class TorchExecutor:
         """From `words` [4, chunks]; flash-attn's work is not captured."""
         rows, starts, counts, offsets = words
         flash = None
-        if 0 < self.flash_from <= kind.longest and kind.tokens > CAPTURED_TOKENS:
+        if 0 < self.flash_from <= kind.longest and kind.tokens > self.captured:
             if load_flash():
                 self.flash_from = 0  # installed, but broken
                 return self._chunks(kind, words)

@@ -157,16 +157,19 @@ class Worker:
     def _deliver(self, transition: Transition) -> None:
         now, scores = self.driver.state.time, getattr(self.driver.executor, "logprobs", {})
         for emit in (one for one in transition.commands if isinstance(one, Emit)):
-            for (name, sample), tokens in zip(emit.ids, emit.tokens, strict=True):
-                if tokens and (job := self.jobs.get(name)) is not None:
-                    job.feed(sample, tokens, scores.get((name, sample), ()))
+            # In the order of the batch: that of a set would differ from process to process.
+            news = dict[str, Assembly]()
+            for sample, tokens in zip(emit.ids, emit.tokens, strict=True):
+                if tokens and (job := self.jobs.get(sample[0])) is not None:
+                    job.feed(sample[1], tokens, now, scores.get(sample, ()) if scores else ())
+                    if job.eager:
+                        news[sample[0]] = job
             for done in emit.finished:
                 if (job := self.jobs.get(done.id)) is not None:
                     job.finish(done)
-            # In the order of the batch: that of a set would differ from process to process.
-            names = dict.fromkeys([*(n for n, _ in emit.ids), *(done.id for done in emit.finished)])
-            for job in [self.jobs[name] for name in names if name in self.jobs]:
-                self.driver.inbox.extend(job.flush(now))
+                    news[done.id] = job
+            for job in news.values():
+                self.driver.inbox.extend(job.flush())
                 if job.finished:
                     del self.jobs[job.request.id]
                     for ended in self.on_end:

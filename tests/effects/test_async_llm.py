@@ -177,15 +177,15 @@ def test_what_was_not_flushed_is_not_taken() -> None:
     """The engine's thread may be anywhere between two tokens when a reader comes."""
     heard: list[Assembly] = []
     job = Assembly(Request(id="a", prompt=(1,), max_tokens=9), heard.append, streaming=True)
-    job.feed(0, (5, 6))
-    job.flush(1.0)
-    job.feed(0, (7,))
+    job.feed(0, (5, 6), 1.0)
+    job.flush()
+    job.feed(0, (7,), 2.0)
     job.finish(Finished("a", 0, "length", 3))
     output = job.take()
     assert output.outputs[0].token_ids == (5, 6)
     assert not output.finished
     assert output.outputs[0].finish_reason is None
-    job.flush(2.0)
+    job.flush()
     output = job.take()
     assert output.outputs[0].token_ids == (7,)
     assert output.finished
