@@ -138,14 +138,9 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
 
 
 def plan_memory(
-    spec: ModelSpec,
-    sizes: EngineConfig,
-    limit: int | None,
-    *,
-    kv_cache_memory: int | None = None,
-    num_blocks: int | None = None,
-    cuda: bool = False,
-) -> MemoryPlan:
+    spec: ModelSpec, sizes: EngineConfig, limit: int | None, *,
+    kv_cache_memory: int | None = None, num_blocks: int | None = None, cuda: bool = False,
+) -> MemoryPlan:  # fmt: skip
     """Divide `limit` bytes, of a GPU's memory if `cuda`, or say why that cannot be done.
 
     `kv_cache_memory` (bytes) or `num_blocks` fix the cache by hand: then the limit is not looked
@@ -160,15 +155,9 @@ def plan_memory(
     # How often attention holds what it gathers: the CPU's copies narrow types into float32.
     copies = 0 if cuda else 1 if dtype_bytes(spec.dtype) == 4 else 3
     plan = MemoryPlan(
-        spec=spec,
-        sizes=sizes,
-        limit=limit,
-        weights=weight_bytes(spec),
-        activations=activations,
-        graphs=graphs,
-        block_bytes=block,
-        workspace_per_block=block // spec.layers * copies,
-    )
+        spec=spec, sizes=sizes, limit=limit, weights=weight_bytes(spec), activations=activations,
+        graphs=graphs, block_bytes=block, workspace_per_block=block // spec.layers * copies,
+    )  # fmt: skip
     per_sequence = blocks_for(sizes.max_model_len, sizes.block_size)
     useful = sizes.max_num_seqs * per_sequence
     if num_blocks is not None:

@@ -258,13 +258,9 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         window=0 if None in spec.windows else max(filter(None, spec.windows), default=0),
     )
     memory = plan_memory(
-        spec,
-        config,
-        limit,
-        kv_cache_memory=args.kv_cache_memory_bytes,
-        num_blocks=args.num_gpu_blocks_override,
-        cuda=device.kind == "cuda",
-    )
+        spec, config, limit, kv_cache_memory=args.kv_cache_memory_bytes,
+        num_blocks=args.num_gpu_blocks_override, cuda=device.kind == "cuda",
+    )  # fmt: skip
     free = memory.num_blocks // 100  # vLLM's share: who runs can grow before somebody joins
     return Setup(
         args=args,

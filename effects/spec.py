@@ -66,7 +66,6 @@ class ModelSpec:
     max_position_embeddings: int  # after scaling
     dtype: str
     eos_ids: tuple[int, ...]
-    bos_id: int | None = None
     rms_norm_eps: float = 0.0
     rope: Rope | None = None  # None: positions are not this engine's business
     tie_word_embeddings: bool = False
@@ -164,27 +163,15 @@ def parse_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSp
     attention_bias = "attention_bias" in family.bias_flags and read.flag("attention_bias")
     mlp_bias = "mlp_bias" in family.bias_flags and read.flag("mlp_bias")
     return ModelSpec(
-        family=family,
-        vocab_size=read.size("vocab_size"),
-        hidden_size=hidden,
-        intermediate_size=read.size("intermediate_size"),
-        layers=layers,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
+        family=family, layers=layers, heads=heads, kv_heads=kv_heads, head_dim=head_dim, rope=rope,
+        hidden_size=hidden, intermediate_size=read.size("intermediate_size"),
+        vocab_size=read.size("vocab_size"), max_position_embeddings=context,
+        tie_word_embeddings=read.flag("tie_word_embeddings"), dtype=read_dtype(read),
+        eos_ids=read.ids("eos_token_id"), windows=_windows(read, family, layers),
         rms_norm_eps=read.positive("rms_norm_eps"),
-        rope=rope,
-        max_position_embeddings=context,
-        tie_word_embeddings=read.flag("tie_word_embeddings"),
-        dtype=read_dtype(read),
-        bos_id=next(iter(read.ids("bos_token_id")), None),
-        eos_ids=read.ids("eos_token_id"),
         initializer_range=read.positive("initializer_range", 0.02),
-        windows=_windows(read, family, layers),
-        qkv_bias=family.qkv_bias or attention_bias,
-        out_bias=attention_bias,
-        mlp_bias=mlp_bias,
-    )
+        qkv_bias=family.qkv_bias or attention_bias, out_bias=attention_bias, mlp_bias=mlp_bias,
+    )  # fmt: skip
 
 
 def _family(read: Reader) -> Family:

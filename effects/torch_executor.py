@@ -387,7 +387,8 @@ class TorchExecutor:
         alone = kind.alone if padded is None else padded.alone
         splits = 1
         if alone and self.gpu is not None:
-            splits = self.gpu.num_splits(alone, self.spec.kv_heads, context)
+            spec = self.spec
+            splits = self.gpu.num_splits(alone, spec.kv_heads, spec.head_dim, context)
         if padded is None:
             self._step(evolve(kind, splits=splits))
         else:

@@ -43,6 +43,10 @@ from minfer.kernels.attention_kernels import attend_kernel
 from minfer.kernels.pdl import arrivals, early
 
 PROCESSORS = 132  # streaming multiprocessors of an H100 or H200
+# Programs for each, by padded head_dim, if there are so many before contexts are cut: at 32 to 64
+# sequences that is 0.5 to 0.85 of the time that one takes (H200, 2026-11-22). For fewer, merging
+# costs as much as that gains.
+AT_ONCE, MANY = {64: 4, 128: 2, 256: 1}, 32
 SPLIT_TOKENS = 8192  # a range no program exceeds: one long context among many short ones
 MAX_SPLITS = 128  # beyond, merging takes longer than the ranges
 MERGE_VALUES = {64: 64, 128: 128, 256: 128}  # results a merging thread loads at once, by dim
@@ -60,13 +64,14 @@ PREFILL: dict[tuple[int, int], Tune] = {
 }  # fmt: skip
 
 
-def num_splits(batch: int, kv_heads: int, max_context: int) -> int:
+def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
     """Into how many ranges contexts are cut: from shapes alone, so the same at every replay.
 
-    Enough for a program on each processor, and for no range above `SPLIT_TOKENS`; at most one for
-    64 tokens.
+    Enough for the programs that a processor runs best, and for no range above `SPLIT_TOKENS`; at
+    most one for 64 tokens.
     """
-    fill = PROCESSORS // max(1, batch * kv_heads)
+    programs = max(1, batch * kv_heads)
+    fill = PROCESSORS * (1 if programs < MANY else AT_ONCE[_tiled(dim)]) // programs
     wanted = max(fill, -(-max_context // SPLIT_TOKENS))
     return max(1, min(wanted, -(-max_context // 64), MAX_SPLITS))
 
@@ -95,7 +100,8 @@ def decode_attention(
             q, k_cache, v_cache, table, rows, contexts - 1, ones, places, scale, window, out
         )
     if splits is None:
-        splits = num_splits(len(q), k_cache.shape[2], table.shape[1] * k_cache.shape[1])
+        block_size, kv_heads, dim = k_cache.shape[1:]
+        splits = num_splits(len(q), kv_heads, dim, table.shape[1] * block_size)
     tile, warps, stages = tune or DECODE[_table_row(q)]
     return _launch(
         q, k_cache, v_cache, table, rows, contexts, None, None, scale, window, 1, splits, out,
@@ -160,7 +166,12 @@ def _launch(
 
 def _table_row(q: Tensor) -> tuple[int, int]:
     """Which row of a table of constants is for these queries."""
-    return q.element_size(), min(max(int(triton.next_power_of_2(q.shape[2])), 64), 256)
+    return q.element_size(), _tiled(q.shape[2])
+
+
+def _tiled(dim: int) -> int:
+    """A head's dimensions, as tables of constants know them."""
+    return min(max(int(triton.next_power_of_2(dim)), 64), 256)
 
 
 def _padded(size: int) -> int:

@@ -121,7 +121,7 @@ def test_reads_the_spec(tmp_path: Path) -> None:
     spec = read_spec(tmp_path)
     assert (spec.head_dim, spec.q_size, spec.kv_size) == (16, 64, 32)
     assert (spec.rope, spec.rms_norm_eps) == (Rope(theta=5e5), 1e-5)
-    assert (spec.bos_id, spec.eos_ids) == (1, (3, 4))
+    assert spec.eos_ids == (3, 4)
 
 
 def test_reads_configs_of_older_transformers(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def test_what_a_config_leaves_out_is_transformers_default(
     assert spec.windows == windows
     assert (spec.head_dim, spec.kv_heads) == (attention[0].head_dim, made.num_key_value_heads)
     assert spec.max_position_embeddings == made.max_position_embeddings
-    assert (spec.rms_norm_eps, spec.bos_id) == (made.rms_norm_eps, made.bos_token_id)
+    assert spec.rms_norm_eps == made.rms_norm_eps
     assert spec.eos_ids == (() if made.eos_token_id is None else (made.eos_token_id,))
     assert spec.tie_word_embeddings == made.tie_word_embeddings
     assert expected_tensors(spec) == {

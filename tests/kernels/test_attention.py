@@ -442,13 +442,15 @@ def arguments(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
 
 
 def test_num_splits_fills_the_chip_and_no_more() -> None:
-    assert num_splits(1, 4, 32768) == 33
-    assert num_splits(1, 4, 1024) == 16  # a range is a tile at least
-    assert num_splits(1, 1, 1 << 21) == attention.MAX_SPLITS
-    assert num_splits(8, 4, 4096) == 4
-    assert num_splits(64, 4, 4096) == 1
-    assert num_splits(256, 4, 32768) == 4  # no program has more than SPLIT_TOKENS
-    assert num_splits(1, 4, 0) == num_splits(0, 4, 1) == 1
+    assert num_splits(1, 4, 128, 32768) == 33
+    assert num_splits(1, 4, 128, 1024) == 16  # a range is a tile at least
+    assert num_splits(1, 1, 128, 1 << 21) == attention.MAX_SPLITS
+    assert num_splits(8, 4, 128, 4096) == 8  # two programs on each processor
+    assert num_splits(8, 4, 80, 4096) == 8
+    assert num_splits(8, 4, 64, 4096) == 16  # of small heads, four
+    assert num_splits(64, 4, 128, 4096) == 1
+    assert num_splits(256, 4, 128, 32768) == 4  # no program has more than SPLIT_TOKENS
+    assert num_splits(1, 4, 128, 0) == num_splits(0, 4, 128, 1) == 1
 
 
 def test_what_does_not_fit_is_refused() -> None:
