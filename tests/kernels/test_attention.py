@@ -445,9 +445,10 @@ def test_num_splits_fills_the_chip_and_no_more() -> None:
     assert num_splits(1, 4, 128, 32768) == 33
     assert num_splits(1, 4, 128, 1024) == 16  # a range is a tile at least
     assert num_splits(1, 1, 128, 1 << 21) == attention.MAX_SPLITS
-    assert num_splits(8, 4, 128, 4096) == 8  # two programs on each processor
-    assert num_splits(8, 4, 80, 4096) == 8
-    assert num_splits(8, 4, 64, 4096) == 16  # of small heads, four
+    assert num_splits(8, 4, 128, 4096) == 4
+    assert num_splits(16, 4, 128, 4096) == 4  # from 64 on, two programs on each processor
+    assert num_splits(16, 4, 80, 4096) == 4
+    assert num_splits(16, 4, 64, 4096) == 8  # of small heads, four
     assert num_splits(64, 4, 128, 4096) == 1
     assert num_splits(256, 4, 128, 32768) == 4  # no program has more than SPLIT_TOKENS
     assert num_splits(1, 4, 128, 0) == num_splits(0, 4, 128, 1) == 1
