@@ -43,9 +43,9 @@ from minfer.kernels.attention_kernels import attend_kernel
 from minfer.kernels.pdl import arrivals, early
 
 PROCESSORS = 132  # streaming multiprocessors of an H100 or H200
-# Programs for each, by padded head_dim, if there are so many before contexts are cut: then attention
-# takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). With 32 (7B, batch 8) it does as well, but
-# a step took 4.88 ms instead of 4.69.
+# Programs for each, by padded head_dim, if there are so many before contexts are cut: attention
+# then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). From 32 on (7B, batch 8) as well,
+# but a step took 4.88 ms instead of 4.69.
 AT_ONCE, MANY = {64: 4, 128: 2, 256: 1}, 64
 SPLIT_TOKENS = 8192  # a range no program exceeds: one long context among many short ones
 MAX_SPLITS = 128  # beyond, merging takes longer than the ranges
