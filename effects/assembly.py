@@ -207,11 +207,9 @@ class Assembly:
                 "preemptions": self.preempted,
             }  # fmt: skip
             return RequestOutput(
-                request_id=self.request.id,
-                prompt=self.prompt,
+                request_id=self.request.id, prompt=self.prompt, finished=self.finished,
                 prompt_token_ids=self.request.prompt,
                 outputs=tuple(s.take(i, wanted) for i, s in enumerate(self.samples) if s.news),
-                finished=self.finished,
                 metrics=RequestMetrics(arrival_time=self.arrived, output_tokens=count, **times),
                 num_cached_tokens=max((s.done.cached for s in self.samples if s.done), default=0),
-            )
+            )  # fmt: skip

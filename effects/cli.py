@@ -15,11 +15,13 @@ from typing import Any, Final, NoReturn
 import attrs
 
 import minfer
+from minfer.codec import RECORDS
 from minfer.config import ConfigError
 from minfer.effects.checkpoint import CheckpointError
 from minfer.effects.memory import describe
 from minfer.effects.options import EngineArgs, prepare, read_bytes
 from minfer.journal import JournalError
+from minfer.policies import POLICIES
 from minfer.request import ParameterError
 
 # Defaults under which the bundled model shows what it can do.
@@ -71,6 +73,8 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         "Python and comes with minfer.",
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"minfer {minfer.__version__}")
+    text = "whose policies, attrs records, options and journals may then name; before the command"
+    parser.add_argument("--policies", type=_policies, metavar="MODULE", help=text)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def command(
@@ -88,65 +92,52 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
         for add_options in groups or ():
             add_options(added)
 
-    command(
-        "terminal.generate",
-        "continue a text",
-        "Continue a text; it is written as it comes. Ctrl-C ends it.",
-        [_sampling_options, _generate_options, _engine_options, _dry_run],
-    )
-    command(
-        "terminal.chat",
-        "talk with a model",
-        "Talk with a model: the conversation so far is its prompt each time. Ctrl-C ends an "
-        "answer, Ctrl-D the conversation.",
-        [_sampling_options, _chat_options, _engine_options, _dry_run],
-    )
-    command(
-        "server.serve",
-        "serve OpenAI's API over HTTP",
-        "Serve a model over HTTP, as OpenAI's API does. Ctrl-C ends it.",
-        [_server_options, _engine_options, _dry_run],
-    )
-    command(
-        "verify.verify",
-        "compare a model's output with transformers'",
-        "Run a checkpoint through minfer and through transformers on this machine and compare "
-        "token ids, logits, chat template and special tokens. Exit code 1 if they differ.",
-        [_verify_options, _engine_options],
-    )
-    command(
-        "replay.replay",
-        "verify what a recorded engine decided",
-        "Fold the engine over a journal and compare every decision with the recorded one; show "
-        "the state at a turn, or change one thing there and go on. Exit code 1 if it decides "
-        "otherwise.",
-    )
-    command(
-        "explain.explain",
-        "say why a recorded request took as long as it did",
-        "What a request waited for, who preempted it and for whom, where its prefix first missed, "
-        "and where its latency went, out of a journal.",
-    )
-    command(
-        "simulate.simulate",
-        "run a trace through the engine on a virtual clock",
-        "Run arrivals through the real scheduler with a model of what steps cost: latencies, "
-        "goodput, hits and preemptions of policies and sizes, side by side.",
-    )
-    command(
-        "view.view",
-        "draw a journal as a page of HTML",
-        "Write one self-contained page that shows a recorded or simulated run: sequences, blocks, "
-        "batches, and the reasons of every decision.",
-    )
-    command(
-        "cli.plan",
-        "show what fits into memory",
-        "Print the memory plan and the largest batch and context that fit. Reads config.json and "
-        "loads nothing.",
-        [_engine_options, _plan_options],
-    )
+    command("terminal.generate", "continue a text",
+            "Continue a text; it is written as it comes. Ctrl-C ends it.",
+            [_sampling_options, _generate_options, _engine_options, _dry_run])  # fmt: skip
+    command("terminal.chat", "talk with a model",
+            "Talk with a model: the conversation so far is its prompt each time. Ctrl-C ends an "
+            "answer, Ctrl-D the conversation.",
+            [_sampling_options, _chat_options, _engine_options, _dry_run])  # fmt: skip
+    command("server.serve", "serve OpenAI's API over HTTP",
+            "Serve a model over HTTP, as OpenAI's API does. Ctrl-C ends it.",
+            [_server_options, _engine_options, _dry_run])  # fmt: skip
+    command("verify.verify", "compare a model's output with transformers'",
+            "Run a checkpoint through minfer and through transformers on this machine and compare "
+            "token ids, logits, chat template and special tokens. Exit code 1 if they differ.",
+            [_verify_options, _engine_options])  # fmt: skip
+    command("replay.replay", "verify what a recorded engine decided",
+            "Fold the engine over a journal and compare every decision with the recorded one; show "
+            "the state at a turn, or change one thing there and go on. Exit code 1 if it decides "
+            "otherwise.")  # fmt: skip
+    command("explain.explain", "say why a recorded request took as long as it did",
+            "What a request waited for, who preempted it and for whom, where its prefix first "
+            "missed, and where its latency went, out of a journal.")  # fmt: skip
+    command("simulate.simulate", "run a trace through the engine on a virtual clock",
+            "Run arrivals through the real scheduler with a model of what steps cost: latencies, "
+            "goodput, hits and preemptions of policies and sizes, side by side.")  # fmt: skip
+    command("view.view", "draw a journal as a page of HTML",
+            "Write one self-contained page that shows a recorded or simulated run: sequences, "
+            "blocks, batches, and the reasons of every decision.")  # fmt: skip
+    command("cli.plan", "show what fits into memory",
+            "Print the memory plan and the largest batch and context that fit. Reads config.json "
+            "and loads nothing.",
+            [_engine_options, _plan_options])  # fmt: skip
     return parser
+
+
+def _policies(module: str) -> str:
+    """Have a module's classes known by their names."""
+    sys.path.append(os.getcwd())
+    try:
+        found = vars(import_module(module))
+    except Exception as error:  # whatever importing it runs into
+        raise argparse.ArgumentTypeError(f"{module} cannot be imported: {error!r}") from None
+    kinds = (one for one in found.values() if isinstance(one, type) and attrs.has(one))
+    own: dict[str, Any] = {one.__name__: one for one in kinds}
+    RECORDS.update((name, one) for name, one in own.items() if name not in RECORDS)
+    POLICIES.update((name, one) for name, one in own.items() if hasattr(one, "victim"))
+    return module
 
 
 def _generate_options(parser: argparse.ArgumentParser) -> None:

@@ -53,9 +53,10 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     off = {"steps": len(took), "total": float(said.sum() / took[held].sum() - 1),
            "step": float(np.median(np.abs(said / took[held] - 1)))}  # fmt: skip
     *decode, mixed, token, sequence, chunk, context, attention = map(float, _solve(design, took))
+    error = f"on steps held out {off['total']:+.1%} of their total, {off['step']:.1%} of one"
     model = CostModel(
-        name=name, decode=tuple(zip(tops, decode, strict=True)), mixed=mixed, token=token,
-        sequence=sequence, chunk=chunk, context=context, attention=attention,
+        name=f"{name}; {error}", decode=tuple(zip(tops, decode, strict=True)), mixed=mixed,
+        token=token, sequence=sequence, chunk=chunk, context=context, attention=attention,
     )  # fmt: skip
     return model, {"held_out_error": off}
 

@@ -192,19 +192,12 @@ def make_request(
     # Where it has no seed of its own, one that follows from the engine's: 63 bits.
     derived = hashlib.sha256(f"{setup.args.seed}/{count}".encode()).digest()[:8]
     request = Request(
-        id=name or str(count),
-        prompt=prompt,
-        max_tokens=most,
+        id=name or str(count), prompt=prompt, max_tokens=most, n=params.n, sampling=params,
         stop_ids=stops if params.ignore_eos else stops | setup.stop_ids,
-        n=params.n,
         seed=int.from_bytes(derived, "little") >> 1 if params.seed is None else params.seed,
-        sampling=params,
-        priority=urgency.priority,
-        client=urgency.client,
-        deadline=float(urgency.deadline),
-        root=root,
-        keys=block_keys(root, prompt, config.block_size),
-    )
+        priority=urgency.priority, client=urgency.client, deadline=float(urgency.deadline),
+        root=root, keys=block_keys(root, prompt, config.block_size),
+    )  # fmt: skip
     if why := objection(config, initial(config), request):
         raise RequestError(why)
     return request

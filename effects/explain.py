@@ -51,11 +51,15 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
 
 def explain(options: argparse.Namespace) -> int:
     """Explain a request; returns the exit code. Raises JournalError."""
-    journal = read_journal(options.file)
+    journal, name = read_journal(options.file), options.request
     try:
-        found = figures(journal.config, explained(journal.config, journal.turns(), options.request))
+        one = explained(journal.config, journal.turns(), name)
     except UnknownRequestError as error:
-        raise JournalError(f"{options.file}: {error}") from None
+        try:  # clients are told a request's id without the number of the prompt
+            one = explained(journal.config, journal.turns(), f"{name}-0")
+        except UnknownRequestError:
+            raise JournalError(f"{options.file}: {error}") from None
+    found = figures(journal.config, one)
     print(json.dumps(found) if options.json else "\n".join(_story(found)))
     return 0
 

@@ -48,7 +48,7 @@ _log = logging.getLogger("minfer.journal")
 
 @frozen
 class _Mark:
-    """What the thread makes of a state: the record of its digest, and a head if it is time."""
+    """What the thread makes of a state: the record of its digest and a head, if it is time."""
 
     record: bytes
     head: bytes
@@ -85,7 +85,7 @@ class Writer:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.paths = [_fresh(folder)]
             self.file = _create(self.paths[0])
-            self.size = _write(self.file, MAGIC + first)
+            self.size = self.base = _write(self.file, MAGIC + first)
         except OSError as error:
             what = f"--journal {folder}: {error.strerror or error}"
             raise ConfigError(f"{what}; name a folder that can be written") from None
@@ -117,16 +117,18 @@ class Writer:
             self.since.append(record)
             if self.job.done():
                 self._marked(self.job.result())
-        elif self.turns % EVERY == 0 and not self.secret:  # a state holds the tokens
+            return
+        # As much is recorded as the snapshot took that a segment begins with, at least.
+        full = self.size > max(self.limit, 2 * self.base)
+        if not self.secret and (full or self.turns % EVERY == 0):  # a state holds the tokens
             self.since = []
-            full = self.size > self.limit
             self.job = self.pool.submit(self._mark, self.turns, self.digest,
                                         turn.transition.state, full=full)  # fmt: skip
 
     def _mark(self, turns: int, digest: bytes, state: EngineState, *, full: bool) -> _Mark:
-        about = self.about
-        head = Head(config=self.config, turn=turns, digest=digest, state=state, about=about)
-        return _Mark(state_record(turns, state), head_record(head) if full else b"")
+        head = Head(config=self.config, turn=turns, digest=digest, state=state, about=self.about)
+        record = state_record(turns, state) if turns % EVERY == 0 else b""
+        return _Mark(record, head_record(head) if full else b"")
 
     def _marked(self, mark: _Mark) -> None:
         """Write what the thread made; begin the next segment if it is a head."""
@@ -139,6 +141,7 @@ class Writer:
         part = path.with_suffix(".part")
         new = _create(part)
         try:
+            self.base = len(MAGIC) + len(mark.head)
             self.size = _write(new, b"".join([MAGIC, mark.head, *self.since]))
             part.rename(path)
         except OSError:

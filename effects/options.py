@@ -245,34 +245,25 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         limit = usable_memory(device, args.gpu_memory_utilization)
     config = EngineConfig(
         num_blocks=1,  # until the plan says how many
-        block_size=args.block_size,
-        max_model_len=length,
-        max_num_seqs=args.max_num_seqs,
+        block_size=args.block_size, max_model_len=length, max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens or BATCHED_TOKENS[device.kind],
-        vocab_size=spec.vocab_size,
-        depth=args.steps_in_flight,
-        max_repeat=args.max_repeat,
-        max_waiting=args.max_waiting,
-        policy=_policy(args.scheduling_policy),
+        vocab_size=spec.vocab_size, depth=args.steps_in_flight, max_repeat=args.max_repeat,
+        max_waiting=args.max_waiting, policy=_policy(args.scheduling_policy),
         # Keys that no layer looks beyond; 0 if one looks at all of them.
         window=0 if None in spec.windows else max(filter(None, spec.windows), default=0),
-    )
+    )  # fmt: skip
     memory = plan_memory(
         spec, config, limit, kv_cache_memory=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override, cuda=device.kind == "cuda",
     )  # fmt: skip
     free = memory.num_blocks // 100  # vLLM's share: who runs can grow before somebody joins
     return Setup(
-        args=args,
-        device=device,
-        folder=folder,
-        spec=spec,
-        memory=memory,
+        args=args, device=device, folder=folder, spec=spec, memory=memory,
         config=evolve(config, num_blocks=memory.num_blocks, watermark=free),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=_fingerprint(args, raw, spec.dtype, folder),
         default_params=_default_params(folder / "generation_config.json"),
-    )
+    )  # fmt: skip
 
 
 def _spec(config: Mapping[str, Any], where: str) -> ModelSpec:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.codec import dump
-from minfer.config import SIZES
+from minfer.config import SIZES, ConfigError
 from minfer.effects.costs import fit, read_cost, steps
 from minfer.effects.driver import quiet_collector
 from minfer.effects.journal import read_journal, write_journal
@@ -55,8 +55,13 @@ def replay_options(parser: argparse.ArgumentParser) -> None:
 def replay(options: argparse.Namespace) -> int:
     """Replay, show a state, or fork; returns the exit code."""
     journal = read_journal(options.file)
-    change = _change(options)
-    if change != Change():
+    change = _change(journal, options)
+    forks, shows = change != Change(), options.at is not None
+    for name, fits in (("until", not forks and not shows), ("cost", forks), ("save", forks)):
+        if getattr(options, name) is not None and not fits:
+            what = "a replay of all turns before it" if name == "until" else "a fork"
+            raise ConfigError(f"--{name} is of {what}; leave it out")
+    if forks:
         return _fork(journal, options, change)
     if options.at is not None:
         for _ in journal.turns(until=options.at):
@@ -166,9 +171,12 @@ _FIGURES: Final = {
 }  # fmt: skip
 
 
-def _change(options: argparse.Namespace) -> Change:
+def _change(journal: Journal, options: argparse.Namespace) -> Change:
     """What the options ask to change. Raises ConfigError for an unknown policy."""
     settings = {name: value for name in SIZES if (value := getattr(options, name)) is not None}
+    if "num_blocks" in settings:  # of which the same share is left free
+        was = journal.config
+        settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
     if options.policy:
         settings["policy"] = policy_named(options.policy)
     return Change(settings=settings, without=tuple(options.without), spare=options.spare)

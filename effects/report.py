@@ -155,7 +155,7 @@ class Report:
             for name, spread in self.spreads.items()
         }
         return {
-            "samples": self.ended.total(), "ended": dict(self.ended), "unfinished": len(self.came),
+            "samples": self.ended.total(), "ended": self.ended, "unfinished": len(self.came),
             "seconds": seconds, "output_tokens": sums["output"],
             "tokens_per_second": over("output", seconds), **latencies,
             "good": over("good", asked), "goodput": over("good", seconds),

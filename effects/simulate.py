@@ -11,7 +11,7 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,7 +25,7 @@ from minfer.effects.driver import quiet_collector
 from minfer.effects.journal import read_journal, write_journal
 from minfer.effects.report import Report
 from minfer.effects.traces import KNOWN, Trace, read_trace
-from minfer.policies import policy_named
+from minfer.policies import POLICIES, policy_named
 from minfer.simulate import CostModel, Simulated, Simulation
 
 Figures = dict[str, Any]
@@ -37,6 +37,7 @@ COLUMNS: Final = (  # title, where it is in the figures, format
     ("TTFT p50", "ttft.p50", ".3f"), ("p99", "ttft.p99", ".3f"), ("TPOT p50", "tpot.p50", ".4f"),
     ("p99", "tpot.p99", ".4f"), ("ITL p99", "itl.p99", ".4f"), ("good", "good", ".1%"),
     ("good/s", "goodput", ".2f"), ("hits", "hit_share", ".1%"), ("preempted", "preemptions", ","),
+    ("refused", "ended.rejected", ","),
     ("running", "running", ".1f"), ("busy", "busy", ".0%"), ("took", "simulated_in", ".1f"),
 )  # fmt: skip
 
@@ -116,6 +117,7 @@ def _simulate(options: argparse.Namespace) -> int:
 
     if not options.json:
         limits = f"{options.slo_ttft:g} s, then {options.slo_tpot:g} s per token"
+        limits = limits.replace("inf s", "any time")
         print(f"{len(trace.sizes):,} requests of {options.trace}; what steps cost: {cost.name}")
         print(f"times in seconds; good: first token within {limits}")
         print("  ".join(f"{title:>8}" for title, *_ in table))
@@ -139,9 +141,6 @@ def _cost(options: argparse.Namespace) -> tuple[CostModel, Figures]:
     if options.fit is not None:
         journal = read_journal(options.fit)
         cost, about = fit(steps(journal.turns()), f"fitted to {options.fit}")
-        off = about["held_out_error"]
-        cost = evolve(cost, name=f"{cost.name} (on steps held out: {off['total']:+.1%} of their "
-                      f"total, {off['step']:.1%} of one)")  # fmt: skip
         about["ran"] = dict(journal.about)
     if options.save_cost is not None:
         write_cost(options.save_cost, cost, about)
@@ -179,8 +178,9 @@ def run(
 ) -> Figures:
     """Simulate the trace once; returns the settings and what came of it."""
     asked = (name for name in options.policy or () if policy_named(name) == config.policy)
+    usual = (name for name, kind in POLICIES.items() if kind is type(config.policy))
     sizes = {name: getattr(config, name) for name in SIZES}
-    told = {"policy": next(asked, type(config.policy).__name__), **sizes, "speed": speed}
+    told = {"policy": next(chain(asked, usual)), **sizes, "speed": speed}
     report = Report(config, options.slo_ttft, options.slo_tpot)
     arrivals = report.note(trace.arrivals(config.block_size, speed, options.mix))
     turns = report.seen(Simulation(config, Simulated(trace.lengths), cost, arrivals).turns())

@@ -42,7 +42,7 @@ def _records() -> dict[str, type]:
     return {c.__name__: c for c in every if isinstance(c, type) and attrs.has(c)}
 
 
-RECORDS: Final[Mapping[str, type]] = _records()
+RECORDS: Final = _records()  # to which a program adds its own policies
 
 
 @cache

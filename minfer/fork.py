@@ -99,9 +99,7 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
     if config != journal.config:
         return _handover(journal.config, config, turn, ends, lengths, gone, cost)
     kept = tuple(e for e in turn.events if not (isinstance(e, Submit) and e.request.id in gone))
-    first = Turn(
-        at, turn.before, kept, step(_spared(config, turn, change.spare), turn.before, kept)
-    )
+    first = _first(config, turn, kept, change.spare)
     state = first.transition.state
     goes_on = Simulation(config, Simulated(lengths, state), cost, ends, state,
                          time=state.time, number=at + 1)  # fmt: skip
@@ -131,15 +129,23 @@ def _planned(what: Request | Cancel, lengths: Mapping[SampleId, int]) -> Request
     return evolve(what, max_tokens=max(1, min(what.max_tokens, longest)))
 
 
-def _spared(config: EngineConfig, turn: Turn, name: str) -> EngineConfig:
-    if not name:
-        return config
-    gave = [r for r in turn.transition.reasons if isinstance(r, Preempted) and r.id == name]
-    run = turn.before.running
-    if not gave or (gave[0].id, gave[0].sample) not in run.ids:
-        raise JournalError(f"request {name!r} is not preempted in turn {turn.number}; "
+def _first(config: EngineConfig, turn: Turn, events: tuple[Event, ...], spare: str) -> Turn:
+    """The turn of the fork with other events, or in which the request `spare` is not preempted."""
+    run, lost = turn.before.running, _preempted(turn.transition, spare)
+    if spare and not lost & {*run.ids}:
+        raise JournalError(f"request {spare!r} is not preempted in turn {turn.number}; "
                            "minfer explain says in which it is")  # fmt: skip
-    return evolve(config, policy=_Spare(config.policy, run.ids.index((name, gave[0].sample))))
+    at = min((i for i, name in enumerate(run.ids) if name in lost), default=0)
+    engine = evolve(config, policy=_Spare(config.policy, at)) if spare else config
+    made = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
+    if spare and run.ids[at] in _preempted(made.transition, spare):
+        raise JournalError(f"nobody can give way for {spare!r} in turn {turn.number}")
+    return made
+
+
+def _preempted(transition: Transition, name: str) -> set[SampleId]:
+    gave = (reason for reason in transition.reasons if isinstance(reason, Preempted))
+    return {(one.id, one.sample) for one in gave if one.id == name}
 
 
 def _handover(

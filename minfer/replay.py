@@ -102,7 +102,7 @@ class Journal:
             end = following.head.turn if following else None
             records = payloads(segment.data, segment.name, torn=self.torn)
             # What follows is looked at when it is wanted only: it may be damaged.
-            while self.count not in (until, end) and (payload := next(records, None)) is not None:
+            while self.count not in (until, end) and (payload := self._next(records)) is not None:
                 if payload[:1] == b"T":
                     yield self._turn(payload, segment)
                 else:
@@ -117,6 +117,12 @@ class Journal:
         if until is not None:
             raise JournalError(f"there is no turn {until}: the journal has turns "
                                f"{self.segments[0].head.turn} to {self.count - 1}")  # fmt: skip
+
+    def _next(self, records: Iterator[bytes]) -> bytes | None:
+        try:
+            return next(records, None)
+        except JournalError as error:
+            raise JournalError(f"{error} {self.count}") from None
 
     def _other(self, payload: bytes, where: str) -> None:
         """A record that is no turn: a digest of a state, or the end."""

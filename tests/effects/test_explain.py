@@ -206,6 +206,15 @@ def test_a_rejection_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "'rejected', 0 tokens: 'prompt and output of up to 94 tokens need 24 KV blocks" in text
 
 
+def test_an_answers_id_will_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The server numbers prompts: what it calls "a" is "a-0" to the engine."""
+    run = Run(config())
+    run.turn(Submit(request("a-0", 9)))
+    run.drain()
+    path = saved(tmp_path, run)
+    assert said(capsys, path, "a") == said(capsys, path, "a-0")
+
+
 def test_what_it_refuses(hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path, name, why in (
         (hostile, "r99999", rf"minfer: {hostile}: none of \d+ requests is 'r99999'; near: r9"),

@@ -95,7 +95,7 @@ def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
 def test_segments_rotate_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journals, "EVERY", 50)
     monkeypatch.setattr("minfer.replay.EVERY", 50)
-    driver, log = live(tmp_path, 200, size=1)
+    driver, log = live(tmp_path, 200, size=16 * 40_000)
     for _ in range(400):
         log_before = len(log)
         driver.post(Submit(Request(id=f"more{log_before}", prompt=(1, 2), max_tokens=3)))
@@ -116,6 +116,23 @@ def test_segments_rotate_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / names[len(names) // 2]).unlink()
     with pytest.raises(JournalError, match=r"begins with turn \d+, but what comes before it ends"):
         list(read_journal(tmp_path).turns())
+
+
+def test_a_small_size_is_kept(tmp_path: Path) -> None:
+    """Long before the turn in which a digest of the state is due."""
+    sizes, size = [], 16 * 4096
+    driver, log = live(tmp_path, 0, size=size)
+    for number in range(3000):
+        driver.post(Submit(Request(id=str(number), prompt=(1, 2), max_tokens=3)))
+        driver.turn()
+        time.sleep(0.0002)
+        sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
+    driver.close()
+    assert max(sizes) < 2 * size  # a snapshot of this run takes about half a segment
+    assert len(list(tmp_path.iterdir())) == journals.SEGMENTS
+    journal = read_journal(tmp_path)
+    assert 0 < journal.segments[0].head.turn < 2900
+    assert list(journal.turns()) == log[journal.segments[0].head.turn :]
 
 
 def test_kept_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import minfer
+from minfer import LLM, SamplingParams
 from minfer.effects.cli import main
 from minfer.effects.costs import write_cost
 from minfer.effects.journal import read_journal, write_journal
@@ -131,12 +132,28 @@ def test_forks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "fit" in said(capsys, run, "--policy", "fair")
 
 
+def test_of_fewer_blocks_as_large_a_share_is_left_free(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LLM(executor="dry", num_gpu_blocks_override=300, journal=tmp_path / "runs") as llm:
+        assert llm.setup.config.watermark == 3
+        llm.generate(["a b"] * 8, SamplingParams(max_tokens=60), use_tqdm=False)
+    cost, saved = tmp_path / "cost.json", tmp_path / "few.journal"
+    write_cost(cost, COST, {})
+    found(capsys, tmp_path / "runs", "--num-blocks", 3, "--cost", cost, "--save", saved)
+    assert read_journal(saved).config.watermark == 0
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [(("--policy", "mine"), "scheduling_policy must be one of"),
      (("--num-blocks", "0"), "num_blocks must be"), (("--without", "x"), "no request 'x' arrives"),
      (("--spare", "x", "--at", "3"), "not preempted in turn 3"),
-     (("--policy", "fair", "--cost", "none.json"), "none.json")],
+     (("--policy", "fair", "--cost", "none.json"), "none.json"),
+     (("--save", "x"), "--save is of a fork; leave it out"),
+     (("--cost", "x", "--at", "3"), "--cost is of a fork"),
+     (("--until", "9", "--at", "3"), "--until is of a replay of all turns before it"),
+     (("--until", "9", "--policy", "fair"), "--until is of a replay")],
 )  # fmt: skip
 def test_what_cannot_be_changed_is_said(
     run: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], why: str
@@ -154,5 +171,9 @@ def test_a_torn_or_broken_file_is_said(
     assert "cut off" in figures["torn"][0]
     assert "stops while the engine ran" in said(capsys, path)
     path.write_bytes(data[:2000] + b"????" + data[2004:])
-    assert "is damaged" in said(capsys, path, code=2)
+    error = said(capsys, path, code=2)
+    assert "is damaged" in error
+    whole = int(error.split()[-1])
+    assert error.endswith(f"turns before it are whole: minfer replay --until {whole}\n")
+    assert found(capsys, path, "--until", whole)["turns"] == whole > 0
     assert "no such file" in said(capsys, tmp_path / "none", code=2)

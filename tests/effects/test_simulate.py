@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from attrs import frozen
 
+import minfer
 from minfer.config import ConfigError, EngineConfig
 from minfer.effects.cli import main
 from minfer.effects.costs import H200, fit, read_cost, steps, write_cost
@@ -34,6 +35,19 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
     assert main(["simulate", *arguments, "--json"]) == code
     return json.loads(capsys.readouterr().out)
 
+
+OWN = """
+from attrs import frozen
+from minfer.policies import Priority
+from minfer.policy import FirstCome
+
+@frozen
+class Longest(FirstCome):
+    least: int = 0
+
+    def rank(self, state, request, time):
+        return (float(-max(self.least, len(request.prompt))),), state
+"""
 
 # --- side by side --------------------------------------------------------------------------------
 
@@ -72,10 +86,42 @@ def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None
     assert main(["simulate", SMALL, "--num-blocks", "200,4000", "--slo-ttft", "0.1"]) == 0
     first, second, head, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith(f"150 requests of {SMALL}; what steps cost: a 7B model on one H200")
-    assert second == "times in seconds; good: first token within 0.1 s, then inf s per token"
+    assert second == "times in seconds; good: first token within 0.1 s, then any time per token"
     assert head.split()[:3] == ["policy", "blocks", "tok/s"]
-    assert [row.split()[:2] for row in rows] == [["FirstCome", "200"], ["FirstCome", "4000"]]
+    assert [row.split()[:2] for row in rows] == [["fcfs", "200"], ["fcfs", "4000"]]
     assert len({len(row) for row in (head, *rows)}) <= 2
+
+
+def test_who_is_refused_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", SMALL, "--max-model-len", "200"]) == 0
+    head, row = capsys.readouterr().out.splitlines()[-2:]
+    longer = sum(size > 200 for size in read_trace(SMALL).sizes)
+    assert 0 < int(row.split()[head.replace(" p", "_p").split().index("refused")]) <= longer
+
+
+def test_policies_of_ones_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In options, and in journals that name them; the engine's own are not replaced."""
+    (tmp_path / "own_policies.py").write_text(OWN, "utf-8")
+    monkeypatch.chdir(tmp_path)
+    command = ["--policies", "own_policies", "simulate", SMALL, "--policy", "Longest:least=3"]
+    code = "from minfer.effects.cli import main; import sys; sys.exit(main(sys.argv[1:]))"
+    run = [sys.executable, "-c", code]
+    monkeypatch.setenv("PYTHONPATH", str(Path(minfer.__file__).parents[1]))
+    done = subprocess.run([*run, *command, "--journal", "runs", "--json"], capture_output=True)
+    assert done.returncode == 0, done.stderr
+    (made,) = json.loads(done.stdout)["runs"]
+    assert made["policy"] == "Longest:least=3"
+    refused = subprocess.run([*run, "replay", "runs"], capture_output=True, text=True)
+    assert refused.returncode == 2
+    assert "Longest" in refused.stderr
+    own = ["--policies", "own_policies", "replay", "runs", "--json"]
+    again = subprocess.run([*run, *own], capture_output=True, check=True)
+    assert json.loads(again.stdout)["divergence"] is None
+    with pytest.raises(SystemExit):
+        main(["--policies", "no.such.module", "plan"])
+    assert "no.such.module cannot be imported" in capsys.readouterr().err
 
 
 def test_options_of_the_trace(capsys: pytest.CaptureFixture[str]) -> None:
