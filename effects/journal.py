@@ -133,7 +133,8 @@ class Writer:
     def _marked(self, mark: _Mark) -> None:
         """Write what the thread made; begin the next segment if it is a head."""
         self.job = None
-        self.size += _write(self.file, mark.record)
+        if mark.record:
+            self.size += _write(self.file, mark.record)
         if not mark.head:
             return
         run, _, number = self.paths[-1].stem.rpartition("-")

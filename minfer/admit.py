@@ -81,10 +81,11 @@ def _seat(
 ) -> tuple[EngineState, Newcomer | Held]:
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
+    # If its blocks are full, it needs one more in its second step, or is sent back from its first.
+    spare = max(config.watermark, known % size == 0) if len(state.running) + others else 0
     draft = Draft(state.blocks)
     low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)
     needs = -(-known // size) - hit
-    spare = config.watermark if len(state.running) + others else 0
     new = draft.take(needs) if needs + spare <= draft.available else None
     if new is None:
         return state, Held(*seq.id, "blocks", needs + spare, draft.available)

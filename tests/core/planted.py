@@ -68,11 +68,9 @@ BUGS: Final = (
         "admit.py",
         "    low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)\n"
         "    needs = -(-known // size) - hit\n"
-        "    spare = config.watermark if len(state.running) + others else 0\n"
         "    new = draft.take(needs) if needs + spare <= draft.available else None\n",
         "    low, hit, prefix, leaf = _hit(config, state, Draft(state.blocks), seq.keys, full)\n"
         "    needs = -(-known // size) - hit\n"
-        "    spare = config.watermark if len(state.running) + others else 0\n"
         "    new = draft.take(needs) if needs + spare <= draft.available else None\n"
         "    draft.hold(leaf)\n",
     ),
@@ -349,8 +347,8 @@ BUGS: Final = (
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
         "admit.py",
-        "spare = config.watermark if len(state.running) + others else 0",
-        "spare = config.watermark",
+        "spare = max(config.watermark, known % size == 0) if len(state.running) + others else 0",
+        "spare = max(config.watermark, known % size == 0)",
     ),
     Bug(
         "context limit off by one",

@@ -16,12 +16,14 @@ from minfer.messages import (
     Executed,
     Failed,
     Finished,
+    Preempted,
     Submit,
     Tick,
 )
 from minfer.oracle import Oracle
 from minfer.plan import Plan
-from minfer.policy import FirstCome, Load
+from minfer.policies import Priority, Shortest
+from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.simulate import Arrival, Coming, CostModel, Simulated, Simulation, work
@@ -287,3 +289,26 @@ def test_a_sample_with_every_small_token_as_a_stop_id_still_goes_on() -> None:
         turns = [*Simulation(config_of(), Simulated(lengths), EVEN, [(0.0, request)]).turns()]
         done = ends(turns)["a", 0]
         assert (done.length, done.reason) == expected
+
+
+@pytest.mark.parametrize("policy", [FirstCome(), Priority(), Shortest(0.1)], ids=repr)
+def test_nobody_is_let_in_to_be_sent_back(policy: Policy) -> None:
+    """Where blocks are few, a request that fills its last block would come and go every two turns,
+    and not write a token meanwhile."""
+    rng, time, arrivals = Random(3), 0.0, list[Arrival]()
+    for number in range(300):
+        time += rng.expovariate(0.1)
+        prompt, most = (1,) * rng.randrange(10, 120), rng.randrange(5, 80)
+        urgent = -(number % 9 == 0)
+        one = Request(id=str(number), prompt=prompt, max_tokens=most, priority=urgent)
+        arrivals.append((time, evolve(one, root=str(number).encode())))
+    config = EngineConfig(num_blocks=14, block_size=16, max_num_seqs=16, max_num_batched_tokens=256,
+                          policy=policy)  # fmt: skip
+    lost, again, last = 0, 0, dict[str, int]()
+    for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
+        for reason in turn.transition.reasons:
+            if isinstance(reason, Preempted):
+                lost, again = lost + 1, again + (turn.number - last.get(reason.id, -9) <= 4)
+                last[reason.id] = turn.number
+    assert lost > 50
+    assert again <= 1
