@@ -171,10 +171,12 @@ class Writer:
 
 
 def _fresh(folder: Path) -> Path:
-    """A name for the first segment of a run, which nobody has."""
+    """The first segment of a run whose name nobody has."""
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    names = (folder / f"{run}-{os.getpid()}.{n}-000001{SUFFIX}" for n in count())
-    return next(name for name in names if not name.exists())
+    names = (f"{run}-{os.getpid()}.{n}" for n in count())
+    # The first segment of a run that goes on may be gone already.
+    name = next(name for name in names if not any(folder.glob(f"{name}-*")))
+    return folder / f"{name}-000001{SUFFIX}"
 
 
 def _create(path: Path) -> int:

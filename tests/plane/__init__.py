@@ -9,4 +9,6 @@ What it found in minfer while it was being built, all mended since, and planted 
   ("overtaking").
 - `request_success` counted requests otherwise than their clients saw them end ("ends of the
   engine").
+- A second run in the same second took the first one's name, once that one's first segment was
+  gone, and the two were read as one journal ("name again"; since small journals rotate early).
 """

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from itertools import count
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -22,7 +24,7 @@ def _lost_end(finish: Any) -> Callable[..., Any]:
 
 def _lost_finish(flush: Any) -> Callable[..., Any]:
     """The engine does not hear of stop strings."""
-    return lambda job, now: flush(job, now)[:0]
+    return lambda job: flush(job)[:0]
 
 
 def _token_twice(feed: Any) -> Callable[..., Any]:
@@ -93,8 +95,24 @@ def _overtaking(write: Any) -> Callable[..., Any]:
     return planted
 
 
-REAL = ("set order", "overtaking", "ends of the engine")  # minfer had them: see `__init__`
-PLANTED: dict[str, tuple[type, str, Change]] = {
+def _name_again(fresh: Any) -> Callable[..., Any]:
+    """A run takes a name whose first segment is not there, though others are."""
+
+    def planted(folder: Path) -> Path:
+        run, _, rest = fresh(folder).name.partition(".")
+        paths = (folder / f"{run}.{n}-{rest.partition('-')[2]}" for n in count())
+        return next(path for path in paths if not path.exists())
+
+    return planted
+
+
+REAL = (
+    "set order",
+    "overtaking",
+    "ends of the engine",
+    "name again",
+)  # minfer had them: see `__init__`
+PLANTED: dict[str, tuple[Any, str, Change]] = {
     "lost end": (assembly.Assembly, "finish", _lost_end),
     "lost finish": (assembly.Assembly, "flush", _lost_finish),
     "token twice": (assembly.Assembly, "feed", _token_twice),
@@ -104,6 +122,7 @@ PLANTED: dict[str, tuple[type, str, Change]] = {
     "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
     "overtaking": (server.Answer, "_write", _overtaking),
     "set order": (worker.Worker, "_deliver", _set_order),
+    "name again": (journal, "_fresh", _name_again),
 }
 
 

@@ -24,7 +24,8 @@ def test_runs_hold_and_repeat_in_another_process() -> None:
 
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found(bug: str) -> None:
-    rare = bug in REAL  # it takes two stop strings in one turn, or a slow client of two prompts
-    flaws = compare(0, 40 if rare else 8, plant=bug).flaws
+    # It takes two stop strings in one turn, a slow client of two prompts, two runs in one second.
+    seeds = 120 if bug == "overtaking" else 40 if bug in REAL else 8
+    flaws = compare(0, seeds, plant=bug).flaws
     assert flaws
     assert bug != "set order" or set(flaws.values()) == {"two processes, two digests"}
