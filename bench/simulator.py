@@ -36,11 +36,11 @@ CPU = {
     "all at once": "rate=1000,requests=90,prompt=150,output=60,spread=0.6,seed=4",
 }
 GPU = {
-    "fitted": "rate=20,requests=200,prompt=800,output=200,spread=0.8,seed=1",
-    "fitted too": "rate=1000,requests=200,prompt=300,output=200,spread=0.8,seed=5",
-    "twice the rate, shorter": "rate=40,requests=400,prompt=300,output=150,spread=0.8,seed=2",
-    "longer, some alike": "rate=8,requests=80,prompt=2000,output=250,spread=0.4,shared=0.5,seed=3",
-    "all at once": "rate=1000,requests=400,prompt=512,output=128,spread=0.6,seed=4",
+    "fitted": "rate=25,requests=200,prompt=800,output=100,spread=0.5,seed=1",
+    "fitted too": "rate=1000,requests=200,prompt=300,output=100,spread=0.5,seed=5",
+    "twice the rate, shorter": "rate=50,requests=300,prompt=300,output=80,spread=0.5,seed=2",
+    "longer, some alike": "rate=10,requests=60,prompt=2000,output=120,spread=0.4,shared=0.5,seed=3",
+    "all at once": "rate=1000,requests=300,prompt=512,output=80,spread=0.5,seed=4",
 }
 Runs = dict[str, list[dict[str, float]]]
 

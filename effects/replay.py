@@ -140,7 +140,7 @@ def _state(journal: Journal) -> str:
                                      for p in state.inflight) or "nothing"),
         _line("policy", f"{config.policy}, its state {state.policy}"),
     ]  # fmt: skip
-    if state.held:
+    if state.held and state.waiting:
         lines.append(_line("held", f"the first in line waits for {state.held[1]}"))
     run = state.running
     lines.append(_line("running", f"{len(run)} sequences, in rank order"))
@@ -212,7 +212,8 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
         cells = [reduce(getitem, path, figures) for figures in found.values()]
         print(_line(label, "".join("-".rjust(14) if c is None else f"{c:14,.4g}" for c in cells)))
     print("\nExact: turns before the fork, arrivals, cancels, lengths of what ended by itself.")
-    print(f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs.")
+    print(f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs; who had "
+          "not ended writes as much as it may.")  # fmt: skip
     if handed:
         print(f"Handed over to a new engine with an empty cache: {handed} requests.")
     return 0

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import evolve
+from tqdm import tqdm
 
 from minfer.blocks import blocks_for
 from minfer.codec import dump
@@ -120,6 +121,8 @@ def _simulate(options: argparse.Namespace) -> int:
         limits = limits.replace("inf s", "any time")
         print(f"{len(trace.sizes):,} requests of {options.trace}; what steps cost: {cost.name}")
         print(f"times in seconds; good: first token within {limits}")
+        if trace.rows and options.policy and options.mix is None:
+            print("nobody has a client, a priority or a deadline; --mix SEED draws some")
         print("  ".join(f"{title:>8}" for title, *_ in table))
     if options.find:
         found = find(options.find, max(trace.sizes), *cases[0], good)
@@ -182,7 +185,9 @@ def run(
     sizes = {name: getattr(config, name) for name in SIZES}
     told = {"policy": next(chain(asked, usual)), **sizes, "speed": speed}
     report = Report(config, options.slo_ttft, options.slo_tpot)
-    arrivals = report.note(trace.arrivals(config.block_size, speed, options.mix))
+    coming = trace.arrivals(config.block_size, speed, options.mix)
+    bar = tqdm(coming, told["policy"], len(trace.sizes), leave=False, disable=None)
+    arrivals = report.note(bar)
     turns = report.seen(Simulation(config, Simulated(trace.lengths), cost, arrivals).turns())
     begin = time.perf_counter()
     with quiet_collector():

@@ -126,7 +126,8 @@ def _packed(value: tuple[Any, ...]) -> Any:
 def _built(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> Any:
     cls = classes.get(name)
     if cls is None:
-        raise CodecError(f"there is no record {name!r} here; a policy of one's own must be given")
+        why = "if it is of a policy of your own, name its module: minfer --policies MODULE"
+        raise CodecError(f"there is no record {name!r} here; {why}")
     try:
         return cls(**fields)
     except (TypeError, ValueError) as error:

@@ -85,6 +85,8 @@ def test_a_run_is_the_engines_own(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", SMALL, "--num-blocks", "200,4000", "--slo-ttft", "0.1"]) == 0
     first, second, head, *rows = capsys.readouterr().out.splitlines()
+    assert main(["simulate", SMALL, "--policy", "fair", "--requests", "9"]) == 0
+    assert "nobody has a client" in capsys.readouterr().out  # which fair shares are about
     assert first.startswith(f"150 requests of {SMALL}; what steps cost: a 7B model on one H200")
     assert second == "times in seconds; good: first token within 0.1 s, then any time per token"
     assert head.split()[:3] == ["policy", "blocks", "tok/s"]
@@ -115,7 +117,7 @@ def test_policies_of_ones_own(
     assert made["policy"] == "Longest:least=3"
     refused = subprocess.run([*run, "replay", "runs"], capture_output=True, text=True)
     assert refused.returncode == 2
-    assert "Longest" in refused.stderr
+    assert "no record 'Longest' here; if it is of a policy of your own, name" in refused.stderr
     own = ["--policies", "own_policies", "replay", "runs", "--json"]
     again = subprocess.run([*run, *own], capture_output=True, check=True)
     assert json.loads(again.stdout)["divergence"] is None
