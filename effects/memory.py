@@ -150,7 +150,8 @@ def plan_memory(
     graphs, activations = 0, activation_bytes(spec, sizes)
     if cuda:
         tokens = sizes.max_num_batched_tokens
-        graphs = LIBRARIES + cuda_activation_bytes(spec, sizes, captured_tokens(spec, tokens))
+        most = captured_tokens(spec, tokens) + sizes.max_num_seqs
+        graphs = LIBRARIES + cuda_activation_bytes(spec, sizes, most)
         activations = cuda_activation_bytes(spec, sizes, tokens)
     # How often attention holds what it gathers: the CPU's copies narrow types into float32.
     copies = 0 if cuda else 1 if dtype_bytes(spec.dtype) == 4 else 3

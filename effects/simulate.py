@@ -183,10 +183,11 @@ def run(
     asked = (name for name in options.policy or () if policy_named(name) == config.policy)
     usual = (name for name, kind in POLICIES.items() if kind is type(config.policy))
     sizes = {name: getattr(config, name) for name in SIZES}
-    told = {"policy": next(chain(asked, usual)), **sizes, "speed": speed}
+    name = next(chain(asked, usual), type(config.policy).__name__)
+    told = {"policy": name, **sizes, "speed": speed}
     report = Report(config, options.slo_ttft, options.slo_tpot)
     coming = trace.arrivals(config.block_size, speed, options.mix)
-    bar = tqdm(coming, told["policy"], len(trace.sizes), leave=False, disable=None)
+    bar = tqdm(coming, name, len(trace.sizes), leave=False, disable=None)
     arrivals = report.note(bar)
     turns = report.seen(Simulation(config, Simulated(trace.lengths), cost, arrivals).turns())
     begin = time.perf_counter()
