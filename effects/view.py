@@ -213,7 +213,7 @@ def view(options: argparse.Namespace) -> int:
     size = write_page(path, name, journal.config, journal.turns())
     for torn in journal.torn:
         print(f"minfer: {torn}", file=sys.stderr)
-    print(f"{path}: {size / 1e6:.1f} MB; open it in a browser")
+    print(f"{path}: {size / 1e6:.3g} MB; open it in a browser")
     if options.open:
         webbrowser.open(path.resolve().as_uri())
     return 0

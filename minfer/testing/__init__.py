@@ -99,6 +99,9 @@ def check_policy(
       most as many that came `patience` seconds later (shortest first needs what 21 tokens weigh).
     """
 
+    if isinstance(policy, type) or not hasattr(policy, "rank"):
+        raise TypeError(f"check_policy takes a policy, such as FirstCome(), not {policy!r}")
+
     @settings(
         max_examples=max_examples, deadline=None, database=None, derandomize=False,
         report_multiple_bugs=False, verbosity=Verbosity.quiet,

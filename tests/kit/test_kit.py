@@ -100,6 +100,12 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     assert not path.exists()
 
 
+@pytest.mark.parametrize("given", [FirstCome, "fcfs", None])
+def test_what_is_no_policy_is_said(given: Any) -> None:
+    with pytest.raises(TypeError, match=r"takes a policy, such as FirstCome\(\), not "):
+        check_policy(given)
+
+
 def test_a_seed_gives_the_same_story_again() -> None:
     stories = []
     for _ in range(2):
