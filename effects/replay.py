@@ -206,7 +206,7 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
     if options.json:
         print(json.dumps({"turn": at, "handed_over": handed, "cost": cost.name, **found}))
         return 0
-    print(f"From turn {at} on: as recorded; unchanged, with modelled steps; changed, likewise.")
+    print(f"From turn {at} on, in seconds: as recorded; then unchanged, and changed, as modelled.")
     print(_line("", "".join(f"{name:>14}" for name in found)))
     for label, path in _FIGURES.items():
         cells = [reduce(getitem, path, figures) for figures in found.values()]

@@ -233,7 +233,7 @@ def test_a_head_of_another_format_or_with_unknown_records_is_refused() -> None:
 
     with pytest.raises(JournalError, match="format 9"):
         opened(head(b'{"format": 9}'))
-    with pytest.raises(JournalError, match="policy of one's own"):
+    with pytest.raises(JournalError, match="policy of your own, name its module"):
         opened(head(b'{"format": 1, "config": {"is": "Mine"}, "turn": 0, "about": {}}'))
     with pytest.raises(JournalError, match="num_blocks"):
         opened(
