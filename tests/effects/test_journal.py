@@ -306,7 +306,7 @@ def test_a_segment_that_cannot_be_written_leaves_nothing(
     left = [link.stat() for link in links if link.exists()]
     assert refused
     assert not any(os.path.samestat(one, other) for one in refused for other in left)  # closed
-    assert [path.suffix for path in tmp_path.iterdir()] == [".journal"]
+    assert {path.suffix for path in tmp_path.iterdir()} == {".journal"}
     driver.close()
     found = list(read_journal(tmp_path).turns())
     assert found == log[: len(found)]
