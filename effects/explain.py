@@ -120,8 +120,9 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
             if words := _WORDS.get(reason["is"], ""):
                 yield f"  turn {reason['turn']:,}: {words}{more}".format(**reason)
         if gap := one["gap"]:
-            chunk = ", {chunk:,} of them a chunk of {chunk_of}" if gap["chunk"] else ""
-            yield f"  {_WORDS['gap']}{chunk}".format(_ms(gap["seconds"]), **gap)
+            whose = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
+            chunk = f", {gap['chunk']:,} of them a chunk of {whose}" if gap["chunk"] else ""
+            yield "  " + _WORDS["gap"].format(_ms(gap["seconds"]), **gap) + chunk
     if prefix := found["prefix"]:
         would = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
         words = "".join(_WORDS[key] for key in ("prefix", prefix["why"], "shared"))

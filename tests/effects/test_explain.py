@@ -126,7 +126,7 @@ def test_the_longest_gap_names_the_chunk(
                    "chunk": 15, "chunk_of": ["19", 0]}  # fmt: skip
     text = said(capsys, path, "a")
     assert "longest time between outputs: 5,000.0 ms, turn 2 to 3, when step 2 ended" in text
-    assert "16 tokens in 2 rows, 15 of them a chunk of ('19', 0)" in text
+    assert "16 tokens in 2 rows, 15 of them a chunk of '19'" in text
 
 
 def hits(run: Run, name: str) -> dict[str, Any]:
