@@ -172,11 +172,8 @@ def _prefill(
     shape = (spec.kv_heads, shared, chunk.context - chunk.skip, spec.head_dim)
     query = qkv[:, : spec.heads].view(count, spec.kv_heads, shared, spec.head_dim)
     result = F.scaled_dot_product_attention(
-        query.permute(1, 2, 0, 3),
-        key.transpose(0, 1).expand(shape),
-        value.transpose(0, 1).expand(shape),
-        chunk.mask,
+        query.permute(1, 2, 0, 3), key.transpose(0, 1).expand(shape),
+        value.transpose(0, 1).expand(shape), chunk.mask, scale=scale,
         is_causal=chunk.blocks is None and chunk.mask is None,
-        scale=scale,
-    )
+    )  # fmt: skip
     out.view(count, spec.kv_heads, shared, spec.head_dim).copy_(result.permute(2, 0, 1, 3))

@@ -77,15 +77,13 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser.add_argument("--policies", type=_policies, metavar="MODULE", help=text)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def command(
-        run: str, text: str, description: str, groups: list[_Options] | None = None
-    ) -> None:
+    def command(run: str, text: str, about: str, groups: list[_Options] | None = None) -> None:
         """Add a command; `run` is its module, imported when it runs, and its function there.
 
         Without `groups`, its options are beside it: `NAME_options`, asked for if it is meant.
         """
         module, _, name = run.partition(".")
-        added = commands.add_parser(name, help=text, description=description)
+        added = commands.add_parser(name, help=text, description=about)
         added.set_defaults(run=run)
         if groups is None and name in argv:
             groups = [getattr(import_module(f"minfer.effects.{module}"), f"{name}_options")]
@@ -133,10 +131,13 @@ def _policies(module: str) -> str:
         found = vars(import_module(module))
     except Exception as error:  # whatever importing it runs into
         raise argparse.ArgumentTypeError(f"{module} cannot be imported: {error!r}") from None
-    kinds = (one for one in found.values() if isinstance(one, type) and attrs.has(one))
-    own: dict[str, Any] = {one.__name__: one for one in kinds}
-    RECORDS.update((name, one) for name, one in own.items() if name not in RECORDS)
-    POLICIES.update((name, one) for name, one in own.items() if hasattr(one, "victim"))
+    for one in found.values():
+        if isinstance(one, type) and attrs.has(one):
+            kind: Any = attrs.resolve_types(one)
+            if RECORDS.setdefault(kind.__name__, kind) is not kind:
+                why = f"minfer has a class {kind.__name__} of its own; give yours another name"
+                raise argparse.ArgumentTypeError(f"{module}: {why}")
+            POLICIES.update({kind.__name__: kind} if hasattr(kind, "victim") else {})
     return module
 
 

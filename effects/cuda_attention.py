@@ -38,7 +38,9 @@ class Routes:
     """
 
     flash_from: int = 0  # inputs of the longest chunk from which flash-attn serves chunks; 0: never
-    captured: int = 0  # inputs of a step up to which a CUDA graph is better, which it cannot be in
+    # Inputs of a step up to which a CUDA graph is better, which flash-attn cannot be in. Without
+    # graphs it does not serve those either, so that results are the same.
+    captured: int = 0
     why: str = ""  # never
 
     @classmethod
@@ -58,10 +60,8 @@ class Routes:
         """Lines for `minfer plan`."""
         chunks = f"Triton; no flash-attn: {self.why}"
         if not self.why:
-            chunks = (
-                f"flash-attn from {self.flash_from} tokens of a prompt at once, in steps of more"
-            )
-            chunks += f" than {self.captured}, else Triton"
+            chunks = f"flash-attn from {self.flash_from} tokens of a prompt at once "
+            chunks += f"in steps of more than {self.captured}, else Triton"
         return [("decode attention", "Triton, split-KV"), ("prefill attention", chunks)]
 
 

@@ -86,20 +86,14 @@ def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> Mode
     wide = wide if isinstance(wide, int) else 4 * theirs.hidden_size
     experts = getattr(theirs, "num_experts_per_tok", None)  # each gets inputs of its own
     return ModelSpec(
-        family=Family(architecture=found.__name__, defaults={}),
-        vocab_size=vocab,
-        hidden_size=theirs.hidden_size,
+        family=Family(architecture=found.__name__, defaults={}), vocab_size=vocab,
+        hidden_size=theirs.hidden_size, layers=len(seen), heads=seen[0][1], kv_heads=seen[0][2],
         intermediate_size=(wide + theirs.hidden_size) * experts if experts else wide,
-        layers=len(seen),
-        heads=seen[0][1],
-        kv_heads=seen[0][2],
-        head_dim=seen[0][3],
-        max_position_embeddings=context,
-        dtype=read_dtype(read),
+        head_dim=seen[0][3], max_position_embeddings=context, dtype=read_dtype(read),
         eos_ids=read.ids("eos_token_id"),
         windows=tuple(None if window == span else window for *_, window in seen),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-    )
+    )  # fmt: skip
 
 
 def _resolve(read: Reader) -> tuple[Any, Any]:

@@ -36,8 +36,8 @@ from minfer.effects.spec import ModelSpec, dtype_bytes, kv_bytes_per_token, weig
 
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory serves others too
 CUDA_SHARE: Final = 0.9  # of a GPU's: vLLM's default, as nobody else should be on it
-# A layer's weights times tokens from which its products take longer than its launches: eight of 80
-# us, and 690 TFLOP/s, on an H200 (2026-11-22).
+# A layer's weights, with its share of the embeddings, times tokens: up to so much its launches,
+# eight of 80 us, take about as long as its products at 690 TFLOP/s (H200, 2026-11-22).
 CAPTURED_WORK: Final = 2.8e11
 LIBRARIES: Final = 1 << 30  # bytes: loaded kernels, libraries' workspaces, graphs, fragmentation
 
@@ -56,14 +56,18 @@ def size_text(count: int) -> str:
 
 def padded_tokens(count: int) -> int:
     """From history, of the CUDA graph that serves so many: at most half as many again above 128."""
-    step = max(64, (1 << (count - 1).bit_length()) // 4)
-    return -(-count // step) * step
+    return -(-count // _quarter(count)) * _quarter(count)
+
+
+def _quarter(count: int) -> int:
+    return max(64, (1 << (count - 1).bit_length()) // 4)
 
 
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
     """From history, in the largest step that is captured as a CUDA graph."""
     weights = weight_bytes(spec) // dtype_bytes(spec.dtype) // spec.layers
-    return min(padded_tokens(budget), int(CAPTURED_WORK / weights))
+    most = int(CAPTURED_WORK / weights)
+    return min(padded_tokens(budget), most // _quarter(most) * _quarter(most))
 
 
 @frozen(kw_only=True)

@@ -61,6 +61,8 @@ def replay(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None and not fits:
             what = "a replay of all turns before it" if name == "until" else "a fork"
             raise ConfigError(f"--{name} is of {what}; leave it out")
+    if change.spare and (change.settings or change.without):
+        raise ConfigError("--spare changes one turn of the run as it was: leave other changes out")
     if forks:
         return _fork(journal, options, change)
     if options.at is not None:

@@ -46,7 +46,7 @@ from minfer.request import MAX_LOGPROBS
 if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
 
-MOST_KINDS = 256  # after which only pure decode steps are captured
+MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
 LONGEST = 1024  # inputs of a chunk: kinds differ above it, as programs are launched for the longest
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
@@ -98,7 +98,7 @@ class Kind:
 
 
 def bucket_of(count: int, parts: int) -> int:
-    """How many rows the graph has that serves so many: there are `parts` sizes in each octave."""
+    """How many rows the graph has that serves so many: at most 2 / `parts` more, or 7."""
     for size in (1, 2, 4, 8):
         if count <= size:
             return size
@@ -188,7 +188,8 @@ class TorchExecutor:
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]  # torch's
-        self.made: dict[Kind, torch.cuda.CUDAGraph | None] = {}  # None: seen once
+        self.made: dict[Kind, torch.cuda.CUDAGraph] = {}
+        self.seen: set[Kind] = set()  # with inputs from history: once at least
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
         self.wanted: list[bool] = []  # whether one of them does
@@ -413,8 +414,8 @@ class TorchExecutor:
     def _replay(self, kind: Kind) -> None:
         graph = self.made.get(kind)
         if graph is None:
-            if kind.tokens and (kind not in self.made or len(self.made) >= MOST_KINDS):
-                self.made.setdefault(kind)
+            if kind.tokens and (kind not in self.seen or len(self.made) >= MOST_KINDS):
+                self.seen.add(kind)
                 return self._step(kind)
             graph = self.made[kind] = self._capture(kind)
         if not self.checked:

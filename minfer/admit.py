@@ -82,7 +82,9 @@ def _seat(
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
     # If its blocks are full, it needs one more in its second step, or is sent back from its first.
-    spare = max(config.watermark, known % size == 0) if len(state.running) + others else 0
+    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
+    more = known % size == 0 and known + 1 < ends
+    spare = max(config.watermark, more) if len(state.running) + others else 0
     draft = Draft(state.blocks)
     low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)
     needs = -(-known // size) - hit

@@ -135,10 +135,13 @@ def _first(config: EngineConfig, turn: Turn, events: tuple[Event, ...], spare: s
     if spare and not lost & {*run.ids}:
         raise JournalError(f"request {spare!r} is not preempted in turn {turn.number}; "
                            "minfer explain says in which it is")  # fmt: skip
-    at = min((i for i, name in enumerate(run.ids) if name in lost), default=0)
+    emits = [one for one in turn.transition.commands if isinstance(one, Emit)]
+    ended = {(end.id, end.sample) for emit in emits for end in emit.finished}
+    left = [name for name in run.ids if name not in ended]  # when somebody has to give way
+    at = min((i for i, name in enumerate(left) if name in lost), default=0)
     engine = evolve(config, policy=_Spare(config.policy, at)) if spare else config
     made = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
-    if spare and run.ids[at] in _preempted(made.transition, spare):
+    if spare and left[at] in _preempted(made.transition, spare):
         raise JournalError(f"nobody can give way for {spare!r} in turn {turn.number}")
     return made
 

@@ -198,8 +198,8 @@ def payloads(data: bytes, where: str, *, torn: list[str] | None = None) -> Itera
         whole = body + size <= len(data)
         if not whole or zlib.crc32(payload) != crc:
             if whole and body + size < len(data):
-                why = "its checksum differs; turns before it are whole: minfer replay --until"
-                raise JournalError(f"{where}: record {number} at byte {at} is damaged: {why}")
+                why = "is damaged: its checksum differs"
+                raise JournalError(f"{where}: record {number} at byte {at} {why}")
             if torn is not None:
                 torn.append(f"{where}: the last record is cut off after {len(data) - at} bytes")
             return

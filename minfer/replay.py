@@ -122,7 +122,8 @@ class Journal:
         try:
             return next(records, None)
         except JournalError as error:
-            raise JournalError(f"{error} {self.count}") from None
+            what = f"turns before it are whole: minfer replay --until {self.count}"
+            raise JournalError(f"{error}; {what}") from None
 
     def _other(self, payload: bytes, where: str) -> None:
         """A record that is no turn: a digest of a state, or the end."""

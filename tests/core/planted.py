@@ -347,8 +347,8 @@ BUGS: Final = (
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
         "admit.py",
-        "spare = max(config.watermark, known % size == 0) if len(state.running) + others else 0",
-        "spare = max(config.watermark, known % size == 0)",
+        "spare = max(config.watermark, more) if len(state.running) + others else 0",
+        "spare = max(config.watermark, more)",
     ),
     Bug(
         "context limit off by one",

@@ -90,6 +90,10 @@ def test_a_preemption_that_does_not_happen() -> None:
             spared += 1
             break
     assert spared >= 4
+
+
+def test_a_preemption_that_is_not_there() -> None:
+    journal, _ = recorded(1)
     with pytest.raises(JournalError, match="is not preempted in turn 0"):
         fork(journal, 0, Change(spare="0"), COST)
 

@@ -14,10 +14,13 @@ from minfer.effects.memory import (
     MemoryPlan,
     NotEnoughMemoryError,
     available_memory,
+    captured_tokens,
     describe,
+    padded_tokens,
     plan_memory,
     size_text,
 )
+from minfer.effects.options import EngineArgs, prepare
 from minfer.effects.spec import ModelSpec, kv_bytes_per_token, parse_spec, weight_bytes
 from minfer.engine import objection
 from minfer.request import Request
@@ -173,3 +176,21 @@ def test_the_description_tells_the_numbers() -> None:
     assert "256 tokens at batch 1" in text
     assert "largest batch at 256" in text
     assert "no limit" in describe(plan(limit=None), "m")
+
+
+@pytest.mark.parametrize("budget", [64, 1000, 2048, 5000, 8192])
+def test_the_largest_captured_step_is_one_that_there_is(budget: int) -> None:
+    """Else there were sizes that neither a graph serves nor what does better without."""
+    spec = prepare(EngineArgs(executor="dry")).spec
+    for layers in (1, 2, 4, 9):
+        for wide in (1, 7, 60, 500):
+            big = evolve(spec, layers=layers, intermediate_size=wide * spec.intermediate_size)
+            most = captured_tokens(big, budget)
+            assert most == 0 or padded_tokens(most) == most
+            assert most <= padded_tokens(budget)
+
+
+def test_padding_is_bounded() -> None:
+    for count in range(1, 10_000):
+        assert count <= padded_tokens(count) <= max(64, 1.5 * count, count + 63)
+        assert padded_tokens(padded_tokens(count)) == padded_tokens(count)

@@ -150,6 +150,7 @@ def test_of_fewer_blocks_as_large_a_share_is_left_free(
      (("--num-blocks", "0"), "num_blocks must be"), (("--without", "x"), "no request 'x' arrives"),
      (("--spare", "x", "--at", "3"), "not preempted in turn 3"),
      (("--policy", "fair", "--cost", "none.json"), "none.json"),
+     (("--at", "3", "--spare", "x", "--policy", "fair"), "--spare changes one turn"),
      (("--save", "x"), "--save is of a fork; leave it out"),
      (("--cost", "x", "--at", "3"), "--cost is of a fork"),
      (("--until", "9", "--at", "3"), "--until is of a replay of all turns before it"),

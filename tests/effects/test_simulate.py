@@ -37,6 +37,7 @@ def told(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> 
 
 
 OWN = """
+from __future__ import annotations
 from attrs import frozen
 from minfer.policies import Priority
 from minfer.policy import FirstCome
@@ -121,6 +122,11 @@ def test_policies_of_ones_own(
     own = ["--policies", "own_policies", "replay", "runs", "--json"]
     again = subprocess.run([*run, *own], capture_output=True, check=True)
     assert json.loads(again.stdout)["divergence"] is None
+    clash = OWN.replace("Longest", "Fair")
+    (tmp_path / "clash.py").write_text(clash, "utf-8")
+    same = subprocess.run([*run, "--policies", "clash", "plan"], capture_output=True, text=True)
+    assert same.returncode == 2
+    assert "minfer has a class Fair of its own; give yours another name" in same.stderr
     with pytest.raises(SystemExit):
         main(["--policies", "no.such.module", "plan"])
     assert "no.such.module cannot be imported" in capsys.readouterr().err
