@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from minfer.request import SamplingParams
 from minfer.sample import (
     GREEDY_BELOW,
     NotFiniteError,
+    _f32,
     draw,
     draw_key,
     gumbel,
@@ -122,11 +123,13 @@ def test_logits_that_are_not_finite_are_refused(bad: tuple[float, ...], temperat
     st.integers(-1, 25),
     st.floats(0.01, 1),
 )
+@example([0.0, 0.0, 1.0, 7.478496675892543e-23], 0, 0, 0, 0, 0.5)
 def test_a_draw_is_always_of_a_kept_token(
     logits: list[float], seed: int, sample: int, position: int, top_k: int, top_p: float
 ) -> None:
     params = SamplingParams(top_k=top_k, top_p=top_p)
-    ids = kept(logits, top_k, top_p)
+    # As a draw sees them: what differs by less than float32 shows is equal, and the lower id first.
+    ids = kept([_f32(logit - max(logits)) for logit in logits], top_k, top_p)
     assert ids == sorted(set(ids))
     assert logits.index(max(logits)) in ids
     assert draw(logits, params, seed, sample, position) in ids
