@@ -32,7 +32,7 @@ from minfer.effects.attention import KVCache, make_cache
 from minfer.effects.batch import Batch, Chunks
 from minfer.effects.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.executor import ExecutorError, Scores, not_finite
-from minfer.effects.memory import captured_tokens, padded_tokens
+from minfer.effects.memory import padded_tokens
 from minfer.effects.model import Model, forward
 from minfer.effects.sampler import Sampling, choose
 from minfer.effects.spec import ModelSpec
@@ -48,6 +48,7 @@ if TYPE_CHECKING:
 
 MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
+DECODE, MIXED = 16, 8  # `bucket_of`'s parts: of steps without and with inputs from history
 LONGEST = 1024  # inputs of a chunk: kinds differ above it, as programs are launched for the longest
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
@@ -84,13 +85,13 @@ class Kind:
     def padded(self, most: int) -> "Kind | None":
         """The kind whose graph, of up to `most` tokens from history, can serve this one, if any."""
         if not self.tokens:
-            alone = bucket_of(self.alone, 16)
+            alone = bucket_of(self.alone, DECODE)
             return evolve(self, alone=alone, draws=alone)
         tokens = padded_tokens(self.tokens)
         if tokens > most or self.chunks > CHUNK_SIZES[-1]:
             return None
         chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
-        alone = bucket_of(self.alone, 8) if self.alone else 0
+        alone = bucket_of(self.alone, MIXED) if self.alone else 0
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
         return evolve(
             self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=longest
@@ -151,7 +152,7 @@ class TorchExecutor:
         )  # fmt: skip
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.gpu: Any = None  # what needs Triton
-        self.flash_from = 0  # as in `Routes`
+        self.flash_from = self.captured = 0  # as in `Routes`
         self.routes: list[tuple[str, str]] = []  # which kernel serves what, in words
         if kernels or cuda:
             from minfer.effects import cuda_attention
@@ -159,8 +160,8 @@ class TorchExecutor:
             self.gpu = cuda_attention
             sizes = config.block_size, config.max_num_batched_tokens
             routes = cuda_attention.Routes.for_device(spec, *sizes, self.device)
-            self.flash_from, self.routes = routes.flash_from, routes.described()
-        self.captured = captured_tokens(spec, config.max_num_batched_tokens)
+            self.flash_from, self.captured = routes.flash_from, routes.captured
+            self.routes = routes.described()
         self.ops: Any = self.gpu or plain
         self.cache = self.make_cache(config.num_blocks, config.block_size, length)
         blocks = -(-length // config.block_size)
@@ -168,7 +169,7 @@ class TorchExecutor:
         self.rows.table[self.rows.scratch] = config.num_blocks  # the block that nobody has
         self.seats: list[Open | None] = [None] * config.max_num_seqs
         self.wants = np.zeros((config.max_num_seqs, 2), bool)  # rows that are filtered, and scored
-        draws = bucket_of(config.max_num_seqs, 8) + max(config.max_num_seqs, CHUNK_SIZES[-1])
+        draws = bucket_of(config.max_num_seqs, MIXED) + max(config.max_num_seqs, CHUNK_SIZES[-1])
         tokens = padded_tokens(config.max_num_batched_tokens)
         # The largest inputs, and changes: every table whole, what else rows keep, who decodes.
         room = 3 * tokens + 6 * draws + 64 + 2 * (config.max_num_seqs * (blocks + 8) + draws)
@@ -310,7 +311,7 @@ class TorchExecutor:
     ) -> None:
         """Every row feeds itself; `longest` is the most tokens that one attends to."""
         if rows is not self.members:
-            self.rows.set_batch(rows, bucket_of(len(rows), 16))
+            self.rows.set_batch(rows, bucket_of(len(rows), DECODE))
             self.members, self.wanted = rows, np.logical_or.reduce(self.wants[list(rows)]).tolist()
         kind = Kind(len(rows), len(rows), *self.wanted)
         self._run(flight, kind, EMPTY, places, None, longest)

@@ -106,12 +106,8 @@ def _name_again(fresh: Any) -> Callable[..., Any]:
     return planted
 
 
-REAL = (
-    "set order",
-    "overtaking",
-    "ends of the engine",
-    "name again",
-)  # minfer had them: see `__init__`
+# minfer had them: see `__init__`
+REAL = ("set order", "overtaking", "ends of the engine", "name again")
 PLANTED: dict[str, tuple[Any, str, Change]] = {
     "lost end": (assembly.Assembly, "finish", _lost_end),
     "lost finish": (assembly.Assembly, "flush", _lost_finish),
