@@ -331,9 +331,9 @@ def kernels(_lab: Lab, model: str) -> Figures:
     at, logits = torch.arange(many, device="cuda").int(), 2 * rows * vocab
 
     def draw(temperature: float, top_p: float) -> tuple[Tensor, ...]:
-        heat, share = (torch.full((rows,), x, device="cuda") for x in (temperature, top_p))
-        who = at[:rows]
-        return 80 * t(rows, vocab), who, heat, torch.zeros_like(who), share, who.long(), who
+        who, every = at[:rows], torch.zeros_like(at[:rows])
+        heat, share, deep = (0 * who + x for x in (temperature, top_p, float("inf")))
+        return 80 * t(rows, vocab), who, heat, every, share, deep, who.long(), who
 
     def product(function: object, outs: int, ins: int, tokens: int) -> tuple[Any, ...]:
         x, weight = t(tokens, ins), t(outs, ins)

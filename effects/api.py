@@ -25,7 +25,7 @@ _ANY: Final = object()
 # Fields that are not supported, with the values at which they ask for nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (), "frequency_penalty": (0,), "function_call": ("none", "auto"), "functions": ([],),
-    "include_stop_str_in_output": (False,), "logit_bias": ({},), "metadata": (_ANY,), "min_p": (0,),
+    "include_stop_str_in_output": (False,), "logit_bias": ({},), "metadata": (_ANY,),
     "min_tokens": (0,), "modalities": (["text"],), "moderation": (), "parallel_tool_calls": (_ANY,),
     "prediction": (), "presence_penalty": (0,), "prompt_cache_key": (_ANY,),
     "prompt_cache_options": (_ANY,), "prompt_cache_retention": (_ANY,),
@@ -35,7 +35,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tool_choice": ("none", "auto"), "tools": ([],), "top_logprobs": (0,), "verbosity": ("medium",),
     "web_search_options": (),
 }  # fmt: skip
-_SAMPLING: Final = {"n", "temperature", "top_p", "top_k", "seed", "max_tokens", "stop",
+_SAMPLING: Final = {"n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop",
                     "stop_token_ids", "ignore_eos"}  # fmt: skip
 
 
@@ -149,6 +149,7 @@ class Body(_Object):
     user: Client = ""
     safety_identifier: Client = ""
     top_k: Whole | None = None
+    min_p: float | None = None
     stop_token_ids: Annotated[list[Whole], Few] | None = None
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0

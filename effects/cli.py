@@ -203,6 +203,8 @@ def _sampling_options(parser: argparse.ArgumentParser) -> None:
         help=f"keep the likeliest tokens that hold this share {advice} {TOP_P})")  # fmt: skip
     add("--top-k", type=int, metavar="K",
         help=f"keep the K likeliest tokens; 0 keeps all {advice} 0)")  # fmt: skip
+    add("--min-p", type=float, metavar="P",
+        help=f"keep tokens at least P times as likely as the likeliest {advice} 0)")  # fmt: skip
     add("--stop", action="append", default=[], metavar="TEXT",
         help="end before this text; may be given several times")  # fmt: skip
     add("--stop-token-ids", type=int, action="append", default=[], metavar="ID",

@@ -93,7 +93,6 @@ def read_cost(path: Path) -> CostModel:
         told = json.loads(path.read_text("utf-8"))["model"]
         model: CostModel = load({**told, "is": "CostModel"}, {"CostModel": CostModel})
     except (OSError, CodecError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise ConfigError(
-            f"{path}: this is no cost model, as --save-cost writes: {error}"
-        ) from None
+        what = f"{path}: this is no cost model, as --save-cost writes: {error}"
+        raise ConfigError(what) from None
     return model

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from minfer.plan import Open
-from minfer.sample import is_greedy, stream
+from minfer.sample import is_greedy, lowest, stream
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
@@ -28,7 +28,8 @@ class DeviceRows:
         self.scratch, count = rows, rows + 1
         sizes = {
             "stream": 2 * count, "last": count, "next": count, "temperature": count, "top_k": count,
-            "top_p": count, "asked": count, "table": count * blocks, "batch": 2 * rows + 64,
+            "top_p": count, "deepest": count, "asked": count, "table": count * blocks,
+            "batch": 2 * rows + 64,
         }  # fmt: skip
         sizes = {name: aligned(size) for name, size in sizes.items()}
         starts = np.cumsum([0, *sizes.values()]).tolist()
@@ -38,6 +39,7 @@ class DeviceRows:
         self.last, self.next, self.top_k = part["last"], part["next"], part["top_k"]
         self.temperature = part["temperature"].view(torch.float32)
         self.top_p = part["top_p"].view(torch.float32)
+        self.deepest = part["deepest"].view(torch.float32)
         self.stream = part["stream"].view(torch.int64)
         self.asked = part["asked"]  # 1 + how many log-probabilities; 0: none
         self.table, self.blocks = part["table"][: count * blocks].view(count, blocks), blocks
@@ -58,13 +60,15 @@ class DeviceRows:
         """Note all that a row keeps for a generation."""
         params, at = opened.request.sampling, self.at
         heat = 0.0 if is_greedy(params) else params.temperature
-        words = np.empty(6, np.int32)
+        words = np.empty(7, np.int32)
         words[:2] = np.array([stream(opened.request.seed, opened.sample)], np.uint64).view(np.int32)
-        words[2:4] = np.array([heat, params.top_p], np.float32).view(np.int32)
-        words[4] = params.top_k if 0 < params.top_k < vocab else 0
-        words[5] = 0 if params.logprobs is None else 1 + min(params.logprobs, vocab)
+        deepest = -lowest(params.min_p)
+        words[2:5] = np.array([heat, params.top_p, deepest], np.float32).view(np.int32)
+        words[5] = params.top_k if 0 < params.top_k < vocab else 0
+        words[6] = 0 if params.logprobs is None else 1 + min(params.logprobs, vocab)
         places = [at["stream"] + 2 * row, at["stream"] + 2 * row + 1]
-        places += [at[name] + row for name in ("temperature", "top_p", "top_k", "asked")]
+        names = ("temperature", "top_p", "deepest", "top_k", "asked")
+        places += [at[name] + row for name in names]
         self.changes.append((np.array(places, np.int32), words))
         self.set_table(row, 0, opened.table)
 

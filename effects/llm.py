@@ -188,13 +188,9 @@ class LLM(ServedModel):
     """
 
     def generate(
-        self,
-        prompts: Prompts,
-        sampling_params: Params = None,
-        *,
-        use_tqdm: Progress = True,
-        priority: Priorities = None,
-    ) -> list[RequestOutput]:
+        self, prompts: Prompts, sampling_params: Params = None, *,
+        use_tqdm: Progress = True, priority: Priorities = None,
+    ) -> list[RequestOutput]:  # fmt: skip
         """Complete prompts; the outputs come in the order of the prompts.
 
         A prompt is a string, a list of token ids, or {"prompt": ...} or {"prompt_token_ids": ...},
@@ -208,13 +204,9 @@ class LLM(ServedModel):
         return self._complete(self._jobs(as_list(prompts), sampling_params, priority), use_tqdm)
 
     def chat(
-        self,
-        messages: "Conversations",
-        sampling_params: Params = None,
-        *,
-        use_tqdm: Progress = True,
-        **how: Unpack["ChatOptions"],
-    ) -> list[RequestOutput]:
+        self, messages: "Conversations", sampling_params: Params = None, *,
+        use_tqdm: Progress = True, **how: Unpack["ChatOptions"],
+    ) -> list[RequestOutput]:  # fmt: skip
         """Answer conversations; the outputs come in the order of the conversations.
 
         A conversation is a list of {"role": ..., "content": ...}; the model's chat template makes
@@ -238,11 +230,9 @@ class LLM(ServedModel):
         return self._deltas(self._jobs(as_list(prompts), sampling_params, priority, True))
 
     def stream_chat(
-        self,
-        messages: "Conversations",
-        sampling_params: Params = None,
+        self, messages: "Conversations", sampling_params: Params = None,
         **how: Unpack["ChatOptions"],
-    ) -> Generator[RequestOutput]:
+    ) -> Generator[RequestOutput]:  # fmt: skip
         """Answer conversations as `chat` does, and yield what is new as `stream` does."""
         return self._deltas(self._answers(messages, sampling_params, how, True))
 
@@ -280,12 +270,9 @@ class LLM(ServedModel):
         return self._jobs(asked, params, None, streaming)
 
     def _jobs(
-        self,
-        wanted: Sequence[Prompt | Asked],
-        params: Params,
-        priority: Priorities,
+        self, wanted: Sequence[Prompt | Asked], params: Params, priority: Priorities,
         streaming: bool = False,
-    ) -> Jobs:
+    ) -> Jobs:  # fmt: skip
         """Check everything, then make the requests: all of them or none."""
         if params is None:
             params = self.get_default_sampling_params()

@@ -231,9 +231,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     spec = _spec(raw, str(folder / "config.json"))
     spec = evolve(spec, dtype=DTYPES.get(args.dtype, spec.dtype))
     if device.kind == "cuda" and spec.head_dim > 256:
-        what = (
-            f"heads of {spec.head_dim} dimensions are too wide for the GPU's kernels (at most 256)"
-        )
+        what = f"heads of {spec.head_dim} dimensions are too wide for the GPU (at most 256)"
         raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
     length = args.max_model_len or spec.max_position_embeddings
     if length > spec.max_position_embeddings:
@@ -281,7 +279,7 @@ def _default_params(path: Path) -> Mapping[str, float]:
     advice = read_optional(path)
     if advice.get("do_sample") is False:
         return {"temperature": 0}
-    names = ("temperature", "top_p", "top_k")
+    names = ("temperature", "top_p", "top_k", "min_p")
     found = {name: advice[name] for name in names if advice.get(name) is not None}
     try:
         SamplingParams(**found)

@@ -2,7 +2,7 @@
 
 Rows are worked on one after the other with numpy: one row's logits fit the cache of a core, and
 numpy's argmax over a large vocabulary takes a thirtieth of torch's. A batch that is all greedy
-never looks at noise; where top-k or top-p restrict a row, noise is made for what they keep. All
+never looks at noise; where filters restrict a row, noise is made for what they keep. All
 numbers are float32, but for the sums of top-p. Integers are those of `minfer.sample` exactly;
 logarithms may differ in the last bits.
 """
@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minfer.request import SamplingParams
-from minfer.sample import GOLDEN, LARGEST_V, MIX32, MIX64, is_greedy, stream
+from minfer.sample import GOLDEN, LARGEST_V, MIX32, MIX64, is_greedy, lowest, stream
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
 Bits = NDArray[np.uint32]
 Keys = NDArray[np.uint64]
-How = tuple[np.float32, int, float]  # temperature, top_k (0: all), top_p (1: all)
+# Temperature, top_k (0: all), top_p (1: all), the lowest that min-p keeps (-inf: all).
+How = tuple[np.float32, int, float, float]
 _MIX32: Final = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in MIX32)
 
 
@@ -41,7 +42,8 @@ class Sampling:
         how = []
         for params, _, _ in noisy.values():
             top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-            how.append((np.float32(params.temperature), top_k, float(np.float32(params.top_p))))
+            heat, top_p = np.float32(params.temperature), float(np.float32(params.top_p))
+            how.append((heat, top_k, top_p, lowest(params.min_p)))
         streams = np.array([stream(seed, sample) for _, seed, sample in noisy.values()], np.uint64)
         return cls(tuple(noisy), tuple(how), streams)
 
@@ -71,26 +73,27 @@ def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
 
 
 def _draw(logits: Floats, largest: np.float32, how: How, key: int) -> int:
-    temperature, top_k, top_p = how
+    temperature, top_k, top_p, low = how
     scaled = logits - largest
     scaled /= temperature
-    if not top_k and top_p >= 1:
+    if not top_k and top_p >= 1 and low == -np.inf:
         scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
         return int(scaled.argmax())
-    ids = kept(scaled, top_k, top_p)
+    ids = kept(scaled, top_k, top_p, low)
     scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
     return int(ids[scaled.argmax()])
 
 
-def kept(scaled: Floats, top_k: int, top_p: float) -> Ints:
-    """Ids that top-k and then top-p leave, rising; the largest of `scaled` [vocab] must be 0.
+def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
+    """Ids of at least `low` that top-k and then top-p leave, rising; the largest of `scaled` is 0.
 
     Sorts only what can be in the shortest prefix that holds `top_p`: tokens below the share
     (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is needed.
     """
-    if top_k:
+    if top_k or low > -np.inf:
         place = len(scaled) - top_k
-        ids = np.flatnonzero(scaled >= np.partition(scaled, place)[place])
+        edge = max(low, np.partition(scaled, place)[place]) if top_k else low
+        ids = np.flatnonzero(scaled >= edge)
         if top_p >= 1:
             return ids
         total = np.exp(scaled[ids]).sum(dtype=np.float64)

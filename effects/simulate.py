@@ -220,9 +220,7 @@ def find(
             evolve(config, max_num_seqs=n, max_num_batched_tokens=max(n, budget)), speed
         ),
     }  # fmt: skip
-    values: list[float] = [
-        1.02**k for k in range(350, -351, -1)
-    ]  # from 1,000 times to a thousandth
+    values: list[float] = [1.02**k for k in range(350, -351, -1)]  # 1,000 times to a thousandth
     if what == "num-blocks":
         least = blocks_for(min(longest, config.max_model_len), config.block_size)
         some = (round(least * 1.02**k) for k in range(1000))

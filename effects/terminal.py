@@ -84,7 +84,7 @@ def _settings(options: argparse.Namespace) -> dict[str, Any]:
 def sampling_params(options: argparse.Namespace, advice: Mapping[str, float]) -> SamplingParams:
     """What the options say about sampling; else the model's `advice`. Raises ParameterError."""
     usual: dict[str, Any] = {"temperature": TEMPERATURE, "top_p": TOP_P, **advice}
-    names = ("temperature", "top_p", "top_k", "n", "stop", "stop_token_ids", "ignore_eos")
+    names = ("temperature", "top_p", "top_k", "min_p", "n", "stop", "stop_token_ids", "ignore_eos")
     given = {name: getattr(options, name, None) for name in names}
     usual |= {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**usual, max_tokens=options.max_tokens or None)

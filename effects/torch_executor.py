@@ -70,7 +70,7 @@ class Kind:
 
     alone: int  # rows that feed themselves
     draws: int  # rows of logits: theirs, and of chunks that end their history
-    filtered: bool  # somebody has a top-k or a top-p
+    filtered: bool  # somebody has a top-k, a top-p or a min-p
     scored: bool  # somebody asked for log-probabilities
     tokens: int = 0  # inputs from history
     chunks: int = 0  # rows that they belong to
@@ -285,7 +285,7 @@ class TorchExecutor:
         for opened in plan.opens:
             row, params = plan.rows[opened.index], opened.request.sampling
             self.seats[row], self.members, self.drawing = opened, (), None
-            filtered = params.top_p < 1 or 0 < params.top_k < vocab
+            filtered = params.top_p < 1 or 0 < params.top_k < vocab or params.min_p > 0
             self.wants[row] = filtered, params.logprobs is not None
             rows.open(row, opened, vocab)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
@@ -477,8 +477,8 @@ class TorchExecutor:
             new, broken = self._drawn_on_cpu(logits, drawn.tolist(), ahead)
         else:
             new, broken = self.gpu.sample(
-                logits, drawn, rows.temperature, rows.top_k, rows.top_p, rows.stream, ahead,
-                filtered=kind.filtered,
+                logits, drawn, rows.temperature, rows.top_k, rows.top_p, rows.deepest, rows.stream,
+                ahead, filtered=kind.filtered,
             )  # fmt: skip
         self.ops.advance(drawn, ahead, new, broken, rows.last, rows.next, rows.scratch, self.out)
         if kind.scored:

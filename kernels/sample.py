@@ -5,12 +5,13 @@ temperature, noise = -log(E), E hashed from the id. `_scan` names each chunk's w
 E exp(depth) with depth below its own maximum, and `_finish` compares a row's winners exactly. So
 only tokens of one chunk may swap, if their scores agree to 1e-6.
 
-Top-k and top-p are weighted quantiles of depth: the least that k tokens do not exceed; the least up
-to which tokens hold `top_p` of the mass; then one of the ids at just that depth. Each takes up to 8
-passes, 4 bits a pass, over a list. For this `_scan` stores the largest of every 128 logits and the
-sum of their exponentials, and `_gather` bisects for a depth with k groups above, or below which, at
-most min(sum, 128 exp(-depth)) a group, less than 1 - top_p is left: it lists the ids above. A
-list's order is a race that nothing shows: counts and masses are integers (in units of 2^-43).
+Min-p is a depth that may not be exceeded. Top-k and top-p are weighted quantiles of depth: the
+least that k tokens do not exceed; the least up to which tokens hold `top_p` of the mass; then one
+of the ids at just that depth. Each takes up to 8 passes, 4 bits a pass, over a list. For this
+`_scan` stores the largest of every 128 logits and the sum of their exponentials, and `_gather`
+bisects for a depth with k groups above, or below which, at most min(sum, 128 exp(-depth)) a group,
+less than 1 - top_p is left: it lists the ids above. A list's order is a race that nothing shows:
+counts and masses are integers (in units of 2^-43).
 
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s, 132 x 128 lanes at 1.7 GHz: a row is 0.3 MB in 75
 programs and costs its 2 launches, 3 if filtered; if it is flat, 0.1 ms for each pass over its list.
@@ -34,12 +35,13 @@ GOLDEN, LARGEST_V, GREEDY_BELOW = 0x9E3779B97F4A7C15, 1 - 2**-24, 1e-5
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _row(who, temperature, top_k, top_p, row, vocab, filtered: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
-    """Temperature (1 if greedy), k (0: all), p, whether greedy, whether restricted."""
+def _row(who, temperature, top_k, top_p, deepest, row, vocab, filtered: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
+    """Temperature (1 if greedy), k (0: all), p, depth, whether greedy, whether restricted."""
     owner = tl.load(who + row)
     heat, k, p = tl.load(temperature + owner), tl.load(top_k + owner), tl.load(top_p + owner)
-    greedy, k = heat < 1e-5, tl.where((k > 0) & (k < vocab), k, 0)
-    return tl.where(greedy, 1.0, heat), k, p, greedy, filtered & (greedy == 0) & ((k > 0) | (p < 1))
+    greedy, k, deep = heat < 1e-5, tl.where((k > 0) & (k < vocab), k, 0), tl.load(deepest + owner)
+    narrow = filtered & (greedy == 0) & ((k > 0) | (p < 1) | (deep < float("inf")))
+    return tl.where(greedy, 1.0, heat), k, p, deep, greedy, narrow
 
 
 @triton.jit
@@ -60,12 +62,14 @@ def _waiting(who, streams, positions, row, ids):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _scan(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, who, temperature, top_k, top_p, streams, positions, tops, sums, lists, counts,
-    width, vocab, parts, filtered: tl.constexpr, chunk: tl.constexpr, group: tl.constexpr,
+    logits, stride, who, temperature, top_k, top_p, deepest, streams, positions, tops, sums, lists,
+    counts, width, vocab, parts, filtered: tl.constexpr, chunk: tl.constexpr, group: tl.constexpr,
 ):  # fmt: skip
     follow()
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    heat, _, _, greedy, narrow = _row(who, temperature, top_k, top_p, row, vocab, filtered)
+    heat, _, _, _, greedy, narrow = _row(
+        who, temperature, top_k, top_p, deepest, row, vocab, filtered
+    )
     ids = part * chunk + tl.arange(0, chunk)
     x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     x = tl.reshape(tl.where(x == x, x, float("inf")), [chunk // group, group])  # NaN: as bad
@@ -86,12 +90,12 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _gather(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, who, temperature, top_k, top_p, tops, sums, totals, lists, counts, width,
-    vocab, groups, chunk: tl.constexpr, group: tl.constexpr, pad: tl.constexpr,
+    logits, stride, who, temperature, top_k, top_p, deepest, tops, sums, totals, lists, counts,
+    width, vocab, groups, chunk: tl.constexpr, group: tl.constexpr, pad: tl.constexpr,
 ):  # fmt: skip
     follow()
     part, row, lanes = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, pad)
-    heat, k, p, _, narrow = _row(who, temperature, top_k, top_p, row, vocab, True)
+    heat, k, p, deep, _, narrow = _row(who, temperature, top_k, top_p, deepest, row, vocab, True)
     if narrow:
         top = tl.load(tops + row * groups + lanes, mask=lanes < groups, other=float("-inf"))
         largest = tl.max(top, 0)
@@ -104,7 +108,9 @@ def _gather(  # type: ignore[no-untyped-def]  # Triton's
             light = tl.sum(tl.minimum(mass, group * tl.exp(-limit)), 0) < 0.999 * (1 - p) * total
             enough = tl.where(k > 0, tl.sum((depth <= limit).to(tl.int32), 0) >= k, light)
             less, more = tl.where(enough, less, limit), tl.where(enough, limit, more)
-        more = tl.where(more < 128, more, float("inf"))  # none found: all
+        # None found: all. What top-p keeps depends on the mass of all that min-p leaves.
+        found = (more < 128) & ((k > 0) | (deep == float("inf")))
+        more = tl.minimum(tl.where(found, more, float("inf")), deep)
         ids = part * chunk + tl.arange(0, chunk)
         x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
         keep = ((ids < vocab) & (tl.div_rn(largest - x.to(tl.float32), heat) <= more)).to(tl.int32)
@@ -137,12 +143,15 @@ def _quantile(line, edge, target, kind: tl.constexpr, tile: tl.constexpr):  # ty
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _finish(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, who, temperature, top_k, top_p, streams, positions, tops, totals, lists, counts,
-    width, vocab, out, bad, groups, filtered: tl.constexpr, pad: tl.constexpr, tile: tl.constexpr,
+    logits, stride, who, temperature, top_k, top_p, deepest, streams, positions, tops, totals,
+    lists, counts, width, vocab, out, bad, groups, filtered: tl.constexpr, pad: tl.constexpr,
+    tile: tl.constexpr,
 ):  # fmt: skip
     follow()
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, pad)
-    heat, k, p, greedy, narrow = _row(who, temperature, top_k, top_p, row, vocab, filtered)
+    heat, k, p, deep, greedy, narrow = _row(
+        who, temperature, top_k, top_p, deepest, row, vocab, filtered
+    )
     top = tl.load(tops + row * groups + lanes, mask=lanes < groups, other=float("-inf"))
     largest, count = tl.max(top, 0), tl.load(counts + row)
     line = (logits + row * stride, lists + row * width, count, largest, heat)
@@ -150,7 +159,10 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
     if narrow:
         total = tl.load(totals + row).to(tl.float64) * 2.0**43
         if k > 0:
-            edge = _quantile(line, edge, k, 0, tile)[0].to(tl.float32, bitcast=True)
+            key = tl.minimum(_quantile(line, edge, k, 0, tile)[0], 0x7F800000)  # fewer: all
+            edge = key.to(tl.float32, bitcast=True)
+        edge = tl.minimum(edge, deep)
+        if edge < float("inf"):
             total = _quantile(line, edge, 1 << 62, 1, tile)[1].to(tl.float64)
         if p < 1:
             target = tl.maximum(tl.ceil(p.to(tl.float64) * total).to(tl.int64), 1)
@@ -178,20 +190,21 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
 
 def sample(
     logits: Tensor, who: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor,
-    streams: Tensor, positions: Tensor, *, filtered: bool = True,
+    deepest: Tensor, streams: Tensor, positions: Tensor, *, filtered: bool = True,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Draw a token a row: (tokens [rows] int32, broken [rows] int32).
 
     `logits` [rows, vocab], rows contiguous, `positions` [rows] of the tokens drawn. Row i samples
     as device row who[i] does: [device rows] each, `temperature` float32, `top_k` int32 (0: all),
-    `top_p` float32 (1: all), `streams` int64 (of `minfer.sample.stream`). `filtered` False promises
-    that no row has a k or p. Broken (1, token 0) are rows with NaN, +inf or nothing but -inf.
+    `top_p` float32 (1: all), `deepest` float32 (-log of min-p; inf: all), `streams` int64 (of
+    `minfer.sample.stream`). `filtered` False promises that no row has any of the three. Broken
+    (1, token 0) are rows with NaN, +inf or nothing but -inf.
     Raises ValueError for more than 2^20 logits in a row.
     """
     rows, vocab = logits.shape
     if vocab > 1 << 20:
         raise ValueError(f"{vocab} logits in a row: sampling adds up masses of {1 << 20} at most")
-    asked = (who, temperature, top_k, top_p, streams, positions)
+    asked = (who, temperature, top_k, top_p, deepest, streams, positions)
     if not on_triton(logits):
         return reference(logits, *asked)
     (chunk, group, span, tile), parts = SIZES, triton.cdiv(vocab, SIZES[0])
@@ -205,20 +218,21 @@ def sample(
     _scan[parts, rows](*line, tops, sums, *first, num_warps=WARPS["scan"], launch_pdl=how)
     if filtered:
         grid, more = (triton.cdiv(vocab, span), rows), (totals, *lots, groups, span, group, pad)
-        _gather[grid](*line[:6], tops, sums, *more, num_warps=WARPS["gather"], launch_pdl=how)
+        _gather[grid](*line[:7], tops, sums, *more, num_warps=WARPS["gather"], launch_pdl=how)
     rest = (*lots, out, bad, groups, filtered, pad, tile)
     _finish[rows,](*line, tops, totals, *rest, num_warps=WARPS["finish"], launch_pdl=how)
     return out, bad
 
 
 def reference(logits: Tensor, who: Tensor, *of: Tensor) -> tuple[Tensor, Tensor]:
-    """`sample` in plain torch, by sorting; `of` are its other five tensors."""
-    temperature, top_k, top_p, streams = (x[who.long(), None] for x in of[:-1])
+    """`sample` in plain torch, by sorting; `of` are its other six tensors."""
+    temperature, top_k, top_p, deepest, streams = (x[who.long(), None] for x in of[:-1])
     positions = of[-1][:, None].long()
     x, vocab = logits.float().nan_to_num(torch.inf, torch.inf, -torch.inf), logits.shape[1]
     largest, greedy = x.amax(1, True), temperature < GREEDY_BELOW
     depth, ids = ((largest - x) / temperature.where(~greedy, 1)).sort(stable=True)
-    kept = depth <= depth.gather(1, top_k.long().where((top_k > 0) & (top_k < vocab), vocab) - 1)
+    edge = depth.gather(1, top_k.long().where((top_k > 0) & (top_k < vocab), vocab) - 1)
+    kept = depth <= edge.minimum(deepest)
     held = ((-depth).double().exp() * kept).cumsum(1)
     kept &= (F.pad(held[:, :-1], (1, 0)) < top_p.double() * held[:, -1:]) | (top_p >= 1)
     key = streams + (positions + 1) * (GOLDEN - 2**64)  # int64 wraps

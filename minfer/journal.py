@@ -45,12 +45,7 @@ from minfer.codec import RECORDS, CodecError, dump, load
 from minfer.config import EngineConfig
 from minfer.decisions import Facts, chained, compact, facts, state_digest
 from minfer.keys import block_keys
-from minfer.messages import (
-    Event,
-    Executed,
-    Submit,
-    Tick,
-)
+from minfer.messages import Event, Executed, Submit, Tick
 from minfer.plan import Plan, Yields
 from minfer.request import Request
 from minfer.state import EngineState, Turn, initial

@@ -48,13 +48,14 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
 class SamplingParams:
     """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError.
 
-    Log-probabilities are natural, before temperature, top-k and top-p (vLLM's `raw_logprobs`).
+    Log-probabilities are natural, before temperature and filters (vLLM's `raw_logprobs`).
     """
 
     n: int = 1  # samples of one prompt
     temperature: float = 1.0  # 0 is greedy
     top_p: float = 1.0  # keep the likeliest tokens that hold this share of probability
     top_k: int = 0  # keep the k likeliest tokens; 0 or -1 keeps all
+    min_p: float = 0.0  # keep tokens at least so likely in relation to the likeliest
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
     max_tokens: int | None = 16  # output tokens at most; None: as many as the context holds
     stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
@@ -69,6 +70,7 @@ class SamplingParams:
         if self.top_p == 0:
             raise ParameterError("top_p", "must be above 0; use temperature=0 for greedy decoding")
         _number(self.top_k, "top_k", -1, 2**31, whole=True)
+        _number(self.min_p, "min_p", 0, 1)
         if self.seed is not None:
             _number(self.seed, "seed", -(2**63), 2**63 - 1, whole=True)
         if self.logprobs is not None:

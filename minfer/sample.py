@@ -9,10 +9,11 @@ a function of (request seed, sample, position, token id) and of nothing else: no
 neighbours, chunks, preemption or repeated steps; and a draft token is right if and only if it
 equals the draw at its position, so speculation is exact for sampling as for greedy decoding.
 
-Kept tokens are vLLM's: first top-k, every token whose logit is at least the k-th largest (ties at
-the edge are all kept); then top-p on what is left, renormalised: in order of falling logit, lower
-ids first among equals, the shortest prefix that holds at least `top_p` of the probability. A
-temperature below 1e-5 is greedy: no noise, no filter. The lowest id wins all ties.
+Kept tokens are vLLM's: first min-p, every token with at least `min_p` of the likeliest one's
+probability, and top-k, every token whose logit is at least the k-th largest (ties at the edge are
+all kept); then top-p on what both leave, renormalised: in order of falling logit, lower ids first
+among equals, the shortest prefix that holds at least `top_p` of the probability. A temperature
+below 1e-5 is greedy: no noise, no filter. The lowest id wins all ties.
 
 The noise costs a few 32-bit operations per token: a GPU kernel recomputes rather than stores it:
 
@@ -97,15 +98,20 @@ def is_greedy(params: SamplingParams) -> bool:
     return params.temperature < GREEDY_BELOW
 
 
-def kept(scaled: Sequence[float], top_k: int, top_p: float) -> list[int]:
-    """Ids that top-k and then top-p leave, rising; `scaled` are logits over temperature."""
-    ids = list(range(len(scaled)))
-    if 0 < top_k < len(ids):
-        edge = sorted(scaled, reverse=True)[top_k - 1]
-        ids = [t for t in ids if scaled[t] >= edge]
+def lowest(min_p: float) -> float:
+    """The lowest logit that min-p keeps, over temperature and less the largest; -inf keeps all."""
+    share = _f32(min_p)
+    return _f32(math.log(share)) if share > 0 else -math.inf
+
+
+def kept(scaled: Sequence[float], top_k: int, top_p: float, min_p: float = 0.0) -> list[int]:
+    """Ids that min-p, top-k and then top-p leave, rising; `scaled` are logits over temperature."""
+    most, falling = max(scaled), sorted(scaled, reverse=True)
+    edge = max(most + lowest(min_p), falling[top_k - 1] if 0 < top_k < len(scaled) else -math.inf)
+    ids = [t for t in range(len(scaled)) if scaled[t] >= edge]
     if top_p >= 1:
         return ids
-    top_p, most = _f32(top_p), max(scaled)
+    top_p = _f32(top_p)
     ids.sort(key=lambda t: -scaled[t])  # stable: lower ids first among equals
     shares = [math.exp(scaled[t] - most) for t in ids]
     enough = bisect_left(list(accumulate(shares)), top_p * math.fsum(shares)) + 1
@@ -124,6 +130,6 @@ def draw(
     temperature = _f32(params.temperature)
     scaled = [_f32((logit - largest) / temperature) for logit in map(_f32, logits)]
     key = draw_key(stream(seed, sample), position)
-    ids = kept(scaled, params.top_k, params.top_p)
+    ids = kept(scaled, params.top_k, params.top_p, params.min_p)
     noisy = [_f32(scaled[t] + gumbel(noise_bits(key, t))) for t in ids]
     return ids[noisy.index(max(noisy))]

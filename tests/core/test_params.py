@@ -12,6 +12,7 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
         ("n", 0), ("n", 1000), ("n", True), ("n", 1.5), ("temperature", -0.1),
         ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
         ("top_p", 0), ("top_p", 1.1), ("top_p", math.nan), ("top_k", -2), ("top_k", 0.5),
+        ("min_p", -0.1), ("min_p", 1.5), ("min_p", math.nan), ("min_p", True),
         ("seed", 2**70), ("seed", "x"), ("max_tokens", 0), ("max_tokens", -1),
         ("max_tokens", 2.5), ("stop", ("",)), ("stop", ("a",) * 17), ("stop", (3,)),
         ("stop", 5), ("stop_token_ids", 5),

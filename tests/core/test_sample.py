@@ -55,6 +55,7 @@ def shares(logits: Sequence[float], temperature: float, ids: Sequence[int]) -> l
         (SamplingParams(top_k=3), [0, 2, 4]),
         (SamplingParams(top_p=0.7), [2, 4]),
         (SamplingParams(temperature=2.0, top_k=4, top_p=0.8), [0, 2, 4]),
+        (SamplingParams(min_p=0.2), [0, 2, 4]),
     ],
 )
 def test_draws_have_the_distribution_of_the_softmax(
@@ -106,6 +107,17 @@ def test_top_p_works_on_what_top_k_left_renormalised() -> None:
     logits = tuple(map(math.log, (0.4, 0.3, 0.2, 0.1)))
     assert kept(logits, 0, 0.55) == [0, 1]
     assert kept(logits, 2, 0.55) == [0]  # 0.4 of 0.7 is more than 0.55
+
+
+def test_min_p_is_a_share_of_the_likeliest_and_top_p_works_on_what_it_leaves() -> None:
+    logits = tuple(map(math.log, (0.4, 0.3, 0.2, 0.1)))
+    assert kept(logits, 0, 1.0, 0.49) == [0, 1, 2]
+    assert kept(logits, 0, 1.0, 0.51) == [0, 1]
+    assert kept(logits, 0, 0.55, 0.51) == [0]  # 0.4 of 0.7 is more than 0.55
+    assert kept(logits, 1, 1.0, 0.51) == [0]
+    assert kept((1.0, 3.0, 3.0), 0, 1.0, 1.0) == [1, 2]
+    assert kept((0.0, -math.inf), 0, 1.0, 0.0) == [0, 1]
+    assert kept((0.0, -300.0), 0, 1.0, 1e-300) == [0, 1]  # below float32: keeps all
 
 
 @pytest.mark.parametrize("bad", [(math.nan, 0.0), (0.0, math.nan), (math.inf, 0.0), (-math.inf,)])

@@ -49,8 +49,8 @@ def test_every_form_of_a_prompt(prompt: Any, prompts: Any) -> None:
 def test_sampling_parameters_are_those_that_were_given() -> None:
     assert completion().sampling() == {"n": 1}
     fields: dict[str, Any] = {
-        "n": 2, "temperature": 0, "top_p": 0.5, "top_k": 3, "seed": -1, "max_tokens": 5,
-        "stop": ["a", "b"], "stop_token_ids": [7], "ignore_eos": True,
+        "n": 2, "temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "seed": -1,
+        "max_tokens": 5, "stop": ["a", "b"], "stop_token_ids": [7], "ignore_eos": True,
     }  # fmt: skip
     assert completion(**fields).sampling() == fields
     assert completion(stop="a").sampling()["stop"] == ["a"]
@@ -74,7 +74,7 @@ def test_null_is_absent() -> None:
         {"tools": [], "tool_choice": "none", "parallel_tool_calls": True, "functions": []},
         {"tool_choice": "auto", "modalities": ["text"], "store": False, "metadata": {"a": "b"}},
         {"service_tier": "auto", "prompt_cache_key": "k", "reasoning_effort": "none"},
-        {"service_tier": "default", "verbosity": "medium", "suffix": "", "min_p": 0},
+        {"service_tier": "default", "verbosity": "medium", "suffix": ""},
         {"repetition_penalty": 1, "min_tokens": 0, "skip_special_tokens": True},
         {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
     ],

@@ -202,6 +202,7 @@ def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -
         tokens(llm, prompts)
         tokens(llm, prompts, temperature=0.8)
         tokens(llm, prompts, temperature=0.8, top_p=0.9, top_k=40)
+        tokens(llm, prompts, temperature=0.8, min_p=0.1)
         tokens(llm, prompts, temperature=0.8, top_k=40, logprobs=5)
         assert not [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
 

@@ -405,7 +405,7 @@ def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
         ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0)),
         ({"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
          SamplingParams(temperature=0.6, top_p=0.8, top_k=20)),
-        ({"do_sample": None, "top_k": None}, SamplingParams()),
+        ({"do_sample": None, "top_k": None, "min_p": 0.1}, SamplingParams(min_p=0.1)),
     ],
 )  # fmt: skip
 def test_advice_is_read_from_generation_config(

@@ -20,6 +20,7 @@ def random_how(rng: random.Random) -> How:
         temperature=rng.choice([0, 1e-5, 0.3, 0.7, 1.0, 2.0]),
         top_k=rng.choice([0, 0, -1, 1, 2, 5, 40, 10_000]),
         top_p=rng.choice([1.0, 1.0, 0.999, 0.9, 0.5, 0.1, 1e-9]),
+        min_p=rng.choice([0.0, 0.0, 1e-6, 0.01, 0.3, 1.0]),
     )
     return params, rng.randrange(-(2**63), 2**63), rng.randrange(4)
 
@@ -55,9 +56,9 @@ def test_filters_are_those_of_the_reference_on_a_large_vocabulary() -> None:
         scaled = random_logits(rng, 1, 5000)[0]
         scaled -= scaled.max()
         top_k, top_p = rng.choice([0, 3, 700]), float(np.float32(rng.choice([0.3, 0.9, 0.9999])))
-        assert kept(scaled.numpy(), top_k, top_p).tolist() == reference.kept(
-            scaled.tolist(), top_k, top_p
-        )
+        min_p = rng.choice([0.0, 0.001, 0.4])
+        found = kept(scaled.numpy(), top_k, top_p, reference.lowest(min_p)).tolist()
+        assert found == reference.kept(scaled.tolist(), top_k, top_p, min_p)
 
 
 def test_the_integers_are_exactly_those_of_the_reference() -> None:

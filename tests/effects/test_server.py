@@ -87,6 +87,15 @@ def test_completions_are_those_of_the_library(client: OpenAI) -> None:
     assert both.usage.total_tokens == both.usage.prompt_tokens + both.usage.completion_tokens
 
 
+def test_what_min_p_leaves_is_greedy_if_only_the_likeliest_may_come(client: OpenAI) -> None:
+    asked: Any = {"model": "bundled", "prompt": "def add(a", "max_tokens": 12, "seed": 3}
+    greedy, one, all_of_it = (
+        client.completions.create(temperature=heat, extra_body={"min_p": least}, **asked)
+        for heat, least in ((0, 0), (3, 1), (3, 0))
+    )
+    assert one.choices[0].text == greedy.choices[0].text != all_of_it.choices[0].text
+
+
 def test_cached_tokens_are_counted(client: OpenAI) -> None:
     prompt = "x = 1\n" * 200
     for salt, cached in (("a", False), ("a", True), ("b", False)):
@@ -298,6 +307,7 @@ def test_an_answer_may_be_begun_for_the_model(bundled: Serving) -> None:
         ({"suffix": "x"}, "suffix", None), ({"presence_penalty": 1}, "presence_penalty", None),
         ({"extra_body": {"stop_token_ids": [99_999]}}, "stop_token_ids", None),
         ({"extra_body": {"top_k": -5}}, "top_k", None), ({"extra_body": {"foo": 1}}, "foo", None),
+        ({"extra_body": {"min_p": 2}}, "min_p", None),
     ],
 )  # fmt: skip
 def test_errors_of_completions(

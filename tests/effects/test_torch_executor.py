@@ -121,7 +121,9 @@ def requests(seed: int, count: int = 10) -> list[Request]:
     made = []
     for i in range(count):
         own = tuple(rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, 30)))
-        how = SamplingParams(temperature=0.8, top_p=rng.choice([1.0, 0.9]), top_k=i % 3 * 10)
+        how = SamplingParams(
+            temperature=0.8, top_p=rng.choice([1.0, 0.9]), top_k=i % 3 * 10, min_p=i % 4 * 0.1
+        )
         made.append(
             Request(
                 id=f"r{i}",

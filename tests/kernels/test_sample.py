@@ -53,6 +53,7 @@ def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
         put([one.temperature for one in params], torch.float32),
         put([max(one.top_k, 0) for one in params], torch.int32),
         put([one.top_p for one in params], torch.float32),
+        put([-meaning.lowest(one.min_p) for one in params], torch.float32),
         put(streams, torch.int64),
         put([position for *_, position in rows], torch.int64).flip(0),
     )
@@ -132,28 +133,36 @@ def test_draws_from_all_tokens(device: str, rng: random.Random, vocab: int) -> N
 
 @pytest.mark.parametrize("vocab", [1, 5, 64, 190])
 def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> None:
-    """Each call mixes greedy, free, top-k, top-p and doubly restricted rows."""
-    for logits in some_logits(rng, 4, vocab):
+    """Each call mixes greedy, free and restricted rows, some of them doubly and more."""
+    for logits in some_logits(rng, 6, vocab):
         heat, k = rng.choice([0.3, 1.0, 4.0]), rng.choice([1, 2, 20, 1000])
-        p = rng.choice([0.01, 0.5, 0.9, 0.999])
+        p, least = rng.choice([0.01, 0.5, 0.9, 0.999]), rng.choice([1e-9, 0.01, 0.2, 0.9, 1.0])
         params = [
             SamplingParams(temperature=heat, top_k=k, top_p=p if rng.random() < 0.5 else 1.0),
             SamplingParams(temperature=heat, top_p=p),
             SamplingParams(temperature=heat),
-            SamplingParams(temperature=0.0, top_k=k, top_p=p),
+            SamplingParams(temperature=0.0, top_k=k, top_p=p, min_p=least),
+            SamplingParams(temperature=heat, min_p=least),
+            SamplingParams(
+                temperature=heat, min_p=least, top_k=rng.choice([0, k]), top_p=rng.choice([1.0, p])
+            ),
         ]
         check(logits, rows_of(rng, params), device)
 
 
 def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
     """Top-k keeps all of the tokens that tie at its edge, top-p the lowest ids among them."""
-    logits = torch.tensor([[0.0, 1.0, -0.0, 1.0, 0.0, -1.0] * 15] * 6)
+    logits = torch.tensor([[0.0, 1.0, -0.0, 1.0, 0.0, -1.0] * 15] * 9)
     params = [
         SamplingParams(temperature=5.0, top_k=20),
         SamplingParams(temperature=5.0, top_k=40),
         SamplingParams(temperature=5.0, top_p=0.1),
         SamplingParams(temperature=5.0, top_p=0.6),
         SamplingParams(temperature=5.0, top_k=40, top_p=0.9),
+        SamplingParams(temperature=5.0, min_p=1.0),
+        SamplingParams(temperature=5.0, min_p=0.7, top_k=85),
+        SamplingParams(temperature=5.0, min_p=0.7, top_p=0.9),
+        SamplingParams(temperature=5.0, min_p=0.9, top_k=85, top_p=0.9),
     ]
     check(logits[: len(params)], rows_of(rng, params), device)
     level = torch.tensor([[0.0, -0.0] * 45] * len(params))  # masses meet top_p exactly
@@ -235,9 +244,12 @@ def test_real_vocabularies(
         logits = (spread * torch.randn(64, vocab, device="cuda")).to(dtype)
         choices = [(0, 1.0), (50, 1.0), (0, 0.95), (20, 0.8), (3000, 0.99)]
         params = [
-            SamplingParams(temperature=rng.choice([0.0, 0.6, 1.0]), top_k=k, top_p=p)
+            SamplingParams(
+                temperature=rng.choice([0.0, 0.6, 1.0]), top_k=k, top_p=p,
+                min_p=rng.choice([0.0, 0.0, 0.001, 0.2]),
+            )
             for k, p in (rng.choice(choices) for _ in range(64))
-        ]
+        ]  # fmt: skip
         arguments = tensors(rows_of(rng, params), "cuda")
         tokens, broken = kernels.sample(logits, *arguments)
         assert not broken.any()

@@ -264,7 +264,7 @@ def test_stories_are_tight() -> None:
     """Sound policies would pass stories in which nothing ever happens."""
     preempted = cancelled = 0
 
-    # The same stories each time: those of one unlucky seed are alike, 3 of 50 then preempt.
+    # The same stories always: an unlucky seed's are much alike, and 3 of 50 then preempt.
     @settings(max_examples=50, deadline=None, derandomize=True)
     @given(configs(FirstCome()), traces())
     def lived(config: EngineConfig, trace: Any) -> None:
