@@ -59,16 +59,14 @@ class DeviceRows:
     def open(self, row: int, opened: Open, vocab: int) -> None:
         """Note all that a row keeps for a generation."""
         params, at = opened.request.sampling, self.at
-        heat = 0.0 if is_greedy(params) else params.temperature
+        heat, deepest = 0.0 if is_greedy(params) else params.temperature, -lowest(params.min_p)
         words = np.empty(7, np.int32)
         words[:2] = np.array([stream(opened.request.seed, opened.sample)], np.uint64).view(np.int32)
-        deepest = -lowest(params.min_p)
         words[2:5] = np.array([heat, params.top_p, deepest], np.float32).view(np.int32)
         words[5] = params.top_k if 0 < params.top_k < vocab else 0
         words[6] = 0 if params.logprobs is None else 1 + min(params.logprobs, vocab)
         places = [at["stream"] + 2 * row, at["stream"] + 2 * row + 1]
-        names = ("temperature", "top_p", "deepest", "top_k", "asked")
-        places += [at[name] + row for name in names]
+        places += [at[k] + row for k in ("temperature", "top_p", "deepest", "top_k", "asked")]
         self.changes.append((np.array(places, np.int32), words))
         self.set_table(row, 0, opened.table)
 

@@ -35,11 +35,11 @@ GOLDEN, LARGEST_V, GREEDY_BELOW = 0x9E3779B97F4A7C15, 1 - 2**-24, 1e-5
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _row(who, temperature, top_k, top_p, deepest, row, vocab, filtered: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
+def _row(who, heats, top_ks, top_ps, deeps, row, vocab, filtered: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
     """Temperature (1 if greedy), k (0: all), p, depth, whether greedy, whether restricted."""
     owner = tl.load(who + row)
-    heat, k, p = tl.load(temperature + owner), tl.load(top_k + owner), tl.load(top_p + owner)
-    greedy, k, deep = heat < 1e-5, tl.where((k > 0) & (k < vocab), k, 0), tl.load(deepest + owner)
+    heat, k, p = tl.load(heats + owner), tl.load(top_ks + owner), tl.load(top_ps + owner)
+    greedy, k, deep = heat < 1e-5, tl.where((k > 0) & (k < vocab), k, 0), tl.load(deeps + owner)
     narrow = filtered & (greedy == 0) & ((k > 0) | (p < 1) | (deep < float("inf")))
     return tl.where(greedy, 1.0, heat), k, p, deep, greedy, narrow
 
@@ -62,14 +62,12 @@ def _waiting(who, streams, positions, row, ids):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _scan(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, who, temperature, top_k, top_p, deepest, streams, positions, tops, sums, lists,
+    logits, stride, who, heats, top_ks, top_ps, deeps, streams, positions, tops, sums, lists,
     counts, width, vocab, parts, filtered: tl.constexpr, chunk: tl.constexpr, group: tl.constexpr,
 ):  # fmt: skip
     follow()
     part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    heat, _, _, _, greedy, narrow = _row(
-        who, temperature, top_k, top_p, deepest, row, vocab, filtered
-    )
+    heat, _, _, _, greedy, narrow = _row(who, heats, top_ks, top_ps, deeps, row, vocab, filtered)
     ids = part * chunk + tl.arange(0, chunk)
     x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
     x = tl.reshape(tl.where(x == x, x, float("inf")), [chunk // group, group])  # NaN: as bad
@@ -90,12 +88,12 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _gather(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, who, temperature, top_k, top_p, deepest, tops, sums, totals, lists, counts,
+    logits, stride, who, heats, top_ks, top_ps, deeps, tops, sums, totals, lists, counts,
     width, vocab, groups, chunk: tl.constexpr, group: tl.constexpr, pad: tl.constexpr,
 ):  # fmt: skip
     follow()
     part, row, lanes = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, pad)
-    heat, k, p, deep, _, narrow = _row(who, temperature, top_k, top_p, deepest, row, vocab, True)
+    heat, k, p, deep, _, narrow = _row(who, heats, top_ks, top_ps, deeps, row, vocab, True)
     if narrow:
         top = tl.load(tops + row * groups + lanes, mask=lanes < groups, other=float("-inf"))
         largest = tl.max(top, 0)
@@ -119,20 +117,31 @@ def _gather(  # type: ignore[no-untyped-def]  # Triton's
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
+def _listed(line, start, tile: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
+    """Ids of a row's list, whether they are there, and their depth, which is never -0."""
+    logits, listed, count, largest, heat = line
+    inside = start + tl.arange(0, tile) < count
+    ids = tl.load(listed + start + tl.arange(0, tile), mask=inside, other=0)
+    x = tl.load(logits + ids, mask=inside, other=float("-inf")).to(tl.float32)
+    return ids, inside, tl.abs(tl.div_rn(largest - x, heat))
+
+
+@triton.jit
+def _mass(depth, edge):  # type: ignore[no-untyped-def]  # Triton's
+    return tl.where(depth <= edge, (tl.exp(-depth) * 2.0**43).to(tl.int64), 0)
+
+
+@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _quantile(line, edge, target, kind: tl.constexpr, tile: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
     """The least key up to which tokens weigh `target` > 0, and the weight before it."""
-    logits, listed, count, largest, heat = line
     base, before = tl.full([], 0, tl.uint32), tl.full([], 0, tl.int64)
     for level in range(3 * (kind == 2), 8):  # ids have 20 bits
         steps, sums = (tl.arange(0, 16) << (28 - 4 * level)).to(tl.uint32), tl.zeros([16], tl.int64)
-        for start in range(0, count, tile):
-            inside = start + tl.arange(0, tile) < count
-            ids = tl.load(listed + start + tl.arange(0, tile), mask=inside, other=0)
-            x = tl.load(logits + ids, mask=inside, other=float("-inf")).to(tl.float32)
-            depth = tl.abs(tl.div_rn(largest - x, heat))  # not -0, whose bits are large
+        for start in range(0, line[2], tile):
+            ids, inside, depth = _listed(line, start, tile)
             key, weight = depth.to(tl.uint32, bitcast=True), inside.to(tl.int64)
             if kind == 1:  # masses, up to the edge
-                weight = tl.where(depth <= edge, (tl.exp(-depth) * 2.0**43).to(tl.int64), 0)
+                weight = _mass(depth, edge)
             if kind == 2:  # ids, at the edge
                 key, weight = ids.to(tl.uint32), (inside & (depth == edge)).to(tl.int64)
             sums += tl.sum(tl.where(key[None, :] < (base + steps)[:, None], weight[None, :], 0), 1)
@@ -143,15 +152,13 @@ def _quantile(line, edge, target, kind: tl.constexpr, tile: tl.constexpr):  # ty
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _finish(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, who, temperature, top_k, top_p, deepest, streams, positions, tops, totals,
-    lists, counts, width, vocab, out, bad, groups, filtered: tl.constexpr, pad: tl.constexpr,
+    logits, stride, who, heats, top_ks, top_ps, deeps, streams, positions, tops, totals, lists,
+    counts, width, vocab, out, bad, groups, filtered: tl.constexpr, pad: tl.constexpr,
     tile: tl.constexpr,
 ):  # fmt: skip
     follow()
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, pad)
-    heat, k, p, deep, greedy, narrow = _row(
-        who, temperature, top_k, top_p, deepest, row, vocab, filtered
-    )
+    heat, k, p, deep, greedy, narrow = _row(who, heats, top_ks, top_ps, deeps, row, vocab, filtered)
     top = tl.load(tops + row * groups + lanes, mask=lanes < groups, other=float("-inf"))
     largest, count = tl.max(top, 0), tl.load(counts + row)
     line = (logits + row * stride, lists + row * width, count, largest, heat)
@@ -162,9 +169,12 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
             key = tl.minimum(_quantile(line, edge, k, 0, tile)[0], 0x7F800000)  # fewer: all
             edge = key.to(tl.float32, bitcast=True)
         edge = tl.minimum(edge, deep)
-        if edge < float("inf"):
-            total = _quantile(line, edge, 1 << 62, 1, tile)[1].to(tl.float64)
         if p < 1:
+            if edge < float("inf"):
+                held = tl.full([], 0, tl.int64)
+                for start in range(0, count, tile):
+                    held += tl.sum(_mass(_listed(line, start, tile)[2], edge), 0)
+                total = held.to(tl.float64)
             target = tl.maximum(tl.ceil(p.to(tl.float64) * total).to(tl.int64), 1)
             key, before = _quantile(line, edge, target, 1, tile)
             edge = tl.minimum(key, 0x7F800000).to(tl.float32, bitcast=True)
@@ -172,10 +182,7 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
             last = _quantile(line, edge, (target - before + share - 1) // share, 2, tile)[0]
     best, token = float("-inf"), vocab
     for start in range(0, count, tile):
-        inside = start + tl.arange(0, tile) < count
-        ids = tl.load(line[1] + start + tl.arange(0, tile), mask=inside, other=0)
-        x = tl.load(line[0] + ids, mask=inside, other=float("-inf")).to(tl.float32)
-        depth = tl.div_rn(largest - x, heat)
+        ids, inside, depth = _listed(line, start, tile)
         score = -depth - tl.where(greedy, 0.0, tl.log(_waiting(who, streams, positions, row, ids)))
         kept = inside & ((depth < edge) | ((depth == edge) & (ids.to(tl.uint32) <= last)))
         score = tl.where(kept, score, float("-inf"))

@@ -1,0 +1,101 @@
+"""Compile the kernels for a Hopper GPU where there is none: `python -m tests.kernels.compiles`.
+
+The interpreter runs kernels as Python, whatever a compiler would say of them. Here they are
+compiled as a step of Qwen2.5 7B wants them, and not run. Prints seconds and the name of each.
+"""
+
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+
+from minfer import kernels
+from minfer.kernels import activation, attention, linear, logprobs, norm, rope, rows, sample
+
+HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 3584, 18_944, 28, 4, 128, 152_064, 64
+QKV = (HEADS + 2 * KV_HEADS) * DIM
+run, seen = JITFunction.run, set[object]()
+
+
+class Hopper:
+    """What Triton asks of a driver while it compiles."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return device
+
+
+def compiled(kernel: Any, *of: Any, grid: Any, warmup: bool, **more: Any) -> Any:
+    """Instead of a launch."""
+    del warmup
+    began, more["launch_pdl"] = time.perf_counter(), True
+    made = run(kernel, *of, grid=grid, warmup=True, **more)
+    if made.hash not in seen:
+        seen.add(made.hash)
+        where = kernel.__module__.rpartition(".")[2]
+        print(f"{time.perf_counter() - began:.2f} {where}.{kernel.__name__}", flush=True)
+    return made
+
+
+def half(*shape: int) -> Tensor:
+    return torch.empty(shape, dtype=torch.bfloat16)
+
+
+def ints(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.int32)
+
+
+def cache() -> tuple[Tensor, Tensor]:
+    return half(32, BLOCK, KV_HEADS, DIM), half(32, BLOCK, KV_HEADS, DIM)
+
+
+def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
+    """What so many rows launch in a step, or one chunk of so many inputs."""
+    at, slots, table, one = ints(tokens), ints(tokens).long(), ints(9, 32), ints(1)
+    given = ints(3, tokens) if chunk else None
+    rows.gather(at[: 0 if chunk else tokens], given, at, at, table, BLOCK, at, at, at, slots)
+    x, scale, turns, kept = half(tokens, HIDDEN), half(HIDDEN), torch.empty(99, DIM), cache()
+    qkv = linear.norm_linear(x, scale, 1e-6, half(QKV, HIDDEN), half(QKV))
+    rope.rope_and_cache(qkv, turns, at, slots, *kept, HEADS, KV_HEADS)
+    q = qkv.view(tokens, -1, DIM)[:, :HEADS]
+    if chunk:
+        attention.prefill_attention(q, *kept, table, one, one, one, one, 0.1, max_count=tokens)
+    else:
+        attention.decode_attention(q, *kept, table, at, at, 0.1, splits=splits)
+    linear.linear_add(x, half(tokens, HIDDEN), half(HIDDEN, HIDDEN))
+    linear.norm_gated(x, scale, 1e-6, half(2 * INNER, HIDDEN))
+    linear.linear_add(x, half(tokens, INNER), half(HIDDEN, INNER))
+    rows.advance(at, at, at, at, at, at, 8, at)
+
+
+def main() -> None:
+    driver.set_active(Hopper())
+    JITFunction.run = compiled
+    kernels.interpreting = True  # kernels take tensors of the CPU
+    torch.nn.functional.linear = lambda x, weight, *_: x.new_empty(len(x), len(weight))  # cuBLAS'
+    step(1, splits=32)
+    step(8, splits=4)
+    step(256)
+    step(512, chunk=True)
+    rows.scatter(ints(99), ints(8))
+    norm.rms_norm(half(512, HIDDEN), half(HIDDEN), 1e-6, half(512, HIDDEN))
+    activation.silu_mul(half(512, 2 * INNER))
+    at, ones, turns, norms = ints(4), torch.ones(4), torch.empty(9, DIM), (half(DIM), half(DIM))
+    rope.rope_and_cache(half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms)
+    draws = half(4, VOCAB), at, ones, at, ones, ones, at.long(), at
+    sample.sample(*draws, filtered=False)
+    sample.sample(*draws)
+    logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,34 @@
+"""A GPU's compiler takes the kernels."""
+
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from minfer import kernels
+
+from .conftest import CUDA
+
+
+@pytest.mark.skipif(CUDA, reason="every other test compiles them here")
+def test_kernels_compile_for_a_gpu_that_is_not_there(tmp_path: Path) -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "tests.kernels.compiles"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    made = Counter(line.split()[1] for line in done.stdout.splitlines())
+    assert made["linear._linear"] >= 6
+    assert made["attention_kernels.attend_kernel"] >= 3
+    files = Path(kernels.__file__).parent.resolve().glob("*.py")
+    texts = {file.stem: file.read_text("utf-8") for file in files}
+    launched = {
+        f"{stem}.{name}"
+        for stem, text in texts.items()
+        for name in re.findall(r"^ +(\w+)\[.*\]\(", text, re.M)
+        if f"\ndef {name}(" in text
+    }
+    assert launched | {"attention_kernels.attend_kernel"} == {*made}
