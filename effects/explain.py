@@ -35,6 +35,7 @@ _WORDS: Final = {
     "ended: {tokens:,} tokens in {rows:,} rows",
     "prefix": "Prefix: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} ",
     "evicted": "had been, and was evicted", "pending": "was another's too, but not cached yet",
+    "passed": "was computed, and was evicted or given back behind the window",
     "differs": "begins as another's, but goes on differently", "new": "was never there",
     "": "is the first that may not be: one token is always computed",
     "shared": "\n  with one of {earlier:,} sequences of its cache salt it shares {shared:,} tokens;"
@@ -72,7 +73,8 @@ def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:
     if (it := one.prefix) is None:
         return told
     size, most, end = config.block_size, it.known - 1, it.hit + config.block_size
-    why = ("" if end > most else "evicted" if it.cached >= end else "pending" if it.shared >= end
+    gone = "passed" if config.window else "evicted"  # not all that passes a window was published
+    why = ("" if end > most else gone if it.cached >= end else "pending" if it.shared >= end
            else "differs" if it.shared > it.hit else "new")  # fmt: skip
     # Without token ids, prefixes are known by whole blocks only.
     sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)

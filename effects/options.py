@@ -189,10 +189,8 @@ def bundled_folder(name: str = "target") -> Path:
     """The folder of a model that comes with the package. Raises ConfigError if it is not there."""
     folder = Path(str(resources.files("minfer.effects"))) / "bundled" / name
     if not (folder / "config.json").is_file():
-        raise ConfigError(
-            f"{folder}: the bundled model is missing from this installation; "
-            "install minfer again, or name a checkpoint folder with --model"
-        )
+        what = "the bundled model is missing; install minfer again, or name a folder with --model"
+        raise ConfigError(f"{folder}: {what}")
     return folder
 
 

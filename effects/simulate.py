@@ -187,9 +187,8 @@ def run(
     told = {"policy": name, **sizes, "speed": speed}
     report = Report(config, options.slo_ttft, options.slo_tpot)
     coming = trace.arrivals(config.block_size, speed, options.mix)
-    bar = tqdm(coming, name, len(trace.sizes), leave=False, disable=None)
-    arrivals = report.note(bar)
-    turns = report.seen(Simulation(config, Simulated(trace.lengths), cost, arrivals).turns())
+    coming = report.note(tqdm(coming, name, len(trace.sizes), leave=False, disable=None))
+    turns = report.seen(Simulation(config, Simulated(trace.lengths), cost, coming).turns())
     begin = time.perf_counter()
     with quiet_collector():
         if options.journal is None:

@@ -169,6 +169,24 @@ def test_evicted_or_still_being_computed() -> None:
     assert (told["why"], told["hit"], told["would"][4]) == ("evicted", 0, 8)
 
 
+def test_what_passed_a_window_may_never_have_been_in_the_cache(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config(num_blocks=7, window=5))
+    run.turn(Submit(request("first", range(12), tokens=1)))
+    run.drain()
+    for n in range(3):
+        run.turn(Submit(request(f"large{n}", range(20 + n, 40 + n), tokens=1)))
+        run.drain()
+    run.turn(Submit(request("late", range(9), tokens=1)))
+    run.drain()
+    told = hits(run, "late")
+    assert (told["why"], told["hit"]) == ("passed", 0)
+    assert "was evicted or given back behind the window" in said(
+        capsys, saved(tmp_path, run), "late"
+    )
+
+
 def test_without_token_ids_only_whole_blocks_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
