@@ -19,7 +19,7 @@ from attrs import define, evolve, field, frozen
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.journal import JournalError
-from minfer.messages import Cancel, Emit, Event, Preempted, Submit
+from minfer.messages import Cancel, Emit, Event, Finished, Preempted, Submit
 from minfer.policy import Rank
 from minfer.replay import Journal
 from minfer.request import Request
@@ -88,7 +88,8 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
         elif one.number > at:
             coming += _arrivals(one.events, one.transition.state.time, gone)
         for end in _ends(one.transition):
-            lengths[end[0]] = end[1]
+            if end.reason not in ("cancelled", "rejected", "error"):
+                lengths[end.id, end.sample] = end.length
     if turn is None:
         raise JournalError(f"there is no turn {at}: the journal has turns "
                            f"{journal.segments[0].head.turn} to {journal.count - 1}")  # fmt: skip
@@ -114,11 +115,8 @@ def _arrivals(events: Iterable[Event], time: float, gone: Collection[str]) -> It
             yield time, event
 
 
-def _ends(transition: Transition) -> Iterator[tuple[SampleId, int]]:
-    for command in transition.commands:
-        for end in command.finished if isinstance(command, Emit) else ():
-            if end.reason not in ("cancelled", "rejected", "error"):
-                yield (end.id, end.sample), end.length
+def _ends(transition: Transition) -> Iterator[Finished]:
+    return chain(*(one.finished for one in transition.commands if isinstance(one, Emit)))
 
 
 def _planned(what: Request | Cancel, lengths: Mapping[SampleId, int]) -> Request | Cancel:
@@ -135,8 +133,7 @@ def _first(config: EngineConfig, turn: Turn, events: tuple[Event, ...], spare: s
     if spare and not lost & {*run.ids}:
         raise JournalError(f"request {spare!r} is not preempted in turn {turn.number}; "
                            "minfer explain says in which it is")  # fmt: skip
-    emits = [one for one in turn.transition.commands if isinstance(one, Emit)]
-    ended = {(end.id, end.sample) for emit in emits for end in emit.finished}
+    ended = {(end.id, end.sample) for end in _ends(turn.transition)}
     left = [name for name in run.ids if name not in ended]  # when somebody has to give way
     at = min((i for i, name in enumerate(left) if name in lost), default=0)
     engine = evolve(config, policy=_Spare(config.policy, at)) if spare else config

@@ -92,6 +92,35 @@ def test_a_preemption_that_does_not_happen() -> None:
     assert spared >= 4
 
 
+def test_a_preemption_in_a_turn_in_which_somebody_else_ends() -> None:
+    """Whoever ended is not there any more when somebody has to give way."""
+    spared = 0
+    for seed, blocks, rows in ((29, 20, 6), (39, 30, 8)):
+        rng, time, come = Random(seed), 0.0, list[Arrival]()
+        for number in range(40):
+            time += rng.expovariate(30)
+            prompt = tuple(rng.randrange(30) for _ in range(rng.randint(1, 6)))
+            name, most = str(number), rng.randint(1, 20)
+            come.append((time, Request(id=name, prompt=prompt, max_tokens=most)))
+        config = EngineConfig(num_blocks=blocks, block_size=1, max_num_seqs=rows,
+                              max_num_batched_tokens=16, max_model_len=blocks)  # fmt: skip
+        lengths = {(str(number), 0): 30 for number in range(40)}
+        turns = list(Simulation(config, Simulated(lengths), COST, come).turns())
+        journal = Journal(open_segments({"run": encode_journal(config, turns)}))
+        for turn in turns:
+            ids, reasons = turn.before.running.ids, turn.transition.reasons
+            gone = [r.id for r in reasons if isinstance(r, Preempted) and (r.id, r.sample) in ids]
+            over = [name for name in ends([turn]) if (name.removesuffix(".0"), 0) in ids]
+            if not gone or not over or ids.index((gone[0], 0)) < len(over):
+                continue
+            first = next(fork(journal, turn.number, Change(spare=gone[0]), COST).turns)
+            others = [r.id for r in first.transition.reasons if isinstance(r, Preempted)]
+            assert others
+            assert gone[0] not in others
+            spared += 1
+    assert spared >= 2
+
+
 def test_a_preemption_that_is_not_there() -> None:
     journal, _ = recorded(1)
     with pytest.raises(JournalError, match="is not preempted in turn 0"):
