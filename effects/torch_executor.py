@@ -6,9 +6,8 @@ from embedding to tokens drawn and rows advanced; copy the tokens to pinned memo
 event. Collecting waits for that event alone, so the next step runs while the host reads this one.
 The CPU does the same when its results are asked for, with its own cache and sampler.
 
-A step's work is a function of its `Kind` (how many rows feed themselves, how many tokens come from
-history, ...) and of what lies on the device, so it can be a CUDA graph: one for each kind, captured
-when it is first needed. Rows that feed themselves are padded to few sizes. A step with inputs from
+A step's launches are a function of its `Kind` (kinds.py) and of what lies on the device, so it can
+be a CUDA graph: one for each kind, captured when it is first needed. A step with inputs from
 history is captured if launching it takes longer than its work, and once its kind came a second
 time; else its launches are made one by one.
 
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from attrs import define, evolve, field, frozen
+from attrs import define, evolve, field
 from torch import Tensor
 
 from minfer.config import EngineConfig
@@ -32,6 +31,7 @@ from minfer.effects.attention import KVCache, make_cache
 from minfer.effects.batch import Batch, Chunks
 from minfer.effects.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.executor import ExecutorError, Scores, not_finite
+from minfer.effects.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.memory import padded_tokens
 from minfer.effects.model import Model, forward
 from minfer.effects.sampler import Sampling, choose
@@ -47,9 +47,6 @@ if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
 
 MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
-CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
-DECODE, MIXED = 16, 8  # `bucket_of`'s parts: of steps without and with inputs from history
-LONGEST = 1024  # inputs of a chunk: kinds differ above it, as programs are launched for the longest
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
 FOR_ONE_THREAD = 1 << 17
@@ -62,49 +59,6 @@ def _work_alone() -> None:
     other = threading.Thread(target=torch.set_num_threads, args=(before,))
     other.start()
     other.join()
-
-
-@frozen
-class Kind:
-    """What distinguishes the launches of a step; numbers include padding."""
-
-    alone: int  # rows that feed themselves
-    draws: int  # rows of logits: theirs, and of chunks that end their history
-    filtered: bool  # somebody has a top-k, a top-p or a min-p
-    scored: bool  # somebody asked for log-probabilities
-    tokens: int = 0  # inputs from history
-    chunks: int = 0  # rows that they belong to
-    longest: int = 0  # inputs of a chunk, at most
-    splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
-
-    @property
-    def inputs(self) -> tuple[tuple[int, int], ...]:
-        """Lines of words that are sent, and words of each: see `TorchExecutor._inputs`."""
-        return ((3, self.tokens), (4, self.chunks), (2, self.draws)) if self.tokens else ()
-
-    def padded(self, most: int) -> "Kind | None":
-        """The kind whose graph, of up to `most` tokens from history, can serve this one, if any."""
-        if not self.tokens:
-            alone = bucket_of(self.alone, DECODE)
-            return evolve(self, alone=alone, draws=alone)
-        tokens = padded_tokens(self.tokens)
-        if tokens > most or self.chunks > CHUNK_SIZES[-1]:
-            return None
-        chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
-        alone = bucket_of(self.alone, MIXED) if self.alone else 0
-        longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
-        return evolve(
-            self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=longest
-        )
-
-
-def bucket_of(count: int, parts: int) -> int:
-    """How many rows the graph has that serves so many: at most 2 / `parts` more, or 7."""
-    for size in (1, 2, 4, 8):
-        if count <= size:
-            return size
-    step = max(8, (1 << (count - 1).bit_length()) // parts)
-    return -(-count // step) * step
 
 
 @define(eq=False)
@@ -169,7 +123,7 @@ class TorchExecutor:
         self.rows.table[self.rows.scratch] = config.num_blocks  # the block that nobody has
         self.seats: list[Open | None] = [None] * config.max_num_seqs
         self.wants = np.zeros((config.max_num_seqs, 2), bool)  # rows that are filtered, and scored
-        draws = bucket_of(config.max_num_seqs, MIXED) + max(config.max_num_seqs, CHUNK_SIZES[-1])
+        draws = most_draws(config.max_num_seqs)
         tokens = padded_tokens(config.max_num_batched_tokens)
         # The largest inputs, and changes: every table whole, what else rows keep, who decodes.
         room = 3 * tokens + 6 * draws + 64 + 2 * (config.max_num_seqs * (blocks + 8) + draws)
@@ -200,12 +154,11 @@ class TorchExecutor:
 
     def make_cache(self, blocks: int, block_size: int, length: int) -> "KVCache | CudaCache":
         """A cache that the model can run with, for positions below `length`."""
-        if self.gpu is not None:
-            made: CudaCache = self.gpu.CudaCache.make(
-                self.spec, blocks, block_size, length, self.device
-            )
-            return made
-        return make_cache(self.spec, blocks, block_size, max_model_len=length)
+        sizes = self.spec, blocks, block_size
+        if self.gpu is None:
+            return make_cache(*sizes, max_model_len=length)
+        made: CudaCache = self.gpu.CudaCache.make(*sizes, length, self.device)
+        return made
 
     # --- the executor's contract -----------------------------------------------------------------
 
@@ -387,9 +340,8 @@ class TorchExecutor:
         context = min(1 << max(10, longest.bit_length()), table)  # few kinds
         padded = kind.padded(self.captured) if self.graphs else None
         alone = kind.alone if padded is None else padded.alone
-        splits = 1
+        splits, spec = 1, self.spec
         if alone and self.gpu is not None:
-            spec = self.spec
             splits = self.gpu.num_splits(alone, spec.kv_heads, spec.head_dim, context)
         if padded is None:
             self._step(evolve(kind, splits=splits))
