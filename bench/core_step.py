@@ -52,14 +52,12 @@ class Load:
 
     def __init__(
         self, running: int, *, context: int = 1024, churn: bool = False, aligned: bool = False,
-        idle_blocks: int = 0, shared: bool = False,
-    ) -> None:  # fmt: skip
+        idle_blocks: int = 0, shared: bool = False) -> None:  # fmt: skip
         per_seq = (context + (512 if churn else MOST)) // BLOCK + 2
         config = EngineConfig(
             num_blocks=running * per_seq + idle_blocks + context // BLOCK + 64, block_size=BLOCK,
             max_model_len=context + 2 * MOST, max_num_seqs=running,
-            max_num_batched_tokens=max(8192, running + context), vocab_size=VOCAB,
-        )  # fmt: skip
+            max_num_batched_tokens=max(8192, running + context), vocab_size=VOCAB)  # fmt: skip
         self.running, self.churn, self.rng, self.made = running, churn, random.Random(0), 0
         self.lengths = range(context, context + (1 if aligned else BLOCK))
         self.document = self.tokens(context - BLOCK) if shared else ()
@@ -134,8 +132,7 @@ def alone(running: int, churn: bool, aligned: bool, turns: int) -> dict[str, Any
     return {
         "running": running, "churn": churn, "aligned": aligned, "median_ms": found["p50"],
         "p99_ms": found["p99"], "p99_over_median": found["p99"] / found["p50"],
-        "low_ms": min(middle), "high_ms": max(middle),
-    }  # fmt: skip
+        "low_ms": min(middle), "high_ms": max(middle)}  # fmt: skip
 
 
 def paired(what: str, loads: list[Load], turns: int) -> dict[str, Any]:
@@ -146,8 +143,7 @@ def paired(what: str, loads: list[Load], turns: int) -> dict[str, Any]:
     return {
         "what": what, "running": loads[0].running, "churn": loads[0].churn, "first_ms": first,
         "second_ms": second, "ratio": second / first,
-        "ratio_low": min(ratios), "ratio_high": max(ratios),
-    }  # fmt: skip
+        "ratio_low": min(ratios), "ratio_high": max(ratios)}  # fmt: skip
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -176,5 +172,4 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
 if __name__ == "__main__":
     run("core_step", measure, {
         "--turns": {"type": int, "default": 2000, "help": "timed turns of each case"},
-        "--part": {"choices": ("all", "table", "ratios"), "default": "all"},
-    })  # fmt: skip
+        "--part": {"choices": ("all", "table", "ratios"), "default": "all"}})  # fmt: skip

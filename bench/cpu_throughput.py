@@ -37,8 +37,7 @@ HALF_BILLION: Final[dict[str, Any]] = {
     "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
     "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
     "vocab_size": 151_936, "max_position_embeddings": 32_768, "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True, "dtype": "bfloat16",
-}  # fmt: skip
+    "tie_word_embeddings": True, "dtype": "bfloat16"}  # fmt: skip
 REQUESTS = 16
 SIZES = {  # output tokens alone; of arriving requests: the shortest and longest prompt, and output
     "bundled": (256, (8, 128), (16, 256)),
@@ -123,8 +122,7 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
     model: Any = read.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     llm = AsyncLLM(
         str(folder), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=256,
-        max_model_len=1024, max_num_seqs=REQUESTS, max_num_batched_tokens=1024,
-    )  # fmt: skip
+        max_model_len=1024, max_num_seqs=REQUESTS, max_num_batched_tokens=1024)  # fmt: skip
 
     def ours(work: list[Arrival]) -> list[list[int]]:
         return asyncio.run(continuous(llm, work))
@@ -147,8 +145,7 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
     arriving = compare(ours, policies[best], works) | {
         "static_batching": best, "policies_tried": tried, "seconds_between_arrivals": pace,
         "last_arrival": works[0][-1].at, "prompt_tokens": [len(a.prompt) for a in works[0]],
-        "output_tokens": [a.tokens for a in works[0]],
-    }  # fmt: skip
+        "output_tokens": [a.tokens for a in works[0]]}  # fmt: skip
     llm.close()
     return {"batch_1": alone, "arriving": arriving}
 
@@ -177,5 +174,4 @@ if __name__ == "__main__":
         "--pairs": {"type": int, "default": 5, "help": "of the bundled model; others fewer"},
         "--threads": torch.get_num_threads(),
         "--float32": {"action": "store_true", "help": "the 0.5B model in float32 as well"},
-        "--seed": 0,
-    })  # fmt: skip
+        "--seed": 0})  # fmt: skip

@@ -28,8 +28,7 @@ PARTS: Final = {
     "7B": ("start", "kernels", "flash_decoding", "throughput", "latency", "decode", "prefill",
            "host", "journal", "transformers", "chunked", "prefix"),
     "1.5B": ("throughput", "latency", "decode", "graphs"),
-    "0.5B": ("throughput", "latency", "decode"),
-}  # fmt: skip
+    "0.5B": ("throughput", "latency", "decode")}  # fmt: skip
 HIGHER: Final = ("tok/s", "TB/s", "TFLOP/s", "times", "% less")  # is better
 VLLM, FLOOR = "vLLM 0.26.0", "floor"
 TARGETS: Final = ("at least", "aim", VLLM, FLOOR)

@@ -40,8 +40,7 @@ FIELDS: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_a
                  "num_key_value_heads", "vocab_size", "tie_word_embeddings")  # fmt: skip
 SHAPES: Final[dict[str, tuple[int, ...]]] = {
     "0.5B": (896, 4864, 24, 14, 2, 151_936, True), "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
-    "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
-}  # fmt: skip
+    "7B": (3584, 18_944, 28, 28, 4, 152_064, False)}  # fmt: skip
 QWEN: Final = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "dtype": "bfloat16",
                "max_position_embeddings": 32_768, "rope_theta": 1e6}  # fmt: skip
 
@@ -131,8 +130,7 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     with (
         watched(spans, driver, "turn"), watched(spans, llm.worker, "_deliver"),
         watched(spans, executor, "launch", executor.stream), watched(spans, executor, "collect"),
-        watched(spans, executor, "_replay", executor.stream),
-    ):  # fmt: skip
+        watched(spans, executor, "_replay", executor.stream)):  # fmt: skip
         rate(llm, lab.prompts(rows, context), [greedy(STEPS + stagger)] * rows)
     torch.cuda.synchronize()
     decoding = [s for s in spans["launch"] if len(s.of[0].rows) == rows and not s.of[0].fills]
@@ -352,12 +350,10 @@ def kernels(_lab: Lab, model: str) -> Figures:
             lambda: (t(many, 2 * inner),)),
         "greedy, 256 rows": (unfiltered, logits, partial(draw, 0.0, 1.0)),
         "temperature, 256 rows": (unfiltered, logits, partial(draw, 0.8, 1.0)),
-        "top-p, 256 rows": (sample.sample, logits, partial(draw, 0.8, 0.9)),
-    }  # fmt: skip
+        "top-p, 256 rows": (sample.sample, logits, partial(draw, 0.8, 0.9))}  # fmt: skip
     for name, function, outs, ins in (
         ("QKV", plain, qkv, hidden), ("out", add, hidden, hidden), ("down", add, hidden, inner),
-        ("gate, up", gated, 2 * inner, hidden), ("head", plain, vocab, hidden),
-    ):  # fmt: skip
+        ("gate, up", gated, 2 * inner, hidden), ("head", plain, vocab, hidden)):  # fmt: skip
         for tokens in (1, 16):
             build = partial(product, function, outs, ins, tokens)
             work[f"{name}, {tokens} tokens"] = function, 2 * outs * ins, build

@@ -104,8 +104,7 @@ def recording(turns: int, *, churn: bool) -> dict[str, Any]:
         "microseconds": {"mean": mean(micro), **percentiles(micro)},
         "share_of_the_turn": sum(record[skip:]) / sum(whole[skip:]),
         "bytes": {"mean": mean(sizes[skip:]), "median": median(sizes[skip:])},
-        "row_results_per_second_of_replay": found["row_results_per_second"],
-    }  # fmt: skip
+        "row_results_per_second_of_replay": found["row_results_per_second"]}  # fmt: skip
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

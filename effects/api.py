@@ -33,8 +33,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "response_format": ({"type": "text"},), "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,), "store": (False,), "suffix": ("",),
     "tool_choice": ("none", "auto"), "tools": ([],), "top_logprobs": (0,), "verbosity": ("medium",),
-    "web_search_options": (),
-}  # fmt: skip
+    "web_search_options": ()}  # fmt: skip
 _SAMPLING: Final = {"n", "temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop",
                     "stop_token_ids", "ignore_eos"}  # fmt: skip
 
@@ -281,8 +280,7 @@ class Writer:
         return {
             "tokens": [one[0]["token"] for one in every],
             "token_logprobs": [one[0]["logprob"] for one in every],
-            "top_logprobs": named, "text_offset": offsets,
-        }  # fmt: skip
+            "top_logprobs": named, "text_offset": offsets}  # fmt: skip
 
     def _score(self, token: int, one: Logprob) -> dict[str, Any]:
         spelled = None if self.tokenizer is None else [*self.tokenizer.token_bytes(token)]

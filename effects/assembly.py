@@ -204,8 +204,7 @@ class Assembly:
             times: dict[str, Any] = {
                 "first_token_time": self.first, "last_token_time": self.last,
                 "first_scheduled_time": self.started, "queue_times": self.queued,
-                "preemptions": self.preempted,
-            }  # fmt: skip
+                "preemptions": self.preempted}  # fmt: skip
             return RequestOutput(
                 request_id=self.request.id, prompt=self.prompt, finished=self.finished,
                 prompt_token_ids=self.request.prompt,

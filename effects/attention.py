@@ -106,8 +106,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
 
 def make_cache(
     spec: ModelSpec, blocks: int, block_size: int, dtype: str | None = None,
-    max_model_len: int | None = None,
-) -> KVCache:  # fmt: skip
+    max_model_len: int | None = None) -> KVCache:  # fmt: skip
     """A zeroed cache of `blocks` blocks of `block_size` tokens.
 
     Zeroed, as masked slots still enter the products with weight 0. The rotary table covers every
@@ -174,6 +173,5 @@ def _prefill(
     result = F.scaled_dot_product_attention(
         query.permute(1, 2, 0, 3), key.transpose(0, 1).expand(shape),
         value.transpose(0, 1).expand(shape), chunk.mask, scale=scale,
-        is_causal=chunk.blocks is None and chunk.mask is None,
-    )  # fmt: skip
+        is_causal=chunk.blocks is None and chunk.mask is None)  # fmt: skip
     out.view(count, spec.kv_heads, shared, spec.head_dim).copy_(result.permute(2, 0, 1, 3))

@@ -86,14 +86,12 @@ def make_batch(rows: Sequence[Row], block_size: int, device: torch.device | str 
     if len(several):
         chunks = Chunks(
             sent(several), sent(starts[several]), sent(counts[several]), sent(offsets[several]),
-            int(counts.max()),
-        )  # fmt: skip
+            int(counts.max()))  # fmt: skip
     slots = torch.from_numpy(blocks * block_size + positions % block_size).to(device)
     tokens = np.concatenate([np.asarray(rows[i].tokens) for i in order])
     return Batch(
         sent(tokens), sent(positions), slots, sent(np.concatenate(wanted)), sent(table),
-        sent(alone), sent(starts[alone] + 1), chunks,
-    )  # fmt: skip
+        sent(alone), sent(starts[alone] + 1), chunks)  # fmt: skip
 
 
 def _check(row: Row, block_size: int) -> None:

@@ -70,8 +70,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="minfer", description="Run a language model. Without --model, a small one that writes "
-        "Python and comes with minfer.",
-    )  # fmt: skip
+        "Python and comes with minfer.")  # fmt: skip
     parser.add_argument("--version", action="version", version=f"minfer {minfer.__version__}")
     text = "whose policies, attrs records, options and journals may then name; before the command"
     parser.add_argument("--policies", type=_policies, metavar="MODULE", help=text)

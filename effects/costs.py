@@ -16,8 +16,7 @@ PART: Final = 64  # steps in a row that are fitted, or held out, together
 SEEN: Final = 20  # steps that a graph bucket needs, to have a cost of its own
 H200: Final = CostModel(
     name="a 7B model on one H200, roughly (built in)", decode=((1, 4e-3),), mixed=4e-3,
-    token=19e-6, sequence=19e-6, context=0.02e-6,
-)  # fmt: skip
+    token=19e-6, sequence=19e-6, context=0.02e-6)  # fmt: skip
 
 
 def steps(turns: Iterable[Turn]) -> Iterator[Step]:

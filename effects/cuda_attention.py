@@ -94,8 +94,7 @@ class CudaCache:
         spec = self.spec
         rope_and_cache(
             qkv, self.rope, batch.positions, batch.slots, *self.layers[index], spec.heads,
-            spec.kv_heads, layer.q_norm, layer.k_norm, spec.rms_norm_eps,
-        )  # fmt: skip
+            spec.kv_heads, layer.q_norm, layer.k_norm, spec.rms_norm_eps)  # fmt: skip
         return self._read(batch, index, qkv, spec.head_dim**-0.5)
 
     def attend(self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None) -> Tensor:
@@ -116,8 +115,7 @@ class CudaCache:
         if alone:
             decode_attention(
                 q[:alone], keys, values, batch.table, batch.rows, batch.contexts, scale,
-                window=window, splits=batch.splits, out=out[:alone],
-            )  # fmt: skip
+                window=window, splits=batch.splits, out=out[:alone])  # fmt: skip
         if chunks is not None and chunks.flash is not None:
             flash_attention(chunks.flash, q[alone:], keys, values, scale, out[alone:])
         elif chunks is not None:

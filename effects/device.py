@@ -34,7 +34,8 @@ def find_device(wanted: str) -> Device:
     is there in vain. Raises DeviceError if "cuda" was asked for and cannot be had.
     """
     # No driver, no GPU: importing torch to find that out takes seconds.
-    if wanted == "cpu" or (wanted == "auto" and not glob.glob("/dev/nvidia[0-9]*")):
+    there = glob.glob("/dev/nvidia[0-9]*") + glob.glob("/dev/dxg")  # which is Windows' own
+    if wanted == "cpu" or (wanted == "auto" and not there):
         return Device()
     import torch
 
@@ -59,6 +60,7 @@ def _unusable() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's
         found = torch.cuda.get_device_capability()
+        torch.cuda.mem_get_info()  # a GPU may be full, or another process's alone
     except (RuntimeError, AssertionError) as error:
         line = str(error).strip().partition("\n")[0]
         return (

@@ -29,8 +29,7 @@ class DeviceRows:
         sizes = {
             "stream": 2 * count, "last": count, "next": count, "temperature": count, "top_k": count,
             "top_p": count, "deepest": count, "asked": count, "table": count * blocks,
-            "batch": 2 * rows + 64,
-        }  # fmt: skip
+            "batch": 2 * rows + 64}  # fmt: skip
         sizes = {name: aligned(size) for name, size in sizes.items()}
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self.at = dict(zip(sizes, starts, strict=False))

@@ -196,8 +196,7 @@ def make_request(
         stop_ids=stops if params.ignore_eos else stops | setup.stop_ids,
         seed=int.from_bytes(derived, "little") >> 1 if params.seed is None else params.seed,
         priority=urgency.priority, client=urgency.client, deadline=float(urgency.deadline),
-        root=root, keys=block_keys(root, prompt, config.block_size),
-    )  # fmt: skip
+        root=root, keys=block_keys(root, prompt, config.block_size))  # fmt: skip
     if why := objection(config, initial(config), request):
         raise RequestError(why)
     return request

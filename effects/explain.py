@@ -39,8 +39,7 @@ _WORDS: Final = {
     "differs": "begins as another's, but goes on differently", "new": "was never there",
     "": "is the first that may not be: one token is always computed",
     "shared": "\n  with one of {earlier:,} sequences of its cache salt it shares {shared:,} tokens;"
-    " {computed:,} had KV\n  hit by block size, had nothing been evicted: ",
-}  # fmt: skip
+    " {computed:,} had KV\n  hit by block size, had nothing been evicted: "}  # fmt: skip
 
 
 def explain_options(parser: argparse.ArgumentParser) -> None:

@@ -92,8 +92,7 @@ def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> Mode
         head_dim=seen[0][3], max_position_embeddings=context, dtype=read_dtype(read),
         eos_ids=read.ids("eos_token_id"),
         windows=tuple(None if window == span else window for *_, window in seen),
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
-    )  # fmt: skip
+        parameters=sum(parameter.numel() for parameter in model.parameters()))  # fmt: skip
 
 
 def _resolve(read: Reader) -> tuple[Any, Any]:
@@ -208,8 +207,7 @@ def paged_model(model: Any) -> Model:
 @quiet()
 def load_fallback(
     folder: Path, config: Mapping[str, Any], spec: ModelSpec, seed: int | None = None,
-    device: str = "cpu",
-) -> Model:  # fmt: skip
+    device: str = "cpu") -> Model:  # fmt: skip
     """Load a model in `spec.dtype`, or draw its weights from `seed`, and check it against itself.
 
     Raises `CorruptFileError`, `TensorMismatchError`, and `UnsupportedModelError` if the paged

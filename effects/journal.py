@@ -64,8 +64,7 @@ class Writer:
 
     def __init__(
         self, folder: Path, config: EngineConfig, about: Mapping[str, Any], *,
-        size: int = 1 << 30, redact: bool = False,
-    ) -> None:  # fmt: skip
+        size: int = 1 << 30, redact: bool = False) -> None:  # fmt: skip
         self.config, self.about = config, {"minfer": minfer.__version__, **about}
         self.secret = secrets.token_bytes(32) if redact else b""
         self.limit = max(1, size // SEGMENTS)  # bytes of a segment
@@ -74,6 +73,8 @@ class Writer:
         self.job: Future[_Mark] | None = None
         self.since: list[bytes] = []  # turns since the state that the job looks at
         self.failed: Exception | None = None
+        if redact and getattr(config.policy, "weights", None):
+            raise ConfigError("--journal-redact: the policy's weights name clients; leave out one")
         try:
             shown = redacted_config(config) if redact else config
             first = head_record(Head(config=shown, about=self.about))
@@ -113,6 +114,10 @@ class Writer:
         record = turn_record(turn, told, self.digest)
         self.size += _write(self.file, record)
         self.turns += 1
+        if self.secret:  # a snapshot would hold the tokens
+            if self.size > SEGMENTS * self.limit:
+                self._fail(JournalError("it is as large as --journal-size allows"))
+            return
         if self.job is not None:
             self.since.append(record)
             if self.job.done():
@@ -120,7 +125,7 @@ class Writer:
             return
         # As much is recorded as the snapshot took that a segment begins with, at least.
         full = self.size > max(self.limit, 2 * self.base)
-        if not self.secret and (full or self.turns % EVERY == 0):  # a state holds the tokens
+        if full or self.turns % EVERY == 0:
             self.since = []
             self.job = self.pool.submit(self._mark, self.turns, self.digest,
                                         turn.transition.state, full=full)  # fmt: skip
@@ -195,21 +200,26 @@ def _write(file: int, data: bytes) -> int:
 def write_journal(
     path: Path, config: EngineConfig, turns: Iterable[Turn], about: Mapping[str, Any] | None = None
 ) -> None:
-    """Write a whole journal of one segment to a new file; nothing is left of it if it fails."""
-    part = path.with_name(path.name + ".part")
-    file = _create(part)
+    """Write a whole journal of one segment to a file; nothing is left of it if it fails.
+
+    Raises ConfigError if it cannot be written.
+    """
+    part, data = path.with_name(path.name + ".part"), encode_journal(config, turns, about)
     try:
-        _write(file, encode_journal(config, turns, about))
+        part.unlink(missing_ok=True)  # a process that was killed may have left it
+        file = _create(part)
+        try:
+            _write(file, data)
+        finally:
+            os.close(file)
         part.rename(path)
-    except BaseException:
+    except OSError as error:
         part.unlink(missing_ok=True)
-        raise
-    finally:
-        os.close(file)
+        raise ConfigError(f"{path}: {error.strerror or error}; name another file") from None
 
 
 def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
-    """The journal in a file, or the latest run's in a folder.
+    """The journal in a file, or the latest recorded run's in a folder, else its last file's.
 
     `policies` are examples of policies that do not come with minfer. Raises JournalError.
     """
@@ -219,6 +229,7 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
     paths = [path]
     if path.is_dir():
         every = sorted(path.glob(f"*{SUFFIX}"), key=lambda file: (file.stem[:16], file.name))
+        every = [file for file in every if file.stem[-7:-6] == "-"] or every[-1:]
         runs = [file.stem.rpartition("-")[0] for file in every]
         paths = [file for file, run in zip(every, runs, strict=True) if run == runs[-1]]
         if not paths:

@@ -32,14 +32,16 @@ class Kind:
         """Lines of words that are sent, and words of each: see `TorchExecutor._inputs`."""
         return ((3, self.tokens), (4, self.chunks), (2, self.draws)) if self.tokens else ()
 
-    def padded(self, most: int) -> "Kind | None":
-        """The kind whose graph, of up to `most` tokens from history, can serve this one, if any."""
+    def fits(self, most: int) -> bool:
+        """Whether there can be a graph of it, of up to `most` tokens from history."""
+        return padded_tokens(self.tokens) <= most and self.chunks <= CHUNK_SIZES[-1]
+
+    def padded(self) -> "Kind":
+        """The kind whose graph can serve this one."""
         if not self.tokens:
             alone = bucket_of(self.alone, DECODE)
             return evolve(self, alone=alone, draws=alone)
         tokens = padded_tokens(self.tokens)
-        if tokens > most or self.chunks > CHUNK_SIZES[-1]:
-            return None
         chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
         alone = bucket_of(self.alone, MIXED) if self.alone else 0
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))

@@ -89,12 +89,12 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
         return None
     packages = ("torch", "triton", "flash-attn-4") if args.executor == "torch" else ()
     versions = {d.name: d.version for name in packages for d in distributions(name=name)}
+    model = setup.folder.name if args.journal_redact else str(setup.folder)
     about = {
-        "model": str(setup.folder), "dtype": setup.spec.dtype, "executor": args.executor,
+        "model": model, "dtype": setup.spec.dtype, "executor": args.executor,
         "device": setup.device.name, "fingerprint": setup.fingerprint.hex(), "seed": args.seed,
         "eager": args.enforce_eager, "kernels": dict(getattr(executor, "routes", ())),
-        "versions": {"python": platform.python_version(), **versions},
-    }  # fmt: skip
+        "versions": {"python": platform.python_version(), **versions}}  # fmt: skip
     size, redact = args.journal_size, args.journal_redact
     return Writer(Path(args.journal), setup.config, about, size=size, redact=redact)
 
@@ -189,8 +189,7 @@ class LLM(ServedModel):
 
     def generate(
         self, prompts: Prompts, sampling_params: Params = None, *,
-        use_tqdm: Progress = True, priority: Priorities = None,
-    ) -> list[RequestOutput]:  # fmt: skip
+        use_tqdm: Progress = True, priority: Priorities = None) -> list[RequestOutput]:  # fmt: skip
         """Complete prompts; the outputs come in the order of the prompts.
 
         A prompt is a string, a list of token ids, or {"prompt": ...} or {"prompt_token_ids": ...},
@@ -231,8 +230,7 @@ class LLM(ServedModel):
 
     def stream_chat(
         self, messages: "Conversations", sampling_params: Params = None,
-        **how: Unpack["ChatOptions"],
-    ) -> Generator[RequestOutput]:  # fmt: skip
+        **how: Unpack["ChatOptions"]) -> Generator[RequestOutput]:  # fmt: skip
         """Answer conversations as `chat` does, and yield what is new as `stream` does."""
         return self._deltas(self._answers(messages, sampling_params, how, True))
 
@@ -271,8 +269,7 @@ class LLM(ServedModel):
 
     def _jobs(
         self, wanted: Sequence[Prompt | Asked], params: Params, priority: Priorities,
-        streaming: bool = False,
-    ) -> Jobs:  # fmt: skip
+        streaming: bool = False) -> Jobs:  # fmt: skip
         """Check everything, then make the requests: all of them or none."""
         if params is None:
             params = self.get_default_sampling_params()

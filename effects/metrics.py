@@ -31,8 +31,7 @@ _FIRST, _GAP = "time_to_first_token_seconds", "inter_token_latency_seconds"
 _TIMES: Final = (
     _FIRST, _GAP, "e2e_request_latency_seconds", "request_time_per_output_token_seconds",
     "request_queue_time_seconds", "request_prefill_time_seconds", "request_decode_time_seconds",
-    "request_inference_time_seconds",
-)  # fmt: skip
+    "request_inference_time_seconds")  # fmt: skip
 _SIZES: Final = ("iteration_tokens_total", "request_prompt_tokens", "request_generation_tokens",
                  "request_params_n", "request_params_max_tokens",
                  "request_preemptions")  # fmt: skip

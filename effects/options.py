@@ -113,51 +113,38 @@ class EngineArgs:
     """
 
     model: str | None = _option(
-        None,
-        "a Hugging Face checkpoint: its folder, or its name on the hub, such as org/name or "
-        "org/name@revision (default: the bundled model)",
-        _MODEL,
-    )
-    dtype: str = _option(
-        "auto", "auto, float32, bfloat16 or float16 (default: the checkpoint's)", _DTYPE
-    )
+        None, "a Hugging Face checkpoint: its folder, or its name on the hub, such as org/name or "
+        "org/name@revision (default: the bundled model)", _MODEL)  # fmt: skip
+    dtype: str = _option("auto", "auto, float32, bfloat16 or float16 (default: the checkpoint's)",
+                         _DTYPE)  # fmt: skip
     device: str = _option("auto", "where to run (default: a GPU if there is one)", _one_of(DEVICES))
     load_format: str = _option("auto", "dummy: random weights, from config.json alone", _FORMAT)
     max_model_len: int | None = _option(
-        None, "tokens of prompt and output together (default: the model's)", _whole(2)
-    )
+        None, "tokens of prompt and output together (default: the model's)", _whole(2))  # fmt: skip
     block_size: int = _option(64, "tokens of a KV block (default: 64)", _COUNT)
     max_num_seqs: int = _option(256, "sequences that run at once (default: 256)", _COUNT)
     max_num_batched_tokens: int | None = _option(
-        None, "tokens of a step (default: 8192 on a GPU, else 2048)", _COUNT
-    )
+        None, "tokens of a step (default: 8192 on a GPU, else 2048)", _COUNT)  # fmt: skip
     gpu_memory_utilization: float | None = _option(
-        None, "share of the memory that may be used; on the CPU, of what is available", _SHARE
-    )
+        None, "share of the memory that may be used; on the CPU, of what is available",
+        _SHARE)  # fmt: skip
     kv_cache_memory_bytes: int | None = _option(
-        None, "size of the KV cache, such as 512M or 2G; overrides the share", _BYTES
-    )
+        None, "size of the KV cache, such as 512M or 2G; overrides the share", _BYTES)  # fmt: skip
     num_gpu_blocks_override: int | None = _option(
-        None, "number of KV blocks, on whatever device; overrides both", _COUNT
-    )
+        None, "number of KV blocks, on whatever device; overrides both", _COUNT)  # fmt: skip
     enable_prefix_caching: bool = _option(
-        True, "keep the KV of prompts for those that begin alike (default: yes)"
-    )
+        True, "keep the KV of prompts for those that begin alike (default: yes)")  # fmt: skip
     scheduling_policy: str | Policy = _option(  # noqa: RUF009 - a field
-        "fcfs",
-        "who goes first: fcfs, priority, ageing, deadline, shortest, fair, window or static, "
-        "with options as in ageing:seconds=5 (default: fcfs)",
-        _POLICY,
-    )
+        "fcfs", "who goes first: fcfs, priority, ageing, deadline, shortest, fair, window or "
+        "static, with options as in ageing:seconds=5 (default: fcfs)", _POLICY)  # fmt: skip
     steps_in_flight: int = _option(2, "steps planned ahead (default: 2)", _COUNT)
     max_repeat: int = _option(1, "decode steps in one plan (default: 1)", _COUNT)
     enforce_eager: bool = _option(False, "no CUDA graphs")
     journal: str | Path | None = _option(  # noqa: RUF009 - a field
-        None, "record every input of the engine in this folder, for minfer replay", _FOLDER
-    )
+        None, "record every input of the engine in this folder, for minfer replay",
+        _FOLDER)  # fmt: skip
     journal_redact: bool = _option(
-        False, "keep token ids out of it: decisions replay, text does not"
-    )
+        False, "keep token ids out of it: decisions replay, text does not")  # fmt: skip
     journal_size: int = _option(2**30, "what a run's journal may take (default: 1G)", _BYTES)
     seed: int = _option(0, "for all that is random (default: 0)", _whole(-(2**63)))
     skip_tokenizer_init: bool = False  # token ids in, token ids out
@@ -204,11 +191,9 @@ def model_folder(model: str | None) -> Path:
 
     if is_id(str(model)):
         return snapshot(str(model))
-    raise ConfigError(
-        f"model {str(model)!r} is not a folder; give the path of a Hugging Face checkpoint "
-        "(config.json, safetensors, tokenizer.json) or its name on the hub (org/name), or leave it "
-        "out for the bundled model"
-    )
+    what = "give the path of a Hugging Face checkpoint (config.json, safetensors, tokenizer.json) "
+    what += "or its name on the hub (org/name), or leave it out for the bundled model"
+    raise ConfigError(f"model {str(model)!r} is not a folder; {what}")
 
 
 def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
@@ -250,16 +235,14 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     )  # fmt: skip
     memory = plan_memory(
         spec, config, limit, kv_cache_memory=args.kv_cache_memory_bytes,
-        num_blocks=args.num_gpu_blocks_override, cuda=device.kind == "cuda",
-    )  # fmt: skip
+        num_blocks=args.num_gpu_blocks_override, cuda=device.kind == "cuda")  # fmt: skip
     free = memory.num_blocks // 100  # vLLM's share: who runs can grow before somebody joins
     return Setup(
         args=args, device=device, folder=folder, spec=spec, memory=memory,
         config=evolve(config, num_blocks=memory.num_blocks, watermark=free),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=_fingerprint(args, raw, spec.dtype, folder),
-        default_params=_default_params(folder / "generation_config.json"),
-    )  # fmt: skip
+        default_params=_default_params(folder / "generation_config.json"))  # fmt: skip
 
 
 def _spec(config: Mapping[str, Any], where: str) -> ModelSpec:

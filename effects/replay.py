@@ -88,8 +88,7 @@ def _verify(journal: Journal, options: argparse.Namespace) -> int:
         "turns": journal.count, "row_results": journal.results, "digest": journal.digest.hex(),
         "state_digests": journal.checked, "closed": journal.closed, "torn": journal.torn,
         "divergence": None if divergence is None else asdict(divergence), "replay_seconds": took,
-        "row_results_per_second": journal.results / took, **report.figures(),
-    }  # fmt: skip
+        "row_results_per_second": journal.results / took, **report.figures()}  # fmt: skip
     print(json.dumps(found) if options.json else "\n".join(_summary(found)))
     return int(divergence is not None)
 
@@ -140,8 +139,7 @@ def _state(journal: Journal) -> str:
               f"published and in use, {private} private, of {config.num_blocks}"),
         _line("in flight", ", ".join(f"step {p.step} ({len(p.gens)} rows, {sum(p.counts)} tokens)"
                                      for p in state.inflight) or "nothing"),
-        _line("policy", f"{config.policy}, its state {state.policy}"),
-    ]  # fmt: skip
+        _line("policy", f"{config.policy}, its state {state.policy}")]  # fmt: skip
     if state.held and state.waiting:
         lines.append(_line("held", f"the first in line waits for {state.held[1]}"))
     run = state.running
@@ -170,7 +168,7 @@ _FIGURES: Final = {
     "tokens/s": ("tokens_per_second",), "TTFT p50": ("ttft", "p50"), "TTFT p99": ("ttft", "p99"),
     "TPOT p50": ("tpot", "p50"), "TPOT p99": ("tpot", "p99"), "ITL p99": ("itl", "p99"),
     "preemptions": ("preemptions",), "cached": ("hit_share",), "seconds": ("seconds",),
-}  # fmt: skip
+    "refused": ("ended", "rejected")}  # fmt: skip
 
 
 def _change(journal: Journal, options: argparse.Namespace) -> Change:
@@ -189,16 +187,16 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
     cost, report = read_cost(options.cost) if options.cost else None, Report(journal.config)
     turns = _seen(journal.turns(), report, at)
     if cost is None:
-        cost, _ = fit(steps(turns), "fitted to this journal")
+        cost, _ = fit(steps(turns), "fitted to this journal (another: --cost FILE)")
     deque(turns, maxlen=0)
-    found, handed = {"recorded": report.figures()}, 0
+    found, handed, begin = {"recorded": report.figures()}, 0, report.begin
     for name, what in (("unchanged", Change()), ("changed", change)):
         made = fork(journal, at, what, cost)
         report, handed = Report(made.config), len(made.handed)
         for since, request in made.handed:  # they have waited, and may have had tokens
             report.came[request.id] = since, len(request.prompt)
             if request.output:
-                report.last[request.id, 0] = since
+                report.last[request.id, 0] = begin
         turns = report.seen(made.turns)
         if name == "changed" and options.save:
             # A turn that spares somebody is not what the engine decides by itself.
@@ -213,7 +211,10 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
     for label, path in _FIGURES.items():
         cells = [reduce(getitem, path, figures) for figures in found.values()]
         print(_line(label, "".join("-".rjust(14) if c is None else f"{c:14,.4g}" for c in cells)))
-    print("\nExact: turns before the fork, arrivals, cancels, lengths of what ended by itself.")
+    print(
+        "\nExact: turns before the fork, arrivals, cancels, lengths of what ended at a stop "
+        "token or its limit."
+    )
     print(f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs; who had "
           "not ended writes as much as it may.")  # fmt: skip
     if handed:

@@ -66,7 +66,7 @@ class Report:
         """Pass arrivals on, and remember when they came."""
         for time, what in arrivals:
             if isinstance(what, Request):
-                self.came[what.id] = time, len(what.prompt)
+                self.came.setdefault(what.id, (time, len(what.prompt)))
             yield time, what
 
     def seen(self, turns: Iterable[Turn]) -> Iterator[Turn]:
@@ -101,7 +101,7 @@ class Report:
     def _begin(self, state: EngineState, now: float) -> None:
         """Learn who is there already; whoever ran may have had tokens."""
         self.begin = now
-        self.last = dict.fromkeys(state.running.ids, now)
+        self.last |= dict.fromkeys(state.running.ids, now)
         for seq in (*state.running.seqs, *state.waiting):
             self.came.setdefault(seq.request.id, (seq.arrived, len(seq.request.prompt)))
             if seq.preempted:
@@ -116,6 +116,7 @@ class Report:
             self.first[name] = now
             self.spreads["ttft"].add(now - self.came[name[0]][0])
         last.update(dict.fromkeys(new, now))
+        self.sums["output"] += sum(map(len, emit.tokens))
         for done in emit.finished:
             self._end(done)
         for done in emit.finished:  # samples of one request may end together
@@ -129,7 +130,6 @@ class Report:
         if done.reason == "rejected":  # perhaps because another one has its id
             return
         first, last = self.first.pop(name, None), self.last.pop(name, None)
-        sums["output"] += done.length
         if last is not None and not done.sample:
             sums["prompt"] += prompt
             sums["hit"] += done.cached
@@ -144,8 +144,8 @@ class Report:
     def figures(self) -> dict[str, Any]:
         """What came of it so far, for people and JSON; times in seconds, shares from 0 to 1."""
         sums, most = self.sums, self.most
-        seconds = self.end - self.begin
-        asked = self.ended.total() - self.ended["cancelled"]
+        seconds = self.end - self.begin if sums["turns"] else 0.0
+        asked = self.ended.total() - self.ended["cancelled"] + len(self.came)
 
         def over(name: str, by: float) -> float | None:
             return sums[name] / by if by > 0 else None
@@ -163,5 +163,4 @@ class Report:
             "preemptions": sums["preemptions"], "busy": over("busy", seconds),
             "running": over("running", seconds), "most_running": most["running"],
             "most_waiting": most["waiting"], "most_blocks": most["blocks"] / self.config.num_blocks,
-            "turns": sums["turns"], "steps": sums["steps"],
-        }  # fmt: skip
+            "turns": sums["turns"], "steps": sums["steps"]}  # fmt: skip

@@ -48,8 +48,7 @@ _STOPS: Final = "the server is shutting down"
 _TOLD: Final[dict[type[Exception], tuple[str | None, int]]] = {
     edge.RequestError: (None, 400), edge.TooLongError: ("context_length_exceeded", 400),
     edge.OverloadedError: ("overloaded", 503), EngineDeadError: ("engine_dead", 503),
-    ParameterError: (None, 400), ChatTemplateError: (None, 400),
-}  # fmt: skip
+    ParameterError: (None, 400), ChatTemplateError: (None, 400)}  # fmt: skip
 
 
 def refusal(error: Exception, where: str | None = None) -> JSONResponse:
@@ -72,8 +71,7 @@ class Service:
 
     def __init__(
         self, llm: AsyncLLM, names: Sequence[str], api_key: str = "", max_body: int = 2**22,
-        stall: float = 60.0,
-    ) -> None:  # fmt: skip
+        stall: float = 60.0) -> None:  # fmt: skip
         self.llm, self.names, self.max_body, self.stall = llm, names, max_body, stall
         self.key = f"Bearer {api_key}".encode() if api_key else b""
         self.metrics = metrics.Metrics(llm.worker, llm.setup, names[0])
@@ -209,8 +207,7 @@ class Answer:
         urgency = edge.Urgency(priority=body.priority, client=client, deadline=body.deadline)
         return [
             llm.generate(one, params, request_id=f"{self.name}-{i}", urgency=urgency,
-                         streaming=body.stream) for i, one in enumerate(prompts)
-        ]  # fmt: skip
+                         streaming=body.stream) for i, one in enumerate(prompts)]  # fmt: skip
 
     async def _follow(self, first: int, stream: AsyncGenerator[RequestOutput], send: Send) -> None:
         """Write what comes of one prompt, whose first choice is `first`: one write for a turn."""
@@ -295,8 +292,7 @@ def serve(options: argparse.Namespace) -> int:
         service = Service(llm, names or [name], options.api_key, options.max_body_size)
         config = uvicorn.Config(
             service, log_level="warning", access_log=options.access_log, lifespan="off", ws="none",
-            proxy_headers=False, server_header=False, timeout_graceful_shutdown=DRAIN,
-        )  # fmt: skip
+            proxy_headers=False, server_header=False, timeout_graceful_shutdown=DRAIN)  # fmt: skip
         logging.getLogger("uvicorn.access").setLevel(logging.INFO)
         # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends here.
         signal.signal(signal.SIGTERM, lambda *_: None)

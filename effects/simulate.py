@@ -154,8 +154,7 @@ def _cases(trace: Trace, options: argparse.Namespace) -> list[tuple[EngineConfig
     """All combinations of the settings; what is not set is the journal's, or suits an H200."""
     first = trace.config or EngineConfig(
         num_blocks=POOL // 64, watermark=POOL // 6400, max_num_batched_tokens=8192,
-        max_model_len=max(trace.sizes),
-    )  # fmt: skip
+        max_model_len=max(trace.sizes))  # fmt: skip
     told = {"max_model_len": options.max_model_len, "depth": options.steps_in_flight}
     first = evolve(first, **{name: value for name, value in told.items() if value})
     policies = [policy_named(name) for name in options.policy or ()] or [first.policy]
@@ -202,8 +201,7 @@ def run(
 
 def find(
     what: str, longest: int, config: EngineConfig, speed: float,
-    good: Callable[[EngineConfig, float], bool],
-) -> float | None:  # fmt: skip
+    good: Callable[[EngineConfig, float], bool]) -> float | None:  # fmt: skip
     """The smallest size, or the greatest speed, that is good; None if nothing is.
 
     Speeds and pools by bisection, in steps of 2%: more load, or fewer blocks, is taken to be never
@@ -217,8 +215,7 @@ def find(
         "block-size": lambda n: (_pooled(evolve(config, block_size=n), pool // n), speed),
         "max-num-seqs": lambda n: (
             evolve(config, max_num_seqs=n, max_num_batched_tokens=max(n, budget)), speed
-        ),
-    }  # fmt: skip
+        )}  # fmt: skip
     values: list[float] = [1.02**k for k in range(350, -351, -1)]  # 1,000 times to a thousandth
     if what == "num-blocks":
         least = blocks_for(min(longest, config.max_model_len), config.block_size)

@@ -16,14 +16,16 @@ soon as that is enqueued. Host buffers are read by copies in flight, so there is
 """
 
 import contextlib
+import logging
 import threading
 import warnings
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from minfer.config import EngineConfig
@@ -32,7 +34,7 @@ from minfer.effects.batch import Batch, Chunks
 from minfer.effects.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.executor import ExecutorError, Scores, not_finite
 from minfer.effects.kinds import DECODE, Kind, bucket_of, most_draws
-from minfer.effects.memory import padded_tokens
+from minfer.effects.memory import cuda_activation_bytes, padded_tokens
 from minfer.effects.model import Model, forward
 from minfer.effects.sampler import Sampling, choose
 from minfer.effects.spec import ModelSpec
@@ -42,14 +44,17 @@ from minfer.kernels.flash import FlashWork, load_flash
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, Yields
 from minfer.request import MAX_LOGPROBS
+from minfer.sample import is_greedy
 
 if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
 
+FLASH, GRAPHS = "flash-attn", "CUDA graphs"
 MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
 FOR_ONE_THREAD = 1 << 17
+_log = logging.getLogger("minfer.executor")
 
 
 def _work_alone() -> None:
@@ -61,6 +66,15 @@ def _work_alone() -> None:
     other.join()
 
 
+@frozen(eq=False)
+class Draw:
+    """Who draws in a forward, in order: entries of the plan, their requests, places in `drawn`."""
+
+    places: list[int]
+    seats: list[Open | None]  # kept here, as rows change hands
+    at: list[int] | None = None  # None: in order
+
+
 @define(eq=False)
 class Slot:
     """A host buffer's turn: what goes to the device, and what comes back once `done`."""
@@ -69,9 +83,8 @@ class Slot:
     drawn: Tensor  # pinned int32 [draws]: tokens; -1 where the logits were not finite
     scores: Tensor  # pinned int32 [draws, 2, 1 + MAX_LOGPROBS]: as `kernels.logprobs` writes them
     done: torch.cuda.Event | None
-    places: list[int] = field(factory=list)  # the plan's entries that drew, in order
-    at: list[int] | None = None  # where in `drawn` they are; None: in order
-    seats: list[Open | None] = field(factory=list)  # who drew: rows change hands; none if no scores
+    draw: Draw | None = None
+    scored: bool = False
 
 
 @define(eq=False)
@@ -89,8 +102,7 @@ class TorchExecutor:
     def __init__(
         self, config: EngineConfig, spec: ModelSpec, weights: Weights | Model,
         device: torch.device | str, *, graphs: bool = True, checked: bool = False,
-        kernels: bool = False,
-    ) -> None:  # fmt: skip
+        kernels: bool = False) -> None:  # fmt: skip
         """Runs on `device`, where the weights are.
 
         `checked`: a decode step that waits for the device, or takes memory, fails. `kernels`: on
@@ -102,8 +114,7 @@ class TorchExecutor:
         self.config, self.spec, self.graphs, self.checked = config, spec, graphs and cuda, checked
         self.small = not cuda and spec.hidden_size * spec.intermediate_size <= FOR_ONE_THREAD
         self.model: Model = weights if not isinstance(weights, Weights) else (
-            lambda batch, cache: forward(spec, weights, batch, cache)
-        )  # fmt: skip
+            lambda batch, cache: forward(spec, weights, batch, cache))  # fmt: skip
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.gpu: Any = None  # what needs Triton
         self.flash_from = self.captured = 0  # as in `Routes`
@@ -146,8 +157,12 @@ class TorchExecutor:
         self.made: dict[Kind, torch.cuda.CUDAGraph] = {}
         self.seen: set[Kind] = set()  # with inputs from history: once at least
         self.pool = torch.cuda.graph_pool_handle() if cuda else None
+        most = self.captured + config.max_num_seqs
+        self.graph_bytes = cuda_activation_bytes(spec, config, most)
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
         self.wanted: list[bool] = []  # whether one of them does
+        self.draw = Draw([], [])  # theirs
+        self.trying = ""  # what the step under way takes that may not work here
         self.flights: deque[Flight] = deque()
         self.drawing: tuple[list[int], Sampling] | None = None  # who the CPU's sampler drew for
         self._wait()
@@ -172,11 +187,20 @@ class TorchExecutor:
     def _attempt(self, flight: Flight) -> None:
         if self.small and torch.get_num_threads() > 1:
             _work_alone()
+        self.trying = ""
         try:
             with torch.inference_mode(), torch.cuda.stream(self.stream):
                 self._launch(flight)
         except Exception as error:
+            if self.trying and not isinstance(error, torch.OutOfMemoryError):
+                self._do_without(self.trying, error)
             flight.error = str(error) if isinstance(error, ExecutorError) else repr(error)
+
+    def _do_without(self, what: str, why: object) -> None:
+        """Take the slower way from now on, and say so: what failed would fail again."""
+        _log.warning("%s cannot be used here, and is not from now on: %s", what, why)
+        self.flash_from *= what != FLASH
+        self.graphs = self.graphs and what != GRAPHS
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens."""
@@ -191,6 +215,8 @@ class TorchExecutor:
         self.flights.clear()
         self.members, self.rows.changes = (), []
         self._wait()  # nothing handed over touches the cache any more
+        if self.stream is not None:
+            torch.cuda.empty_cache()  # while a graph is captured, torch does not do so itself
         return Failed(flight.plan.step, flight.error)
 
     def close(self) -> None:
@@ -210,22 +236,22 @@ class TorchExecutor:
         for slot in flight.slots:
             if slot.done is not None:
                 slot.done.synchronize()
-            tokens = slot.drawn[: len(slot.places)] if slot.at is None else slot.drawn[slot.at]
+            who: Any = slot.draw
+            tokens = slot.drawn[: len(who.places)] if who.at is None else slot.drawn[who.at]
             drawn: list[int] = tokens.tolist()
             if -1 in drawn:
-                bad = [i for i, token in zip(slot.places, drawn, strict=True) if token < 0]
-                raise not_finite(self.seats[plan.rows[i]] for i in bad)
-            if slot.seats:
-                self._keep_scores(slot)
-            if plan.repeat == 1 and slot.at is None:
+                raise not_finite(s for s, token in zip(who.seats, drawn, strict=True) if token < 0)
+            if slot.scored:
+                self._keep_scores(slot.scores.numpy(), who)
+            if plan.repeat == 1 and who.at is None:
                 return tuple(zip(drawn, strict=True))
-            for i, token in zip(slot.places, drawn, strict=True):
+            for i, token in zip(who.places, drawn, strict=True):
                 out[i] += (token,)
         return tuple(out)
 
-    def _keep_scores(self, slot: Slot) -> None:
-        words, vocab = slot.scores.numpy(), self.spec.vocab_size
-        for at, seat in zip(slot.at or range(len(slot.seats)), slot.seats, strict=True):
+    def _keep_scores(self, words: Any, who: Draw) -> None:
+        vocab = self.spec.vocab_size
+        for at, seat in zip(who.at or range(len(who.seats)), who.seats, strict=True):
             if seat is not None and (most := seat.request.sampling.logprobs) is not None:
                 ids, bits = words[at, :, : 1 + min(most, vocab)]
                 scores = self.logprobs.setdefault((seat.request.id, seat.sample), [])
@@ -239,7 +265,7 @@ class TorchExecutor:
             row, params = plan.rows[opened.index], opened.request.sampling
             self.seats[row], self.members, self.drawing = opened, (), None
             filtered = params.top_p < 1 or 0 < params.top_k < vocab or params.min_p > 0
-            self.wants[row] = filtered, params.logprobs is not None
+            self.wants[row] = filtered and not is_greedy(params), params.logprobs is not None
             rows.open(row, opened, vocab)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
             self.cache.clear(opened.table[full:], part)
@@ -266,8 +292,8 @@ class TorchExecutor:
         if rows is not self.members:
             self.rows.set_batch(rows, bucket_of(len(rows), DECODE))
             self.members, self.wanted = rows, np.logical_or.reduce(self.wants[list(rows)]).tolist()
-        kind = Kind(len(rows), len(rows), *self.wanted)
-        self._run(flight, kind, EMPTY, places, None, longest)
+            self.draw = Draw(places, [self.seats[row] for row in rows])
+        self._run(flight, self._kind(len(rows), len(rows), *self.wanted), EMPTY, self.draw, longest)
 
     def _mixed(self, flight: Flight) -> None:
         """Rows that feed themselves, and chunks of history."""
@@ -276,16 +302,19 @@ class TorchExecutor:
         selves = [i for i in range(len(plan.rows)) if i not in filled]
         counts = [len(fill.tokens) for fill in plan.fills]
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
-        filtered, scored = np.logical_or.reduce(self.wants[list(plan.rows)]).tolist()
-        exact = Kind(
-            len(selves), len(selves) + len(drawing), filtered, scored, sum(counts), len(counts),
-            max(counts),
-        )  # fmt: skip
-        kind = (self.graphs and exact.padded(self.captured)) or exact
+        flags, alone = np.logical_or.reduce(self.wants[list(plan.rows)]).tolist(), len(selves)
+        history = sum(counts), len(counts), max(counts)
+        kind = self._kind(alone, alone + len(drawing), *flags, *history)
         places = selves + [plan.fills[k].index for k in drawing]
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
+        draw = Draw(places, [self.seats[plan.rows[i]] for i in places], at)
         longest = max((plan.starts[i] + 1 for i in selves), default=1)
-        self._run(flight, kind, self._packed(plan, selves, drawing, kind), places, at, longest)
+        self._run(flight, kind, self._packed(plan, selves, drawing, kind), draw, longest)
+
+    def _kind(self, *exact: Any) -> Kind:
+        """The kind of a step, padded if there can be a graph of it."""
+        kind = Kind(*exact)
+        return kind.padded() if self.graphs and kind.fits(self.captured) else kind
 
     def _packed(self, plan: Plan, selves: list[int], drawing: list[int], kind: Kind) -> Words:
         """The inputs of a mixed step, as `_inputs` reads them; padding is the scratch row's.
@@ -325,33 +354,25 @@ class TorchExecutor:
 
     # --- one forward -----------------------------------------------------------------------------
 
-    def _run(
-        self, flight: Flight, kind: Kind, inputs: Words, places: list[int], at: list[int] | None,
-        longest: int,
-    ) -> None:  # fmt: skip
+    def _run(self, flight: Flight, kind: Kind, inputs: Words, draw: Draw, longest: int) -> None:
         """Send what a forward needs, run it, and have its tokens sent back."""
-        slot = self.ring[0]
+        slot, spec = self.ring[0], self.spec
         self.ring.rotate(-1)
-        slot.places, slot.at = places, at
-        slot.seats = [self.seats[flight.plan.rows[i]] for i in places] if kind.scored else []
+        slot.draw, slot.scored = draw, kind.scored
         flight.slots.append(slot)
-        self._send(slot, inputs)
         table = self.rows.blocks * self.config.block_size
         context = min(1 << max(10, longest.bit_length()), table)  # few kinds
-        padded = kind.padded(self.captured) if self.graphs else None
-        alone = kind.alone if padded is None else padded.alone
-        splits, spec = 1, self.spec
-        if alone and self.gpu is not None:
-            splits = self.gpu.num_splits(alone, spec.kv_heads, spec.head_dim, context)
-        if padded is None:
-            self._step(evolve(kind, splits=splits))
-        else:
-            self._replay(evolve(padded, splits=splits))
-        slot.drawn[: kind.draws].copy_(self.out[: kind.draws], non_blocking=True)
-        if kind.scored:
-            slot.scores[: kind.draws].copy_(self.scores[: kind.draws], non_blocking=True)
-        if slot.done is not None:
-            slot.done.record()
+        if kind.alone and self.gpu is not None:
+            splits = self.gpu.num_splits(kind.alone, spec.kv_heads, spec.head_dim, context)
+            kind = evolve(kind, splits=splits)
+        with self._watched() if self.checked and kind in self.made else contextlib.nullcontext():
+            self._send(slot, inputs)
+            (self._replay if self.graphs and kind.fits(self.captured) else self._step)(kind)
+            slot.drawn[: kind.draws].copy_(self.out[: kind.draws], non_blocking=True)
+            if kind.scored:
+                slot.scores[: kind.draws].copy_(self.scores[: kind.draws], non_blocking=True)
+            if slot.done is not None:
+                slot.done.record()
 
     def _send(self, slot: Slot, inputs: Words) -> None:
         """Inputs and changes to the device in one copy; the rows change."""
@@ -368,20 +389,23 @@ class TorchExecutor:
         graph = self.made.get(kind)
         if graph is None:
             if kind.tokens and (kind not in self.seen or len(self.made) >= MOST_KINDS):
-                self.seen.add(kind)
-                return self._step(kind)
+                self._step(kind)
+                self.seen.add(kind)  # now that what it needs is compiled
+                return
             graph = self.made[kind] = self._capture(kind)
-        if not self.checked:
-            return graph.replay()
+        graph.replay()
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """A step, of which there is a graph, neither waits for the device nor takes memory."""
         torch.cuda.set_sync_debug_mode("error")
         before = torch.cuda.memory_stats(self.device)["allocation.all.allocated"]
         try:
-            graph.replay()
+            yield
         finally:
             torch.cuda.set_sync_debug_mode("default")
         if torch.cuda.memory_stats(self.device)["allocation.all.allocated"] != before:
             raise ExecutorError("a decode step took memory")
-        return None
 
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
         """The graph of a step. Capturing runs nothing, but what it needs has to be compiled."""
@@ -389,9 +413,11 @@ class TorchExecutor:
             self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
         # Of this thread: a capture cannot make one.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
-        graph = torch.cuda.CUDAGraph()
+        self.trying, graph = GRAPHS, torch.cuda.CUDAGraph()
         graph.capture_begin(self.pool, "thread_local")
         try:
+            if not self.made:  # all graphs share one segment: a larger one would need its own
+                torch.empty(self.graph_bytes, dtype=torch.uint8, device=self.device)
             self._step(kind)
         except BaseException:
             self.pool = torch.cuda.graph_pool_handle()  # the old one may end with this graph
@@ -418,8 +444,7 @@ class TorchExecutor:
         )
         batch = Batch(
             tokens, positions, slots, sampled, rows.table, selves, ahead[:alone], chunks,
-            splits=kind.splits,
-        )  # fmt: skip
+            splits=kind.splits)  # fmt: skip
         logits = self.model(batch, self.cache)
         if not kind.draws:
             return
@@ -430,8 +455,7 @@ class TorchExecutor:
         else:
             new, broken = self.gpu.sample(
                 logits, drawn, rows.temperature, rows.top_k, rows.top_p, rows.deepest, rows.stream,
-                ahead, filtered=kind.filtered,
-            )  # fmt: skip
+                ahead, filtered=kind.filtered)  # fmt: skip
         self.ops.advance(drawn, ahead, new, broken, rows.last, rows.next, rows.scratch, self.out)
         if kind.scored:
             self.ops.logprobs(logits, new, drawn, rows.asked, self.scores)
@@ -455,8 +479,9 @@ class TorchExecutor:
         rows, starts, counts, offsets = words
         flash = None
         if 0 < self.flash_from <= kind.longest and kind.tokens > self.captured:
-            if load_flash():
-                self.flash_from = 0  # installed, but broken
+            self.trying = FLASH
+            if why := load_flash():
+                self._do_without(FLASH, why)
                 return self._chunks(kind, words)
             flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
         return Chunks(rows, starts, counts, offsets, kind.longest, flash)

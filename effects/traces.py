@@ -34,8 +34,7 @@ KNOWN: Final = (
 _SPELLED: Final[dict[str, tuple[float, float, float]]] = {  # default, least and most
     "rate": (1.0, 1e-6, 1e6), "requests": (1000, 1, LONGEST), "prompt": (512, 1, LONGEST),
     "output": (128, 1, LONGEST), "spread": (0.0, 0, 8), "shared": (0.0, 0, 1),
-    "prefix": (256, 1, LONGEST), "prefixes": (1, 1, LONGEST), "seed": (0, 0, 2**63),
-}  # fmt: skip
+    "prefix": (256, 1, LONGEST), "prefixes": (1, 1, LONGEST), "seed": (0, 0, 2**63)}  # fmt: skip
 
 
 class TraceError(ConfigError):
@@ -150,10 +149,11 @@ def _rows(path: Path, azure: bool) -> Iterator[Row]:
             for number, line in enumerate(lines, 1):
                 if not azure or number > 1:
                     row = _azure(number, line) if azure else _mooncake(line)
-                    _check(last <= row.time < math.inf, f"time goes back by {last - row.time:g} s")
+                    _check(abs(row.time) < 2**40, f"its time is {row.time:g} s")
+                    _check(last <= row.time, f"time goes back by {last - row.time:g} s")
                     last = row.time
                     yield row
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, RecursionError, OverflowError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else error
             raise TraceError(f"{path}, row {number}: {why}") from None
 

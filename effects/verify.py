@@ -60,8 +60,7 @@ TEXTS: Final = (
     "naïve café, Größe; cafe\u0301 and A\u030angstro\u0308m \ufb01 \ufdfa \u00bd \u2167 ∑",
     "日本語のテキスト、한국어 שלום, مرحبا", "\x00\x07\x7f\u200b\u2028\ufeff",
     "emoji 😀 👨\u200d👩\u200d👧 🇨🇭 👍🏽, 1234567890 3.14159 0x1F 1e-9",
-    "don't I'LL we've; snake_case camelCase <html> </s> [INST] <|im_start|>",
-)  # fmt: skip
+    "don't I'LL we've; snake_case camelCase <html> </s> [INST] <|im_start|>")  # fmt: skip
 ASKS: Final = {"role": "user", "content": "What is  a 'list' in <Python>? 🐍\n"}
 SAYS: Final = {"role": "assistant", "content": " A sequence.\n"}
 Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]

@@ -32,6 +32,7 @@ Exponentials are to base 2 (log2 e goes into the scale), which is the hardware's
 """
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ PROCESSORS = 132  # streaming multiprocessors of an H100 or H200
 # then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). From 32 on (7B, batch 8) as well,
 # but a step took 4.88 ms instead of 4.69.
 AT_ONCE, MANY = {64: 4, 128: 2, 256: 1}, 64
+HAVE_99_KB = ((8, 6), (8, 9), (12, 0), (12, 1))  # of shared memory for a program
 SPLIT_TOKENS = 8192  # a range no program exceeds: one long context among many short ones
 MAX_SPLITS = 128  # beyond, merging takes longer than the ranges
 MERGE_VALUES = {64: 64, 128: 128, 256: 128}  # results a merging thread loads at once, by dim
@@ -56,12 +58,10 @@ Tune = tuple[int, int, int]
 # float32 products do not use the tensor cores: small tiles, or sums do not fit the registers.
 DECODE: dict[tuple[int, int], Tune] = {
     (2, 64): (64, 4, 4), (2, 128): (64, 4, 3), (2, 256): (32, 4, 3),
-    (4, 64): (32, 4, 3), (4, 128): (16, 4, 3), (4, 256): (16, 4, 3),
-}  # fmt: skip
+    (4, 64): (32, 4, 3), (4, 128): (16, 4, 3), (4, 256): (16, 4, 3)}  # fmt: skip
 PREFILL: dict[tuple[int, int], Tune] = {
     (2, 64): (128, 64, 3), (2, 128): (128, 64, 3), (2, 256): (128, 32, 3),
-    (4, 64): (32, 16, 2), (4, 128): (16, 16, 2), (4, 256): (16, 16, 2),
-}  # fmt: skip
+    (4, 64): (32, 16, 2), (4, 128): (16, 16, 2), (4, 256): (16, 16, 2)}  # fmt: skip
 
 
 def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
@@ -79,8 +79,7 @@ def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
 def decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, rows: Tensor, contexts: Tensor,
     scale: float, *, window: int = 0, splits: int | None = None, out: Tensor | None = None,
-    tune: Tune | None = None,
-) -> Tensor:  # fmt: skip
+    tune: Tune | None = None) -> Tensor:  # fmt: skip
     """Attention of one query per sequence over its cached context; returns `out`, as q in shape.
 
     q [batch, heads, head_dim], any strides but the last; k_cache and v_cache
@@ -105,15 +104,13 @@ def decode_attention(
     tile, warps, stages = tune or DECODE[_table_row(q)]
     return _launch(
         q, k_cache, v_cache, table, rows, contexts, None, None, scale, window, 1, splits, out,
-        _padded(q.shape[1] // k_cache.shape[2]), tile, warps, stages,
-    )  # fmt: skip
+        _padded(q.shape[1] // k_cache.shape[2]), tile, warps, stages)  # fmt: skip
 
 
 def prefill_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, rows: Tensor, starts: Tensor,
     counts: Tensor, offsets: Tensor, scale: float, *, window: int = 0, max_count: int,
-    splits: int = 1, out: Tensor | None = None, tune: Tune | None = None,
-) -> Tensor:  # fmt: skip
+    splits: int = 1, out: Tensor | None = None, tune: Tune | None = None) -> Tensor:  # fmt: skip
     """Causal attention of packed chunks over their cached contexts; returns `out`, as q in shape.
 
     Chunk i is the queries q[offsets[i] : offsets[i] + counts[i]], at positions starts[i] onwards of
@@ -128,12 +125,11 @@ def prefill_attention(
         return attention_reference(
             q, k_cache, v_cache, table, rows, starts, counts, offsets, scale, window, out
         )
-    most, tile, stages = tune or PREFILL[_table_row(q)]
+    most, tile, stages = tune or _prefill_tune(_table_row(q), q.device)
     rows_tile = min(most, _padded(max_count * q.shape[1] // k_cache.shape[2]))
     return _launch(
         q, k_cache, v_cache, table, rows, starts, counts, offsets, scale, window, max_count, splits,
-        out, rows_tile, tile, 8 if rows_tile >= 128 else 4, stages,
-    )  # fmt: skip
+        out, rows_tile, tile, 8 if rows_tile >= 128 else 4, stages)  # fmt: skip
 
 
 def _launch(
@@ -159,9 +155,16 @@ def _launch(
         *q.stride()[:2], *out.stride()[:2], table.stride(0), *k_cache.stride()[:3],
         window=window, split=splits > 1, group=group, rows_tile=rows_tile,
         block_size=block_size, tile=tile, dim=dim, dim_pad=dim_pad, merge_rows=merge_rows,
-        depth=depth, num_warps=warps, num_stages=stages, launch_pdl=early(q),
-    )  # fmt: skip
+        depth=depth, num_warps=warps, num_stages=stages, launch_pdl=early(q))  # fmt: skip
     return out
+
+
+@cache
+def _prefill_tune(row: tuple[int, int], device: torch.device) -> Tune:
+    """From `PREFILL`; for the widest heads that takes 136 KB of shared memory."""
+    small = row == (2, 256) and device.type == "cuda"
+    small = small and torch.cuda.get_device_capability(device) in HAVE_99_KB
+    return (64, 32, 2) if small else PREFILL[row]
 
 
 def _table_row(q: Tensor) -> tuple[int, int]:

@@ -54,8 +54,7 @@ def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _merge(  # type: ignore[no-untyped-def]  # arguments have Triton's types
     parts, sums, at, mine, used,
-    rows: tl.constexpr, depth: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr,
-):  # fmt: skip
+    rows: tl.constexpr, depth: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr):  # fmt: skip
     """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged by sums, `depth` at once."""
     dims = tl.arange(0, dim_pad)
     acc, total = tl.zeros([rows, dim_pad], tl.float32), tl.zeros([rows], tl.float32)
@@ -82,8 +81,7 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
     splits, q_row, q_head, out_row, out_head, table_row, stride_block, stride_token, stride_head,
     window: tl.constexpr, split: tl.constexpr, group: tl.constexpr, rows_tile: tl.constexpr,
     block_size: tl.constexpr, tile: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr,
-    merge_rows: tl.constexpr, depth: tl.constexpr,
-):  # fmt: skip
+    merge_rows: tl.constexpr, depth: tl.constexpr):  # fmt: skip
     """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are contexts.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.

@@ -50,8 +50,7 @@ TABLE: dict[str, list[tuple[int, float, Tune | None]]] = {
     "norm_gated": [
         (2, 12, (1, 2, 1024, 1, 1, 1)), (2, 60, (1, 1, 2048, 1, 1, 1)),
         (1, 999, (1, 2, 4096, 1, 8, 1)), (16, 60, None), (16, 999, (16, 64, 128, 1, 2, 3)),
-    ],
-}  # fmt: skip
+    ]}  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
@@ -104,8 +103,7 @@ def _products(  # type: ignore[no-untyped-def]  # Triton's
 def _linear(  # type: ignore[no-untyped-def]  # Triton's
     x, norm, weight, bias, out, parts, arrivals, eps, tokens, columns, gated: tl.constexpr,
     size: tl.constexpr, rows: tl.constexpr, cols: tl.constexpr, depth: tl.constexpr,
-    splits: tl.constexpr, stages: tl.constexpr, held: tl.constexpr,
-):  # fmt: skip
+    splits: tl.constexpr, stages: tl.constexpr, held: tl.constexpr):  # fmt: skip
     """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; no norm: out +=."""
     tile, part = tl.program_id(1) // splits, tl.program_id(1) % splits
     row = (tl.program_id(0) * rows + tl.arange(0, rows))[:, None]
@@ -132,8 +130,7 @@ def _linear(  # type: ignore[no-untyped-def]  # Triton's
         start += tl.load(where, mask=mine, other=0.0)
     acc, total = _products(
         x + row * size, norm, at, tiles, row < tokens, first, tl.minimum(first + share, size), size,
-        rows, lines, depth, stages, held,
-    )  # fmt: skip
+        rows, lines, depth, stages, held)  # fmt: skip
     if splits > 1:
         cell, lot = tile * tl.num_programs(0) + tl.program_id(0), rows * (lines + 1)
         base = parts + cell.to(tl.int64) * (splits * lot)
@@ -171,8 +168,7 @@ def _pick(name: str, x: Tensor, weight: Tensor) -> Tune | None:
 
 def _run(
     name: str, tune: Tune | None, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor,
-    bias: Tensor | None, out: Tensor | None = None,
-) -> Tensor | None:  # fmt: skip
+    bias: Tensor | None, out: Tensor | None = None) -> Tensor | None:  # fmt: skip
     """Launch the kernel into `out`, or a new tensor; None: it is not for this."""
     (tokens, size), gated = x.shape, name == "norm_gated"
     columns, tune = len(weight) // (1 + gated), tune or _pick(name, x, weight)
@@ -187,19 +183,17 @@ def _run(
     counts = arrivals(x.device, heights * tiles) if splits > 1 else None
     out = x.new_empty(tokens, columns) if out is None else out
     few = lines * depth * passes * x.element_size() <= HELD * 32 * warps
-    few = few and weight.numel() <= HELD_WEIGHTS
+    few = few and weight.numel() <= HELD_WEIGHTS and (splits == 1 or size % (depth * splits) == 0)
     held = passes if rows == stages == 1 and few else 0
     _linear[heights, tiles * splits](
         x, norm, weight, bias, out, parts, counts, eps, tokens, columns, gated, size, rows, cols,
-        depth, splits, stages, held, num_warps=warps, launch_pdl=early(x),
-    )  # fmt: skip
+        depth, splits, stages, held, num_warps=warps, launch_pdl=early(x))  # fmt: skip
     return out
 
 
 def norm_linear(
     x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None,
-    tune: Tune | None = None,
-) -> Tensor:  # fmt: skip
+    tune: Tune | None = None) -> Tensor:  # fmt: skip
     """rms_norm(x) @ weight.T + bias: x [tokens, hidden], weight [out, hidden] -> [tokens, out].
 
     One dtype. Call it before a CUDA graph captures it. tune: constants instead of `TABLE`'s."""
@@ -209,8 +203,7 @@ def norm_linear(
 
 def linear_add(
     residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None,
-    tune: Tune | None = None,
-) -> None:  # fmt: skip
+    tune: Tune | None = None) -> None:  # fmt: skip
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias. The rest is as above."""
     if _run("linear_add", tune, x, None, 0.0, weight, bias, residual) is None:
         plain.linear_add(residual, x, weight, bias)
@@ -218,8 +211,7 @@ def linear_add(
 
 def norm_gated(
     x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, bias: Tensor | None = None,
-    tune: Tune | None = None,
-) -> Tensor:  # fmt: skip
+    tune: Tune | None = None) -> Tensor:  # fmt: skip
     """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias. The rest is as above."""
     if (out := _run("norm_gated", tune, x, norm_weight, eps, gate_up, bias)) is not None:
         return out

@@ -53,8 +53,7 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _finish(  # type: ignore[no-untyped-def]  # Triton's
     logits, stride, tokens, who, asked, stats, lists, out, parts, most: tl.constexpr,
-    pad: tl.constexpr, wide: tl.constexpr,
-):  # fmt: skip
+    pad: tl.constexpr, wide: tl.constexpr):  # fmt: skip
     follow()
     row, lanes, at = tl.program_id(0).to(tl.int64), tl.arange(0, pad), tl.arange(0, wide)
     count = tl.load(asked + tl.load(who + row))

@@ -17,8 +17,7 @@ TILE, WARP, MANY = 4096, 512, 1024  # elements of a program, of a warp; rows tha
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]  # Triton ships no types
 def _rms_norm(  # type: ignore[no-untyped-def]  # Triton's
     x, weight, residual, out, x_stride, residual_stride, out_stride, rows, eps,
-    size: tl.constexpr, pad: tl.constexpr, height: tl.constexpr, add: tl.constexpr,
-):  # fmt: skip
+    size: tl.constexpr, pad: tl.constexpr, height: tl.constexpr, add: tl.constexpr):  # fmt: skip
     row = (tl.program_id(0) * height + tl.arange(0, height)).to(tl.int64)[:, None]
     lane = tl.arange(0, pad)[None, :]
     inside = (row < rows) & (lane < size)
@@ -50,6 +49,5 @@ def rms_norm(
     _rms_norm[triton.cdiv(rows, height),](
         x, weight, more, out, x.stride(0), more.stride(0), out.stride(0), rows, eps, size, pad,
         height, residual is not None, num_warps=min(16, max(1, pad * height // WARP)),
-        launch_pdl=early(x),
-    )  # fmt: skip
+        launch_pdl=early(x))  # fmt: skip
     return out

@@ -34,9 +34,17 @@ def _able(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (9, 0)
 
 
-@cache
 def arrivals(device: torch.device, size: int) -> Tensor:
-    """Zeros to count in: a kernel leaves them zero. The first of a size is not to be captured."""
+    """Zeros to count in: a kernel leaves them zero. The first of a size is not to be captured.
+
+    Kernels of two streams (engines of one process) may run at once: each stream has its own.
+    """
+    cuda = device.type == "cuda"
+    return _zeros(device, size, torch.cuda.current_stream(device).cuda_stream if cuda else 0)
+
+
+@cache
+def _zeros(device: torch.device, size: int, _stream: int) -> Tensor:
     return torch.zeros(size, dtype=torch.int32, device=device)
 
 

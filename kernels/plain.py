@@ -76,8 +76,7 @@ def gather(
 
 def advance(
     rows: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, last: Tensor, next_: Tensor,
-    scratch: int, out: Tensor,
-) -> None:  # fmt: skip
+    scratch: int, out: Tensor) -> None:  # fmt: skip
     """Keep what rows drew, but of `scratch`, which stays at position 0; see rows.py."""
     index = rows.long()
     last.index_copy_(0, index, drawn)

@@ -20,8 +20,7 @@ MANY, SHARED = 512, 8  # from so many tokens on, so many share a program
 def _rope(  # type: ignore[no-untyped-def]  # Triton's
     qkv, stride, table, positions, slots, k_cache, v_cache, slot_stride, q_norm, k_norm, eps, heads,
     kv_heads, tokens, half: tl.constexpr, pad: tl.constexpr, normed: tl.constexpr,
-    height: tl.constexpr, shared: tl.constexpr,
-):  # fmt: skip
+    height: tl.constexpr, shared: tl.constexpr):  # fmt: skip
     """Rows of a program are `height` heads of each of `shared` tokens."""
     row, head = tl.arange(0, height * shared), tl.program_id(1) * height
     token = (tl.program_id(0) * shared + row // height).to(tl.int64)
@@ -59,8 +58,7 @@ def _rope(  # type: ignore[no-untyped-def]  # Triton's
 def rope_and_cache(
     qkv: Tensor, cos_sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor,
     v_cache: Tensor, heads: int, kv_heads: int, q_norm: Tensor | None = None,
-    k_norm: Tensor | None = None, eps: float = 0.0,
-) -> None:  # fmt: skip
+    k_norm: Tensor | None = None, eps: float = 0.0) -> None:  # fmt: skip
     """Rotate queries in `qkv` [tokens, (heads + 2 kv_heads) * dim] in place, write keys and values.
 
     `cos_sin` [positions, dim] float32: cosines, then sines. `slots` [tokens] are block * block_size
@@ -75,8 +73,7 @@ def rope_and_cache(
             qkv, qkv.stride(0), cos_sin, positions, slots, k_cache, v_cache, k_cache.stride(1),
             q_norm, k_norm, eps, heads, kv_heads, len(qkv), half, triton.next_power_of_2(half),
             q_norm is not None, height, shared, num_warps=4 if shared > 1 else 1,
-            launch_pdl=early(qkv),
-        )  # fmt: skip
+            launch_pdl=early(qkv))  # fmt: skip
         return
     parts = torch.split(qkv.view(-1, total, 2 * half), [heads, kv_heads, kv_heads], 1)
     cos, sin = cos_sin[positions.long(), None].chunk(2, -1)  # from here on the reference

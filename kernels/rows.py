@@ -45,8 +45,7 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
 @triton.jit(do_not_specialize=["given_stride", "alone", "count"])  # type: ignore[untyped-decorator]  # Triton ships no types
 def _gather(  # type: ignore[no-untyped-def]  # as above
     rows, given, given_stride, last, next_, table, table_stride, block_size, alone, count,
-    tokens, positions, ahead, slots, block: tl.constexpr,
-):  # fmt: skip
+    tokens, positions, ahead, slots, block: tl.constexpr):  # fmt: skip
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
     fed, inside = at < alone, at < count
@@ -99,8 +98,7 @@ def _advance(  # type: ignore[no-untyped-def]  # as above
 
 def advance(
     rows: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, last: Tensor, next_: Tensor,
-    scratch: int, out: Tensor,
-) -> None:  # fmt: skip
+    scratch: int, out: Tensor) -> None:  # fmt: skip
     """Keep what rows drew: their last token, and the position it takes; not of row `scratch`.
 
     rows, positions, drawn and broken are [rows] int32. `out` gets the tokens too, less `broken`.
@@ -111,5 +109,4 @@ def advance(
     grid: Any = (triton.cdiv(len(rows), BLOCK),)
     _advance[grid](
         rows, positions, drawn, broken, last, next_, scratch, out, len(rows), block=BLOCK,
-        launch_pdl=early(rows),
-    )  # fmt: skip
+        launch_pdl=early(rows))  # fmt: skip

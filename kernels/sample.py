@@ -89,8 +89,7 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _gather(  # type: ignore[no-untyped-def]  # Triton's
     logits, stride, who, heats, top_ks, top_ps, deeps, tops, sums, totals, lists, counts,
-    width, vocab, groups, chunk: tl.constexpr, group: tl.constexpr, pad: tl.constexpr,
-):  # fmt: skip
+    width, vocab, groups, chunk: tl.constexpr, group: tl.constexpr, pad: tl.constexpr):  # fmt: skip
     follow()
     part, row, lanes = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.arange(0, pad)
     heat, k, p, deep, _, narrow = _row(who, heats, top_ks, top_ps, deeps, row, vocab, True)
@@ -154,8 +153,7 @@ def _quantile(line, edge, target, kind: tl.constexpr, tile: tl.constexpr):  # ty
 def _finish(  # type: ignore[no-untyped-def]  # Triton's
     logits, stride, who, heats, top_ks, top_ps, deeps, streams, positions, tops, totals, lists,
     counts, width, vocab, out, bad, groups, filtered: tl.constexpr, pad: tl.constexpr,
-    tile: tl.constexpr,
-):  # fmt: skip
+    tile: tl.constexpr):  # fmt: skip
     follow()
     row, lanes = tl.program_id(0).to(tl.int64), tl.arange(0, pad)
     heat, k, p, deep, greedy, narrow = _row(who, heats, top_ks, top_ps, deeps, row, vocab, filtered)
@@ -218,7 +216,7 @@ def sample(
     group, width = (group, vocab) if filtered else (chunk, parts)
     pad = triton.next_power_of_2(groups := parts * chunk // group)
     tops, sums, totals = logits.new_empty(3, rows, groups, dtype=torch.float32)
-    counts, bad, out = who.new_empty(3, rows)
+    counts, bad, out = who.new_empty(3, -(-rows // 4) * 4)[:, :rows]  # aligned: compiled once
     lists = who.new_empty(rows, width)
     line, lots = (logits, logits.stride(0), *asked), (lists, counts, width, vocab)
     first, how = (*lots, parts, filtered, chunk, group), early(logits)

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "AsyncLLM": "async_llm", "ChatTemplateError": "chat", "CheckpointError": "spec",
     "EngineDeadError": "worker", "LLM": "llm", "OverloadedError": "edge", "RequestError": "edge",
-    "RequestOutput": "outputs",
-}  # fmt: skip
+    "RequestOutput": "outputs"}  # fmt: skip
 __all__ = [
     "ConfigError", "EngineConfig", "ParameterError", "Request", "SamplingParams", *_LAZY,
 ]  # fmt: skip

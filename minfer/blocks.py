@@ -105,8 +105,7 @@ class Draft:
         return Blocks(
             self.total, self.fresh, self.spare, self.freed, self.free,
             self.index.finish(), self.nodes.finish(), self.live, self.idle.finish(),
-            self.low, self.high,
-        )  # fmt: skip
+            self.low, self.high)  # fmt: skip
 
     @property
     def available(self) -> int:

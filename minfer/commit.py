@@ -77,8 +77,7 @@ def _advanced(
     return Running(
         run.seqs, run.ids, run.gens, run.rows, run.starts, run.base,
         tuple(map(add, run.known, grown)), sched, run.last, run.ripe, run.mark,
-        run.tables, run.chains, tails, fresh,
-    ), new  # fmt: skip
+        run.tables, run.chains, tails, fresh), new  # fmt: skip
 
 
 def aligned(before: tuple[int, ...], now: tuple[int, ...], yields: Yields) -> Yields:

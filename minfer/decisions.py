@@ -156,6 +156,5 @@ def state_digest(state: EngineState) -> bytes:
         [tuple(map(len, column)) for column in (run.tails, run.fresh)],
         [(p.step, p.gens, p.rows, p.starts, p.counts, p.most, p.repeat) for p in state.inflight],
         [(f.until, f.held, f.private) for f in state.fences], state.faults, state.held,
-        compact(dump(state.policy)), compact(dump(state.requests)),
-    )  # fmt: skip
+        compact(dump(state.policy)), compact(dump(state.requests)))  # fmt: skip
     return blake2b(repr(told).encode(), digest_size=16).digest()

@@ -51,6 +51,7 @@ class Life:
     upto: float
     ahead: int = 0  # samples in line before it when it arrived
     preempted: int = 0  # times
+    early: bool = False  # had tokens before the run: when its first came is not known
     parts: Map[Where, Spent] = Map()  # all of its time from `arrived` to `upto`
     reasons: tuple[tuple[int, Reason], ...] = ()  # by turn; also of others who gave way for it
     first: float | None = None  # when its first tokens came
@@ -136,13 +137,16 @@ class _Fold:
     def _follow(self, state: EngineState, number: int, ends: dict[SampleId, Finished]) -> None:
         """Follow the samples of the request: those in `state`, and those that ended at once."""
         now, mine = state.time, (name for name in ends if name[0] == self.name)
+        known = dict(zip(state.running.ids, state.running.known, strict=True))
         self.lives = {name: Life(name, now, number, now, end=ends[name]) for name in mine}
         for seq in (*state.waiting, *state.running.seqs):
             if seq.request.id == self.name:
                 self.request, late, times = seq.request, now - seq.arrived, seq.preempted
                 ahead = sum(one.place < seq.place for one in state.waiting)
                 parts = Map({("before", "", False, times): (0, late, 0, 0, 0)} if late else {})
-                facts = seq.id, seq.arrived, number, now, ahead, times, parts
+                given = len(seq.request.prompt) + len(seq.request.output)
+                early = known.get(seq.id, len(seq.history)) > given
+                facts = seq.id, seq.arrived, number, now, ahead, times, early, parts
                 self.lives[seq.id] = self.sure[seq.id] = Life(*facts)
 
     def _place(self, state: EngineState, name: SampleId) -> tuple[str, str, bool, int]:
@@ -179,9 +183,10 @@ class _Fold:
             spent = tuple(map(add, since.parts.get(where, (0, 0.0, 0, 0, 0)), more))
             life = evolve(life, turn=number, upto=now, parts=since.parts.set(where, spent))
         if got:
-            if life.first is not None and (life.gap is None or now - life.last[1] > life.gap[0]):
+            if life.last[0] and (life.gap is None or now - life.last[1] > life.gap[0]):
                 life = evolve(life, gap=(now - life.last[1], life.last[0], turn))
-            life = evolve(life, last=(number, now), first=now if life.first is None else life.first)
+            first = life.first if life.early or life.first is not None else now
+            life = evolve(life, last=(number, now), first=first)
         told = life.reasons + tuple((number, r) for r in news)
         end = end if end and end.reason != "rejected" else None  # another of its id was
         life = evolve(life, reasons=told, preempted=times, end=end)

@@ -2,8 +2,9 @@
 
 What is exact: every turn before the fork, the turn of the fork itself (its recorded events, less an
 arrival that is taken away), all arrivals and cancels with their times, and how many tokens each
-sample has. What is modelled: how long steps take, the values of tokens, hence which later prompts
-share a prefix with an output, and the length of samples that were cancelled (as long as allowed).
+sample has (but for stop strings, which are no tokens, of those that run at the fork). What is
+modelled: how long steps take, the values of tokens, hence which later prompts share a prefix with
+an output, and the length of samples that were cancelled (as long as allowed).
 
 A change of what the state depends on (block size, pool, policy) cannot keep the state: there the
 engine is a new one, to which all that was being served is handed over as resumed requests, with an
@@ -21,6 +22,7 @@ from minfer.engine import step
 from minfer.journal import JournalError
 from minfer.messages import Cancel, Emit, Event, Finished, Preempted, Submit
 from minfer.policy import Rank
+from minfer.redact import redacted_config
 from minfer.replay import Journal
 from minfer.request import Request
 from minfer.sequence import SampleId
@@ -76,13 +78,13 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
     Raises JournalError if there is no such turn, or what is to change has happened before it.
     """
     gone = set(change.without)
-    turn, met, lengths, coming = None, 0, dict[SampleId, int](), list[Arrival]()
+    turn, met, lengths, coming = None, set[str](), dict[SampleId, int](), list[Arrival]()
     for one in journal.turns():
         names = {e.request.id for e in one.events if isinstance(e, Submit)} & gone
         if names and one.number < at:
             raise JournalError(f"request {min(names)!r} arrived in turn {one.number}, before the "
                                f"fork: fork at turn {one.number} or earlier")  # fmt: skip
-        met += len(names)
+        met |= names
         if one.number == at:
             turn = one
         elif one.number > at:
@@ -93,11 +95,15 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
     if turn is None:
         raise JournalError(f"there is no turn {at}: the journal has turns "
                            f"{journal.segments[0].head.turn} to {journal.count - 1}")  # fmt: skip
-    if gone and not met:
-        raise JournalError(f"no request {min(gone)!r} arrives from turn {at} on")
+    if gone - met:
+        raise JournalError(f"no request {min(gone - met)!r} arrives from turn {at} on")
     config = evolve(journal.config, **change.settings)
     ends = [(when, _planned(what, lengths)) for when, what in coming]
-    if config != journal.config:
+    was = journal.config
+    if config.block_size % was.block_size and was == redacted_config(was):
+        raise JournalError("without token ids equal blocks are known of "
+                           f"{was.block_size} tokens and multiples only")  # fmt: skip
+    if config != was:
         return _handover(journal.config, config, turn, ends, lengths, gone, cost)
     kept = tuple(e for e in turn.events if not (isinstance(e, Submit) and e.request.id in gone))
     first = _first(config, turn, kept, change.spare)
@@ -150,13 +156,13 @@ def _preempted(transition: Transition, name: str) -> set[SampleId]:
 
 def _handover(
     before: EngineConfig, config: EngineConfig, turn: Turn, coming: list[Arrival],
-    lengths: Mapping[SampleId, int], gone: Collection[str], cost: CostModel,
-) -> Fork:  # fmt: skip
+    lengths: Mapping[SampleId, int], gone: Collection[str], cost: CostModel) -> Fork:  # fmt: skip
     """The run on a new engine: who was being served is resumed, several samples begin anew."""
     state, time, size = turn.before, turn.transition.state.time, before.block_size
     here = sorted(_served(state, size), key=lambda one: one[0])
     resumed = [(time, _planned(request, lengths)) for _, _, request in here]
-    now = [*resumed, *_arrivals(turn.events, time, gone)]
+    new = _arrivals(turn.events, time, gone)
+    now = [*resumed, *((when, _planned(what, lengths)) for when, what in new)]
     arrivals = [(when, _bare(what)) for when, what in [*now, *coming]]
     simulation = Simulation(config, Simulated(lengths), cost, arrivals, time=time)
     return Fork(config, simulation.turns(), tuple((since, one) for _, since, one in here))

@@ -43,8 +43,7 @@ def seated(
     return Running(
         (seq,), (seq.id,), (gen,), (row,), (start,), (base,), (base,), (start,), (last,),
         (ripe_at(config, whole, last),), (mark_of(config, len(table), last),), (table,), (chain,),
-        (seq.history[whole * size :],), ((),),
-    )  # fmt: skip
+        (seq.history[whole * size :],), ((),))  # fmt: skip
 
 
 def committed(config: EngineConfig, state: EngineState, i: int) -> int:

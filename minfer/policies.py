@@ -222,8 +222,7 @@ class Static(FirstCome):
 
 POLICIES: Final[dict[str, type[Policy]]] = {
     "fcfs": FirstCome, "priority": Priority, "ageing": Ageing, "deadline": Deadline,
-    "shortest": Shortest, "fair": Fair, "window": Window, "static": Static,
-}  # fmt: skip
+    "shortest": Shortest, "fair": Fair, "window": Window, "static": Static}  # fmt: skip
 
 
 def policy_named(text: str) -> Policy:

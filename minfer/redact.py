@@ -79,8 +79,7 @@ def _request(config: EngineConfig, request: Request, secret: bytes) -> Request:
     return attrs.evolve(
         request, prompt=prompt, output=tuple(told[cut:]), root=root, seed=0, client=named,
         keys=block_keys(root, prompt, size)[: len(request.keys)], sampling=SamplingParams(),
-        stop_ids=frozenset({_STOP}) if request.stop_ids else frozenset(),
-    )  # fmt: skip
+        stop_ids=frozenset({_STOP}) if request.stop_ids else frozenset())  # fmt: skip
 
 
 def _results(

@@ -112,8 +112,12 @@ class Journal:
             if following and self.count != end:
                 raise JournalError(f"{following.name}: it begins with turn {end}, but what comes "
                                    f"before it ends after turn {self.count}")  # fmt: skip
-            if following and following.head.state is not None:
-                self._check(self.state, state_digest(following.head.state), following.name)
+            if following:
+                was, head = segment.head.config, following.head
+                if (head.config, head.digest) != (was, self.digest) or head.state is None:
+                    raise JournalError(f"{following.name}: it is of another run than what comes "
+                                       "before it")  # fmt: skip
+                self._check(self.state, state_digest(head.state), following.name)
         if until is not None:
             raise JournalError(f"there is no turn {until}: the journal has turns "
                                f"{self.segments[0].head.turn} to {self.count - 1}")  # fmt: skip
@@ -127,13 +131,18 @@ class Journal:
 
     def _other(self, payload: bytes, where: str) -> None:
         """A record that is no turn: a digest of a state, or the end."""
-        if payload[:1] == b"S":
-            about = int.from_bytes(payload[1:9], "little")
+        kind, about = payload[:1], int.from_bytes(payload[1:9], "little")
+        if kind == b"S" and about <= self.count:
             state = {self.marked[0]: self.marked[1], self.count: self.state}.get(about)
             if state is not None:
                 self._check(state, payload[9:], where)
-        elif payload[:1] == b"E":
+        elif kind == b"E" and about == self.count:
             self.closed = True
+        elif kind != b"H":
+            what = (
+                f"what comes after turn {self.count - 1} does not belong there: turns are missing"
+            )
+            raise JournalError(f"{where}: {what}, or it is damaged")
 
     def _turn(self, payload: bytes, segment: Segment) -> Turn:
         before, number = self.state, self.count
@@ -166,20 +175,9 @@ class Journal:
 def open_segments(
     files: Mapping[str, bytes], classes: Mapping[str, type] | None = None
 ) -> tuple[Segment, ...]:
-    """The segments in `files`, name -> content, in order. Raises JournalError.
-
-    The last one may have been cut off before its head was whole; then it is left out.
-    """
-    found = []
-    for number, (name, data) in enumerate(files.items(), 1):
-        try:
-            found.append(Segment(name, data, read_head(data, name, *filter(None, [classes]))))
-        except JournalError:
-            if number < len(files) or not found:
-                raise
-    if not found:
-        raise JournalError("there is no journal here")
-    return tuple(found)
+    """The segments in `files`, name -> content, in order. Raises JournalError."""
+    more = [classes] if classes else []
+    return tuple(Segment(name, data, read_head(data, name, *more)) for name, data in files.items())
 
 
 def _divergence(
@@ -192,7 +190,7 @@ def _divergence(
         if was != now:
             path, was, now = _first(name, was, now)
             return Divergence(number, before.next_step, time, path, was, now)
-    what = "the positions or rows of a plan (recorded as a digest)"
+    what = "positions or rows of a plan (known by digest), or turns are missing or out of order"
     return Divergence(number, before.next_step, time, what, None, None)
 
 

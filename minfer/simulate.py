@@ -30,6 +30,7 @@ from minfer.state import EngineState, Transition, Turn, initial
 Arrival = tuple[float, Request | Cancel]  # seconds
 _PLAIN = [(0,) * k for k in range(65)]  # what a row yields: a token id that means nothing
 _NEVER = (math.inf, 0, 0)
+IDLE = 10_000
 
 
 class Coming(deque[Arrival]):
@@ -159,12 +160,13 @@ class Simulation:
     step: Callable[[EngineConfig, EngineState, tuple[Event, ...]], Transition] = step
 
     def turns(self) -> Iterator[Turn]:
-        """Take turns until everything has been served, or nothing can happen any more."""
+        """Take turns until everything has been served, or nothing can happen any more: not for
+        `IDLE` turns in a row, of which a policy that puts everybody off asks for more and more."""
         cost, state, number, free, done = self.cost, self.state, self.number, self.time, self.time
         flights = deque((free, cost.seconds(plan)) for plan in state.inflight)  # launched, takes
         wake = free if state.requests else math.inf
-        arrivals, coming = iter(self.arrivals), None
-        while True:
+        arrivals, coming, idle = iter(self.arrivals), None, 0
+        while idle < IDLE:
             coming = coming or next(arrivals, None)
             if flights:
                 launched, takes = flights.popleft()
@@ -186,6 +188,7 @@ class Simulation:
             plans = [one.plan for one in transition.commands if isinstance(one, Execute)]
             while len(flights) + len(plans) > len(state.inflight):
                 flights.pop()  # a step failed, and these with it
+            idle = 0 if plans or len(events) > 1 else idle + 1
             for plan in plans:
                 self.executor.launch(plan)
                 flights.append((free, cost.seconds(plan)))

@@ -42,8 +42,7 @@ def requests(name: str = "r0") -> st.SearchStrategy[Request]:
         n=st.sampled_from((1, 1, 1, 2, 3)), output=st.sampled_from(((), (), (), (5,))),
         priority=st.integers(-3, 3) | st.sampled_from((1 - 2**53, 2**53 - 1)),
         client=st.sampled_from(("", "a", "b")),
-        deadline=st.sampled_from((inf, 1.0, 0.05, 30.0, 1e-9)),
-    )  # fmt: skip
+        deadline=st.sampled_from((inf, 1.0, 0.05, 30.0, 1e-9)))  # fmt: skip
 
 
 def _events(number: int) -> st.SearchStrategy[Submit | Cancel]:
@@ -66,8 +65,7 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         block_size=draw(st.sampled_from((4, 2, 3))), max_model_len=32, vocab_size=VOCAB,
         max_num_batched_tokens=draw(st.sampled_from((64, 4, 6, 16))), depth=draw(st.integers(1, 3)),
         max_repeat=draw(st.sampled_from((1, 3))), watermark=draw(st.sampled_from((0, 1))),
-        window=draw(st.sampled_from((0, 0, 6))),
-    )  # fmt: skip
+        window=draw(st.sampled_from((0, 0, 6))))  # fmt: skip
 
 
 @st.composite
@@ -105,8 +103,7 @@ def check_policy(
     @settings(
         max_examples=max_examples, deadline=None, database=None, derandomize=False,
         report_multiple_bugs=False, verbosity=Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+        phases=(Phase.generate, Phase.shrink), suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2))
     def tried(config: EngineConfig, pace: float, trace: Trace, mine: Request, every: int) -> None:
         trial = Trial(config, pace, overtakes, patience, hold)

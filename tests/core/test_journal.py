@@ -204,6 +204,43 @@ def test_damage_is_named_with_its_place() -> None:
     assert len(list(journal.turns(until=4))) == 4
 
 
+def test_turns_that_were_taken_away_are_missed() -> None:
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    ends = _ends(data)
+    for kept in (3, len(turns) - 1):  # then the digest of the last state, and the end
+        with pytest.raises(JournalError, match=rf"after turn {kept - 1} .* turns are missing"):
+            list(opened(data[: ends[kept]] + data[ends[-3] :]).turns())
+    with pytest.raises(JournalError, match="turns are missing"):
+        list(opened(data[: ends[3]] + data[ends[-2] :]).turns())  # the end alone
+    for odd in (b"?", b"Tx"):
+        record = struct.pack("<II", len(odd), zlib.crc32(odd)) + odd
+        with pytest.raises(JournalError, match=r"damaged|no turn"):
+            list(opened(data[: ends[3]] + record + data[ends[3] :]).turns())
+
+
+def test_a_length_that_is_wrong_is_no_torn_tail() -> None:
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    for bit in (5, 12, 30):
+        broken = bytearray(data)
+        at = _ends(data)[4]
+        broken[at + bit // 8] ^= 1 << bit % 8
+        with pytest.raises(JournalError, match=f"record 5 at byte {at} is damaged"):
+            list(opened(bytes(broken)).turns())
+
+
+def test_zeros_are_a_torn_tail_only_at_the_end() -> None:
+    config, turns = recorded(2, 20)
+    data = encode_journal(config, turns)
+    cut = _ends(data)[6]
+    journal = opened(data[:cut] + bytes(4096))
+    assert list(journal.turns()) == turns[:6]
+    assert journal.torn
+    with pytest.raises(JournalError, match=r"record 7 .* is damaged"):
+        list(opened(data[:cut] + bytes(800) + data[cut + 800 :]).turns())
+
+
 def test_reordered_records_diverge() -> None:
     config, turns = recorded(2, 20)
     data = encode_journal(config, turns)
@@ -216,7 +253,7 @@ def test_reordered_records_diverge() -> None:
 
 @pytest.mark.parametrize(
     ("data", "why"),
-    [(b"", "not a journal"), (b"PK\x03\x04 something", "not a journal"),
+    [(b"", "this file is empty"), (b"PK\x03\x04 something", "not a journal"),
      (b"minfer journal 2\n", "newer format"), (MAGIC, "no head"),
      (MAGIC + b"\x05\0\0\0", "no head"),
      (MAGIC + struct.pack("<II", 3, zlib.crc32(b"Hxx")) + b"Hxx", "head cannot be read")],

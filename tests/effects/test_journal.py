@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer import LLM, SamplingParams
 from minfer.config import ConfigError, EngineConfig
 from minfer.effects import journal as journals
 from minfer.effects.driver import Driver
 from minfer.effects.journal import Writer, read_journal, write_journal
-from minfer.journal import JournalError
+from minfer.journal import MAGIC, JournalError, head_record, read_head
 from minfer.messages import Cancel, Submit
 from minfer.oracle import Oracle
 from minfer.policies import Fair
@@ -186,6 +186,30 @@ def test_a_torn_record_is_told_of(tmp_path: Path) -> None:
     assert "the last record is cut off" in journal.torn[0]
 
 
+def test_segments_must_be_whole_and_of_one_run(tmp_path: Path) -> None:
+    folders = []
+    for name, count in (("one", 200), ("other", 150)):
+        live(tmp_path / name, count, size=1)
+        folders.append(sorted((tmp_path / name).iterdir()))
+    (*_, before, last), (*_, strange) = folders
+    data = last.read_bytes()
+    list(read_journal(last.parent).turns())
+    for broken in (b"", data[:40], data.replace(b"journal 1", b"journal 2", 1), b"junk"):
+        last.write_bytes(broken)
+        with pytest.raises(JournalError, match=last.name):
+            list(read_journal(last.parent).turns())
+    last.write_bytes(strange.read_bytes())
+    with pytest.raises(JournalError, match=r"begins with|does not come after|of another run"):
+        list(read_journal(last.parent).turns())
+    head = read_head(data, last.name)
+    rest = data[len(MAGIC) + len(head_record(head)) :]
+    for change in ({"config": evolve(head.config, depth=5)}, {"digest": b"other..."}):
+        last.write_bytes(MAGIC + head_record(evolve(head, **change)) + rest)
+        with pytest.raises(JournalError, match=f"{last.name}: it is of another run"):
+            list(read_journal(last.parent).turns())
+    assert before.is_file()
+
+
 def test_a_disk_that_fails_ends_the_journal_not_the_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,7 +273,7 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=why):
             read_journal(path)
     (tmp_path / "x.journal").write_bytes(b"")
-    with pytest.raises(JournalError, match="not a journal"):
+    with pytest.raises(JournalError, match="this file is empty"):
         read_journal(tmp_path)
 
 
