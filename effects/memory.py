@@ -138,7 +138,10 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     logits = spec.vocab_size * (element + 4)  # and the ids that top-k and top-p leave
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
     rope = 0 if spec.rope is None else sizes.max_model_len * spec.head_dim * 4
-    return tokens * token + rows * logits + 4 * tables + rope
+    # Of Flash-Decoding's ranges: they fill the processors, and none has more than 8,192 tokens.
+    ranges = max(4 * 132, rows * spec.kv_heads * -(-sizes.max_model_len // 8192))
+    parts = 4 * ranges * (spec.heads // spec.kv_heads) * (spec.head_dim + 1)
+    return tokens * token + rows * logits + 4 * tables + rope + parts
 
 
 def plan_memory(

@@ -216,6 +216,9 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     if device.kind == "cuda" and spec.head_dim > 256:
         what = f"heads of {spec.head_dim} dimensions are too wide for the GPU (at most 256)"
         raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
+    if device.kind == "cuda" and spec.vocab_size > 1 << 20:
+        what = f"the GPU's sampler takes {1 << 20} tokens at most, not {spec.vocab_size}"
+        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
     length = args.max_model_len or spec.max_position_embeddings
     if length > spec.max_position_embeddings:
         raise ConfigError(

@@ -38,7 +38,7 @@ COLUMNS: Final = (  # title, where it is in the figures, format
     ("TTFT p50", "ttft.p50", ".3f"), ("p99", "ttft.p99", ".3f"), ("TPOT p50", "tpot.p50", ".4f"),
     ("p99", "tpot.p99", ".4f"), ("ITL p99", "itl.p99", ".4f"), ("good", "good", ".1%"),
     ("good/s", "goodput", ".2f"), ("hits", "hit_share", ".1%"), ("preempted", "preemptions", ","),
-    ("refused", "ended.rejected", ","),
+    ("refused", "ended.rejected", ","), ("unserved", "unfinished", ","),
     ("running", "running", ".1f"), ("busy", "busy", ".0%"), ("took", "simulated_in", ".1f"),
 )  # fmt: skip
 
@@ -100,6 +100,8 @@ def simulate(options: argparse.Namespace) -> int:
 
 
 def _simulate(options: argparse.Namespace) -> int:
+    if options.slo_share > 1:
+        raise ConfigError(f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}")
     trace = read_trace(options.trace, options.requests, options.divide)
     cost, about = _cost(options)
     cases, runs, found = _cases(trace, options), list[Figures](), None
@@ -140,6 +142,8 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 def _cost(options: argparse.Namespace) -> tuple[CostModel, Figures]:
+    if options.cost is not None and options.fit is not None:
+        raise ConfigError("--cost and --fit both say what steps cost: leave one of them out")
     cost, about = H200 if options.cost is None else read_cost(options.cost), Figures()
     if options.fit is not None:
         journal = read_journal(options.fit)

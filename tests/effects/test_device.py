@@ -28,7 +28,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: has["capability"])
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "GPU X")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (has["free"], has["total"]))
-    monkeypatch.setattr("glob.glob", lambda _: ["/dev/nvidia0"])
+    monkeypatch.setattr("glob.glob", lambda name: ["/dev/nvidia0"] * ("nvidia" in name))
     return has
 
 
@@ -38,8 +38,15 @@ def test_the_gpu_is_taken_if_there_is_one(gpu: dict[str, Any]) -> None:
     assert find_device("cpu") == Device()
 
 
+def test_a_gpu_under_windows_is_taken_too(
+    gpu: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("glob.glob", lambda name: ["/dev/dxg"] * ("dxg" in name))
+    assert find_device("auto") == Device("cuda", "GPU X", gpu["total"], gpu["free"])
+
+
 @pytest.mark.parametrize("wanted", ["auto", "cuda"])
-@pytest.mark.parametrize("trouble", ["build", "driver", "old"])
+@pytest.mark.parametrize("trouble", ["build", "driver", "old", "full"])
 def test_a_gpu_that_cannot_be_used(
     gpu: dict[str, Any],
     monkeypatch: pytest.MonkeyPatch,
@@ -50,15 +57,21 @@ def test_a_gpu_that_cannot_be_used(
     def no_driver() -> None:
         raise RuntimeError("Found no NVIDIA driver on your system.\nPlease check more.")
 
+    def no_room(_: int) -> None:
+        raise RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be ...")
+
     expected = {
         "build": "was built without CUDA; install a build with it",
         "driver": "Found no NVIDIA driver on your system. (torch",
         "old": r"compute capability is 7.5, and minfer's kernels need 8.0",
+        "full": "CUDA error: out of memory (torch",
     }[trouble]
     if trouble == "build":
         monkeypatch.setattr(torch.version, "cuda", None)
     elif trouble == "driver":
         monkeypatch.setattr(torch.cuda, "init", no_driver)
+    elif trouble == "full":
+        monkeypatch.setattr(torch.cuda, "mem_get_info", no_room)
     else:
         gpu["capability"] = (7, 5)
     if wanted == "auto":

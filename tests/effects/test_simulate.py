@@ -325,6 +325,8 @@ assert not {{"torch", "transformers", "numpy"}} & set(sys.modules), sorted(sys.m
         ([SMALL, "--find", "speed"], "--find needs one value of each setting, and a service level"),
         ([SMALL, "--find", "speed", "--slo-ttft", "1", "--speed", "1,2"], "--find needs one value"),
         ([SMALL, "--cost", "nowhere.json"], "nowhere.json: this is no cost model"),
+        ([SMALL, "--cost", "x", "--fit", "x"], "--cost and --fit both say what steps cost"),
+        ([SMALL, "--slo-share", "99"], "--slo-share is a share, from 0 to 1, not 99"),
         ([SMALL, "--fit", "nowhere.journal"], "nowhere.journal: there is no such file or folder"),
         ([SMALL, "--save-cost", "no/where.json"], "no/where.json: No such file or directory"),
         ([SMALL, "--journal", "/dev/null/x"], "/dev/null/x: Not a directory"),
