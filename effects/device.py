@@ -60,7 +60,9 @@ def _unusable() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's
         found = torch.cuda.get_device_capability()
-        torch.cuda.mem_get_info(torch.cuda.current_device())  # a GPU may be full, or another process's alone
+        torch.cuda.mem_get_info(
+            torch.cuda.current_device()
+        )  # a GPU may be full, or another process's alone
     except (RuntimeError, AssertionError) as error:
         line = str(error).strip().partition("\n")[0]
         return (

@@ -7,6 +7,7 @@ digests and snapshots are made by a thread while the engine goes on: until a new
 is there, turns go to the old one, and they are repeated in the new one.
 """
 
+import errno
 import logging
 import mmap
 import os
@@ -106,6 +107,8 @@ class Writer:
                      self.turns, self.paths[-1], error)  # fmt: skip
 
     def _turn(self, turn: Turn) -> None:
+        if self.secret and self.size > SEGMENTS * self.limit:
+            raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
         told = compact(facts(turn.before, turn.transition))
         self.digest = chained(self.digest, turn.transition, told)
         if self.secret:
@@ -115,8 +118,6 @@ class Writer:
         self.size += _write(self.file, record)
         self.turns += 1
         if self.secret:  # a snapshot would hold the tokens
-            if self.size > SEGMENTS * self.limit:
-                self._fail(JournalError("it is as large as --journal-size allows"))
             return
         if self.job is not None:
             self.since.append(record)

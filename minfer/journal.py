@@ -203,6 +203,12 @@ def payloads(data: bytes, where: str, *, torn: list[str] | None = None) -> Itera
         at, number = body + size, number + 1
 
 
+def headless(data: bytes, where: str) -> bool:
+    """Whether a segment is cut off before its head was whole. Raises JournalError."""
+    begin = bytes(data[: len(MAGIC)])
+    return MAGIC.startswith(begin) and (begin != MAGIC or not any(payloads(data, where)))
+
+
 def read_head(data: bytes, where: str, classes: Mapping[str, type] = RECORDS) -> Head:
     """The head of a segment; `classes` are the records that may be in it. Raises JournalError."""
     payload = next(payloads(data, where), b"")

@@ -10,12 +10,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from minfer.config import EngineConfig
 from minfer.decisions import Facts, chained, compact, facts, state_digest
 from minfer.engine import step
-from minfer.journal import EVERY, Head, JournalError, payloads, read_head, read_turn
+from minfer.journal import EVERY, Head, JournalError, headless, payloads, read_head, read_turn
 from minfer.messages import Executed
 from minfer.state import EngineState, Transition, Turn
 
@@ -53,6 +53,7 @@ class Segment:
     name: str
     data: bytes  # or what reads like bytes, such as a mapped file
     head: Head
+    behind: str = ""  # what is cut off behind it
 
 
 @define
@@ -109,6 +110,7 @@ class Journal:
                     self._other(payload, segment.name)
             if self.count == until:
                 return
+            self.torn += [segment.behind] if segment.behind else []
             if following and self.count != end:
                 raise JournalError(f"{following.name}: it begins with turn {end}, but what comes "
                                    f"before it ends after turn {self.count}")  # fmt: skip
@@ -175,9 +177,17 @@ class Journal:
 def open_segments(
     files: Mapping[str, bytes], classes: Mapping[str, type] | None = None
 ) -> tuple[Segment, ...]:
-    """The segments in `files`, name -> content, in order. Raises JournalError."""
-    more = [classes] if classes else []
-    return tuple(Segment(name, data, read_head(data, name, *more)) for name, data in files.items())
+    """The segments in `files`, name -> content, in order. Raises JournalError.
+
+    The last of several may be cut off before its head was whole, where power failed.
+    """
+    found, more = list[Segment](), [classes] if classes else []
+    for number, (name, data) in enumerate(files.items(), 1):
+        if 1 < number == len(files) and headless(data, name):
+            found[-1] = evolve(found[-1], behind=f"{name}: it is cut off before its first turn")
+        else:
+            found.append(Segment(name, data, read_head(data, name, *more)))
+    return tuple(found)
 
 
 def _divergence(

@@ -194,7 +194,13 @@ def test_segments_must_be_whole_and_of_one_run(tmp_path: Path) -> None:
     (*_, before, last), (*_, strange) = folders
     data = last.read_bytes()
     list(read_journal(last.parent).turns())
-    for broken in (b"", data[:40], data.replace(b"journal 1", b"journal 2", 1), b"junk"):
+    for cut in (b"", data[:40]):  # where power failed
+        last.write_bytes(cut)
+        journal = read_journal(last.parent)
+        list(journal.turns())
+        assert journal.torn == [f"{last}: it is cut off before its first turn"]
+    damaged = data[:40] + bytes([data[40] ^ 1]) + data[41:]
+    for broken in (damaged, data.replace(b"journal 1", b"journal 2", 1), b"junk"):
         last.write_bytes(broken)
         with pytest.raises(JournalError, match=last.name):
             list(read_journal(last.parent).turns())
