@@ -3,7 +3,9 @@
 import math
 import random
 from collections.abc import Iterator, Sequence
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import triton
@@ -11,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer import sample as meaning
+from minfer.effects.sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.request import SamplingParams
 
@@ -22,6 +25,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:(overflow|invalid value) encountered"),
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
+REAL = kernels.SIZES
 SMALL = [(64, 16, 128, 64), (128, 32, 64, 256), (64, 32, 256, 128)]  # a row is many chunks
 Row = tuple[SamplingParams, int, int, int]  # parameters, seed, sample, position
 
@@ -165,12 +169,65 @@ def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
         SamplingParams(temperature=5.0, min_p=0.9, top_k=85, top_p=0.9),
     ]
     check(logits[: len(params)], rows_of(rng, params), device)
-    level = torch.tensor([[0.0, -0.0] * 45] * len(params))  # masses meet top_p exactly
+    level = torch.tensor([[0.0, -0.0] * 45] * len(params))
     check(level, rows_of(rng, params), device)
-    half = [SamplingParams(top_p=0.6)] * len(params)
-    check(-level, rows_of(rng, half), device)  # the maximum may be the negative zero
+    some = [SamplingParams(top_p=0.6)] * len(params)
+    check(-level, rows_of(rng, some), device)  # the maximum may be the negative zero
     scaled = torch.tensor([[1.0, 1.0 + 2**-23, 1.0 + 2**-22, 0.0]])  # equal once divided by 100
     check(scaled, rows_of(rng, [SamplingParams(temperature=100.0, top_k=1)]), device)
+
+
+def at_the_edge(line: Tensor, params: SamplingParams) -> Iterator[Row]:
+    """Rows that draw the last token kept, and would draw the first left out if it were kept."""
+    scaled = (line - line.max()) / params.temperature
+    falling = scaled.sort(descending=True, stable=True).indices.numpy().astype(np.uint32)
+    count = len(meaning.kept(scaled.tolist(), params.top_k, params.top_p, params.min_p))
+    keys: Any = draw_keys(np.array([meaning.stream(7, 0)], np.uint64), np.arange(1 << 17))
+    for ids in {count: falling[:count], min(count + 1, len(line)): falling[: count + 1]}.values():
+        likely = gumbels(keys, ids[-1:]).argsort()[:-1000:-1]  # positions where it does best
+        scores = scaled.numpy()[ids] + gumbels(keys[likely, None], ids)
+        wins = scores.argmax(1) == len(ids) - 1
+        assert wins.any()
+        yield params, 7, 0, int(likely[wins.argmax()])
+
+
+def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> None:
+    rows = [row for one in params for row in at_the_edge(line, one)]
+    check(line.expand(len(rows), -1), rows, device)
+
+
+@pytest.mark.parametrize("order", ["mixed", "sorted"])
+def test_the_last_token_kept_and_the_first_left_out(
+    device: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "SIZES", (128, 16, 512, 512))
+    line = torch.randn(300, generator=torch.Generator().manual_seed(3))
+    params = [
+        SamplingParams(top_k=k, top_p=p, min_p=least)
+        for k in (0, 20, 250)
+        for p in (1.0, 0.5, 0.9)
+        for least in (0.0, 0.01, 0.2)
+    ]
+    check_edges(line if order == "mixed" else line.sort().values, params, device)
+
+
+def test_masses_that_meet_top_p_exactly(device: str) -> None:
+    params = [SamplingParams(top_p=0.5), SamplingParams(top_p=0.25)]
+    check_edges(torch.zeros(90), params, device)
+
+
+def test_ids_beyond_16_bits_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "SIZES", REAL)
+    keys = draw_keys(np.array([meaning.stream(7, 0)], np.uint64), np.arange(1000))
+    ids = np.arange(67_200, dtype=np.uint32)
+    winners = (int(gumbels(key, ids).argmax()) for key in keys.tolist())
+    position = next(i for i, token in enumerate(winners) if token > 1 << 16)
+    logits = torch.zeros(1, 70_000, device="cuda" if CUDA else "cpu")
+    row = SamplingParams(top_p=0.96), 7, 0, position
+    arguments = tensors([row], str(logits.device))
+    tokens, _ = kernels.sample(logits, *arguments)
+    assert 1 << 16 < int(tokens) < 67_200
+    assert torch.equal(tokens, kernels.reference(logits, *arguments)[0])
 
 
 def test_a_flat_tail_below_a_peak(device: str, rng: random.Random) -> None:
@@ -238,7 +295,7 @@ def test_no_rows_and_too_long_rows(device: str) -> None:
 def test_real_vocabularies(
     dtype: torch.dtype, spread: float, rng: random.Random, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "SIZES", (2048, 128, 4096, 1024))
+    monkeypatch.setattr(kernels, "SIZES", REAL)
     wrong = total = 0
     for vocab in (151_936, 128_256, 32_001):
         logits = (spread * torch.randn(64, vocab, device="cuda")).to(dtype)
