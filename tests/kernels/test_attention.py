@@ -472,3 +472,18 @@ def test_what_does_not_fit_is_refused() -> None:
         decode_attention(q.transpose(0, 2).contiguous().transpose(0, 2), *args)
     with pytest.raises(ValueError, match="4-dimensional"):
         decode_attention(q[0], *args)
+
+
+def test_zeros_to_count_in_are_kept() -> None:
+    cpu = torch.device("cpu")
+    assert arrivals(cpu, 7) is arrivals(cpu, 7)
+    assert arrivals(cpu, 7) is not arrivals(cpu, 8)
+    assert arrivals(cpu, 8).tolist() == [0] * 8
+
+
+def test_the_widest_heads_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda")
+    for capability, expected in (((8, 6), (64, 32, 2)), ((9, 0), attention.PREFILL[2, 256])):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+        assert attention._prefill_tune.__wrapped__((2, 256), device) == expected
+        assert attention._prefill_tune.__wrapped__((2, 128), device) == attention.PREFILL[2, 128]

@@ -134,7 +134,8 @@ class Rope:
 @pytest.mark.parametrize("shared", [1, 2])  # tokens of a program
 @pytest.mark.parametrize("qk_norm", [False, True])
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "dim"), [(8, 4, 64), (6, 2, 80), (3, 1, 96), (4, 4, 128), (3, 3, 256)]
+    ("heads", "kv_heads", "dim"),
+    [(8, 4, 64), (8, 2, 64), (6, 2, 80), (3, 1, 96), (4, 4, 128), (3, 3, 256)],
 )
 def test_rope_and_cache(
     device: str, dtype: torch.dtype, qk_norm: bool, heads: int, kv_heads: int, dim: int,

@@ -31,6 +31,7 @@ CASES = [
 SPLIT = [
     ((1, 16, 32, 3, 2, 1), 2, 112, 32), ((16, 16, 32, 2, 2, 2), 17, 96, 32),
     ((16, 32, 32, 7, 4, 2), 3, 208, 48), ((16, 16, 64, 4, 4, 2), 1, 16, 16),
+    ((1, 16, 32, 3, 2, 1), 2, 128, 32), ((1, 16, 32, 2, 2, 1), 2, 128, 32),
 ]  # fmt: skip
 
 pytestmark = [
@@ -170,8 +171,10 @@ def test_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 4])
-def test_large_float16_activations(tokens: int) -> None:
+def test_large_float16_activations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """x times the norm's weight is beyond float16."""
+    one = TABLE["norm_gated"][:3]
+    monkeypatch.setitem(TABLE, "norm_gated", [*one, (16, 999, (16, 16, 64, 1, 4, 3))])
     case = Case(tokens, 64, 32, torch.float16, scale=1e4)
     case.norm *= 30
     case.weight /= 30

@@ -1,0 +1,78 @@
+"""What rows keep between steps, against plain indexing."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from minfer.kernels.rows import advance, gather, scatter
+
+SCRATCH, BLOCK_SIZE = 400, 16
+UNWRITTEN = -5
+
+
+def ints(values: Tensor, device: str) -> Tensor:
+    return values.to(device, torch.int32)
+
+
+def drawn(below: int, *shape: int) -> Tensor:
+    return torch.randint(below, shape, generator=torch.Generator().manual_seed(math.prod(shape)))
+
+
+def distinct(below: int, count: int) -> Tensor:
+    return torch.randperm(below, generator=torch.Generator().manual_seed(count))[:count]
+
+
+@pytest.mark.parametrize(
+    ("alone", "history"), [(1, 0), (256, 0), (0, 1), (0, 300), (9, 1), (9, 300), (256, 300)]
+)
+def test_gather(device: str, alone: int, history: int) -> None:
+    last, next_ = drawn(1000, SCRATCH + 1), drawn(90, SCRATCH + 1)
+    table = drawn(1 << 20, SCRATCH + 1, 6)
+    rows, owners = drawn(SCRATCH, alone), drawn(SCRATCH, history)
+    given = torch.stack((drawn(1000, history), drawn(90, history), owners))
+    token, position = torch.cat((last[rows], given[0])), torch.cat((next_[rows], given[1]))
+    block = table[torch.cat((rows, owners)), position // BLOCK_SIZE]
+    wide = torch.full((4, 3 * (alone + history)), UNWRITTEN)
+    tokens, positions, ahead = ints(wide[:3], device)[:, : alone + history]
+    slots = wide[3, : alone + history].to(device)
+    gather(
+        ints(rows, device), ints(given, device) if history else None, ints(last, device),
+        ints(next_, device), ints(table, device), BLOCK_SIZE, tokens, positions, ahead, slots,
+    )  # fmt: skip
+    assert torch.equal(tokens.cpu().long(), token)
+    assert torch.equal(positions.cpu().long(), position)
+    assert torch.equal(ahead, positions + 1)
+    assert torch.equal(slots.cpu(), block * BLOCK_SIZE + position % BLOCK_SIZE)
+
+
+@pytest.mark.parametrize("count", [1, 7, 290])
+def test_advance(device: str, count: int) -> None:
+    rows = torch.cat((distinct(SCRATCH, count), torch.full((9,), SCRATCH)))
+    positions, tokens = 1 + drawn(90, count + 9), drawn(1000, count + 9)
+    broken = drawn(2, count + 9) * (tokens == 0)
+    broken[0], tokens[0] = 1, 0
+    last, next_ = drawn(1000, SCRATCH + 1), drawn(90, SCRATCH + 1)
+    next_[SCRATCH] = 0
+    kept = ints(last, device), ints(next_, device)
+    out = torch.full((count + 30,), UNWRITTEN, dtype=torch.int32, device=device)
+    advance(
+        ints(rows, device), ints(positions, device), ints(tokens, device), ints(broken, device),
+        *kept, SCRATCH, out,
+    )  # fmt: skip
+    last[rows[:count]], next_[rows[:count]] = tokens[:count], positions[:count]
+    assert torch.equal(kept[0].cpu().long()[:SCRATCH], last[:SCRATCH])
+    assert torch.equal(kept[1].cpu().long(), next_)
+    assert out[: count + 9].tolist() == (tokens - broken).tolist()
+    assert (out[count + 9 :] == UNWRITTEN).all()
+
+
+@pytest.mark.parametrize("count", [1, 300])
+def test_scatter(device: str, count: int) -> None:
+    arena = torch.full((1000,), UNWRITTEN)
+    places, values = distinct(1000, count), drawn(1 << 30, count)
+    changed = ints(arena, device)
+    scatter(changed, ints(torch.cat((places, values)), device))
+    arena[places] = values
+    assert torch.equal(changed.cpu().long(), arena)
