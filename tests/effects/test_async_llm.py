@@ -18,7 +18,7 @@ from minfer.effects import llm as llm_module
 from minfer.effects.assembly import Assembly
 from minfer.effects.chat import ChatTemplateError
 from minfer.effects.edge import OverloadedError, RequestError
-from minfer.effects.outputs import RequestOutput
+from minfer.effects.outputs import Logprob, RequestOutput
 from minfer.effects.worker import EngineDeadError
 from minfer.messages import Cancel, Executed, Failed, Finished, Preempted, Reason, Submit
 from minfer.oracle import Oracle
@@ -176,18 +176,22 @@ def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
 def test_what_was_not_flushed_is_not_taken() -> None:
     """The engine's thread may be anywhere between two tokens when a reader comes."""
     heard: list[Assembly] = []
-    job = Assembly(Request(id="a", prompt=(1,), max_tokens=9), heard.append, streaming=True)
-    job.feed(0, (5, 6), 1.0)
+    request = Request(id="a", prompt=(1,), max_tokens=9, sampling=SamplingParams(logprobs=0))
+    job = Assembly(request, heard.append, streaming=True)
+    job.feed(0, (5, 6), 1.0, [([1], [-0.5]), ([2], [-0.25])])
     job.flush()
-    job.feed(0, (7,), 2.0)
+    job.feed(0, (7,), 2.0, [([3], [-4.0])])
     job.finish(Finished("a", 0, "length", 3))
     output = job.take()
     assert output.outputs[0].token_ids == (5, 6)
+    assert output.outputs[0].cumulative_logprob == -0.75
     assert not output.finished
     assert output.outputs[0].finish_reason is None
     job.flush()
     output = job.take()
     assert output.outputs[0].token_ids == (7,)
+    assert output.outputs[0].logprobs == ({7: Logprob(-4.0, 3)},)
+    assert output.outputs[0].cumulative_logprob == -4.75
     assert output.finished
     assert output.outputs[0].finish_reason == "length"
     assert heard == [job, job]

@@ -8,8 +8,9 @@ import torch
 from attrs import evolve
 
 from minfer.config import EngineConfig
-from minfer.effects import options
+from minfer.effects import cuda_attention, options
 from minfer.effects.cli import main
+from minfer.effects.cuda_attention import FLASH_FROM, Routes
 from minfer.effects.device import Device, DeviceError, find_device
 from minfer.effects.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.options import EngineArgs, bundled_folder, prepare
@@ -98,6 +99,26 @@ def test_the_cli_says_it_in_one_line(
     assert main(["generate", "x", "--device", "cuda"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("minfer: no GPU can be used: torch")
+
+
+# --- which kernel serves what ---------------------------------------------------------------------
+
+
+def test_flash_attn_serves_long_chunks_without_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_attention, "flash_missing", lambda *_: "")
+    monkeypatch.setattr(cuda_attention, "captured_tokens", lambda *_: 64)
+
+    def flash_from(budget: int = 2048, **changes: Any) -> int:
+        spec = evolve(QWEN_05B, **changes)
+        return Routes.for_device(spec, 64, budget, "cuda").flash_from
+
+    assert flash_from() == FLASH_FROM[0]
+    assert flash_from(head_dim=128) == FLASH_FROM[1]
+    assert flash_from(windows=(4, *(None,) * 23)) == 0
+    assert flash_from(windows=(4,) * 24) == 0
+    assert flash_from(budget=64) == 0
+    monkeypatch.setattr(cuda_attention, "flash_missing", lambda *_: "not here")
+    assert flash_from() == 0
 
 
 # --- memory --------------------------------------------------------------------------------------

@@ -7,8 +7,12 @@ import pytest
 from minfer.config import EngineConfig
 from minfer.effects.driver import Driver
 from minfer.effects.dry import PASSAGE, Dry, encoded_passage
-from minfer.messages import Emit, Submit
+from minfer.messages import Emit, Executed, Submit, Tick
+from minfer.oracle import Oracle
+from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
+from minfer.state import Turn
+from tests.core.recorded import Seen
 
 SENTENCES = ((10, 11, 12), (20, 21), (30,))
 STOP = 99
@@ -85,3 +89,34 @@ def test_the_built_in_passage_is_encoded_by_sentence() -> None:
 def test_an_empty_passage_is_refused() -> None:
     with pytest.raises(ValueError, match="at least one token"):
         Dry([(), ()])
+
+
+# --- the driver -----------------------------------------------------------------------------------
+
+
+def test_results_come_before_what_waited() -> None:
+    driver = Driver(EngineConfig(num_blocks=8, block_size=4, vocab_size=100), Oracle(4, 100))
+    for name in "ab":
+        driver.post(Submit(Request(id=name, prompt=(1, 2), max_tokens=9)))
+        driver.turn()
+    assert [type(event) for event in driver.taken] == [Tick, Executed, Submit]
+
+
+def test_a_turn_is_recorded_before_its_commands_are_performed() -> None:
+    order: list[str] = []
+
+    class Launching(Oracle):
+        def launch(self, plan: Plan) -> None:
+            order.append("launch")
+            super().launch(plan)
+
+    class Recording(Seen):
+        def __call__(self, turn: Turn) -> None:
+            order.append("record")
+            super().__call__(turn)
+
+    config = EngineConfig(num_blocks=8, block_size=4, vocab_size=100, depth=1)
+    driver = Driver(config, Launching(4, 100), record=Recording())
+    driver.post(Submit(Request(id="a", prompt=(1, 2), max_tokens=9)))
+    driver.turn()
+    assert order == ["record", "launch"]

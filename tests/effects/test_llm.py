@@ -158,6 +158,14 @@ def test_metrics_are_in_order_and_the_cache_is_reported(folder: str) -> None:
     assert times.latency == pytest.approx(times.ttft + 11 * times.tpot)
 
 
+def test_what_samples_share_in_the_cache_counts_once(folder: str) -> None:
+    with LLM(folder, **SETTINGS) as fresh:
+        fresh.generate([[3] * 30], GREEDY)
+        [output] = fresh.generate([[3] * 30], attrs.evolve(GREEDY, temperature=1.0, n=3))
+    assert len(output.outputs) == 3
+    assert output.num_cached_tokens == 24
+
+
 def test_prefixes_are_not_shared_without_caching_nor_across_salts(folder: str) -> None:
     with LLM(folder, enable_prefix_caching=False, **SETTINGS) as apart:
         outputs = [apart.generate([[3] * 30], GREEDY)[0] for _ in range(2)]
