@@ -8,21 +8,24 @@ import gc
 import random
 import threading
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from attrs import asdict, define, evolve, field
+from torch import Tensor
 
 from minfer import sample
 from minfer.config import EngineConfig
-from minfer.effects import torch_executor
+from minfer.effects import cuda_attention, torch_executor
 from minfer.effects.device_rows import DeviceRows
 from minfer.effects.driver import Driver
-from minfer.effects.executor import Scores
+from minfer.effects.executor import LogitsError, Scores
+from minfer.effects.kinds import Kind
 from minfer.effects.model import forward as model_forward
 from minfer.effects.spec import ModelSpec, parse_spec
-from minfer.effects.torch_executor import TorchExecutor
+from minfer.effects.torch_executor import FLASH, GRAPHS, Flight, TorchExecutor
 from minfer.effects.weights import LayerWeights, Weights, empty_weights, named_parts
 from minfer.messages import Admitted, Cancel, Emit, Failed, Finished, Preempted, Submit, Voided
 from minfer.plan import Fill, Open, Plan
@@ -40,6 +43,9 @@ def kind(request: pytest.FixtureRequest) -> Iterator[str]:
     kinds.append(request.param)
     yield request.param
     kinds.pop()
+
+
+on_gpu = pytest.mark.parametrize("kind", ["cuda"], indirect=True)
 
 
 def make_executor(config: EngineConfig, spec: ModelSpec, weights: Weights) -> TorchExecutor:
@@ -283,6 +289,50 @@ def test_a_cancelled_neighbour_changes_nothing(model: Model, reference: Tokens) 
     assert tokens == {name: t for name, t in reference.items() if name != ("r3", 0)}
 
 
+# --- who is filtered ------------------------------------------------------------------------------
+
+
+def filters(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Of each call of the sampler, whether it filters; it must wherever a row asks for that."""
+    draw, seen = cuda_attention.sample, list[bool]()
+
+    def spy(logits: Tensor, who: Tensor, *of: Tensor, filtered: bool) -> tuple[Tensor, Tensor]:
+        heat, top_k, top_p, deepest = (x[who.long()] for x in of[:4])
+        narrow = (top_k > 0) & (top_k < VOCAB) | (top_p < 1) | deepest.isfinite()
+        assert filtered or not (narrow & (heat >= sample.GREEDY_BELOW)).any()
+        seen.append(filtered)
+        return draw(logits, who, *of, filtered=filtered)
+
+    monkeypatch.setattr(cuda_attention, "sample", spy)
+    return seen
+
+
+@on_gpu
+def test_whoever_is_filtered_is(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, run = filters(monkeypatch), Run.start(model, depth=2)
+    assert run.serve(requests(0), apart=1) == reference
+    for how in ({"min_p": 0.2}, {"top_k": 3}, {"top_p": 0.5}):
+        seen.clear()
+        one = Request(id=str(how), prompt=(3, 4), max_tokens=9, sampling=SamplingParams(**how))
+        assert run.serve([one])[one.id, 0] == model.expected(one)
+        assert seen
+        assert all(seen)
+
+
+@on_gpu
+def test_nobody_is_filtered_where_nothing_is_left_out(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, run = filters(monkeypatch), Run.start(model, depth=2)
+    ways = [evolve(GREEDY, top_k=5, top_p=0.5, min_p=0.1), SamplingParams(top_k=VOCAB)]
+    one = Request(id="", prompt=(3, 4), max_tokens=9)
+    run.serve([evolve(one, id=str(i), sampling=how) for i, how in enumerate(ways)])
+    assert seen
+    assert not any(seen)
+
+
 # --- log-probabilities ---------------------------------------------------------------------------
 
 ASKED = (None, 0, 3, None, 20)  # in turn
@@ -425,6 +475,26 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
         assert tokens == reference | {("n", i): model.expected(samples, i) for i in range(3)}
 
 
+def prefill(step: int, name: str, token: int) -> Plan:
+    """A plan that gives row 0 to a request with a prompt of one token."""
+    request = Request(id=name, prompt=(token,), max_tokens=3, sampling=GREEDY)
+    fills, opens = (Fill(0, request.prompt),), (Open(0, request, 0, (step,)),)
+    return Plan(step, (0,), (0,), (0,), (1,), (1,), fills, opens)
+
+
+def test_logits_that_are_not_finite_name_who_drew_though_another_has_the_row(model: Model) -> None:
+    embed = model.weights.embed.clone()
+    embed[VOCAB - 1] = torch.nan
+    broken = Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
+    executor: Any = Run.start(broken).driver.executor
+    flights = [Flight(prefill(0, "bad", VOCAB - 1)), Flight(prefill(1, "next", 5))]
+    for flight in flights:
+        executor._attempt(flight)
+    with pytest.raises(LogitsError, match="for request 'bad' "):
+        executor._yields(flights[0])
+    assert executor._yields(flights[1]) == ((model.expected(flights[1].plan.opens[0].request)[0],),)
+
+
 @pytest.mark.parametrize("at", [0, 30])
 def test_a_request_whose_logits_are_not_finite_ends_alone(
     model: Model, reference: Tokens, at: int
@@ -469,6 +539,103 @@ def test_close_lets_go_of_the_cache(model: Model) -> None:
     executor = Run.start(model).driver.executor
     executor.close()
     assert not hasattr(executor, "cache")
+
+
+# --- what may not work here ----------------------------------------------------------------------
+
+
+def capturing(run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> list[Kind]:
+    """Have the executor capture steps, as far as it can without a GPU; the first ones raise."""
+    executor: Any = run.driver.executor
+    executor.__dict__.pop("_replay", None)
+    captured, left = list[Kind](), list(errors)
+
+    def capture(kind: Kind) -> SimpleNamespace:
+        if left:
+            executor.trying = GRAPHS
+            raise left.pop(0)
+        captured.append(kind)
+        return SimpleNamespace(replay=lambda: executor._step(kind))
+
+    monkeypatch.setattr(executor, "_capture", capture)
+    return captured
+
+
+@on_gpu
+def test_graphs_that_cannot_be_captured_are_done_without(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    run = Run.start(model, depth=1)
+    assert not capturing(run, monkeypatch, RuntimeError("no"), RuntimeError("again"))
+    assert run.serve(requests(0)) == reference
+    assert run.count(Voided) == 1
+    assert not run.driver.executor.graphs  # type: ignore[attr-defined]
+    assert caplog.messages == [f"{GRAPHS} cannot be used here, and is not from now on: no"]
+
+
+@on_gpu
+def test_graphs_for_which_memory_was_short_are_tried_again(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    run = Run.start(model, depth=1)
+    captured = capturing(run, monkeypatch, torch.OutOfMemoryError("short"))
+    assert run.serve(requests(0)) == reference
+    assert run.count(Voided) == 1
+    assert captured
+    assert len(set(captured)) == len(captured)
+    assert not caplog.messages
+
+
+@on_gpu
+def test_a_step_that_failed_is_not_captured_next_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [MemoryError()]
+
+    def failing(*arguments: Any) -> torch.Tensor:
+        if errors:
+            raise errors.pop()
+        return model_forward(*arguments)
+
+    monkeypatch.setattr(torch_executor, "forward", failing)
+    run = Run.start(model, depth=1)
+    captured = capturing(run, monkeypatch)
+    one = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)
+    tokens = run.serve([one])
+    assert run.count(Voided) == 1
+    assert [kind.tokens for kind in captured] == [0]
+    run.serve([evolve(one, id="b", prompt=(6, 7, 8))])
+    assert [kind.tokens for kind in captured] == [0, 64]
+    assert tokens["a", 0] == model.expected(one)
+
+
+def flashing(run: Run, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
+    """Have flash-attn serve chunks of 8 tokens and more; it fails, if it is not `missing`."""
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(run.driver.executor, "flash_from", 8)
+    monkeypatch.setattr(run.driver.executor, "captured", 0)
+    monkeypatch.setattr(torch_executor, "load_flash", lambda: missing)
+    monkeypatch.setattr(cuda_attention, "flash_attention", failing)
+
+
+@on_gpu
+@pytest.mark.parametrize(("missing", "failed"), [("", 1), ("not importable", 0)])
+def test_flash_attn_that_fails_is_done_without(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, missing: str, failed: int,
+) -> None:  # fmt: skip
+    run = Run.start(model)
+    flashing(run, monkeypatch, missing)
+    assert run.serve(requests(0)) == reference
+    assert run.count(Voided) == failed
+    assert run.driver.executor.flash_from == 0  # type: ignore[attr-defined]
+    why = missing or "no kernel"
+    assert caplog.messages == [f"{FLASH} cannot be used here, and is not from now on: {why}"]
 
 
 # --- the steady path -----------------------------------------------------------------------------
