@@ -479,9 +479,9 @@ class TorchExecutor:
         rows, starts, counts, offsets = words
         flash = None
         if 0 < self.flash_from <= kind.longest and kind.tokens > self.captured:
-            self.trying = FLASH
             if why := load_flash():
                 self._do_without(FLASH, why)
                 return self._chunks(kind, words)
+            self.trying = FLASH
             flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
         return Chunks(rows, starts, counts, offsets, kind.longest, flash)
