@@ -5,16 +5,21 @@ from typing import Any
 
 import attrs
 import pytest
+from attrs import define
 
 from minfer.config import EngineConfig
-from minfer.fork import Change, fork
+from minfer.fork import Change, _Spare, fork
 from minfer.journal import JournalError, encode_journal
-from minfer.messages import Cancel, Emit, Finished, Preempted, Submit
+from minfer.keys import block_keys
+from minfer.messages import Cancel, Emit, Finish, Finished, Preempted, Submit
 from minfer.policies import Shortest
+from minfer.policy import Rank
 from minfer.replay import Journal, open_segments
 from minfer.request import Request
 from minfer.simulate import Arrival, CostModel, Simulated, Simulation
 from minfer.state import Turn
+from tests.core.test_explain import Run
+from tests.core.test_redact import blind
 
 COST = CostModel(name="a test's", decode=((1, 0.01),), mixed=0.02, token=0.001)
 CONFIG = EngineConfig(
@@ -153,3 +158,81 @@ def test_there_must_be_such_a_turn() -> None:
     journal, turns = recorded(3)
     with pytest.raises(JournalError, match=f"turns 0 to {len(turns) - 1}"):
         fork(journal, len(turns), Change(), COST)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_who_is_handed_over_keeps_time_order_and_output(seed: int) -> None:
+    journal, turns = recorded(seed)
+    for at in range(0, len(turns), 11):
+        came = [e.request.id for e in turns[at].events if isinstance(e, Submit)][:1]
+        made = fork(journal, at, Change(settings={"num_blocks": 60}, without=came), COST)
+        since = [when for when, _ in made.handed]
+        assert since == sorted(since)
+        assert not [one for _, one in made.handed if one.output and one.n > 1]
+        first = next(made.turns)
+        if made.handed:
+            assert first.transition.state.time == turns[at].transition.state.time
+        assert {*came}.isdisjoint(e.request.id for e in first.events if isinstance(e, Submit))
+
+
+def test_blocks_of_another_size_have_other_keys() -> None:
+    come = [
+        (when, attrs.evolve(what, keys=block_keys(what.root, what.prompt, CONFIG.block_size)))
+        for when, what in arrivals(0)[0]
+        if isinstance(what, Request)
+    ]
+    turns = list(Simulation(CONFIG, Simulated(), COST, come).turns())
+    journal = Journal(open_segments({"run": encode_journal(CONFIG, turns)}))
+    for at in (0, len(turns) // 2):
+        made = fork(journal, at, Change(settings={"block_size": 8}), COST)
+        asked = [e.request for t in made.turns for e in t.events if isinstance(e, Submit)]
+        assert len(asked) > 10
+        assert not any(one.keys for one in asked)
+
+
+@define
+class Says:
+    """A policy that always chooses the same place."""
+
+    place: int
+
+    def victim(self, _: object, ranks: tuple[Rank, ...]) -> int:
+        return min(self.place, len(ranks) - 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "at", "says", "names"),
+    [(5, 3, 2, [2, 1, 4, 3]), (3, 2, 9, [1, 2]), (3, 1, 1, [2, 1])],
+)
+def test_who_is_spared_gives_way_last(count: int, at: int, says: int, names: list[int]) -> None:
+    policy, left, gone = _Spare(Says(says), at), list(range(count)), list[int]()
+    while len(left) > 1:
+        gone.append(left.pop(policy.victim(None, ((),) * len(left))))
+    assert gone == names
+
+
+def test_without_token_ids_blocks_grow_by_multiples_only() -> None:
+    turns = recorded(2)[1]
+    journal = Journal(open_segments({"run": blind(CONFIG, turns)}))
+    list(fork(journal, 9, Change(settings={"block_size": 8}), COST).turns)
+    for size in (2, 6):
+        with pytest.raises(JournalError, match="of 4 tokens and multiples only"):
+            fork(journal, 9, Change(settings={"block_size": size}), COST)
+
+
+def test_a_length_by_a_stop_string_is_kept_for_who_comes_in_the_turn_of_the_fork() -> None:
+    run = Run(CONFIG)
+    run.turn(Submit(Request(id="a", prompt=(1, 2, 3), max_tokens=20)))
+    for _ in range(6):
+        run.turn()
+    run.turn(Finish("a", 0, 4))
+    run.drain()
+    journal = Journal(open_segments({"run": encode_journal(CONFIG, run.turns)}))
+    made = fork(journal, 0, Change(settings={"num_blocks": 60}), COST)
+    assert ends(list(made.turns))["a.0"].length == 4
+
+
+def test_every_request_that_is_to_stay_away_must_arrive() -> None:
+    journal, _ = recorded(1)
+    with pytest.raises(JournalError, match="no request 'nobody' arrives from turn 0 on"):
+        fork(journal, 0, Change(without=("3", "nobody")), COST)
