@@ -2,6 +2,7 @@
 
 import math
 import struct
+import time
 import zlib
 from typing import Any
 
@@ -14,11 +15,12 @@ from minfer.decisions import chained, compact, facts, state_digest
 from minfer.engine import step
 from minfer.journal import MAGIC, START, JournalError, encode_journal, payloads, turn_record
 from minfer.keys import block_keys
+from minfer.log import Log
 from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Tick
 from minfer.policies import Priority
 from minfer.replay import DivergenceError, Journal, open_segments
 from minfer.request import Request
-from minfer.state import EngineState, Transition, Turn, initial
+from minfer.state import EngineState, Live, Transition, Turn, initial
 from tests.core.recorded import recorded
 
 
@@ -167,6 +169,84 @@ def test_a_state_digest_sees_all_but_tokens() -> None:
         assert state_digest(attrs.evolve(state, **change)) != state_digest(state)
 
 
+def test_a_state_digest_sees_every_part() -> None:
+    """Each change is of one cell; nothing else of the state differs."""
+    state = full_state()
+    told = {state_digest(state)}
+    changes: list[dict[str, Any]] = [
+        {"time": 99.5}, {"next_step": 999}, {"next_gen": 999}, {"arrivals": 999},
+        {"free_rows": (*state.free_rows, 9)}, {"held": ("nobody",)}, {"held": None},
+        {"faults": ((("x", 0), 1),)}, {"policy": 7}, {"inflight": state.inflight[1:]},
+        {"requests": state.requests.set("x", Live(((), 99, 0), 1))},
+        {"waiting": state.waiting.remove(state.waiting.first().place)},
+    ]  # fmt: skip
+    first = state.waiting.first()
+    line = state.waiting.remove(first.place)
+    for name, value in (("arrived", 77.5), ("preempted", 9), ("history", (1,)), ("sample", 5)):
+        changes.append({"waiting": line.insert(attrs.evolve(first, **{name: value}))})
+        seq = attrs.evolve(state.running.seqs[0], **{name: value})
+        seqs = (seq, *state.running.seqs[1:])
+        changes.append({"running": attrs.evolve(state.running, seqs=seqs)})
+    plan = state.inflight[0]
+    for name, value in (("step", 999), ("repeat", 9)):
+        changed = attrs.evolve(plan, **{name: value})
+        changes.append({"inflight": (changed, *state.inflight[1:])})
+    for name in ("gens", "rows", "starts", "counts", "most"):
+        changed = attrs.evolve(plan, **{name: (99, *getattr(plan, name)[1:])})
+        changes.append({"inflight": (changed, *state.inflight[1:])})
+    for name in ("until", "held", "private"):
+        fence = attrs.evolve(state.fences[0], **{name: 99 if name == "until" else (99,)})
+        changes.append({"fences": (fence, *state.fences[1:])})
+    for name in ("gens", "rows", "starts", "base", "known", "sched", "last", "ripe", "mark"):
+        column = (999, *getattr(state.running, name)[1:])
+        changes.append({"running": attrs.evolve(state.running, **{name: column})})
+    run = state.running
+    for name in ("tails", "fresh"):
+        column = ((1,) * 99, *getattr(run, name)[1:])
+        changes.append({"running": attrs.evolve(run, **{name: column})})
+    tables = (Log((*run.tables[0], 99)), *run.tables[1:])
+    changes.append({"running": attrs.evolve(run, tables=tables)})
+    for name, value in (("sealed", 99), ("leaf", 99), ("low", 99), ("keys", Log((b"x",) * 99))):
+        chains = (attrs.evolve(run.chains[0], **{name: value}), *run.chains[1:])
+        changes.append({"running": attrs.evolve(run, chains=chains)})
+    pool = state.blocks
+    for name in ("fresh", "free", "live", "low", "high"):
+        changes.append({"blocks": attrs.evolve(pool, **{name: 999})})
+    block, (key, *node) = next(iter(pool.nodes.items()))
+    for cell in range(4):
+        other = [*node[:cell], 999, *node[cell + 1 :]]
+        changes.append({"blocks": attrs.evolve(pool, nodes=pool.nodes.set(block, (key, *other)))})
+    changes += [
+        {"blocks": attrs.evolve(pool, spare=(*pool.spare, 99))},
+        {"blocks": attrs.evolve(pool, freed=pool.freed.set(99, (1,)))},
+        {"blocks": attrs.evolve(pool, idle=pool.idle.set(99, 1))},
+        {"blocks": attrs.evolve(pool, index=pool.index.set(b"x", 1))},
+    ]
+    for change in changes:
+        told.add(state_digest(attrs.evolve(state, **change)))
+    assert len(told) == 1 + len(changes)
+
+
+def full_state() -> EngineState:
+    """A state in which everything is there: who waits and runs, steps, fences, published blocks."""
+    states = (turn.before for seed in range(40) for turn in recorded(seed)[1])
+    return next(one for one in states if one.waiting and len(one.running) > 1
+                and one.inflight and one.fences and one.blocks.nodes and one.held)  # fmt: skip
+
+
+def test_the_facts_of_a_turn_with_two_plans() -> None:
+    config = EngineConfig(num_blocks=40, block_size=4)
+    arrives = Submit(Request(id="a", prompt=(1, 2, 3), max_tokens=9))
+    (turn,) = run(config, (Tick(0.0), arrives))
+    assert facts(turn.before, turn.transition) == {
+        "plans": [
+            {"left": [], "joined": [[0, 0, 0]], "counts": [[0, 3]], "fills": [[0, 0]],
+             "opens": [[0, "a", 0, [[0, 1]]]]},
+            {"grows": [[0, 1, [[1, 1]]]]}],
+        "reasons": [["Admitted", "a", 0, 0.0, 0, 3, 0]],
+    }  # fmt: skip
+
+
 # --- files that are not whole --------------------------------------------------------------------
 
 
@@ -183,12 +263,22 @@ def test_a_torn_tail_loses_the_last_record_alone() -> None:
         assert not journal.closed
 
 
-def _ends(data: bytes) -> list[int]:
+def _ends(data: bytes | bytearray) -> list[int]:
     at, ends = len(MAGIC), []
     while at < len(data):
         at += 8 + struct.unpack_from("<I", data, at)[0]
         ends.append(at)
     return ends
+
+
+def test_a_last_record_that_was_not_written_whole_is_torn() -> None:
+    config, turns = recorded(2, 20)
+    data = bytearray(encode_journal(config, turns))
+    del data[_ends(data)[len(turns)] :]  # the engine did not get to its end
+    data[-1] ^= 1
+    journal = opened(bytes(data))
+    assert list(journal.turns()) == turns[:-1]
+    assert "cut off" in journal.torn[0]
 
 
 def test_damage_is_named_with_its_place() -> None:
@@ -299,6 +389,16 @@ def test_a_result_that_lacks_tokens_is_refused() -> None:
     framed = struct.pack("<II", len(bare), zlib.crc32(bare)) + bare
     with pytest.raises(JournalError, match=f"turn {at - 1}: it is no turn of this state"):
         list(opened(data[: _ends(data)[at - 1]] + framed).turns())
+
+
+def test_a_turn_that_pretends_to_have_tokens_is_refused() -> None:
+    data = encode_journal(EngineConfig(num_blocks=4), [])
+    turn = struct.pack("<cBd8sBI", b"T", 0, 0.0, START, 0, 2**31)  # of no bytes each
+    framed = struct.pack("<II", len(turn), zlib.crc32(turn)) + turn
+    begin = time.perf_counter()
+    with pytest.raises(JournalError, match="turn 0: it is no turn of this state.*2147483648"):
+        list(opened(data[: _ends(data)[0]] + framed).turns())
+    assert time.perf_counter() - begin < 0.5
 
 
 def test_segments_follow_each_other() -> None:

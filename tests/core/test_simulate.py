@@ -26,7 +26,7 @@ from minfer.policies import Priority, Shortest
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request
 from minfer.sequence import SampleId
-from minfer.simulate import Arrival, Coming, CostModel, Simulated, Simulation, work
+from minfer.simulate import IDLE, Arrival, Coming, CostModel, Simulated, Simulation, work
 from minfer.state import Turn
 from tests.core.world import tiny_config
 
@@ -112,6 +112,20 @@ def test_a_time_that_the_policy_asks_for_is_kept() -> None:
     assert admitted == {"a": 3.0, "b": 4.0}  # b at 3.5, but there a step runs
 
 
+class Never(FirstCome):
+    """Always puts everybody off for half a second more."""
+
+    def admit_from(self, _: object, load: Load) -> float:
+        return load.time + 0.5
+
+
+def test_a_policy_that_lets_nobody_in_ends_the_simulation() -> None:
+    config = evolve(config_of(), policy=Never())
+    turns = [*Simulation(config, Simulated(), EVEN, [(0.0, asked("a")), (9.0, asked("b"))]).turns()]
+    assert not ends(turns)
+    assert IDLE < len(turns) < IDLE + 30
+
+
 def test_it_starts_at_a_time_and_a_number_and_can_go_on_with_what_waits() -> None:
     first = Simulation(config_of(), Simulated(), EVEN, [(0.0, asked("a", most=20))]).turns()
     state = next(first).transition.state
@@ -158,6 +172,12 @@ def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
     assert work(decode) == (0, 3, 0, 15, 0)
     assert cost.seconds(decode) == pytest.approx(2 + 0.03 + 15e-4)
     assert evolve(cost, decode=((1, 1.0), (2, 3.0))).seconds(decode) == pytest.approx(3.0315)
+    config = config_of(max_repeat=4)
+    _, four, *_ = plans(
+        [*Simulation(config, Simulated(), cost, [(0.0, asked("a", most=9))]).turns()]
+    )
+    assert (four.repeat, work(four)) == (4, (0, 4, 0, 26, 0))
+    assert cost.seconds(four) == pytest.approx(4 * 1 + 0.04 + 26e-4)
 
 
 def test_nothing_costs_less_than_nothing() -> None:
