@@ -387,6 +387,37 @@ def test_preempted_for_another_and_computed_again() -> None:
     assert {where[0] for where in high.parts} == {"prefill", "decode"}
 
 
+def test_what_a_request_brings_along_is_no_loss() -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 6, tokens=4, output=(7, 8))))
+    run.drain()
+    assert {kind for kind, *_ in run.life("a").parts} == {"prefill", "decode"}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 2, 3])
+def test_a_first_token_before_the_run_has_no_time(cut: int) -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 6, tokens=6, output=(7, 8))))
+    run.drain()
+    life = explain(run.config, run.turns[cut:], "a").lives[0]
+    assert run.life("a").first == 2.0
+    assert (life.early, life.first) == ((False, 2.0) if cut < 2 else (True, None))
+    assert life.last == run.life("a").last
+
+
+def test_who_was_preempted_before_the_run_has_had_tokens() -> None:
+    run = Run(config(num_blocks=8, policy=Priority()))
+    run.turn(Submit(request("low", 8, tokens=20, priority=1)))
+    run.turn()
+    run.turn()
+    run.turn(Submit(request("high", range(20, 45), tokens=4)))
+    run.drain()
+    ((when, _),) = [(n, r) for n, r in run.life("low").reasons if isinstance(r, Preempted)]
+    (life,) = explain(run.config, run.turns[when + 1 :], "low").lives
+    assert (life.early, life.first) == (True, None)
+    assert run.life("low").first == 2.0
+
+
 def test_a_step_that_failed_is_told_apart() -> None:
     run = Run(config())
     run.turn(Submit(request("a", 6, tokens=4)))

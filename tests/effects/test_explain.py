@@ -111,6 +111,20 @@ def test_of_who_has_not_ended_no_length_is_told(
     assert line == "Sample 0: 2,000.0 ms until turn 2: goes on, the first at 1,000.0 ms"
 
 
+def test_of_a_first_token_before_the_journal_no_time_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 3, tokens=5)))
+    run.drain()
+    assert ", the first at 1,000.0 ms" in said(capsys, saved(tmp_path, run), "a")
+    run.turns = run.turns[3:]
+    path = saved(tmp_path, run)
+    assert found(capsys, path, "a")["samples"][0]["first"] is None
+    line = said(capsys, path, "a").splitlines()[1]
+    assert line == "Sample 0: 5,000.0 ms until turn 5: 'length', 5 tokens"
+
+
 def test_the_longest_gap_names_the_chunk(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from minfer.config import ConfigError, EngineConfig
 from minfer.effects import journal as journals
 from minfer.effects.driver import Driver
 from minfer.effects.journal import Writer, read_journal, write_journal
-from minfer.journal import MAGIC, JournalError, head_record, read_head
+from minfer.journal import MAGIC, JournalError, head_record, payloads, read_head
 from minfer.messages import Cancel, Submit
 from minfer.oracle import Oracle
+from minfer.pmap import Map
 from minfer.policies import Fair
 from minfer.policy import FirstCome, Policy
 from minfer.request import Request
-from minfer.state import Turn
+from minfer.state import Turn, initial
 from tests.core.recorded import recorded
+from tests.effects.tiny_model import write_checkpoint
 
 CONFIG = EngineConfig(num_blocks=60, block_size=4, max_num_seqs=8, vocab_size=100, policy=Fair())
 
@@ -90,6 +93,34 @@ def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
     assert journal.closed
     prompts = [e.request.prompt for t in seen for e in t.events if isinstance(e, Submit)]
     assert not any(0 < token < 100 for prompt in prompts for token in prompt)
+
+
+def test_a_redacted_journal_ends_at_its_size(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    size = 16 * 500
+    driver, log = live(tmp_path, 400, redact=True, size=size)
+    driver.close()
+    (path,) = tmp_path.iterdir()
+    assert size < path.stat().st_size < size + 1000
+    assert "it is as large as --journal-size allows; the engine goes on without" in caplog.text
+    assert len(caplog.records) == 1
+    journal = read_journal(tmp_path)
+    found = [turn.transition.reasons for turn in journal.turns()]
+    assert found == [turn.transition.reasons for turn in log[: len(found)]]
+    assert 10 < len(found) < 400
+    assert not journal.closed
+
+
+@pytest.mark.parametrize("redact", [False, True])
+def test_a_redacted_journal_names_the_model_not_where_it_is(tmp_path: Path, redact: bool) -> None:
+    folder = write_checkpoint(tmp_path / "someone" / "tiny")
+    runs = tmp_path / "runs"
+    with LLM(str(folder), executor="oracle", journal=runs, journal_redact=redact):
+        pass
+    assert read_journal(runs).about["model"] == ("tiny" if redact else str(folder))
+    assert not redact or b"someone" not in zlib.decompress(next(iter(payloads(
+        next(runs.iterdir()).read_bytes(), "")))[1:])  # fmt: skip
 
 
 def test_segments_rotate_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,6 +301,11 @@ def test_what_cannot_be_journalled_is_said_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"--journal .*file"):
         Writer(tmp_path / "file", CONFIG, {})
+    weighed = evolve(CONFIG, policy=Fair(weights=Map({"Ann": 2.0})))
+    with pytest.raises(ConfigError, match="--journal-redact: the policy's weights name clients"):
+        Writer(tmp_path / "new", weighed, {}, redact=True)
+    assert not (tmp_path / "new").exists()
+    Writer(tmp_path / "new", weighed, {}).close(initial(weighed))
     with pytest.raises(ConfigError, match="--journal-redact records nothing without --journal"):
         LLM(executor="dry", journal_redact=True)
 
@@ -296,6 +332,34 @@ def test_a_run_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError):
         write_journal(tmp_path / "other.journal", config, broken())
     assert [p.name for p in tmp_path.iterdir()] == ["run.journal"]
+
+
+def test_a_run_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, turns = recorded(1, 20)
+    (tmp_path / "folder").mkdir()
+    for name, why in (("none/run.journal", "No such file or directory"), ("folder", "directory")):
+        with pytest.raises(ConfigError, match=f"{tmp_path / name}: .*{why}; name another file"):
+            write_journal(tmp_path / name, config, turns)
+    (tmp_path / "run.journal.part").write_bytes(b"left over")
+    write_journal(tmp_path / "run.journal", config, turns)
+    assert list(read_journal(tmp_path / "run.journal").turns()) == turns
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(ConfigError, match=r"run\.journal: No space left on device; name another"):
+        write_journal(tmp_path / "run.journal", config, turns[:9])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "run.journal"]
+    assert list(read_journal(tmp_path / "run.journal").turns()) == turns
+
+
+def test_of_a_folder_the_run_that_was_recorded_is_read(tmp_path: Path) -> None:
+    config, turns = recorded(1, 20)
+    for name in ("a-simulation", "fork", "zoo"):
+        write_journal(tmp_path / f"{name}.journal", config, turns, {"name": name})
+        assert read_journal(tmp_path).about["name"] == name
+    driver, log = live(tmp_path, 20)
+    driver.close()
+    assert list(read_journal(tmp_path).turns()) == log
 
 
 def test_a_disk_that_is_full_at_the_end_lets_the_engine_close(

@@ -13,6 +13,7 @@ from minfer.config import ConfigError, EngineConfig
 from minfer.effects.memory import (
     MemoryPlan,
     NotEnoughMemoryError,
+    activation_bytes,
     available_memory,
     captured_tokens,
     describe,
@@ -140,6 +141,14 @@ def test_dtype_scales_weights_and_cache() -> None:
     wide, narrow = (plan(evolve(SPEC, dtype=name)) for name in ("float32", "bfloat16"))
     assert wide.weights == 2 * narrow.weights
     assert wide.block_bytes == 2 * narrow.block_bytes
+
+
+def test_activations_by_hand() -> None:
+    """Layers of one window share a mask: of what it shows, a step's tokens, and a block."""
+    token, mask = 1024, 5 * (5 + 64 + 16)
+    logits, rope = 8 * 260 * 16, 256 * 2 * 8 * 4
+    found = activation_bytes(evolve(SPEC, windows=(5, 5)), SIZES)
+    assert found == 64 * (token + mask) + logits + rope == 142_400
 
 
 def test_available_memory_is_plausible() -> None:

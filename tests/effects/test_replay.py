@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 import minfer
 from minfer import LLM, SamplingParams
@@ -16,7 +17,9 @@ from minfer.effects.cli import main
 from minfer.effects.costs import write_cost
 from minfer.effects.journal import read_journal, write_journal
 from minfer.messages import Preempted
-from tests.core.test_fork import COST, recorded
+from minfer.request import Request
+from minfer.simulate import Simulated, Simulation
+from tests.core.test_fork import CONFIG, COST, recorded
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +133,29 @@ def test_forks(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     text = said(capsys, run, "--at", half, "--policy", "shortest:pace=0.1", "--cost", cost)
     assert "Handed over to a new engine" in text
     assert "fit" in said(capsys, run, "--policy", "fair")
+
+
+def test_who_is_resumed_with_tokens_has_had_its_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`a` writes as the run is forked, `b` waits for it, and `c` comes, who then is too large."""
+    come = [(0.0, Request(id="a", prompt=(1,) * 4, max_tokens=40)),
+            (0.0, Request(id="b", prompt=(2,) * 4, max_tokens=1)),
+            (0.4, Request(id="c", prompt=(3,) * 60, max_tokens=1))]  # fmt: skip
+    config, path, cost = evolve(CONFIG, max_num_seqs=1), tmp_path / "run", tmp_path / "cost.json"
+    turns = list(Simulation(config, Simulated(), COST, come).turns())
+    write_journal(path, config, turns)
+    write_cost(cost, COST, {})
+    at = next(turn.number for turn in turns if turn.transition.state.time > 0.2)
+    options = "--at", at, "--num-blocks", 12, "--cost", cost
+    changed = found(capsys, path, *options)["changed"]
+    assert changed["ended"] == {"length": 2, "rejected": 1}
+    assert changed["ttft"]["p50"] == changed["ttft"]["p99"] > 0.4  # of b, who came at 0
+    assert 0.01 < changed["itl"]["p99"] < 0.1  # of a: its KV is computed anew
+    assert changed["tpot"]["p99"] is None
+    assert changed["e2e"]["p99"] == changed["ttft"]["p99"]
+    lines = said(capsys, path, *options).splitlines()
+    assert next(line.split() for line in lines if "refused" in line) == ["refused", "0", "0", "1"]
 
 
 def test_of_fewer_blocks_as_large_a_share_is_left_free(

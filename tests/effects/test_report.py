@@ -1,7 +1,8 @@
 """Reports of runs, beside a fold that keeps everything."""
 
+import json
 import math
-from itertools import pairwise
+from itertools import islice, pairwise
 from random import Random
 
 import pytest
@@ -9,7 +10,7 @@ from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.effects.report import Report, Spread
-from minfer.messages import Cancel, Emit, Preempted, Submit
+from minfer.messages import Cancel, Emit, Executed, Failed, Preempted, Submit
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.simulate import Arrival, CostModel, Simulated, Simulation
@@ -151,8 +152,69 @@ def test_who_was_preempted_before_has_had_its_first_token() -> None:
     assert report.spreads["ttft"].total() == 0
 
 
+@pytest.mark.parametrize("begin", [0, 3, 6])
+def test_tokens_are_those_of_the_window(begin: int) -> None:
+    arrivals: list[Arrival] = [(0.0, asked(name, most=9)) for name in "abc"]
+    turns = [*Simulation(config_of(), Simulated(), EVEN, arrivals).turns()][begin:-2]
+    report = Report(config_of())
+    for turn in turns:
+        report.see(turn)
+    emits = [c for turn in turns for c in turn.transition.commands if isinstance(c, Emit)]
+    tokens = sum(len(some) for emit in emits for some in emit.tokens)
+    seconds = turns[-1].transition.state.time - turns[0].transition.state.time
+    found = report.figures()
+    assert found["output_tokens"] == tokens > 0
+    assert found["tokens_per_second"] == tokens / seconds
+
+
+def test_who_is_never_served_is_not_good() -> None:
+    """Of four requests one is served, one refused, one runs and one waits as the run breaks off."""
+    config, report = config_of(max_num_seqs=1), Report(config_of())
+    arrivals: list[Arrival] = [(0.0, asked(name)) for name in "abc"]
+    arrivals.append((0.0, evolve(asked("d"), prompt=(1,) * 500)))
+    for turn in islice(Simulation(config, Simulated(), EVEN, arrivals).turns(), 5):
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"length": 1, "rejected": 1}
+    assert found["unfinished"] == 2
+    assert found["good"] == 1 / 4
+
+
+def test_who_comes_again_while_it_runs_came_when_it_did() -> None:
+    """Its arrival is noted before it is known that another one has its id."""
+    config, report = config_of(), Report(config_of())
+    arrivals: list[Arrival] = [(0.25, asked("x")), (0.75, asked("a", most=6)), (1.5, asked("a"))]
+    noted = report.note(arrivals)
+    for turn in Simulation(config, Simulated(), EVEN, noted).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"length": 2, "rejected": 1}
+    assert report.spreads["e2e"].at(1.0) == pytest.approx(8.25 - 0.75, rel=1e-3)
+
+
+def test_an_error_after_tokens_is_no_answer() -> None:
+    class Frail(Simulated):
+        calls = 0
+
+        def collect(self) -> Executed | Failed:
+            self.calls += 1
+            return self.fail("boom", halfway=False) if self.calls > 3 else super().collect()
+
+    config = config_of()
+    report = Report(config)
+    for turn in Simulation(config, Frail(), EVEN, [(0.0, asked("a", most=9))]).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"error": 1}
+    assert found["output_tokens"] == 3
+    assert found["good"] == 0
+    assert found["e2e"]["p99"] is found["tpot"]["p99"] is None
+
+
 def test_nothing_at_all_has_no_figures() -> None:
     found = Report(EngineConfig(num_blocks=1)).figures()
+    assert found["seconds"] == 0.0
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["ttft"] == {"p50": None, "p90": None, "p99": None}
     assert found["samples"] == found["turns"] == 0
     assert found["good"] is None

@@ -188,6 +188,15 @@ def test_other_block_sizes_have_other_keys(tmp_path: Path) -> None:
     assert requests(trace, 8)[0].keys == ()
 
 
+def test_a_journal_comes_as_fast_in_blocks_of_any_size(tmp_path: Path) -> None:
+    come: list[Arrival] = [(0.0, asked("a")), (4.0, asked("b")), (5.0, Cancel("b"))]
+    trace = read_trace(str(recorded(tmp_path, config_of(), come, {})))
+    for size in (4, 8):
+        slow, fast = ([time for time, _ in trace.arrivals(size, speed)] for speed in (1, 2))
+        assert slow[-1] > 0
+        assert fast == [time / 2 for time in slow]
+
+
 def test_a_journal_without_token_ids_knows_whole_blocks_only(tmp_path: Path) -> None:
     config = config_of()
     writer = Writer(tmp_path, config, {}, redact=True)
@@ -253,6 +262,7 @@ def test_a_bad_row_of_azure(tmp_path: Path, row: str, why: str) -> None:
         (line(float("nan"), 600, [1, 2]), "its time is nan s"),
         (line(float("inf"), 600, [1, 2]), "its time is inf s"),
         (line(1e308, 600, [1, 2]), "its time is 1e+305 s"),
+        (line(0, 600, [1, 2]) | {"timestamp": 10**400}, "int too large to convert to float"),
         (line(0, 600, [1, 2]) | {"timestamp": "soon"}, "could not convert string to float"),
     ],
 )

@@ -20,6 +20,7 @@ from minfer.effects.journal import write_journal
 from minfer.effects.view import ViewError, page, view, view_options, write_page
 from minfer.engine import step
 from minfer.messages import (
+    Admitted,
     Cancel,
     Emit,
     Ended,
@@ -409,6 +410,21 @@ def test_it_says_why_in_plain_words(chromium: Browser, tmp_path: Path) -> None:
 PIXEL = """(id, x, y) => { const one = $(id), d = window.devicePixelRatio;
     return '#' + [...one.getContext('2d').getImageData(x * d, y * d, 1, 1).data].slice(0, 3)
       .map((part) => part.toString(16).padStart(2, '0')).join(''); }"""
+
+
+@seen
+def test_the_cached_share_of_a_prompt_is_that_of_its_first_sample(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """The others find what it computed; that is no hit of the prompt's."""
+    config = EngineConfig(num_blocks=40, block_size=4, max_num_seqs=8, max_num_batched_tokens=16)
+    turns = turns_of(config, {0: [asked("a", 16, 2, n=4)], 9: [asked("b", 16, 2, n=2)]})
+    lets = {(r.id, r.sample): (r.hit, r.prompt) for turn in turns for r in turn.transition.reasons
+            if isinstance(r, Admitted)}  # fmt: skip
+    assert lets["a", 3] == lets["b", 0] == (12, 16)
+    assert lets["a", 0] == (0, 16)
+    shown(chromium, tmp_path, (config, turns))
+    assert "38% of prompts cached" in words(chromium, "header")
 
 
 @seen
