@@ -194,7 +194,9 @@ def test_a_fit_finds_what_steps_cost(repeat: int) -> None:
     assert abs(about["held_out_error"]["total"]) < 1e-3
     assert about["held_out_error"]["step"] < 1e-2
     for other in (measured(2, repeat), measured(3, repeat)):
-        said = [_seconds(found, step) / step[0] for step in other]
+        top = found.decode[-1][0]  # of the rows that there were often enough
+        said = [_seconds(found, step) / step[0] for step in other if step[1] <= top]
+        assert len(said) > 0.98 * len(other)
         assert min(said) > 0.98
         assert max(said) < 1.02
 
