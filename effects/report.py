@@ -36,7 +36,7 @@ class Spread(Counter[int]):
         for key in sorted(self):
             left -= self[key]
             if left <= 0:
-                return math.exp(key / 1000)
+                return math.exp(min(key / 1000, 709.0))  # of floats the largest
         return None
 
 
