@@ -18,7 +18,7 @@ from attrs import asdict
 
 from minfer.codec import dump
 from minfer.config import SIZES, ConfigError
-from minfer.effects.costs import fit, read_cost, steps
+from minfer.effects.costs import H200, fit, read_cost, steps
 from minfer.effects.driver import quiet_collector
 from minfer.effects.journal import read_journal, write_journal
 from minfer.effects.report import Report
@@ -187,7 +187,10 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
     cost, report = read_cost(options.cost) if options.cost else None, Report(journal.config)
     turns = _seen(journal.turns(), report, at)
     if cost is None:
-        cost, _ = fit(steps(turns), "fitted to this journal (another: --cost FILE)")
+        try:
+            cost, _ = fit(steps(turns), "fitted to this journal")
+        except ConfigError:  # too few steps
+            cost = H200
     deque(turns, maxlen=0)
     found, handed, begin = {"recorded": report.figures()}, 0, report.begin
     for name, what in (("unchanged", Change()), ("changed", change)):

@@ -188,6 +188,14 @@ def test_what_cannot_be_changed_is_said(
     assert why in said(capsys, run, *options, code=2)
 
 
+def test_a_run_too_short_to_fit_is_forked_with_the_built_in_cost(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with LLM(executor="dry", journal=tmp_path, max_num_seqs=4) as llm:
+        llm.generate(["a"], SamplingParams(max_tokens=9))
+    assert "(built in)" in said(capsys, tmp_path, "--num-blocks", "10")
+
+
 def test_a_torn_or_broken_file_is_said(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
