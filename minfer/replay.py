@@ -141,9 +141,7 @@ class Journal:
         elif kind == b"E" and about == self.count:
             self.closed = True
         elif kind != b"H":
-            what = (
-                f"what comes after turn {self.count - 1} does not belong there: turns are missing"
-            )
+            what = f"what comes after turn {self.count - 1} is not of it: turns are missing"
             raise JournalError(f"{where}: {what}, or it is damaged")
 
     def _turn(self, payload: bytes, segment: Segment) -> Turn:
