@@ -11,6 +11,7 @@ import errno
 import logging
 import mmap
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterable, Mapping
@@ -43,6 +44,7 @@ from minfer.replay import Journal, open_segments
 from minfer.state import EngineState, Turn
 
 SUFFIX: Final = ".journal"
+_SEGMENT: Final = re.compile(r"-\d{6}$")  # what its number adds to a run's name
 SEGMENTS: Final = 16  # that a run keeps: a segment is that share of the size it may have
 _log = logging.getLogger("minfer.journal")
 
@@ -230,8 +232,8 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
     paths = [path]
     if path.is_dir():
         every = sorted(path.glob(f"*{SUFFIX}"), key=lambda file: (file.stem[:16], file.name))
-        every = [file for file in every if file.stem[-7:-6] == "-"] or every[-1:]
-        runs = [file.stem.rpartition("-")[0] for file in every]
+        every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
+        runs = [_SEGMENT.sub("", file.stem) for file in every]
         paths = [file for file, run in zip(every, runs, strict=True) if run == runs[-1]]
         if not paths:
             raise JournalError(f"{path}: there is no {SUFFIX} file in this folder")

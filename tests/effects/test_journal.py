@@ -354,7 +354,7 @@ def test_a_run_that_cannot_be_written_is_said(
 
 def test_of_a_folder_the_run_that_was_recorded_is_read(tmp_path: Path) -> None:
     config, turns = recorded(1, 20)
-    for name in ("a-simulation", "fork", "zoo"):
+    for name in ("a-simulation", "fcfs-8-64-1.0", "fcfs-8-64-2.0", "fork", "zoo"):
         write_journal(tmp_path / f"{name}.journal", config, turns, {"name": name})
         assert read_journal(tmp_path).about["name"] == name
     driver, log = live(tmp_path, 20)
