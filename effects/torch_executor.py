@@ -199,8 +199,10 @@ class TorchExecutor:
     def _do_without(self, what: str, why: object) -> None:
         """Take the slower way from now on, and say so: what failed would fail again."""
         _log.warning("%s cannot be used here, and is not from now on: %s", what, why)
-        self.flash_from *= what != FLASH
-        self.graphs = self.graphs and what != GRAPHS
+        if what == FLASH:
+            self.flash_from = 0
+        else:
+            self.graphs = False
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens."""

@@ -30,7 +30,7 @@ from minfer.state import EngineState, Transition, Turn, initial
 Arrival = tuple[float, Request | Cancel]  # seconds
 _PLAIN = [(0,) * k for k in range(65)]  # what a row yields: a token id that means nothing
 _NEVER = (math.inf, 0, 0)
-IDLE = 10_000
+IDLE = 10_000  # turns in a row without an event or a plan, after which none is expected any more
 
 
 class Coming(deque[Arrival]):

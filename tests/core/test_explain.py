@@ -368,13 +368,19 @@ def test_who_arrives_while_no_step_can_be_planned_waits_for_the_step() -> None:
     assert run.life("b").parts["line", "step", False, 0] == (1, 2.0, 0, 0, 0)
 
 
-def test_preempted_for_another_and_computed_again() -> None:
+def displaced() -> Run:
+    """ "high" takes the place of "low" after its first tokens."""
     run = Run(config(num_blocks=8, policy=Priority()))
     run.turn(Submit(request("low", 8, tokens=20, priority=1)))
     run.turn()
     run.turn()
     run.turn(Submit(request("high", range(20, 45), tokens=4)))
     run.drain()
+    return run
+
+
+def test_preempted_for_another_and_computed_again() -> None:
+    run = displaced()
     low, high = run.life("low"), run.life("high")
     ((when, gave),) = [(n, r) for n, r in low.reasons if isinstance(r, Preempted)]
     assert (gave.by, gave.known, gave.computed) == (("high", 0), 11, 10)
@@ -406,12 +412,7 @@ def test_a_first_token_before_the_run_has_no_time(cut: int) -> None:
 
 
 def test_who_was_preempted_before_the_run_has_had_tokens() -> None:
-    run = Run(config(num_blocks=8, policy=Priority()))
-    run.turn(Submit(request("low", 8, tokens=20, priority=1)))
-    run.turn()
-    run.turn()
-    run.turn(Submit(request("high", range(20, 45), tokens=4)))
-    run.drain()
+    run = displaced()
     ((when, _),) = [(n, r) for n, r in run.life("low").reasons if isinstance(r, Preempted)]
     (life,) = explain(run.config, run.turns[when + 1 :], "low").lives
     assert (life.early, life.first) == (True, None)
