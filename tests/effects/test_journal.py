@@ -5,8 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zlib
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
@@ -33,13 +33,18 @@ CONFIG = EngineConfig(num_blocks=60, block_size=4, max_num_seqs=8, vocab_size=10
 
 
 def live(folder: Path, turns: int, **options: Any) -> tuple[Driver, list[Turn]]:
-    """An engine over the oracle with a journal, driven for `turns` turns; not closed."""
+    """An engine over the oracle with a journal, driven for `turns` turns; not closed.
+
+    It waits for the thread that makes snapshots, so a slow machine rotates segments as a fast one.
+    """
     writer, log = Writer(folder, CONFIG, {"why": "a test"}, **options), list[Turn]()
 
     class Both:
         def __call__(self, turn: Turn) -> None:
             log.append(turn)
             writer(turn)
+            if writer.job and len(writer.since) == 3:
+                wait([writer.job])
 
         close = staticmethod(writer.close)
 
@@ -131,7 +136,6 @@ def test_segments_rotate_and_old_ones_go(tmp_path: Path, monkeypatch: pytest.Mon
         log_before = len(log)
         driver.post(Submit(Request(id=f"more{log_before}", prompt=(1, 2), max_tokens=3)))
         driver.turn()
-        time.sleep(0.001)  # the thread that makes snapshots gets its turn
     driver.close()
     names = sorted(path.name for path in tmp_path.iterdir())
     assert len(names) >= 3
@@ -156,7 +160,6 @@ def test_a_small_size_is_kept(tmp_path: Path) -> None:
     for number in range(3000):
         driver.post(Submit(Request(id=str(number), prompt=(1, 2), max_tokens=3)))
         driver.turn()
-        time.sleep(0.0002)
         sizes.append(sum(path.stat().st_size for path in tmp_path.iterdir()))
     driver.close()
     assert max(sizes) < 2 * size  # a snapshot of this run takes about half a segment
@@ -174,9 +177,8 @@ def test_kept_segments_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     while len(log) < 400:
         driver.post(Submit(Request(id=str(len(log)), prompt=(1, 2), max_tokens=3)))
         driver.turn()
-        time.sleep(0.001)
     driver.close()
-    assert len(list(tmp_path.iterdir())) <= 3
+    assert len(list(tmp_path.iterdir())) == 3
     journal = read_journal(tmp_path)
     assert list(journal.turns()) == log[journal.segments[0].head.turn :]
 
@@ -236,7 +238,7 @@ def test_segments_must_be_whole_and_of_one_run(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match=last.name):
             list(read_journal(last.parent).turns())
     last.write_bytes(strange.read_bytes())
-    with pytest.raises(JournalError, match=r"begins with|does not come after|of another run"):
+    with pytest.raises(JournalError, match=r"begins with|does not come after|of another run|state"):
         list(read_journal(last.parent).turns())
     head = read_head(data, last.name)
     rest = data[len(MAGIC) + len(head_record(head)) :]
@@ -395,7 +397,6 @@ def test_a_segment_that_cannot_be_written_leaves_nothing(
     while len(log) < 400:
         driver.post(Submit(Request(id=str(len(log)), prompt=(1, 2), max_tokens=3)))
         driver.turn()
-        time.sleep(0.001)
     links = (Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd"))
     left = [link.stat() for link in links if link.exists()]
     assert refused
