@@ -170,8 +170,11 @@ class Assembly:
         del one.fresh[max(0, done.length - one.count) :]
         one.done = done
 
-    def flush(self) -> tuple[Finish, ...]:
-        """Make what is new ready; returns what the engine should be told."""
+    def flush(self, ended: Callable[[str], object] = id) -> tuple[Finish, ...]:
+        """Make what is new ready; returns what the engine should be told.
+
+        `ended` hears the id once there is nothing to come, before whoever asked can know it.
+        """
         found = []
         with self.lock:
             for i, one in enumerate(self.samples):
@@ -180,6 +183,8 @@ class Assembly:
                     if one.stop is not None and not one.over:
                         found.append(Finish(self.request.id, i, one.count))
             self.finished = all(one.over for one in self.samples)
+            if self.finished:
+                ended(self.request.id)
             news = self.finished or (self.streaming and any(one.news for one in self.samples))
             tell, self.told = news and not self.told, self.told or news
         if tell:

@@ -169,8 +169,7 @@ class Worker:
                     job.finish(done)
                     news[done.id] = job
             for job in news.values():
-                self.driver.inbox.extend(job.flush())
+                self.driver.inbox.extend(job.flush(self.jobs.pop))
                 if job.finished:
-                    del self.jobs[job.request.id]
                     for ended in self.on_end:
                         ended(job)

@@ -13,8 +13,10 @@ from attrs import frozen
 
 from minfer import LLM, SamplingParams
 from minfer.effects import worker
+from minfer.effects.assembly import Assembly
 from minfer.effects.edge import RequestError
 from minfer.policy import FirstCome, Load
+from minfer.request import Request
 from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint
 
@@ -141,6 +143,21 @@ def test_an_id_is_served_once_at_a_time(folder: str) -> None:
             llm.generate([[1], [2]], GREEDY)
         assert list(llm.worker.jobs) == ["0"]
         stream.close()
+
+
+def test_an_id_is_free_before_anybody_hears_of_the_end(folder: str) -> None:
+    heard: list[tuple[bool, bool]] = []
+
+    def sink(job: Assembly) -> None:
+        heard.append((job.take().finished, job.request.id in llm.worker.jobs))
+
+    with LLM(folder, executor="oracle") as llm:
+        request = Request(id="a", prompt=(1,), max_tokens=3)
+        llm.worker.submit([Assembly(request, sink, streaming=True)])
+        assert llm.worker.thread is not None
+        llm.worker.thread.join(60)
+    assert heard[-1] == (True, False)
+    assert set(heard[:-1]) == {(False, True)}
 
 
 def test_outputs_come_in_the_order_of_the_batch(folder: str) -> None:
