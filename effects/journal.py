@@ -227,7 +227,7 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
     `policies` are examples of policies that do not come with minfer. Raises JournalError.
     """
     classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
-    if not path.exists():
+    if not (path.is_file() or path.is_dir()):  # a pipe, too, would never end
         raise JournalError(f"{path}: there is no such file or folder")
     paths = [path]
     if path.is_dir():

@@ -134,6 +134,8 @@ def read_trace(source: str, most: int | None = None, divide: int = 1) -> Trace:
 def _first_line(path: Path) -> bytes:
     """The first line of a file; folders are journals."""
     try:
+        if path.is_fifo():
+            raise TraceError(f"{path}: a pipe cannot be read twice; write it to a file first")
         with path.open("rb") as file:
             return file.readline(200).removeprefix(b"\xef\xbb\xbf").strip()
     except IsADirectoryError:

@@ -313,7 +313,9 @@ def test_what_cannot_be_journalled_is_said_at_start(tmp_path: Path) -> None:
 
 
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
-    for path, why in ((tmp_path / "none", "no such file"), (tmp_path, "no .journal file")):
+    os.mkfifo(pipe := tmp_path / "pipe")  # to open it would be to wait for a writer
+    whys = {tmp_path / "none": "no such file", pipe: "no such file", tmp_path: "no .journal file"}
+    for path, why in whys.items():
         with pytest.raises(JournalError, match=why):
             read_journal(path)
     (tmp_path / "x.journal").write_bytes(b"")

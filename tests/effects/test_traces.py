@@ -1,6 +1,7 @@
 """Traces: what they say is what arrives, and what is wrong with one is said with its row."""
 
 import json
+import os
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -310,6 +311,12 @@ def test_a_file_that_is_no_trace(tmp_path: Path, text: bytes, why: str) -> None:
 def test_what_is_not_there_or_cannot_be(source: str, why: str) -> None:
     with pytest.raises(TraceError, match=why):
         read_trace(source)
+
+
+def test_a_trace_cannot_be_a_pipe(tmp_path: Path) -> None:
+    os.mkfifo(pipe := tmp_path / "pipe")
+    with pytest.raises(TraceError, match=f"{pipe}: a pipe cannot be read twice"):
+        read_trace(str(pipe))
 
 
 def test_a_folder_without_journals_and_prompts_that_cannot_be_divided(tmp_path: Path) -> None:
