@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import random
-import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from pathlib import Path
@@ -564,7 +563,8 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(slow: 
     assert not slow.worker.jobs
     with contextlib.suppress(StopIteration):  # closed by hand: there is no loop to do it
         stream.aclose().send(None)
-    assert "minfer-engine" not in {thread.name for thread in threading.enumerate()}
+    assert slow.worker.thread is not None
+    assert not slow.worker.thread.is_alive()
 
 
 # --- hooks ----------------------------------------------------------------------------------------

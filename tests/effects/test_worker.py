@@ -32,8 +32,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(write_checkpoint(path, max_position_embeddings=100_000))
 
 
-def engine_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name == "minfer-engine"]
+def engine_thread(llm: LLM) -> threading.Thread | None:
+    return llm.worker.thread
 
 
 def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
@@ -55,14 +55,15 @@ def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
 
 def test_the_thread_ends_with_the_work(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
-        assert not engine_threads()
+        assert engine_thread(llm) is None
         stream = llm.stream([1, 2], ENDLESS)
         next(stream)
-        assert len(engine_threads()) == 1
+        thread = engine_thread(llm)
+        assert thread is not None
+        assert thread.is_alive()
         stream.close()
-        for thread in engine_threads():
-            thread.join(5)
-        assert not engine_threads()
+        thread.join(60)
+        assert not thread.is_alive()
 
 
 def test_a_program_may_end_in_the_middle_of_a_stream(folder: str) -> None:
