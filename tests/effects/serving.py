@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -23,12 +24,16 @@ class Slow:
 
     def __init__(self, inner: Any, seconds: float) -> None:
         self.inner, self.seconds = inner, seconds
+        self.free, self.left = threading.Event(), math.inf  # after so many steps it waits
+        self.free.set()
 
     def launch(self, plan: Plan) -> None:
         self.inner.launch(plan)
 
     def collect(self) -> Executed | Failed:
         time.sleep(self.seconds)
+        self.left -= 1
+        assert self.left >= 0 or self.free.wait(60)
         found: Executed | Failed = self.inner.collect()
         return found
 
@@ -72,6 +77,19 @@ class Serving:
     def idle(self) -> None:
         """Wait until nobody is served."""
         self.until(lambda: not self.llm.worker.driver.busy)
+
+    @contextlib.contextmanager
+    def after(self, steps: int) -> Iterator[None]:
+        """Meanwhile the engine, idle at first, does so many steps and no more."""
+        self.idle()
+        slow: Any = self.llm.worker.driver.executor
+        slow.free.clear()
+        slow.left = steps
+        try:
+            yield
+        finally:
+            slow.left = math.inf
+            slow.free.set()
 
     def available(self) -> int:
         """KV blocks that could be handed out now."""
