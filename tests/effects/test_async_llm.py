@@ -210,11 +210,12 @@ def test_a_loop_that_stands_still_is_rung_for_once(slow: AsyncLLM) -> None:
             return plain(call, *rest, **more)
 
         loop.call_soon_threadsafe = counted  # type: ignore[assignment, method-assign]  # the loop is this test's own
-        streams = [slow.generate([i + 1], params(40)) for i in range(8)]
+        streams = [slow.generate([i + 1], params(200)) for i in range(8)]
         await asyncio.gather(*(anext(stream) for stream in streams))
         assert len(rings) <= len(turns) + 1
         before, taken = len(rings), len(turns)
-        time.sleep(0.1)  # the loop stands still
+        while len(turns) < taken + 6 and slow.worker.running:
+            time.sleep(0.01)  # the loop stands still
         assert len(turns) > taken + 5
         assert len(rings) <= before + 1
         assert len(slow._fresh) <= 8
