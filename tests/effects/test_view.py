@@ -696,11 +696,15 @@ def test_a_hundred_thousand_turns_open_and_move_smoothly(chromium: Browser, tmp_
     assert chromium.value("[turns, samples, lives.every((life) => life.died < turns)]") == [
         100_000, 10_000, True]  # fmt: skip
     assert size < 4e6
-    # Limits for a busy machine; alone these are about 0.3 s, 20 ms and 1 ms.
+    # Limits for a busy machine; alone these are about 0.3 s, 40 ms and 2 ms, the loop 25 ms.
     assert chromium.value("+document.documentElement.dataset.drawn") < 5000
-    timed = """(times, act) => { const begin = performance.now();
-        for (let i = 0; i < times; i++) act(i);
-        return (performance.now() - begin) / times; }"""
-    assert chromium.value(f"({timed})(5, () => {{ draw.key = ''; draw(); }})") < 200
-    assert chromium.value(f"({timed})(100, (i) => go(50000 + i * 7))") < 16
+    timed = """(times, act) => [...Array(times).keys()].map((i) => {
+        const begin = performance.now();
+        act(i);
+        return performance.now() - begin; }).sort((a, b) => a - b)[times >> 2]"""
+    loop, redraw, move = (chromium.value(f"({timed})({act})") for act in (
+        "12, () => { for (let i = 0; i < 2e7; i++) window.sum = i % 7; }",
+        "12, () => { draw.key = ''; draw(); }", "100, (i) => go(50000 + i * 7)"))  # fmt: skip
+    assert redraw < 10 * loop
+    assert move < 0.8 * loop
     assert chromium.value("document.querySelectorAll('*').length") < 500
