@@ -42,22 +42,51 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     table = np.array([step for step in measured if step[0] > 0], float).reshape(-1, 8)
     if len(table) < 4 * PART:
         raise ConfigError(f"{name}: {len(table)} steps are too few to fit; {4 * PART} are needed")
-    took, rows, forwards = table[:, :3].T
+    took, rows, forwards, inputs = table[:, :4].T
     tops = [1 << k for k in range(24) if np.sum((rows > 2**k / 2) & (rows <= 2**k)) >= SEEN] or [1]
     bucket = np.minimum(np.searchsorted(tops, rows), len(tops) - 1)
-    bases = [(rows > 0) & (bucket == k) for k in range(len(tops))] + [rows == 0]
-    design = np.column_stack([*(forwards * base for base in bases), table[:, 3:]])
+    launch, captured = _launch(took, rows, inputs)
+    eager = (inputs > captured) & (launch > 0)
+    bases = [*((rows > 0) & (bucket == k) for k in range(len(tops))), (rows == 0) & ~eager, eager]
+    split = np.column_stack((inputs * ~eager, inputs * eager, table[:, 4:]))
+    design = np.column_stack([*(forwards * base for base in bases), split])
+    # While the host launches, it does not learn that the step before has ended: that one seems to
+    # take longer, and the next less. What they take together is known.
+    first = np.flatnonzero(~eager | (np.arange(len(took)) == 0))
+    took, design = np.add.reduceat(took, first), np.add.reduceat(design, first)
     held = np.arange(len(took)) // PART % 2 == 1
     said = design[held] @ _solve(design[~held], took[~held])
     off = {"steps": len(took), "total": float(said.sum() / took[held].sum() - 1),
            "step": float(np.median(np.abs(said / took[held] - 1)))}  # fmt: skip
-    *decode, mixed, token, sequence, chunk, context, attention = map(float, _solve(design, took))
+    solved = _solve(design, took)
+    *decode, mixed, own, token, own_token, sequence, chunk, context, attention = map(float, solved)
     error = f"on steps held out {off['total']:+.1%} of their total, {off['step']:.1%} of one"
     model = CostModel(
         name=f"{name}; {error}", decode=tuple(zip(tops, decode, strict=True)), mixed=mixed,
         token=token, sequence=sequence, chunk=chunk, context=context, attention=attention,
+        launch=launch, captured=captured, eager=own, eager_token=own_token,
     )  # fmt: skip
     return model, {"held_out_error": off}
+
+
+def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
+    """What launching a step with more inputs from history than so many takes the host, if it does.
+
+    Then a step without inputs from history seems to take that long, if such a step comes next.
+    """
+    import numpy as np
+
+    pairs = (rows[:-1] > 0) & (inputs[1:] > 0)
+    seems, follows = took[:-1][pairs], inputs[1:][pairs]
+    usual = np.median(took[rows > 0]) if rows.any() else 0.0
+    found, least = (0.0, 0), np.abs(seems - usual).sum()
+    for captured in np.unique([0, *follows])[:: 1 + len(follows) // 64]:
+        late = follows > captured
+        launch = np.median(seems[late]) if late.sum() >= SEEN else 0.0
+        off = np.abs(seems - np.where(late, launch, usual)).sum()
+        if launch > 2 * usual and off < least:
+            found, least = (float(launch), int(captured)), off
+    return found
 
 
 def _solve(design: Any, took: Any) -> Any:

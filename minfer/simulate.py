@@ -2,7 +2,7 @@
 
 Theory. A turn is taken as the live driver takes it: if steps are in flight it waits for the first
 of them, else for an arrival or for the time that the engine asked for; what arrived meanwhile
-enters the same turn. A step begins when it is launched and the one before it has ended. Where host
+enters the same turn. A step begins when its launch does and the one before it has ended. Where host
 and device take turns, as on a CPU, it begins when its results are asked for. So two things are
 modelled, durations of steps and the tokens' number; every decision is the engine's own.
 
@@ -79,6 +79,12 @@ class CostModel:
     context: float = _cost(default=0.0)  # a position that a row reads
     attention: float = _cost(default=0.0)  # a position that an input from history attends to
     host: float = _cost(default=0.0)  # a turn of the host
+    # Of a step with more inputs from history than `captured`, if launching it, operation by
+    # operation, takes the host `launch`, which so long learns of no other step's end:
+    launch: float = _cost(default=0.0)
+    captured: int = 0
+    eager: float = _cost(default=0.0)  # its forward
+    eager_token: float = _cost(default=0.0)  # an input from history
     overlaps: bool = True  # the device works while the host takes a turn
 
     def __attrs_post_init__(self) -> None:
@@ -87,13 +93,19 @@ class CostModel:
 
     def seconds(self, plan: Plan) -> float:
         """What the device takes for a plan; more rows than any bucket has cost as its last."""
-        base = self.mixed if plan.fills else self.decode[-1][1]
+        base, token = self.mixed, self.token
         if not plan.fills:
             count = len(plan.rows)
-            base = next((each for upto, each in self.decode if count <= upto), base)
+            base = next((each for upto, each in self.decode if count <= upto), self.decode[-1][1])
+        elif self.launching(plan):
+            base, token = self.eager, self.eager_token
         inputs, alone, chunks, read, pairs = work(plan)
         rows = self.sequence * alone + self.chunk * chunks + self.context * read
-        return plan.repeat * base + rows + self.token * inputs + self.attention * pairs
+        return plan.repeat * base + rows + token * inputs + self.attention * pairs
+
+    def launching(self, plan: Plan) -> float:
+        """What launching a plan takes the host."""
+        return self.launch if plan.fills and work(plan)[0] > self.captured else 0.0
 
 
 class Simulated(Oracle):
@@ -192,4 +204,5 @@ class Simulation:
             for plan in plans:
                 self.executor.launch(plan)
                 flights.append((free, cost.seconds(plan)))
+                free += cost.launching(plan)
             wake = min((c.time for c in transition.commands if isinstance(c, WakeAt)), default=wake)

@@ -78,6 +78,26 @@ def test_a_step_starts_when_it_is_launched_or_the_one_before_has_ended(
     assert len(found) >= 4
 
 
+@pytest.mark.parametrize(
+    ("eager", "expected"),
+    [
+        (0.5, [0, 1, 2, 4.5, 4.5, 5.5]),
+        (4.0, [0, 1, 2, 4.5, 7, 8]),
+    ],  # the launch is longer, the step
+)
+def test_while_a_launch_takes_the_host_it_learns_of_no_end(
+    eager: float, expected: list[float]
+) -> None:
+    """The step in flight ended at 3; the one launched from 2 on began then."""
+    cost = evolve(EVEN, launch=2.5, captured=4, eager=eager)
+    come: list[Arrival] = [(0.0, asked("a", most=9)), (1.5, asked("b", prompt=5, most=9))]
+    turns = [*Simulation(config_of(), Simulated(), cost, come).turns()]
+    assert ticks(turns)[:6] == expected
+    small, big = plans(turns)[0], plans(turns)[3]
+    assert [cost.launching(plan) for plan in (small, big)] == [0.0, 2.5]
+    assert (cost.seconds(small), cost.seconds(big)) == (1.0, eager)
+
+
 def test_one_step_in_flight_waits_for_its_results() -> None:
     cost = evolve(EVEN, host=0.25)
     simulation = Simulation(config_of(depth=1), Simulated(), cost, [(0.0, asked("a", most=2))])
@@ -178,6 +198,10 @@ def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
     )
     assert (four.repeat, work(four)) == (4, (0, 4, 0, 26, 0))
     assert cost.seconds(four) == pytest.approx(4 * 1 + 0.04 + 26e-4)
+    own = evolve(cost, launch=1.0, captured=11, eager=16.0, eager_token=0.2)
+    assert own.seconds(mixed) == pytest.approx(16 + 2.4 + 0.003 + 12e-4 + 30e-5)
+    assert own.seconds(decode) == cost.seconds(decode)
+    assert evolve(own, captured=12).seconds(mixed) == cost.seconds(mixed)
 
 
 def test_nothing_costs_less_than_nothing() -> None:

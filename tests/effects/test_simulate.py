@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 import minfer
 from minfer.config import ConfigError, EngineConfig
@@ -182,10 +182,10 @@ def test_nothing_may_do(capsys: pytest.CaptureFixture[str]) -> None:
 # --- what steps cost -----------------------------------------------------------------------------
 
 
-def measured(seed: int, repeat: int = 1) -> list[tuple[float, ...]]:
+def measured(seed: int, repeat: int = 1, cost: CostModel = COST) -> list[tuple[float, ...]]:
     config = EngineConfig(num_blocks=2000, max_num_seqs=16, max_model_len=20_000, max_repeat=repeat)
     rows = read_trace(f"poisson:rate=8,requests=250,prompt=400,output=40,spread=1,seed={seed}")
-    return [*steps(Simulation(config, Simulated(), COST, rows.arrivals(64)).turns())]
+    return [*steps(Simulation(config, Simulated(), cost, rows.arrivals(64)).turns())]
 
 
 @pytest.mark.parametrize("repeat", [1, 4])
@@ -199,6 +199,21 @@ def test_a_fit_finds_what_steps_cost(repeat: int) -> None:
         assert len(said) > 0.98 * len(other)
         assert min(said) > 0.98
         assert max(said) < 1.02
+
+
+def test_a_fit_finds_what_launches_take_the_host() -> None:
+    """Whose steps before them seem longer, and they themselves shorter."""
+    known = evolve(COST, launch=0.03, captured=600, eager=0.002, eager_token=3e-5)
+    found, about = fit(measured(1, cost=known), "x")
+    assert abs(about["held_out_error"]["total"]) < 1e-2
+    assert found.launch == pytest.approx(known.launch, rel=0.02)
+    assert 580 <= found.captured <= 620
+    assert found.eager + 1000 * found.eager_token == pytest.approx(0.032, rel=0.03)
+    assert found.mixed + 300 * found.token == pytest.approx(0.013, rel=0.03)
+    for limit in (0, 20_000):  # all launches take long, or none
+        fitted, _ = fit(measured(1, cost=evolve(known, captured=limit)), "x")
+        assert fitted.launch == (pytest.approx(0.03, rel=0.02) if limit == 0 else 0)
+        assert fitted.captured == 0
 
 
 def _seconds(cost: CostModel, step: tuple[float, ...]) -> float:
