@@ -42,6 +42,7 @@ class Batch:
     contexts: Tensor  # [decode] tokens that each of them attends to
     chunks: Chunks | None  # what the other tokens are
     splits: int = 1  # ranges that a GPU cuts contexts of decode rows into
+    fused: bool = False  # as in `kernels.linear.norm_gated`
 
 
 @frozen(eq=False)

@@ -17,13 +17,15 @@ from minfer.effects.spec import ModelSpec
 from minfer.effects.weights import LayerWeights, torch_dtype
 from minfer.kernels.attention import decode_attention, num_splits, prefill_attention
 from minfer.kernels.flash import flash_attention, flash_missing
+from minfer.kernels.gated import FILLED, pays
 from minfer.kernels.logprobs import logprobs
+from minfer.kernels.packages import QUACK, missing
 from minfer.kernels.rope import rope_and_cache
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 
 # The executor reaches all that needs Triton through this module.
-__all__ = ["advance", "gather", "logprobs", "num_splits", "sample", "scatter"]
+__all__ = ["advance", "gather", "logprobs", "num_splits", "pays", "sample", "scatter"]
 
 # For heads of up to 64 dimensions, and wider ones; below, Triton is as fast and starts sooner.
 FLASH_FROM = (2048, 512)
@@ -42,6 +44,7 @@ class Routes:
     # graphs it does not serve those either, so that results are the same.
     captured: int = 0
     why: str = ""  # never
+    apart: str = ""  # why quack never serves products of gate and up
 
     @classmethod
     def for_device(
@@ -54,7 +57,9 @@ class Routes:
             why = "it reads before sliding windows what may be somebody else's"
         elif not why and captured >= budget:
             why = "all steps are small enough for CUDA graphs, which it cannot be part of"
-        return cls(0 if why else FLASH_FROM[spec.head_dim > 64], captured, why)
+        apart = missing(QUACK, kind, torch.device(device))
+        apart = "it adds no biases" if spec.mlp_bias else apart
+        return cls(0 if why else FLASH_FROM[spec.head_dim > 64], captured, why, apart)
 
     def described(self) -> list[tuple[str, str]]:
         """Lines for `minfer plan`."""
@@ -62,7 +67,11 @@ class Routes:
         if not self.why:
             chunks = f"flash-attn from {self.flash_from} tokens of a prompt at once "
             chunks += f"in steps of more than {self.captured}, else Triton"
-        return [("decode attention", "Triton, split-KV"), ("prefill attention", chunks)]
+        activation = f"quack where its tiles are {FILLED:.0%} full, else cuBLAS and Triton"
+        if self.apart:
+            activation = f"cuBLAS and Triton; no quack: {self.apart}"
+        return [("decode attention", "Triton, split-KV"), ("prefill attention", chunks),
+                ("gate, up and SiLU", activation)]  # fmt: skip
 
 
 @frozen(eq=False)
@@ -109,7 +118,8 @@ class CudaCache:
         """Attention of rotated queries, whose keys and values are in the cache."""
         spec, chunks = self.spec, batch.chunks
         window, (keys, values) = spec.windows[index] or 0, self.layers[index]
-        q = qkv.view(len(qkv), -1, spec.head_dim)[:, : spec.heads]
+        heads = qkv.view(len(qkv), -1, spec.head_dim)
+        q = heads[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         alone = len(batch.rows)
         if alone:
@@ -117,12 +127,14 @@ class CudaCache:
                 q[:alone], keys, values, batch.table, batch.rows, batch.contexts, scale,
                 window=window, splits=batch.splits, out=out[:alone])  # fmt: skip
         if chunks is not None and chunks.flash is not None:
+            if chunks.flash.table is None:
+                keys, values = heads[alone:, spec.heads :].chunk(2, 1)
             flash_attention(chunks.flash, q[alone:], keys, values, scale, out[alone:])
         elif chunks is not None:
+            where = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
             prefill_attention(
-                q, keys, values, batch.table, chunks.rows, chunks.starts, chunks.counts,
-                chunks.offsets, scale, window=window, max_count=chunks.longest, out=out,
-            )  # fmt: skip
+                q, keys, values, batch.table, *where, scale, window=window,
+                max_count=chunks.longest, out=out)  # fmt: skip
         return out.view(len(out), -1)
 
     def copy(self, source: int, target: int, count: int) -> None:

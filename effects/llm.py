@@ -87,7 +87,8 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
     args = setup.args
     if args.journal is None:
         return None
-    packages = ("torch", "triton", "flash-attn-4") if args.executor == "torch" else ()
+    packages = () if args.executor != "torch" else (
+        "torch", "triton", "flash-attn-4", "quack-kernels")  # fmt: skip
     versions = {d.name: d.version for name in packages for d in distributions(name=name)}
     model = setup.folder.name if args.journal_redact else str(setup.folder)
     about = {

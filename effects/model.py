@@ -59,7 +59,8 @@ def forward(spec: ModelSpec, weights: Weights, batch: Batch, cache: PagedCache) 
                 hidden = hidden.index_select(0, batch.sample)
                 mixed = mixed.index_select(0, batch.sample)
             ops.linear_add(hidden, mixed, layer.out, layer.out_bias)
-            inner = ops.norm_gated(hidden, layer.post_norm, eps, layer.gate_up, layer.gate_up_bias)
+            wide = layer.gate_up, layer.gate_up_bias, batch.fused
+            inner = ops.norm_gated(hidden, layer.post_norm, eps, *wide)
             ops.linear_add(hidden, inner, layer.down, layer.down_bias)
         logits: Tensor = ops.norm_linear(hidden, weights.norm, eps, weights.lm_head)
         return logits

@@ -40,7 +40,8 @@ from minfer.effects.sampler import Sampling, choose
 from minfer.effects.spec import ModelSpec
 from minfer.effects.weights import Weights
 from minfer.kernels import plain
-from minfer.kernels.flash import FlashWork, load_flash
+from minfer.kernels.flash import FlashWork
+from minfer.kernels.packages import FLASH, NAMES, QUACK, load
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, Yields
 from minfer.request import MAX_LOGPROBS
@@ -49,7 +50,7 @@ from minfer.sample import is_greedy
 if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
 
-FLASH, GRAPHS = "flash-attn", "CUDA graphs"
+GRAPHS = "CUDA graphs"
 MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
@@ -118,14 +119,16 @@ class TorchExecutor:
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.gpu: Any = None  # what needs Triton
         self.flash_from = self.captured = 0  # as in `Routes`
+        self.fused = False  # quack may serve products of gate and up
         self.routes: list[tuple[str, str]] = []  # which kernel serves what, in words
         if kernels or cuda:
             from minfer.effects import cuda_attention
 
             self.gpu = cuda_attention
-            sizes = config.block_size, config.max_num_batched_tokens
-            routes = cuda_attention.Routes.for_device(spec, *sizes, self.device)
+            routes = cuda_attention.Routes.for_device(
+                spec, config.block_size, config.max_num_batched_tokens, self.device)  # fmt: skip
             self.flash_from, self.captured = routes.flash_from, routes.captured
+            self.fused = not routes.apart
             self.routes = routes.described()
         self.ops: Any = self.gpu or plain
         self.cache = self.make_cache(config.num_blocks, config.block_size, length)
@@ -142,15 +145,12 @@ class TorchExecutor:
         self.out = torch.zeros(draws, dtype=torch.int32, device=self.device)
         self.scores = torch.zeros(draws, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=self.device)
         self.logprobs: dict[tuple[str, int], list[Scores]] = {}  # of the tokens collected last
-        self.ring = deque(
-            Slot(
-                torch.empty(room, dtype=torch.int32, pin_memory=cuda),
-                torch.empty(draws, dtype=torch.int32, pin_memory=cuda),
-                torch.empty(self.scores.shape, dtype=torch.int32, pin_memory=cuda),
-                torch.cuda.Event() if cuda else None,  # type: ignore[no-untyped-call]  # torch's,
-            )
-            for _ in range((config.depth + 1) * config.max_repeat + 1)
-        )
+        self.ring = deque[Slot]()
+        for _ in range((config.depth + 1) * config.max_repeat + 1):
+            sizes = (room,), (draws,), self.scores.shape
+            host = [torch.empty(size, dtype=torch.int32, pin_memory=cuda) for size in sizes]
+            event = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]  # torch's
+            self.ring.append(Slot(host[0], host[1], host[2], event))
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]  # torch's
@@ -162,7 +162,7 @@ class TorchExecutor:
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
         self.wanted: list[bool] = []  # whether one of them does
         self.draw = Draw([], [])  # theirs
-        self.trying = ""  # what the step under way takes that may not work here
+        self.trying: list[str] = []  # what the step under way takes that may not work here
         self.flights: deque[Flight] = deque()
         self.drawing: tuple[list[int], Sampling] | None = None  # who the CPU's sampler drew for
         self._wait()
@@ -187,22 +187,28 @@ class TorchExecutor:
     def _attempt(self, flight: Flight) -> None:
         if self.small and torch.get_num_threads() > 1:
             _work_alone()
-        self.trying = ""
+        self.trying = []
         try:
             with torch.inference_mode(), torch.cuda.stream(self.stream):
                 self._launch(flight)
         except Exception as error:
-            if self.trying and not isinstance(error, torch.OutOfMemoryError):
-                self._do_without(self.trying, error)
+            for what in [] if isinstance(error, torch.OutOfMemoryError) else self.trying:
+                self._do_without(what, error)
             flight.error = str(error) if isinstance(error, ExecutorError) else repr(error)
 
     def _do_without(self, what: str, why: object) -> None:
         """Take the slower way from now on, and say so: what failed would fail again."""
-        _log.warning("%s cannot be used here, and is not from now on: %s", what, why)
-        if what == FLASH:
-            self.flash_from = 0
-        else:
-            self.graphs = False
+        name = NAMES.get(what, what)
+        _log.warning("%s cannot be used here, and is not from now on: %s", name, why)
+        setattr(self, {FLASH: "flash_from", QUACK: "fused", GRAPHS: "graphs"}[what], False)
+
+    def _may_take(self, package: str) -> bool:
+        """Whether a package can be loaded; if the step under way fails, that is its fault."""
+        if why := load(package):
+            self._do_without(package, why)
+        elif GRAPHS not in self.trying:  # else it has done this step before
+            self.trying.append(package)
+        return not why
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens."""
@@ -305,7 +311,8 @@ class TorchExecutor:
         counts = [len(fill.tokens) for fill in plan.fills]
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         flags, alone = np.logical_or.reduce(self.wants[list(plan.rows)]).tolist(), len(selves)
-        history = sum(counts), len(counts), max(counts)
+        whole = not any(plan.starts[fill.index] for fill in plan.fills)
+        history = sum(counts), len(counts), max(counts), whole
         kind = self._kind(alone, alone + len(drawing), *flags, *history)
         places = selves + [plan.fills[k].index for k in drawing]
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
@@ -415,7 +422,7 @@ class TorchExecutor:
             self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
         # Of this thread: a capture cannot make one.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
-        self.trying, graph = GRAPHS, torch.cuda.CUDAGraph()
+        self.trying, graph = [GRAPHS], torch.cuda.CUDAGraph()
         graph.capture_begin(self.pool, "thread_local")
         try:
             if not self.made:  # all graphs share one segment: a larger one would need its own
@@ -444,9 +451,11 @@ class TorchExecutor:
         self.ops.gather(
             selves, given, rows.last, rows.next, rows.table, size, tokens, positions, ahead, slots
         )
+        fused = self.fused and self.gpu.pays(count, self.spec.intermediate_size)
+        fused = fused and self._may_take(QUACK)
         batch = Batch(
             tokens, positions, slots, sampled, rows.table, selves, ahead[:alone], chunks,
-            splits=kind.splits)  # fmt: skip
+            splits=kind.splits, fused=fused)  # fmt: skip
         logits = self.model(batch, self.cache)
         if not kind.draws:
             return
@@ -480,10 +489,8 @@ class TorchExecutor:
         """From `words` [4, chunks]; flash-attn's work is not captured."""
         rows, starts, counts, offsets = words
         flash = None
-        if 0 < self.flash_from <= kind.longest and kind.tokens > self.captured:
-            if why := load_flash():
-                self._do_without(FLASH, why)
-                return self._chunks(kind, words)
-            self.trying = FLASH
-            flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
+        wanted = 0 < self.flash_from <= kind.longest and kind.tokens > self.captured
+        if wanted and self._may_take(FLASH):
+            table, longest = self.rows.table, kind.longest
+            flash = FlashWork.of(rows, starts, counts, table, longest, kind.whole)
         return Chunks(rows, starts, counts, offsets, kind.longest, flash)

@@ -7,43 +7,21 @@ it does, and with a window what is before it may. Neither is served: a request's
 harm another's.
 """
 
-import warnings
-from functools import cache
 from importlib import import_module
-from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-PACKAGE = "flash_attn.cute.interface"
+from minfer.kernels.packages import FLASH, missing
 
 
 def flash_missing(head_dim: int, dtype: torch.dtype, block_size: int, device: torch.device) -> str:
     """Why `flash_attention` cannot serve such a cache on this device; empty if it can."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != 9:
-        return "flash-attn's kernels with block tables are used on Hopper GPUs only"
-    if dtype not in (torch.bfloat16, torch.float16):
-        return f"flash-attn takes bfloat16 and float16, not {dtype}"
-    if head_dim % 8 or head_dim > 128 or block_size not in (16, 32, 64):
-        return f"heads of {head_dim} in blocks of {block_size} tokens are none of flash-attn's"
-    found = find_spec(PACKAGE.partition(".")[0])
-    places = found.submodule_search_locations or () if found else ()
-    if not any(Path(place, "cute").is_dir() for place in places):
-        return "flash-attn-4 is not installed"
-    return ""
-
-
-@cache
-def load_flash() -> str:
-    """Import flash-attn, which takes seconds; returns why that failed, or nothing."""
-    try:
-        import_module(PACKAGE)
-    except Exception as error:  # however an optional package is broken, there are other kernels
-        return f"flash-attn-4 is not importable: {type(error).__name__}: {error}"
-    warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)  # of its compiler
-    return ""
+    why = missing(FLASH, dtype, device)
+    if not why and (head_dim % 8 or head_dim > 128 or block_size not in (16, 32, 64)):
+        why = f"heads of {head_dim} in blocks of {block_size} tokens are none of flash-attn's"
+    return why
 
 
 class FlashWork(NamedTuple):
@@ -51,23 +29,30 @@ class FlashWork(NamedTuple):
 
     bounds: Tensor  # [chunks + 1] int32: where chunks begin among the queries, and the end
     contexts: Tensor  # [chunks] int32: tokens up to a chunk's last
-    table: Tensor  # [chunks, max_blocks] int32
+    table: Tensor | None  # [chunks, max_blocks] int32; None: contexts are the chunks themselves
     longest: int  # count
 
     @classmethod
     def of(
-        cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int
-    ) -> "FlashWork":
-        """Arguments as in `prefill_attention`; chunks lie one after another from query 0 on."""
+        cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int,
+        whole: bool = False) -> "FlashWork":  # fmt: skip
+        """Arguments as in `prefill_attention`; chunks lie one after another from query 0 on.
+
+        whole: all start at position 0, and their keys and values are given as they are."""
         bounds = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-        return cls(bounds, (starts + counts).int(), table[rows], longest)
+        return cls(bounds, (starts + counts).int(), None if whole else table[rows], longest)
 
 
 def flash_attention(
-    work: FlashWork, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor
+    work: FlashWork, q: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor
 ) -> None:
-    """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16 bytes."""
-    import_module(PACKAGE)._flash_attn_fwd(  # the public function fills no tensor of its caller's
-        q, k_cache, v_cache, cu_seqlens_q=work.bounds, seqused_k=work.contexts,
-        max_seqlen_q=work.longest, page_table=work.table, softmax_scale=scale, causal=True, out=out,
-    )  # fmt: skip
+    """`prefill_attention` of `work` into `out`: as q in shape, all with strides of 16 bytes.
+
+    Keys and values are the cache's, or without a table [tokens, kv_heads, head_dim]: on an H200,
+    chunks of 2,048 and 8,192 tokens took 0.92 and 0.90 of the time so (7B's heads, 2026-11-22)."""
+    bounds, longest = work.bounds, work.longest
+    where = {"seqused_k": work.contexts, "page_table": work.table} if work.table is not None else {
+        "cu_seqlens_k": bounds, "max_seqlen_k": longest}  # fmt: skip
+    import_module(FLASH)._flash_attn_fwd(  # the public function fills no tensor of its caller's
+        q, keys, values, cu_seqlens_q=bounds, max_seqlen_q=longest, softmax_scale=scale,
+        causal=True, out=out, **where)  # fmt: skip

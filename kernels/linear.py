@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minfer.kernels import on_triton, plain
 from minfer.kernels.activation import silu_mul
+from minfer.kernels.gated import gated, pays
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import arrivals, early, follow, prefetch
 
@@ -27,6 +28,7 @@ Tune = tuple[int, int, int, int, int, int]
 # Bytes of weights that a thread may hold when it starts to wait for x, if `stages` is 1 and there
 # are at most so many weights: with more, programs come in waves, and only the first would gain.
 HELD, HELD_WEIGHTS = 256, 12e6
+MOST = 16  # tokens of any entry
 # (tokens at most, millions of weights at most, constants): the first that fits; if none, cuBLAS.
 # Best of 875 candidates at the shapes of Qwen2.5 0.5B, 1.5B and 7B on an H200, in CUDA graphs over
 # 220 MB of weights (2026-11-20). Against norm, cuBLAS and activation apart, a step's products take
@@ -157,8 +159,9 @@ def _linear(  # type: ignore[no-untyped-def]  # Triton's
 
 def _pick(name: str, x: Tensor, weight: Tensor) -> Tune | None:
     """The table's constants; None: the kernel is not for this."""
-    for tokens, millions, tune in TABLE[name]:
-        if len(x) <= tokens and weight.numel() <= millions * 1e6:
+    count, size = x.shape[0], weight.numel()
+    for tokens, millions, tune in TABLE[name] if count <= MOST else ():
+        if count <= tokens and size <= millions * 1e6:
             # Tensor cores do not multiply float32, and x * norm_weight may be too much for float16.
             half = x.dtype is torch.float16 and name != "linear_add"
             wide = tune is not None and tune[0] > 1 and (half or x.dtype is torch.float32)
@@ -211,8 +214,13 @@ def linear_add(
 
 def norm_gated(
     x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, bias: Tensor | None = None,
-    tune: Tune | None = None) -> Tensor:  # fmt: skip
-    """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias. The rest is as above."""
+    fused: bool = False, tune: Tune | None = None) -> Tensor:  # fmt: skip
+    """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias. The rest is as above.
+
+    fused: gated.py serves it where that pays."""
     if (out := _run("norm_gated", tune, x, norm_weight, eps, gate_up, bias)) is not None:
         return out
-    return silu_mul(F.linear(rms_norm(x, norm_weight, eps), gate_up, bias))
+    normed = rms_norm(x, norm_weight, eps)
+    if fused and bias is None and pays(x.shape[0], gate_up.shape[0] // 2):
+        return gated(normed, gate_up)
+    return silu_mul(F.linear(normed, gate_up, bias))

@@ -45,8 +45,8 @@ def linear_add(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None 
 
 
 def norm_gated(
-    x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, bias: Tensor | None = None
-) -> Tensor:
+    x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, bias: Tensor | None = None,
+    fused: bool = False) -> Tensor:  # noqa: ARG001  # fmt: skip  # the GPU's
     """silu(gate) * up [tokens, intermediate], with [gate, up] = norm_linear(x) (Shazeer 2020)."""
     gate, up = norm_linear(x, norm_weight, eps, gate_up, bias).chunk(2, -1)
     return F.silu(gate).mul_(up)

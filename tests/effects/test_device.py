@@ -104,8 +104,21 @@ def test_the_cli_says_it_in_one_line(
 # --- which kernel serves what ---------------------------------------------------------------------
 
 
+def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(**changes: Any) -> Routes:
+        return Routes.for_device(evolve(QWEN_05B, **changes), 64, 2048, "cpu")
+
+    assert "Hopper" in made().apart
+    assert "Hopper" in dict(made().described())["gate, up and SiLU"]
+    monkeypatch.setattr(cuda_attention, "missing", lambda *_: "")
+    assert made().apart == ""
+    assert "quack where" in dict(made().described())["gate, up and SiLU"]
+    assert "biases" in dict(made(mlp_bias=True).described())["gate, up and SiLU"]
+
+
 def test_flash_attn_serves_long_chunks_without_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_attention, "flash_missing", lambda *_: "")
+    monkeypatch.setattr(cuda_attention, "missing", lambda *_: "")
     monkeypatch.setattr(cuda_attention, "captured_tokens", lambda *_: 64)
 
     def flash_from(budget: int = 2048, **changes: Any) -> int:

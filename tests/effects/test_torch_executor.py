@@ -7,7 +7,7 @@ GPU its kernels' references run, and steps are padded as they are for graphs.
 import gc
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +25,10 @@ from minfer.effects.executor import LogitsError, Scores
 from minfer.effects.kinds import Kind
 from minfer.effects.model import forward as model_forward
 from minfer.effects.spec import ModelSpec, parse_spec
-from minfer.effects.torch_executor import FLASH, GRAPHS, Flight, TorchExecutor
+from minfer.effects.torch_executor import GRAPHS, Flight, TorchExecutor
 from minfer.effects.weights import LayerWeights, Weights, empty_weights, named_parts
+from minfer.kernels import linear, plain
+from minfer.kernels.packages import FLASH, NAMES, QUACK
 from minfer.messages import Admitted, Cancel, Emit, Failed, Finished, Preempted, Submit, Voided
 from minfer.plan import Fill, Open, Plan
 from minfer.request import Request, SamplingParams
@@ -552,7 +554,7 @@ def capturing(run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> 
 
     def capture(kind: Kind) -> SimpleNamespace:
         if left:
-            executor.trying = GRAPHS
+            executor.trying = [GRAPHS]
             raise left.pop(0)
         captured.append(kind)
         return SimpleNamespace(replay=lambda: executor._step(kind))
@@ -611,31 +613,43 @@ def test_a_step_that_failed_is_not_captured_next_time(
     assert tokens["a", 0] == model.expected(one)
 
 
-def flashing(run: Run, monkeypatch: pytest.MonkeyPatch, missing: str) -> None:
-    """Have flash-attn serve chunks of 8 tokens and more; it fails, if it is not `missing`."""
+@on_gpu
+@pytest.mark.parametrize(("missing", "failed"), [("", 1), ("not importable", 0)])
+@pytest.mark.parametrize("package", [FLASH, QUACK])
+def test_a_package_that_fails_is_done_without(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, package: str, missing: str, failed: int,
+) -> None:  # fmt: skip
+    """It is to serve chunks, or steps, of 8 tokens and more."""
 
     def failing(*_: Any) -> None:
         raise RuntimeError("no kernel")
 
-    monkeypatch.setattr(run.driver.executor, "flash_from", 8)
-    monkeypatch.setattr(run.driver.executor, "captured", 0)
-    monkeypatch.setattr(torch_executor, "load_flash", lambda: missing)
-    monkeypatch.setattr(cuda_attention, "flash_attention", failing)
-
-
-@on_gpu
-@pytest.mark.parametrize(("missing", "failed"), [("", 1), ("not importable", 0)])
-def test_flash_attn_that_fails_is_done_without(
-    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture, missing: str, failed: int,
-) -> None:  # fmt: skip
     run = Run.start(model)
-    flashing(run, monkeypatch, missing)
+    executor: Any = run.driver.executor
+    executor.flash_from, executor.fused = {FLASH: (8, False), QUACK: (0, True)}[package]
+    executor.captured = 0
+    monkeypatch.setattr(cuda_attention, "pays", lambda tokens, _: tokens >= 8)
+    monkeypatch.setattr(torch_executor, "load", lambda _: missing)
+    monkeypatch.setattr(cuda_attention, "flash_attention", failing)
+    for module in (linear, plain):
+        monkeypatch.setattr(module, "norm_gated", refusing(module.norm_gated, failing))
     assert run.serve(requests(0)) == reference
     assert run.count(Voided) == failed
-    assert run.driver.executor.flash_from == 0  # type: ignore[attr-defined]
-    why = missing or "no kernel"
-    assert caplog.messages == [f"{FLASH} cannot be used here, and is not from now on: {why}"]
+    assert (executor.flash_from, executor.fused) == (0, False)
+    told = f"{NAMES[package]} cannot be used here, and is not from now on: {missing or 'no kernel'}"
+    assert caplog.messages == [told]
+
+
+def refusing(serve: Callable[..., Tensor], failing: Callable[[], None]) -> Callable[..., Tensor]:
+    """A product that fails when quack is to serve it."""
+
+    def served(x: Tensor, *more: Any) -> Tensor:
+        if more[-1]:
+            failing()
+        return serve(x, *more)
+
+    return served
 
 
 # --- the steady path -----------------------------------------------------------------------------

@@ -80,7 +80,7 @@ class Case:
     def norm_gated(self, tune: Tune | None, bias: bool = True) -> None:
         gate, up = self.expected(True, bias).chunk(2, 1)
         more = self.bias if bias else None
-        close(norm_gated(self.x, self.norm, EPS, self.weight, more, tune), F.silu(gate) * up)
+        close(norm_gated(self.x, self.norm, EPS, self.weight, more, tune=tune), F.silu(gate) * up)
 
 
 def close(out: Tensor, expected: Tensor) -> None:

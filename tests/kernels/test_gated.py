@@ -1,0 +1,77 @@
+"""What quack is given, by a stand-in with its signature; on a GPU that has it, itself."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from minfer.kernels import linear
+from minfer.kernels.gated import gated, pays
+from minfer.kernels.linear import norm_gated
+from minfer.kernels.packages import QUACK, missing
+from tests.kernels.test_attention import DEVICE
+
+REAL = missing(QUACK, torch.float16, torch.device(DEVICE)) == ""
+
+
+def stand_in(
+    a: Tensor, b: Tensor, *, activation: str, postact_out: Tensor, store_preact: bool, tuned: bool,
+    concat_layout: tuple[str, ...]) -> None:  # fmt: skip
+    """quack's meaning, for halves of b that stand one after the other."""
+    assert (activation, store_preact, tuned, concat_layout) == ("swiglu", False, False, ("B",))
+    gate, up = (a.float() @ b.float()).chunk(2, -1)
+    postact_out.copy_(F.silu(gate) * up)
+
+
+@pytest.fixture(autouse=True)
+def package(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not REAL:
+        monkeypatch.setitem(sys.modules, QUACK, SimpleNamespace(gemm_act=stand_in))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # its own
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("tokens", "hidden", "inter"), [(3, 64, 96), (300, 128, 200)])
+def test_gate_times_up(tokens: int, hidden: int, inter: int, dtype: torch.dtype) -> None:
+    x = torch.randn(tokens, hidden, device=DEVICE).to(dtype)
+    weight = (torch.randn(2 * inter, hidden, device=DEVICE) * 0.3).to(dtype)
+    gate, up = (x.double() @ weight.double().t()).chunk(2, -1)
+    expected, found = F.silu(gate) * up, gated(x, weight)
+    assert found.dtype is dtype
+    near = 2e-3 if dtype is torch.float16 else 1e-2
+    assert (found - expected).norm() <= near * expected.norm()
+
+
+def test_it_serves_where_it_is_allowed_to_and_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[int] = []
+
+    def counted(x: Tensor, gate_up: Tensor) -> Tensor:
+        served.append(len(x))
+        return x.new_empty(len(x), len(gate_up) // 2)
+
+    monkeypatch.setattr(linear, "gated", counted)
+    monkeypatch.setattr(linear, "pays", lambda tokens, inter: (tokens, inter) >= (20, 16))
+    weight, norm = torch.randn(32, 16).half(), torch.ones(16).half()
+    none, more = None, torch.ones(32).half()
+    for tokens, fused, bias in ((20, False, none), (19, True, none), (20, True, more),
+                                (20, True, none), (21, True, none)):  # fmt: skip
+        norm_gated(torch.randn(tokens, 16).half(), norm, 1e-6, weight, bias, fused)
+    assert served == [20, 21]
+
+
+@pytest.mark.parametrize(
+    ("inter", "faster", "slower"),  # as measured
+    [
+        (18944, (256, 512, 768, 1024, 2048, 8192), (64, 128, 192, 320, 384)),
+        (8960, (512, 768, 1024, 2048, 4096, 8192), (192, 256, 320, 384)),
+        (4864, (256, 512, 768, 1024, 2048, 4096, 8192), (192, 320, 384)),
+    ],
+)
+def test_it_pays_where_its_tiles_are_full(
+    inter: int, faster: tuple[int, ...], slower: tuple[int, ...]
+) -> None:
+    assert all(pays(tokens, inter) for tokens in faster)
+    assert not any(pays(tokens, inter) for tokens in slower)
