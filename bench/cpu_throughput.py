@@ -12,7 +12,6 @@ Throughput counts the tokens asked for, from the first arrival to the last resul
 
 import argparse
 import asyncio
-import math
 import random
 import statistics
 import tempfile
@@ -108,10 +107,7 @@ def arrivals(model: str, pace: float, seed: int, rng: random.Random) -> list[Arr
     """
     sizes, at, out = random.Random(seed), 0.0, []
     for _ in range(REQUESTS):
-        prompt, tokens = (
-            round(low * math.exp(sizes.random() * math.log(high / low)))
-            for low, high in SIZES[model][1:]
-        )
+        prompt, tokens = (round(a * (b / a) ** sizes.random()) for a, b in SIZES[model][1:])
         out.append(Arrival(rng.choices(IDS, k=prompt), tokens, at))
         at += sizes.expovariate(1 / pace)
     return out

@@ -59,10 +59,8 @@ def targets() -> dict[str, dict[str, float]]:
     """What the README's table names for each figure, by column."""
     lines = [line[1:-1] for line in README.read_text("utf-8").splitlines() if line.count("|") == 8]
     rows = ([cell.strip() for cell in line.split("|")] for line in lines[2:])
-    return {
-        name: {k: float(v.replace(",", "")) for k, v in zip(TARGETS, cells, strict=True) if v}
-        for name, _, _, *cells in rows
-    }
+    pairs = ((name, zip(TARGETS, cells, strict=True)) for name, _, _, *cells in rows)
+    return {name: {k: float(v.replace(",", "")) for k, v in pair if v} for name, pair in pairs}
 
 
 def report(found: Figures, path: Path) -> None:

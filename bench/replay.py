@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import deque
 from itertools import count
 from pathlib import Path
 from statistics import mean, median
@@ -21,9 +20,9 @@ from typing import Any
 from bench.results import percentiles, run, show
 from minfer.config import EngineConfig
 from minfer.effects.driver import Driver, quiet_collector
+from minfer.effects.dry import Dry
 from minfer.effects.journal import Writer
 from minfer.messages import Executed, Submit
-from minfer.plan import Plan
 from minfer.request import Request
 from minfer.state import Turn
 
@@ -45,25 +44,19 @@ def replayed(folder: Path) -> dict[str, Any]:
     return found
 
 
-class Fixed:
+class Fixed(Dry):
     """An executor that costs nothing: ids up to 150,000, drawn before."""
 
     def __init__(self) -> None:
-        self.plans: deque[Plan] = deque()
+        super().__init__([[0]])
         rng = random.Random(1)
         self.drawn = [tuple((rng.randrange(150_000),) for _ in range(256)) for _ in range(64)]
-
-    def launch(self, plan: Plan) -> None:
-        self.plans.append(plan)
 
     def collect(self) -> Executed:
         plan = self.plans.popleft()
         drawn = self.drawn[plan.step % 64]
         pairs = zip(plan.most, drawn, strict=False)
         return Executed(plan.step, tuple([one if most else () for most, one in pairs]))
-
-    def close(self) -> None:
-        self.plans.clear()
 
 
 def recording(turns: int, *, churn: bool) -> dict[str, Any]:
@@ -88,9 +81,8 @@ def recording(turns: int, *, churn: bool) -> dict[str, Any]:
                 while len(driver.state.requests) + len(driver.inbox) < 256:
                     prompt = tuple([rng.randrange(150_000) for _ in range(500)])
                     most = rng.randint(200, 300) if churn else 15_000
-                    driver.post(
-                        Submit(Request(id=str(next(names)), prompt=prompt, max_tokens=most))
-                    )
+                    one = Request(id=str(next(names)), prompt=prompt, max_tokens=most)
+                    driver.post(Submit(one))
                 before, begin = writer.size, time.perf_counter()
                 driver.turn()
                 whole.append(time.perf_counter() - begin)

@@ -39,14 +39,9 @@ class AsyncLLM(ServedModel):
         return self.worker.dead is not None
 
     def generate(
-        self,
-        prompt: Prompt | Asked,
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        urgency: Urgency = Urgency(),
-        streaming: bool = True,
-    ) -> AsyncGenerator[RequestOutput]:
+        self, prompt: Prompt | Asked, sampling_params: SamplingParams | None = None, *,
+        request_id: str | None = None, urgency: Urgency = Urgency(), streaming: bool = True,
+    ) -> AsyncGenerator[RequestOutput]:  # fmt: skip
         """Complete a prompt, and yield what is new of it (vLLM's DELTA); the last is `finished`.
 
         Without `streaming` there is one output, at the end. Arguments are as for `LLM.generate`;
@@ -73,14 +68,9 @@ class AsyncLLM(ServedModel):
         return self._deltas(job, news)
 
     def chat(
-        self,
-        messages: "Conversation",
-        sampling_params: SamplingParams | None = None,
-        *,
-        request_id: str | None = None,
-        urgency: Urgency = Urgency(),
-        **how: Unpack["ChatOptions"],
-    ) -> AsyncGenerator[RequestOutput]:
+        self, messages: "Conversation", sampling_params: SamplingParams | None = None, *,
+        request_id: str | None = None, urgency: Urgency = Urgency(), **how: Unpack["ChatOptions"],
+    ) -> AsyncGenerator[RequestOutput]:  # fmt: skip
         """Answer a conversation; options and errors are those of `LLM.chat` and `generate`."""
         if sampling_params is None:
             sampling_params = self.setup.default_sampling_params(max_tokens=None)

@@ -60,18 +60,13 @@ def _unusable() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]  # torch's
         found = torch.cuda.get_device_capability()
-        torch.cuda.mem_get_info(
-            torch.cuda.current_device()
-        )  # a GPU may be full, or another process's alone
+        # A GPU may be full, or another process's alone.
+        torch.cuda.mem_get_info(torch.cuda.current_device())
     except (RuntimeError, AssertionError) as error:
         line = str(error).strip().partition("\n")[0]
-        return (
-            f"{line} (torch {torch.__version__} is for CUDA {torch.version.cuda}); check with "
-            "nvidia-smi that there is a GPU and that its driver is as new"
-        )
+        return (f"{line} (torch {torch.__version__} is for CUDA {torch.version.cuda}); check with "
+                "nvidia-smi that there is a GPU and that its driver is as new")  # fmt: skip
     if found < OLDEST:
-        return (
-            f"its compute capability is {found[0]}.{found[1]}, and minfer's kernels need "
-            f"{OLDEST[0]}.{OLDEST[1]} (Ampere) or later; use a newer GPU"
-        )
+        return (f"its compute capability is {found[0]}.{found[1]}, and minfer's kernels need "
+                f"{OLDEST[0]}.{OLDEST[1]} (Ampere) or later; use a newer GPU")  # fmt: skip
     return ""

@@ -38,13 +38,9 @@ class Driver:
     """
 
     def __init__(
-        self,
-        config: EngineConfig,
-        executor: Executor,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        record: Recorder | None = None,
-    ) -> None:
+        self, config: EngineConfig, executor: Executor, *,
+        clock: Callable[[], float] = time.monotonic, record: Recorder | None = None,
+    ) -> None:  # fmt: skip
         self.config, self.executor, self.clock, self.record = config, executor, clock, record
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()

@@ -191,8 +191,7 @@ def _nothing_left(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:
         f"{size_text(plan.activations)} for activations, which leaves no room for a KV cache in "
         f"the {size_text(limit)} that may be used; lower --max-num-batched-tokens, "
         "--max-num-seqs or --max-model-len, choose a smaller --dtype or model, or set "
-        "--kv-cache-memory-bytes to decide for yourself"
-    )
+        "--kv-cache-memory-bytes to decide for yourself")  # fmt: skip
 
 
 def _too_long(plan: MemoryPlan, needs: int) -> NotEnoughMemoryError:

@@ -150,11 +150,10 @@ def _state(journal: Journal) -> str:
                      f"{run.last[i] + 1} tokens, planned to {run.sched[i]}{filled}, "
                      f"{len(run.tables[i])} blocks, {run.chains[i].sealed} published")  # fmt: skip
     lines.append(_line("waiting", f"{len(state.waiting)} sequences, first in line first"))
-    lines += [
-        f"  {_name(seq)}: since {seq.arrived:.6f} s, {len(seq.history)} tokens"
-        + f", preempted {seq.preempted} times" * bool(seq.preempted)
-        for seq in islice(state.waiting, _MANY)
-    ]
+    for seq in islice(state.waiting, _MANY):
+        again = f", preempted {seq.preempted} times" * bool(seq.preempted)
+        since = f"since {seq.arrived:.6f} s, {len(seq.history)} tokens"
+        lines.append(f"  {_name(seq)}: {since}{again}")
     return "\n".join(lines)
 
 
@@ -214,10 +213,8 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
     for label, path in _FIGURES.items():
         cells = [reduce(getitem, path, figures) for figures in found.values()]
         print(_line(label, "".join("-".rjust(14) if c is None else f"{c:14,.4g}" for c in cells)))
-    print(
-        "\nExact: turns before the fork, arrivals, cancels, lengths of what ended at a stop "
-        "token or its limit."
-    )
+    print("\nExact: turns before the fork, arrivals, cancels, lengths of what ended at a stop "
+          "token or its limit.")  # fmt: skip
     print(f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs; who had "
           "not ended writes as much as it may.")  # fmt: skip
     if handed:

@@ -32,10 +32,8 @@ def stream_weights(jobs: Sequence[Job]) -> None:
     heads = {path: _head(path) for path in dict.fromkeys(job[0] for job in jobs)}
     total = sum(b - a for path, name, _ in jobs for a, b in [heads[path][0][name]["data_offsets"]])
     hidden = None if total >= SHOWN else True  # None: unless it is a terminal
-    with (
-        tqdm(total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden) as bar,
-        ThreadPoolExecutor(THREADS) as pool,
-    ):
+    bar = tqdm(total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden)
+    with bar, ThreadPoolExecutor(THREADS) as pool:
         # The largest first, so that no thread is left with one at the end.
         order = sorted(jobs, key=lambda job: job[2].numel(), reverse=True)
         parts = [order[i::THREADS] for i in range(THREADS)]

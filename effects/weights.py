@@ -72,10 +72,8 @@ def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
     shapes: dict[str, tuple[int, ...]] = {}
     for _, field, (rows, *rest) in layer_tensors(spec):
         shapes[field] = (rows + shapes.get(field, (0,))[0], *rest)
-    layers = tuple(
-        LayerWeights(**{field: make(*shape) for field, shape in shapes.items()})
-        for _ in range(spec.layers)
-    )
+    each = ({field: make(*shape) for field, shape in shapes.items()} for _ in range(spec.layers))
+    layers = tuple(LayerWeights(**fields) for fields in each)
     embed = make(spec.vocab_size, spec.hidden_size)
     head = embed if spec.tie_word_embeddings else make(spec.vocab_size, spec.hidden_size)
     return Weights(embed, layers, make(spec.hidden_size), head)

@@ -55,6 +55,5 @@ class EngineConfig:
         if self.window == 1:
             raise ConfigError("window must be 0 (none) or at least 2: a query reads itself")
         if self.watermark >= self.num_blocks:
-            raise ConfigError(
-                f"watermark ({self.watermark}) must be below num_blocks ({self.num_blocks})"
-            )
+            what = f"watermark ({self.watermark}) must be below num_blocks ({self.num_blocks})"
+            raise ConfigError(what)

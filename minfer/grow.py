@@ -57,11 +57,9 @@ def stretch(
         state, more_grown = _extend(config, state, wants)
         grown = {**grown, **more_grown}
     run = state.running
-    most = tuple(
-        max(1, min(config.max_repeat, last - sched, len(table) * size - sched))
-        for sched, last, table in zip(run.sched, run.last, run.tables, strict=True)
-    )
-    return state, grown, most
+    rows = zip(run.sched, run.last, run.tables, strict=True)
+    left = (min(last, len(table) * size) - sched for sched, last, table in rows)
+    return state, grown, tuple([max(1, min(config.max_repeat, count)) for count in left])
 
 
 def _extend(

@@ -151,13 +151,8 @@ def waits_for(config: EngineConfig, state: EngineState) -> str:
 
 
 def _plan(
-    state: EngineState,
-    idle: set[int],
-    shares: Shares,
-    most: tuple[int, ...] | None,
-    newcomers: list[Newcomer],
-    grows: tuple[Grow, ...],
-) -> tuple[EngineState, Plan]:
+    state: EngineState, idle: set[int], shares: Shares, most: tuple[int, ...] | None,
+    newcomers: list[Newcomer], grows: tuple[Grow, ...]) -> tuple[EngineState, Plan]:  # fmt: skip
     """Put the plan together; `most` has one entry per running sequence, or is None for ones."""
     run = state.running
     places = positions(run, idle.union(shares))
