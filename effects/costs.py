@@ -39,7 +39,7 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     """
     import numpy as np  # takes a while, and is needed here only
 
-    table = np.array([step for step in measured if step[0] > 0], float).reshape(-1, 8)
+    table = np.array([*measured], float).reshape(-1, 8)
     if len(table) < 4 * PART:
         raise ConfigError(f"{name}: {len(table)} steps are too few to fit; {4 * PART} are needed")
     took, rows, forwards, inputs = table[:, :4].T
@@ -54,16 +54,16 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     # take longer, and the next less. What they take together is known.
     first = np.flatnonzero(~eager | (np.arange(len(took)) == 0))
     took, design = np.add.reduceat(took, first), np.add.reduceat(design, first)
+    took, design = took[took > 0], design[took > 0]  # two may have ended in one turn
     held = np.arange(len(took)) // PART % 2 == 1
     said = design[held] @ _solve(design[~held], took[~held])
     off = {"steps": len(took), "total": float(said.sum() / took[held].sum() - 1),
            "step": float(np.median(np.abs(said / took[held] - 1)))}  # fmt: skip
-    solved = _solve(design, took)
-    *decode, mixed, own, token, own_token, sequence, chunk, context, attention = map(float, solved)
+    *decode, mixed, own, token, own_token, row, chunk, read, pair = map(float, _solve(design, took))
     error = f"on steps held out {off['total']:+.1%} of their total, {off['step']:.1%} of one"
     model = CostModel(
         name=f"{name}; {error}", decode=tuple(zip(tops, decode, strict=True)), mixed=mixed,
-        token=token, sequence=sequence, chunk=chunk, context=context, attention=attention,
+        token=token, sequence=row, chunk=chunk, context=read, attention=pair,
         launch=launch, captured=captured, eager=own, eager_token=own_token,
     )  # fmt: skip
     return model, {"held_out_error": off}
@@ -84,7 +84,7 @@ def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
         late = follows > captured
         launch = np.median(seems[late]) if late.sum() >= SEEN else 0.0
         off = np.abs(seems - np.where(late, launch, usual)).sum()
-        if launch > 2 * usual and off < least:
+        if launch > 2 * usual and off < (0.95 if found[0] else 1) * least:  # and not by chance
             found, least = (float(launch), int(captured)), off
     return found
 

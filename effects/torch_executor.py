@@ -118,8 +118,7 @@ class TorchExecutor:
             lambda batch, cache: forward(spec, weights, batch, cache))  # fmt: skip
         length = min(config.max_model_len, spec.max_position_embeddings)
         self.gpu: Any = None  # what needs Triton
-        self.flash_from = self.captured = 0  # as in `Routes`
-        self.fused = False  # quack may serve products of gate and up
+        self.flash_from, self.captured, self.fused = 0, 0, False  # as in `Routes`
         self.routes: list[tuple[str, str]] = []  # which kernel serves what, in words
         if kernels or cuda:
             from minfer.effects import cuda_attention
@@ -451,11 +450,10 @@ class TorchExecutor:
         self.ops.gather(
             selves, given, rows.last, rows.next, rows.table, size, tokens, positions, ahead, slots
         )
-        fused = self.fused and self.gpu.pays(count, self.spec.intermediate_size)
-        fused = fused and self._may_take(QUACK)
+        pays = self.fused and self.gpu.pays(count, self.spec.intermediate_size)
         batch = Batch(
             tokens, positions, slots, sampled, rows.table, selves, ahead[:alone], chunks,
-            splits=kind.splits, fused=fused)  # fmt: skip
+            splits=kind.splits, fused=pays and self._may_take(QUACK))  # fmt: skip
         logits = self.model(batch, self.cache)
         if not kind.draws:
             return

@@ -57,9 +57,11 @@ def stretch(
         state, more_grown = _extend(config, state, wants)
         grown = {**grown, **more_grown}
     run = state.running
-    rows = zip(run.sched, run.last, run.tables, strict=True)
-    left = (min(last, len(table) * size) - sched for sched, last, table in rows)
-    return state, grown, tuple([max(1, min(config.max_repeat, count)) for count in left])
+    most = tuple(
+        max(1, min(config.max_repeat, last - sched, len(table) * size - sched))
+        for sched, last, table in zip(run.sched, run.last, run.tables, strict=True)
+    )
+    return state, grown, most
 
 
 def _extend(

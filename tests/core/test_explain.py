@@ -563,6 +563,10 @@ def test_a_turn_costs_microseconds() -> None:
     run = Run(config(num_blocks=4096, max_num_seqs=256, max_num_batched_tokens=512))
     run.turn(*(Submit(request(str(i), [i, i + 1], tokens=200)) for i in range(256)))
     run.drain()
-    begin = time.perf_counter()
-    explain(run.config, run.turns, "255")
-    assert (time.perf_counter() - begin) / len(run.turns) < 600e-6  # 40 us on an idle machine
+
+    def seconds() -> float:
+        begin = time.perf_counter()
+        explain(run.config, run.turns, "255")
+        return (time.perf_counter() - begin) / len(run.turns)
+
+    assert min(seconds() for _ in range(5)) < 600e-6  # 40 us on an idle machine

@@ -207,7 +207,7 @@ def test_a_fit_finds_what_launches_take_the_host() -> None:
     found, about = fit(measured(1, cost=known), "x")
     assert abs(about["held_out_error"]["total"]) < 1e-2
     assert found.launch == pytest.approx(known.launch, rel=0.02)
-    assert 580 <= found.captured <= 620
+    assert 540 <= found.captured <= 620
     assert found.eager + 1000 * found.eager_token == pytest.approx(0.032, rel=0.03)
     assert found.mixed + 300 * found.token == pytest.approx(0.013, rel=0.03)
     for limit in (0, 20_000):  # all launches take long, or none

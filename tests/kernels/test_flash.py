@@ -82,7 +82,7 @@ def test_whole_contexts_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch)
     work = FlashWork.of(case.rows, given[0], given[1], case.table, max(counts), whole=True)
     assert work.table is None
     flash_attention(work, q, keys, values, 0.1, out[3:])
-    wide = keys.double(), values.double()
+    wide = keys.double().cpu(), values.double().cpu()
     parts = (torch.tensor_split(one, ends) for one in (out[3:], q, *wide))
     for found, query, key, value in zip(*parts, strict=True):
         close(found, written_out(query, key, value, 0, 0.1))
