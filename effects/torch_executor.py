@@ -231,7 +231,9 @@ class TorchExecutor:
         self._wait()
         self.flights.clear()
         self.made.clear()
-        del self.cache, self.model
+        # All that is on the device, even if somebody keeps this object: torch gives a segment back
+        # whole, and small tensors can lie at the end of the cache's.
+        del self.cache, self.model, self.rows, self.staging, self.out, self.scores
 
     def _wait(self) -> None:
         if self.stream is not None:

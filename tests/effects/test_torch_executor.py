@@ -19,6 +19,8 @@ from torch import Tensor
 from minfer import sample
 from minfer.config import EngineConfig
 from minfer.effects import cuda_attention, torch_executor
+from minfer.effects.attention import KVCache
+from minfer.effects.cuda_attention import CudaCache
 from minfer.effects.device_rows import DeviceRows
 from minfer.effects.driver import Driver
 from minfer.effects.executor import LogitsError, Scores
@@ -537,10 +539,13 @@ def test_a_failed_plan_takes_those_behind_it_along(model: Model, kind: str) -> N
     assert not data.any()
 
 
-def test_close_lets_go_of_the_cache(model: Model) -> None:
-    executor = Run.start(model).driver.executor
-    executor.close()
-    assert not hasattr(executor, "cache")
+def test_close_lets_go_of_the_device(model: Model) -> None:
+    """A small tensor behind the cache, in its segment, would keep all of it from other engines."""
+    run = Run.start(model)
+    run.serve(requests(0))
+    run.driver.close()
+    large = Tensor | DeviceRows | KVCache | CudaCache
+    assert not [name for name, held in vars(run.driver.executor).items() if isinstance(held, large)]
 
 
 # --- what may not work here ----------------------------------------------------------------------
