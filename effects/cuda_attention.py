@@ -118,8 +118,7 @@ class CudaCache:
         """Attention of rotated queries, whose keys and values are in the cache."""
         spec, chunks = self.spec, batch.chunks
         window, (keys, values) = spec.windows[index] or 0, self.layers[index]
-        heads = qkv.view(len(qkv), -1, spec.head_dim)
-        q = heads[:, : spec.heads]
+        q = qkv.view(len(qkv), -1, spec.head_dim)[:, : spec.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         alone = len(batch.rows)
         if alone:
@@ -127,8 +126,6 @@ class CudaCache:
                 q[:alone], keys, values, batch.table, batch.rows, batch.contexts, scale,
                 window=window, splits=batch.splits, out=out[:alone])  # fmt: skip
         if chunks is not None and chunks.flash is not None:
-            if chunks.flash.table is None:
-                keys, values = heads[alone:, spec.heads :].chunk(2, 1)
             flash_attention(chunks.flash, q[alone:], keys, values, scale, out[alone:])
         elif chunks is not None:
             where = chunks.rows, chunks.starts, chunks.counts, chunks.offsets

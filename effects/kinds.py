@@ -25,7 +25,6 @@ class Kind:
     tokens: int = 0  # inputs from history
     chunks: int = 0  # rows that they belong to
     longest: int = 0  # inputs of a chunk, at most
-    whole: bool = False  # they all begin at position 0; not said of what graphs serve
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
 
     @property
@@ -47,8 +46,8 @@ class Kind:
         alone = bucket_of(self.alone, MIXED) if self.alone else 0
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
         return evolve(
-            self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=longest,
-            whole=False)  # fmt: skip
+            self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=longest
+        )
 
 
 def bucket_of(count: int, parts: int) -> int:

@@ -312,8 +312,7 @@ class TorchExecutor:
         counts = [len(fill.tokens) for fill in plan.fills]
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         flags, alone = np.logical_or.reduce(self.wants[list(plan.rows)]).tolist(), len(selves)
-        whole = not any(plan.starts[fill.index] for fill in plan.fills)
-        history = sum(counts), len(counts), max(counts), whole
+        history = sum(counts), len(counts), max(counts)
         kind = self._kind(alone, alone + len(drawing), *flags, *history)
         places = selves + [plan.fills[k].index for k in drawing]
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
@@ -491,6 +490,5 @@ class TorchExecutor:
         flash = None
         wanted = 0 < self.flash_from <= kind.longest and kind.tokens > self.captured
         if wanted and self._may_take(FLASH):
-            table, longest = self.rows.table, kind.longest
-            flash = FlashWork.of(rows, starts, counts, table, longest, kind.whole)
+            flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
         return Chunks(rows, starts, counts, offsets, kind.longest, flash)

@@ -29,30 +29,23 @@ class FlashWork(NamedTuple):
 
     bounds: Tensor  # [chunks + 1] int32: where chunks begin among the queries, and the end
     contexts: Tensor  # [chunks] int32: tokens up to a chunk's last
-    table: Tensor | None  # [chunks, max_blocks] int32; None: contexts are the chunks themselves
+    table: Tensor  # [chunks, max_blocks] int32
     longest: int  # count
 
     @classmethod
     def of(
-        cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int,
-        whole: bool = False) -> "FlashWork":  # fmt: skip
-        """Arguments as in `prefill_attention`; chunks lie one after another from query 0 on.
-
-        whole: all start at position 0, and their keys and values are given as they are."""
+        cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int
+    ) -> "FlashWork":
+        """Arguments as in `prefill_attention`; chunks lie one after another from query 0 on."""
         bounds = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
-        return cls(bounds, (starts + counts).int(), None if whole else table[rows], longest)
+        return cls(bounds, (starts + counts).int(), table[rows], longest)
 
 
 def flash_attention(
-    work: FlashWork, q: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor
+    work: FlashWork, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor
 ) -> None:
-    """`prefill_attention` of `work` into `out`: as q in shape, all with strides of 16 bytes.
-
-    Keys and values are the cache's, or without a table [tokens, kv_heads, head_dim]: on an H200,
-    chunks of 2,048 and 8,192 tokens took 0.92 and 0.90 of the time so (7B's heads, 2026-11-22)."""
-    bounds, longest = work.bounds, work.longest
-    where = {"seqused_k": work.contexts, "page_table": work.table} if work.table is not None else {
-        "cu_seqlens_k": bounds, "max_seqlen_k": longest}  # fmt: skip
+    """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16 bytes."""
     import_module(FLASH)._flash_attn_fwd(  # the public function fills no tensor of its caller's
-        q, keys, values, cu_seqlens_q=bounds, max_seqlen_q=longest, softmax_scale=scale,
-        causal=True, out=out, **where)  # fmt: skip
+        q, k_cache, v_cache, cu_seqlens_q=work.bounds, seqused_k=work.contexts,
+        max_seqlen_q=work.longest, page_table=work.table, softmax_scale=scale, causal=True, out=out,
+    )  # fmt: skip

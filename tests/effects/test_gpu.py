@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -22,7 +23,10 @@ from minfer.effects.edge import RequestError
 from minfer.effects.memory import MemoryPlan, NotEnoughMemoryError
 from minfer.effects.options import EngineArgs, bundled_folder, prepare
 from minfer.effects.text import Tokenizer
-from minfer.kernels.flash import FlashWork, flash_missing
+from minfer.kernels import linear
+from minfer.kernels.flash import FlashWork
+from minfer.kernels.gated import gated
+from minfer.kernels.packages import FLASH, QUACK, missing
 from minfer.messages import Execute, Preempted, Reason, Voided
 from minfer.state import Transition
 from tests.effects.tiny_fallback import VOCAB, save
@@ -343,13 +347,14 @@ def test_two_processes_give_the_same_bits(prompts: list[list[int]], eager: bool)
     assert len({tuple(row) for row in drawn}) == len(prompts)
 
 
-# --- every way of attention -----------------------------------------------------------------------
+# --- every way of attention, and of products ------------------------------------------------------
 
 COUNT, LENGTH = 16, 256  # texts and their tokens
-# Inputs of a chunk, ranges that contexts are cut into, whether flash-attn serves them.
+# Inputs of a chunk, ranges that contexts are cut into, which package serves them.
 WAYS: Final = {
-    "Triton, chunks": (96, 1, False), "Triton, decode": (1, 1, False),
-    "Triton, split decode": (1, 4, False), "flash-attn, chunks": (96, 1, True),
+    "Triton, chunks": (96, 1, ""), "Triton, decode": (1, 1, ""),
+    "Triton, split decode": (1, 4, ""), "flash-attn, chunks": (96, 1, FLASH),
+    "quack, gate and up": (96, 1, QUACK),
 }  # fmt: skip
 
 
@@ -367,23 +372,23 @@ def exact(theirs: Any, ids: list[int]) -> Tensor:
 )  # flash-attn's
 @pytest.mark.parametrize("way", WAYS)
 def test_bfloat16_distributions_are_those_of_float32(
-    exact: Tensor, ids: list[int], way: str
+    exact: Tensor, ids: list[int], way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chunk, splits, by_flash = WAYS[way]
-    with LLM(dtype="bfloat16", **SMALL) as llm:
-        spec, executor = llm.setup.spec, llm.worker.driver.executor
-        if by_flash and (
-            why := flash_missing(spec.head_dim, torch.bfloat16, BLOCK, torch.device(DEVICE))
-        ):
-            pytest.skip(why)
-        found = forced(executor, ids, chunk, splits, by_flash).double().log_softmax(-1)
+    chunk, splits, package = WAYS[way]
+    if package and (why := missing(package, torch.bfloat16, torch.device(DEVICE))):
+        pytest.skip(why)
+    monkeypatch.setattr(linear, "pays", lambda *_: True)
+    with LLM(dtype="bfloat16", **SMALL) as llm, patch.object(linear, "gated", wraps=gated) as used:
+        executor = llm.worker.driver.executor
+        found = forced(executor, ids, chunk, splits, package).double().log_softmax(-1)
+    assert used.called == (package == QUACK)
     divergence = (exact.exp() * (exact - found)).sum(-1).mean()
     same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
     assert divergence < 0.0005  # nats
     assert same > 0.98
 
 
-def forced(executor: Any, ids: list[int], chunk: int, splits: int, by_flash: bool) -> Tensor:
+def forced(executor: Any, ids: list[int], chunk: int, splits: int, package: str) -> Tensor:
     """Logits [COUNT, LENGTH, vocab] of given texts, a chunk of each at a time."""
     each, parts = LENGTH // BLOCK, list[Tensor]()
     cache = executor.make_cache(COUNT * each, BLOCK, LENGTH)
@@ -393,8 +398,9 @@ def forced(executor: Any, ids: list[int], chunk: int, splits: int, by_flash: boo
         for i in range(COUNT):
             at = i * LENGTH + start
             rows.append(Row(ids[at : at + size], start, range(i * each, (i + 1) * each), size))
-        batch = evolve(make_batch(rows, BLOCK, executor.device), splits=splits)
-        if by_flash:
+        batch = make_batch(rows, BLOCK, executor.device)
+        batch = evolve(batch, splits=splits, fused=package == QUACK)
+        if package == FLASH:
             several = batch.chunks
             assert several is not None
             four = several.rows, several.starts, several.counts, batch.table

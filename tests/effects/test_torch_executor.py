@@ -6,6 +6,7 @@ GPU its kernels' references run, and steps are padded as they are for graphs.
 
 import gc
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -34,6 +35,7 @@ from minfer.kernels.packages import FLASH, NAMES, QUACK
 from minfer.messages import Admitted, Cancel, Emit, Failed, Finished, Preempted, Submit, Voided
 from minfer.plan import Fill, Open, Plan
 from minfer.request import Request, SamplingParams
+from tests.kernels.test_flash import stand_in
 
 VOCAB = 101
 GREEDY = SamplingParams(temperature=0)
@@ -644,6 +646,29 @@ def test_a_package_that_fails_is_done_without(
     assert (executor.flash_from, executor.fused) == (0, False)
     told = f"{NAMES[package]} cannot be used here, and is not from now on: {missing or 'no kernel'}"
     assert caplog.messages == [told]
+
+
+@on_gpu
+def test_flash_attn_is_given_what_it_needs(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its stand-in: one chunk and several, from the beginning and from later on."""
+    seen = set[tuple[bool, bool]]()
+
+    def attend(*given: Any, **how: Any) -> None:
+        counts = how["cu_seqlens_q"].diff()
+        seen.add((len(counts) > 1, bool((how["seqused_k"] > counts).any())))
+        stand_in(*given, **how)
+
+    run = Run.start(model)
+    executor: Any = run.driver.executor
+    executor.flash_from, executor.captured = 2, 0
+    monkeypatch.setattr(torch_executor, "load", lambda _: "")
+    monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=attend))
+    assert run.serve(requests(0)) == reference
+    one = Request(id="x", prompt=tuple(range(3, 83)), max_tokens=3, sampling=GREEDY)  # in two steps
+    assert run.serve([one])["x", 0] == model.expected(one)
+    assert {(False, False), (False, True), (True, False)} <= seen
 
 
 def refusing(serve: Callable[..., Tensor], failing: Callable[[], None]) -> Callable[..., Tensor]:

@@ -18,22 +18,15 @@ REAL = flash_missing(64, torch.float16, 16, torch.device(DEVICE)) == ""
 
 
 def stand_in(
-    q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, max_seqlen_q: int,
-    softmax_scale: float, causal: bool, out: Tensor, seqused_k: Tensor | None = None,
-    page_table: Tensor | None = None, cu_seqlens_k: Tensor | None = None, max_seqlen_k: int = 0,
+    q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, seqused_k: Tensor,
+    max_seqlen_q: int, page_table: Tensor, softmax_scale: float, causal: bool, out: Tensor,
 ) -> None:  # fmt: skip
     """flash-attn's meaning: chunk i ends at its context's end, and is masked from there."""
-    counts = cu_seqlens_q[1:] - cu_seqlens_q[:-1]
-    if seqused_k is None or page_table is None:  # as blocks of one token
-        assert cu_seqlens_k is cu_seqlens_q
-        assert max_seqlen_k == max_seqlen_q
-        seqused_k, longest = counts, int(counts.max())
-        page_table = (cu_seqlens_k[:-1, None] + torch.arange(longest)).clamp(max=len(k) - 1).int()
-        k, v = k[:, None], v[:, None]
     for given in (cu_seqlens_q, seqused_k, page_table):
         assert given.dtype == torch.int32
         assert given.is_contiguous()
     assert len(page_table) == len(seqused_k) == len(cu_seqlens_q) - 1
+    counts = cu_seqlens_q[1:] - cu_seqlens_q[:-1]
     assert causal
     assert counts.max() <= max_seqlen_q
     attention_reference(
@@ -65,27 +58,6 @@ def test_chunks_and_rows_of_one_token(
         here = slice(at, at + count)
         close(out[here], written_out(both[here], key, value, start, 0.1))
         at += count
-    assert out[:3].isnan().all()
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Argument aux_data")  # its own
-def test_whole_contexts_are_read_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    if not REAL:
-        monkeypatch.setitem(sys.modules, FLASH, SimpleNamespace(_flash_attn_fwd=stand_in))
-    counts = [37, 1, 20, 300 if CUDA else 9]
-    case = make(counts, 2, 64, 16, torch.float16)
-    total, ends = sum(counts), [37, 38, 58]
-    qkv = torch.randn(3 + total, 14 + 2 + 2, 64, device=DEVICE).half()
-    out = torch.full((3 + total, 14, 64), math.nan, dtype=torch.float16, device=DEVICE)
-    q, keys, values = qkv[3:, :14], qkv[3:, 14:16], qkv[3:, 16:]
-    given = [torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in ([0] * 4, counts)]
-    work = FlashWork.of(case.rows, given[0], given[1], case.table, max(counts), whole=True)
-    assert work.table is None
-    flash_attention(work, q, keys, values, 0.1, out[3:])
-    wide = keys.double().cpu(), values.double().cpu()
-    parts = (torch.tensor_split(one, ends) for one in (out[3:], q, *wide))
-    for found, query, key, value in zip(*parts, strict=True):
-        close(found, written_out(query, key, value, 0, 0.1))
     assert out[:3].isnan().all()
 
 
