@@ -104,7 +104,8 @@ class Load:
         return Request(
             id=str(self.made), prompt=prompt, stop_ids=frozenset((0,)),
             max_tokens=self.rng.randint(1, 499) if self.churn else MOST,
-            keys=block_keys(b"", prompt, BLOCK))  # the edge's work, not the engine's  # fmt: skip
+            keys=block_keys(b"", prompt, BLOCK),  # the edge's work, not the engine's
+        )  # fmt: skip
 
     def next(self) -> Request:
         return self.ready.popleft() if self.ready else self.request()

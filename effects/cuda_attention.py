@@ -57,8 +57,7 @@ class Routes:
             why = "it reads before sliding windows what may be somebody else's"
         elif not why and captured >= budget:
             why = "all steps are small enough for CUDA graphs, which it cannot be part of"
-        apart = missing(QUACK, kind, torch.device(device))
-        apart = "it adds no biases" if spec.mlp_bias else apart
+        apart = "it adds no biases" if spec.mlp_bias else missing(QUACK, kind, torch.device(device))
         return cls(0 if why else FLASH_FROM[spec.head_dim > 64], captured, why, apart)
 
     def described(self) -> list[tuple[str, str]]:

@@ -150,8 +150,10 @@ class Report:
         def over(name: str, by: float) -> float | None:
             return sums[name] / by if by > 0 else None
 
-        of, spreads = (50, 90, 99), self.spreads.items()
-        latencies = {name: {f"p{q}": one.at(q / 100) for q in of} for name, one in spreads}
+        latencies = {
+            name: {f"p{q}": spread.at(q / 100) for q in (50, 90, 99)}
+            for name, spread in self.spreads.items()
+        }
         return {
             "samples": self.ended.total(), "ended": self.ended, "unfinished": len(self.came),
             "seconds": seconds, "output_tokens": sums["output"],

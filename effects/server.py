@@ -193,7 +193,8 @@ class Answer:
                 [message.model_dump(exclude_none=True) for message in body.messages],
                 add_generation_prompt=not goes_on if begins is None else begins,
                 continue_final_message=goes_on,
-                chat_template_kwargs=body.chat_template_kwargs)  # fmt: skip
+                chat_template_kwargs=body.chat_template_kwargs,
+            )
             prompts, given = [edge.Asked(None, ids, salt)], {"max_tokens": None}
         else:
             size, given = llm.setup.spec.vocab_size, {}

@@ -87,6 +87,14 @@ class Slot:
     draw: Draw | None = None
     scored: bool = False
 
+    @classmethod
+    def of(cls, words: int, draws: int, scores: tuple[int, ...], cuda: bool) -> "Slot":
+        """A slot of these sizes; for a GPU, pinned."""
+        host = [torch.empty(size, dtype=torch.int32, pin_memory=cuda)
+                for size in ((words,), (draws,), scores)]  # fmt: skip
+        done = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]  # torch's
+        return cls(host[0], host[1], host[2], done)
+
 
 @define(eq=False)
 class Flight:
@@ -144,12 +152,8 @@ class TorchExecutor:
         self.out = torch.zeros(draws, dtype=torch.int32, device=self.device)
         self.scores = torch.zeros(draws, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=self.device)
         self.logprobs: dict[tuple[str, int], list[Scores]] = {}  # of the tokens collected last
-        self.ring = deque[Slot]()
-        for _ in range((config.depth + 1) * config.max_repeat + 1):
-            sizes = (room,), (draws,), self.scores.shape
-            host = [torch.empty(size, dtype=torch.int32, pin_memory=cuda) for size in sizes]
-            event = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]  # torch's
-            self.ring.append(Slot(host[0], host[1], host[2], event))
+        slots = range((config.depth + 1) * config.max_repeat + 1)
+        self.ring = deque(Slot.of(room, draws, self.scores.shape, cuda) for _ in slots)
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]  # torch's

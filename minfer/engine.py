@@ -73,8 +73,10 @@ def objection(config: EngineConfig, state: EngineState, request: Request) -> str
     if request.max_tokens < 1:
         return "max_tokens must be at least 1"
     if prompt >= config.max_model_len:
-        limit = f"this model's maximum context length is {config.max_model_len} tokens"
-        return f"the prompt has {prompt} tokens; {limit}, of which one must be left for the output"
+        return (
+            f"the prompt has {prompt} tokens; this model's maximum context length is "
+            f"{config.max_model_len} tokens, of which at least one must be left for the output"
+        )
     if known >= most:
         return f"the request was resumed with all of its {most - prompt} output tokens"
     if needs > config.num_blocks:

@@ -105,7 +105,8 @@ class CostModel:
 
     def launching(self, plan: Plan) -> float:
         """What launching a plan takes the host."""
-        return self.launch if plan.fills and work(plan)[0] > self.captured else 0.0
+        eager = self.launch and plan.fills and work(plan)[0] > self.captured
+        return self.launch if eager else 0.0
 
 
 class Simulated(Oracle):

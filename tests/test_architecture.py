@@ -65,13 +65,8 @@ WORLDLY = {
 def test_kernels_import_torch_and_triton_alone(path: Path) -> None:
     for module in imports(path):
         top = module.split(".")[0]
-        allowed = top in sys.stdlib_module_names or top in {
-            "torch",
-            "triton",
-            "flash_attn",
-            "quack",
-        }
-        assert allowed or room(module) == "kernels", f"{path.name}: {module}"
+        allowed = {*sys.stdlib_module_names, "torch", "triton", "flash_attn", "quack"}
+        assert top in allowed or room(module) == "kernels", f"{path.name}: {module}"
 
 
 def test_effects_do_not_import_tests_or_benchmarks() -> None:

@@ -80,10 +80,7 @@ def test_a_step_starts_when_it_is_launched_or_the_one_before_has_ended(
 
 @pytest.mark.parametrize(
     ("eager", "expected"),
-    [
-        (0.5, [0, 1, 2, 4.5, 4.5, 5.5]),
-        (4.0, [0, 1, 2, 4.5, 7, 8]),
-    ],  # the launch is longer, the step
+    [(0.5, [0, 1, 2, 4.5, 4.5, 5.5]), (4.0, [0, 1, 2, 4.5, 7, 8])],
 )
 def test_while_a_launch_takes_the_host_it_learns_of_no_end(
     eager: float, expected: list[float]
