@@ -19,24 +19,20 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 import transformers
 from attrs import frozen
 
 from bench.results import run, show, spread
+from bench.shapes import qwen
 from minfer import AsyncLLM, SamplingParams
 from minfer.effects.driver import quiet_collector
 from minfer.effects.options import bundled_folder
 from tests.effects.parity import their_tokens
 from tests.effects.tiny_families import save
 
-HALF_BILLION: Final[dict[str, Any]] = {
-    "architectures": ["Qwen2ForCausalLM"], "hidden_size": 896, "intermediate_size": 4864,
-    "num_hidden_layers": 24, "num_attention_heads": 14, "num_key_value_heads": 2,
-    "vocab_size": 151_936, "max_position_embeddings": 32_768, "rope_theta": 1_000_000.0,
-    "tie_word_embeddings": True, "dtype": "bfloat16"}  # fmt: skip
 REQUESTS = 16
 SIZES = {  # output tokens alone; of arriving requests: the shortest and longest prompt, and output
     "bundled": (256, (8, 128), (16, 256)),
@@ -154,7 +150,7 @@ def every_model(args: argparse.Namespace) -> dict[str, Any]:
             title, folder, dtypes = "bundled", bundled_folder(), ["float32", "bfloat16"]
             pairs = args.pairs
             if name == "0.5b":
-                save(path, "Qwen2", HALF_BILLION)
+                save(path, "Qwen2", qwen("0.5B"))
                 title, folder, dtypes = "Qwen2.5 0.5B", Path(path), ["bfloat16"]
                 dtypes += ["float32"] if args.float32 else []
                 pairs = max(3, pairs // 2)

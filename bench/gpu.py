@@ -20,7 +20,7 @@ import torch
 
 from bench import gpu_workloads
 from bench.gpu_workloads import SEED, Figures, Lab
-from bench.results import ROOT, circumstances, run, write
+from bench.results import ROOT, canvas, circumstances, run, write
 
 README: Final = ROOT / "bench" / "README.md"
 # First what needs the whole GPU, then what shares an engine: the fewest are opened.
@@ -65,18 +65,14 @@ def targets() -> dict[str, dict[str, float]]:
 
 def report(found: Figures, path: Path) -> None:
     """Fill the README's table, and draw throughputs to `path`."""
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
-
     text, rows = README.read_text("utf-8"), targets()
     for name in rows.keys() & found.keys():
         one, peer = found[name], rows[name].get(VLLM)
         filled = f"| {name} | {measured(one)} | {ratio(one, peer) if peer else ''} |"
         text = re.sub(rf"\| {re.escape(name)} \|[^|]*\|[^|]*\|", filled, text)
     README.write_text(text, "utf-8")
-    rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "minfer", "font.size": 9})
     names = [name for name in rows if name.startswith("throughput") and name in found]
-    axes = (figure := Figure(figsize=(9, 3.5), layout="constrained")).subplots()
+    axes = (figure := canvas(9, 3.5)).subplots()
     for i, label in enumerate(("minfer", VLLM, FLOOR)):
         values = [(rows[name] | {"minfer": found[name]["median"]})[label] for name in names]
         axes.bar([at + 0.27 * i for at in range(len(names))], values, 0.25, label=label)

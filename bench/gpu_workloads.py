@@ -28,6 +28,7 @@ from torch import Tensor
 from triton.testing import do_bench_cudagraph
 
 from bench.results import ROOT, percentiles, spread
+from bench.shapes import SHAPES, qwen
 from minfer import LLM, SamplingParams
 from minfer.kernels import activation, attention, linear, norm, rope, sample
 
@@ -36,13 +37,6 @@ Spans = defaultdict[str, list[Any]]  # calls by name
 SEED, BLOCK, STEPS = 0, 64, 64  # tokens of a KV block; decode steps that are timed
 BANDWIDTH: Final = 4.26e12  # bytes a second, read and written, measured on an H200
 COLD: Final = 256e6  # bytes after which nothing is left in the second-level cache
-FIELDS: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                 "num_key_value_heads", "vocab_size", "tie_word_embeddings")  # fmt: skip
-SHAPES: Final[dict[str, tuple[int, ...]]] = {
-    "0.5B": (896, 4864, 24, 14, 2, 151_936, True), "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
-    "7B": (3584, 18_944, 28, 28, 4, 152_064, False)}  # fmt: skip
-QWEN: Final = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "dtype": "bfloat16",
-               "max_position_embeddings": 32_768, "rope_theta": 1e6}  # fmt: skip
 
 
 def figure(values: Sequence[float], unit: str, **more: Any) -> dict[str, Any]:
@@ -75,8 +69,7 @@ class Lab:
 
         if not (folder := self.folder / name).exists():
             folder.mkdir()
-            config = QWEN | dict(zip(FIELDS, SHAPES[name], strict=True))
-            (folder / "config.json").write_text(json.dumps(config))
+            (folder / "config.json").write_text(json.dumps(qwen(name)))
             words = {f"{i:x}": i for i in range(SHAPES[name][5])}
             Tokenizer(models.WordLevel(words, "0")).save(str(folder / "tokenizer.json"))
         return str(folder)

@@ -83,6 +83,15 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {"p50": float(middle), "p99": float(high)}
 
 
+def canvas(width: float, height: float) -> Any:  # of matplotlib, which few benchmarks need
+    """A figure of so many inches; as SVG, the same data gives the same file."""
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "minfer", "font.size": 9})
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def show(figures: Mapping[str, Any]) -> None:
     """Print figures on one line; spreads as the median (lowest to highest)."""
     print(_text(figures), flush=True)

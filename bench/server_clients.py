@@ -21,12 +21,13 @@ from typing import Any
 import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from bench.cpu_throughput import HALF_BILLION
-from bench.results import percentiles, run, show, spread
+from bench.results import canvas, percentiles, run, show, spread
+from bench.shapes import qwen
 
 CLIENTS = (1, 2, 4, 8)
 PROMPT, OUTPUT = 32, 32  # tokens
-VOCABULARY = int(HALF_BILLION["vocab_size"])
+MODEL = qwen("0.5B")
+VOCABULARY = int(MODEL["vocab_size"])
 BODY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True}}  # fmt: skip
 Cell = defaultdict[str, list[float]]  # what was measured at one number of clients, over all repeats
@@ -34,7 +35,7 @@ Cell = defaultdict[str, list[float]]  # what was measured at one number of clien
 
 def write_model(folder: Path) -> None:
     """The shape's configuration and a tokenizer for it; the weights are the server's."""
-    (folder / "config.json").write_text(json.dumps(HALF_BILLION))
+    (folder / "config.json").write_text(json.dumps(MODEL))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     words = [*alphabet, *(f"{i:x}Ġ" for i in range(len(alphabet), VOCABULARY))]
     made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
@@ -82,11 +83,7 @@ def figures(cell: Cell) -> dict[str, Any]:
 
 def plot(found: list[dict[str, Any]], path: Path) -> None:
     """Throughput with its spread, and the two latencies, over the number of clients."""
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
-
-    rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "minfer", "font.size": 9})
-    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    figure = canvas(8, 3.2)
     left, right = figure.subplots(1, 2)
     rates = [one["output_tokens_per_second"] for one in found]
     bars = [[abs(rate["median"] - rate[end]) for rate in rates] for end in ("low", "high")]

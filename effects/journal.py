@@ -23,21 +23,11 @@ from typing import Any, Final
 from attrs import frozen
 
 import minfer
+from minfer import journal as records
 from minfer.codec import RECORDS, CodecError, dump
 from minfer.config import ConfigError, EngineConfig
 from minfer.decisions import chained, compact, facts
-from minfer.journal import (
-    EVERY,
-    MAGIC,
-    START,
-    Head,
-    JournalError,
-    encode_journal,
-    end_record,
-    head_record,
-    state_record,
-    turn_record,
-)
+from minfer.journal import EVERY, MAGIC, START, Head, JournalError
 from minfer.policy import Policy
 from minfer.redact import redacted, redacted_config
 from minfer.replay import Journal, open_segments
@@ -80,7 +70,7 @@ class Writer:
             raise ConfigError("--journal-redact: the policy's weights name clients; leave out one")
         try:
             shown = redacted_config(config) if redact else config
-            first = head_record(Head(config=shown, about=self.about))
+            first = records.head_record(Head(config=shown, about=self.about))
             dump(config.policy.start())
         except CodecError as error:
             what = f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
@@ -116,7 +106,7 @@ class Writer:
         if self.secret:
             events = redacted(self.config, turn.before, turn.events, self.secret)
             turn = Turn(turn.number, turn.before, events, turn.transition)
-        record = turn_record(turn, told, self.digest)
+        record = records.turn_record(turn, told, self.digest)
         self.size += _write(self.file, record)
         self.turns += 1
         if self.secret:  # a snapshot would hold the tokens
@@ -135,8 +125,8 @@ class Writer:
 
     def _mark(self, turns: int, digest: bytes, state: EngineState, *, full: bool) -> _Mark:
         head = Head(config=self.config, turn=turns, digest=digest, state=state, about=self.about)
-        record = state_record(turns, state) if turns % EVERY == 0 else b""
-        return _Mark(record, head_record(head) if full else b"")
+        record = records.state_record(turns, state) if turns % EVERY == 0 else b""
+        return _Mark(record, records.head_record(head) if full else b"")
 
     def _marked(self, mark: _Mark) -> None:
         """Write what the thread made; begin the next segment if it is a head."""
@@ -167,9 +157,9 @@ class Writer:
         """Write the last state's digest and the end. Idempotent."""
         self.pool.shutdown()
         if self.failed is None:
-            final = b"" if self.secret else state_record(self.turns, state)
+            final = b"" if self.secret else records.state_record(self.turns, state)
             try:
-                _write(self.file, final + end_record(self.turns))
+                _write(self.file, final + records.end_record(self.turns))
                 self.failed = JournalError("it was closed")
             except OSError as error:
                 self._fail(error)
@@ -207,7 +197,7 @@ def write_journal(
 
     Raises ConfigError if it cannot be written.
     """
-    part, data = path.with_name(path.name + ".part"), encode_journal(config, turns, about)
+    part, data = path.with_name(path.name + ".part"), records.encode_journal(config, turns, about)
     try:
         part.unlink(missing_ok=True)  # a process that was killed may have left it
         file = _create(part)

@@ -20,7 +20,6 @@ import logging
 import threading
 import warnings
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,6 +32,7 @@ from minfer.effects.attention import KVCache, make_cache
 from minfer.effects.batch import Batch, Chunks
 from minfer.effects.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.executor import ExecutorError, Scores, not_finite
+from minfer.effects.graphs import GraphCache, watched
 from minfer.effects.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.memory import cuda_activation_bytes, padded_tokens
 from minfer.effects.model import Model, forward
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
 
 GRAPHS = "CUDA graphs"
-MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
 FOR_ONE_THREAD = 1 << 17
@@ -157,11 +156,8 @@ class TorchExecutor:
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.stream = torch.cuda.Stream(self.device) if cuda else None  # type: ignore[no-untyped-call]  # torch's
-        self.made: dict[Kind, torch.cuda.CUDAGraph] = {}
-        self.seen: set[Kind] = set()  # with inputs from history: once at least
-        self.pool = torch.cuda.graph_pool_handle() if cuda else None
-        most = self.captured + config.max_num_seqs
-        self.graph_bytes = cuda_activation_bytes(spec, config, most)
+        most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
+        self.captures = GraphCache(self.device, most)
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
         self.wanted: list[bool] = []  # whether one of them does
         self.draw = Draw([], [])  # theirs
@@ -234,7 +230,7 @@ class TorchExecutor:
         """Let go of the weights and the cache; no call may follow."""
         self._wait()
         self.flights.clear()
-        self.made.clear()
+        self.captures.made.clear()
         # All that is on the device, even if somebody keeps this object: torch gives a segment back
         # whole, and small tensors can lie at the end of the cache's.
         del self.cache, self.model, self.rows, self.staging, self.out, self.scores
@@ -378,7 +374,8 @@ class TorchExecutor:
         if kind.alone and self.gpu is not None:
             splits = self.gpu.num_splits(kind.alone, spec.kv_heads, spec.head_dim, context)
             kind = evolve(kind, splits=splits)
-        with self._watched() if self.checked and kind in self.made else contextlib.nullcontext():
+        checked = self.checked and kind in self.captures.made
+        with watched(self.device) if checked else contextlib.nullcontext():
             self._send(slot, inputs)
             (self._replay if self.graphs and kind.fits(self.captured) else self._step)(kind)
             slot.drawn[: kind.draws].copy_(self.out[: kind.draws], non_blocking=True)
@@ -399,46 +396,17 @@ class TorchExecutor:
             self.ops.scatter(self.rows.arena, self.staging[len(inputs) : total])
 
     def _replay(self, kind: Kind) -> None:
-        graph = self.made.get(kind)
-        if graph is None:
-            if kind.tokens and (kind not in self.seen or len(self.made) >= MOST_KINDS):
+        """A step, as its graph does it; launch by launch while there is none."""
+        if (graph := self.captures.made.get(kind)) is None:
+            if not self.captures.due(kind):
                 self._step(kind)
-                self.seen.add(kind)  # now that what it needs is compiled
+                self.captures.seen.add(kind)  # now that what it needs is compiled
                 return
-            graph = self.made[kind] = self._capture(kind)
+            if not kind.tokens:
+                self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
+            self.trying = [GRAPHS]
+            graph = self.captures.made[kind] = self.captures.capture(kind, self._step)
         graph.replay()
-
-    @contextlib.contextmanager
-    def _watched(self) -> Iterator[None]:
-        """A step, of which there is a graph, neither waits for the device nor takes memory."""
-        torch.cuda.set_sync_debug_mode("error")
-        before = torch.cuda.memory_stats(self.device)["allocation.all.allocated"]
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        if torch.cuda.memory_stats(self.device)["allocation.all.allocated"] != before:
-            raise ExecutorError("a decode step took memory")
-
-    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
-        """The graph of a step. Capturing runs nothing, but what it needs has to be compiled."""
-        if not kind.tokens:
-            self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
-        # Of this thread: a capture cannot make one.
-        torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
-        self.trying, graph = [GRAPHS], torch.cuda.CUDAGraph()
-        graph.capture_begin(self.pool, "thread_local")
-        try:
-            if not self.made:  # all graphs share one segment: a larger one would need its own
-                torch.empty(self.graph_bytes, dtype=torch.uint8, device=self.device)
-            self._step(kind)
-        except BaseException:
-            self.pool = torch.cuda.graph_pool_handle()  # the old one may end with this graph
-            with contextlib.suppress(RuntimeError):
-                graph.capture_end()
-            raise
-        graph.capture_end()
-        return graph
 
     def _step(self, kind: Kind, who: Tensor | None = None) -> None:
         """A whole step, from what is on the device into `out` and the rows."""
@@ -452,9 +420,8 @@ class TorchExecutor:
         tokens, positions, ahead = drawn.new_empty(3, aligned(count))[:, :count].unbind(0)
         slots = torch.empty_like(tokens, dtype=torch.int64)
         selves = drawn[:alone]
-        self.ops.gather(
-            selves, given, rows.last, rows.next, rows.table, size, tokens, positions, ahead, slots
-        )
+        of = given, rows.last, rows.next, rows.table, size
+        self.ops.gather(selves, *of, tokens, positions, ahead, slots)
         pays = self.fused and self.gpu.pays(count, self.spec.intermediate_size)
         batch = Batch(
             tokens, positions, slots, sampled, rows.table, selves, ahead[:alone], chunks,

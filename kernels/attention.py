@@ -192,10 +192,9 @@ def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, out: Tens
         raise ValueError(f"q {tuple(q.shape)} does not fit a cache of {tuple(k_cache.shape)}")
     out = q if out is None else out
     if out.shape != q.shape or not q.dtype == k_cache.dtype == v_cache.dtype == out.dtype:
-        raise ValueError(
-            f"q is {q.dtype}, caches {k_cache.dtype} and {v_cache.dtype}, out {out.dtype}, "
-            f"{tuple(out.shape)}; they have one type, and out has the shape {tuple(q.shape)}"
-        )
+        found = f"q is {q.dtype}, caches {k_cache.dtype}, {v_cache.dtype}, out {out.dtype}"
+        wanted = f"they have one type, and out has the shape {tuple(q.shape)}"
+        raise ValueError(f"{found}, {tuple(out.shape)}; {wanted}")
     if any(t.stride(-1) != 1 for t in (q, k_cache, table, out)):
         raise ValueError("the last dimension of q, caches, table and out must be contiguous")
 

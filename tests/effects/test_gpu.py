@@ -232,16 +232,16 @@ def test_a_check_finds_what_it_is_for(
                 else:
                     torch.empty(1 << 20, device=DEVICE)
 
-        graphs = dict(executor.made)
+        graphs = dict(executor.captures.made)
         faulty = {kind: graph and Faulty(graph) for kind, graph in graphs.items()}
-        monkeypatch.setattr(executor, "made", faulty)
+        monkeypatch.setattr(executor.captures, "made", faulty)
         seen = Watched(llm)
         # A step that fails is done again from history, which takes no faulty graph.
         assert tokens(llm, alone) == wanted
         errors = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
         assert errors
         assert all(said in error for error in errors)
-        monkeypatch.setattr(executor, "made", graphs)
+        monkeypatch.setattr(executor.captures, "made", graphs)
         assert tokens(llm, alone) == wanted
 
 

@@ -25,6 +25,7 @@ from minfer.effects.cuda_attention import CudaCache
 from minfer.effects.device_rows import DeviceRows
 from minfer.effects.driver import Driver
 from minfer.effects.executor import LogitsError, Scores
+from minfer.effects.graphs import GraphCache
 from minfer.effects.kinds import Kind
 from minfer.effects.model import forward as model_forward
 from minfer.effects.spec import ModelSpec, parse_spec
@@ -559,14 +560,13 @@ def capturing(run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> 
     executor.__dict__.pop("_replay", None)
     captured, left = list[Kind](), list(errors)
 
-    def capture(kind: Kind) -> SimpleNamespace:
+    def capture(kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
         if left:
-            executor.trying = [GRAPHS]
             raise left.pop(0)
         captured.append(kind)
-        return SimpleNamespace(replay=lambda: executor._step(kind))
+        return SimpleNamespace(replay=lambda: step(kind))
 
-    monkeypatch.setattr(executor, "_capture", capture)
+    monkeypatch.setattr(GraphCache, "capture", staticmethod(capture))
     return captured
 
 
