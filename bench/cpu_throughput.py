@@ -152,7 +152,6 @@ def every_model(args: argparse.Namespace) -> dict[str, Any]:
             if name == "0.5b":
                 save(path, "Qwen2", qwen("0.5B"))
                 title, folder, dtypes = "Qwen2.5 0.5B", Path(path), ["bfloat16"]
-                dtypes += ["float32"] if args.float32 else []
                 pairs = max(3, pairs // 2)
             for dtype in dtypes:
                 done = found[f"{title}, {dtype}"] = measure(name, folder, dtype, pairs, args.seed)
@@ -165,5 +164,4 @@ if __name__ == "__main__":
         "--models": {"nargs": "+", "choices": [*SIZES], "default": [*SIZES]},
         "--pairs": {"type": int, "default": 5, "help": "of the bundled model; others fewer"},
         "--threads": torch.get_num_threads(),
-        "--float32": {"action": "store_true", "help": "the 0.5B model in float32 as well"},
         "--seed": 0})  # fmt: skip

@@ -15,6 +15,7 @@ from minfer.effects.batch import Batch
 from minfer.effects.memory import captured_tokens
 from minfer.effects.spec import ModelSpec
 from minfer.effects.weights import LayerWeights, torch_dtype
+from minfer.kernels.ahead import compiled
 from minfer.kernels.attention import decode_attention, num_splits, prefill_attention
 from minfer.kernels.flash import flash_attention, flash_missing
 from minfer.kernels.gated import FILLED, pays
@@ -25,7 +26,7 @@ from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 
 # The executor reaches all that needs Triton through this module.
-__all__ = ["advance", "gather", "logprobs", "num_splits", "pays", "sample", "scatter"]
+__all__ = ["advance", "compiled", "gather", "logprobs", "num_splits", "pays", "sample", "scatter"]
 
 # For heads of up to 64 dimensions, and wider ones; below, Triton is as fast and starts sooner.
 FLASH_FROM = (2048, 512)

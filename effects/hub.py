@@ -6,7 +6,7 @@ pickles never are. Without a network, what the cache holds is used.
 
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from minfer.config import ConfigError
 
@@ -31,10 +31,8 @@ def snapshot(model: str) -> Path:
 
     name, _, revision = model.partition("@")
     try:
-        folder = snapshot_download(
-            name, revision=revision or None, allow_patterns=WANTED, ignore_patterns=UNWANTED
-        )
-        return Path(folder)
+        how: Any = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
+        return Path(snapshot_download(name, revision=revision or None, **how))
     except errors.GatedRepoError:
         why = f"is gated: ask for access at {constants.ENDPOINT}/{name}, then run `hf auth login`"
     except errors.RepositoryNotFoundError:

@@ -164,7 +164,21 @@ class TorchExecutor:
         self.trying: list[str] = []  # what the step under way takes that may not work here
         self.flights: deque[Flight] = deque()
         self.drawing: tuple[list[int], Sampling] | None = None  # who the CPU's sampler drew for
+        if cuda:
+            self._prepare()
         self._wait()
+
+    def _prepare(self) -> None:
+        """Compile what first requests need all at once: for a short prompt, and to go on."""
+        spec, few = self.spec, min(64, self.config.max_num_batched_tokens)
+        splits = self.gpu.num_splits(1, spec.kv_heads, spec.head_dim, 1024)
+        kinds = self._kind(0, 1, False, False, few, 1, few), Kind(1, 1, False, False, splits=splits)
+        try:
+            with torch.inference_mode(), torch.cuda.stream(self.stream), self.gpu.compiled():
+                for kind in kinds:
+                    self._step(kind, dry=True)
+        except Exception as error:  # the first step will say so again, if it cannot do otherwise
+            _log.warning("kernels are compiled one by one, as they are needed: %r", error)
 
     def make_cache(self, blocks: int, block_size: int, length: int) -> "KVCache | CudaCache":
         """A cache that the model can run with, for positions below `length`."""
@@ -403,22 +417,23 @@ class TorchExecutor:
                 self.captures.seen.add(kind)  # now that what it needs is compiled
                 return
             if not kind.tokens:
-                self._step(kind, torch.full_like(self.rows.batch[: kind.alone], self.rows.scratch))
+                self._step(kind, dry=True)
             self.trying = [GRAPHS]
             graph = self.captures.made[kind] = self.captures.capture(kind, self._step)
         graph.replay()
 
-    def _step(self, kind: Kind, who: Tensor | None = None) -> None:
-        """A whole step, from what is on the device into `out` and the rows."""
+    def _step(self, kind: Kind, dry: bool = False) -> None:
+        """A whole step, from what is on the device into `out` and the rows; `dry`: nobody's."""
         rows, alone, size = self.rows, kind.alone, self.config.block_size
         given, sampled, chunks = None, None, None
-        drawn = rows.batch[:alone] if who is None else who
+        drawn = torch.full_like(rows.batch[:alone], rows.scratch) if dry else rows.batch[:alone]
         if kind.tokens:
             given, chunk, drawn, sampled = self._inputs(self.staging, kind)
             chunks = self._chunks(kind, chunk)
         count = alone + kind.tokens
-        tokens, positions, ahead = drawn.new_empty(3, aligned(count))[:, :count].unbind(0)
-        slots = torch.empty_like(tokens, dtype=torch.int64)
+        make = drawn.new_zeros if dry else drawn.new_empty  # where no kernel fills them
+        tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
+        slots = make(count, dtype=torch.int64)
         selves = drawn[:alone]
         of = given, rows.last, rows.next, rows.table, size
         self.ops.gather(selves, *of, tokens, positions, ahead, slots)

@@ -5,6 +5,7 @@ Most of it can be tried without one: set DEVICE to "cpu".
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -345,6 +346,29 @@ def test_two_processes_give_the_same_bits(prompts: list[list[int]], eager: bool)
     assert [len(row) for row in drawn] == [48] * len(prompts)
     assert [len(row) for row in scores] == [48 * bool(i % 4) for i in range(len(prompts))]
     assert len({tuple(row) for row in drawn}) == len(prompts)
+
+
+AHEAD = """
+import json, sys
+from triton import knobs
+from minfer import LLM, SamplingParams
+
+late = []
+with LLM(**json.load(sys.stdin)) as llm:
+    knobs.runtime.jit_post_compile_hook = lambda **told: late.append(told["fn"].name)
+    llm.generate([[*range(40, 80)]], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+print(json.dumps(late))
+"""
+
+
+@only_cuda
+def test_a_first_request_finds_its_kernels_compiled(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD], input=json.dumps(SMALL), cwd=ROOT, capture_output=True,
+        text=True, check=True, env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+    )  # fmt: skip
+    assert any(tmp_path.iterdir())
+    assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
 # --- every way of attention, and of products ------------------------------------------------------

