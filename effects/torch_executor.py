@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
 
 GRAPHS = "CUDA graphs"
+PROMPTS = (64, 320)  # tokens of prompts that need no other kernels than shorter ones do
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
 FOR_ONE_THREAD = 1 << 17
@@ -169,12 +170,14 @@ class TorchExecutor:
         self._wait()
 
     def _prepare(self) -> None:
-        """Compile what first requests need all at once: for a short prompt, and to go on."""
-        spec, few = self.spec, min(64, self.config.max_num_batched_tokens)
+        """Compile what first requests need all at once: for a prompt, and to go on."""
+        spec, budget = self.spec, self.config.max_num_batched_tokens
         splits = self.gpu.num_splits(1, spec.kv_heads, spec.head_dim, 1024)
-        kinds = self._kind(0, 1, False, False, few, 1, few), Kind(1, 1, False, False, splits=splits)
+        kinds = [self._kind(0, 1, False, False, n, 1, n) for n in PROMPTS if n <= budget]
+        kinds.append(Kind(1, 1, False, False, splits=splits))
         try:
             with torch.inference_mode(), torch.cuda.stream(self.stream), self.gpu.compiled():
+                self.ops.scatter(self.rows.arena, self.staging[:2])
                 for kind in kinds:
                     self._step(kind, dry=True)
         except Exception as error:  # the first step will say so again, if it cannot do otherwise

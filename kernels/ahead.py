@@ -6,11 +6,9 @@ builds what launches each kernel.
 """
 
 import threading
-from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from operator import attrgetter
 from typing import Any
 from unittest.mock import patch
 
@@ -41,4 +39,4 @@ def compiled() -> Iterator[None]:
         with patch.object(JITFunction, "run", compile_or_run), AsyncCompileMode(pool):
             yield
         kernels = {one.result() if isinstance(one, FutureKernel) else one for one in made}
-        deque(pool.map(attrgetter("run"), kernels), 0)  # it is loaded when this is first asked for
+        list(pool.map(lambda one: one.run, kernels))  # which loads it

@@ -3,6 +3,7 @@
 import math
 import random
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -435,6 +436,29 @@ def test_a_captured_call_follows_contexts_and_tables(splits: int) -> None:
         out.fill_(math.nan)
         graph.replay()
         close(out, decode_expected(now, q))
+
+
+ROUNDS = [(2, 128, 3), (2, 198, 3), (2, 256, 2), (4, 192, 3), (4, 256, 2), (4, 320, 3)]
+
+
+@pytest.mark.parametrize(("kv_heads", "batch", "stages"), ROUNDS)
+def test_the_last_round_of_programs_is_as_full_as_can_be(
+    kv_heads: int, batch: int, stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = make([*range(1, batch + 1)], kv_heads, 128, 64, torch.float16)
+    q, asked, launch = queries(batch, kv_heads, case), list[object](), attention._launch
+
+    def noted(*of: Any) -> Tensor:
+        asked.append(of[-1])
+        # The interpreter has no rounds, and takes half a minute.
+        return launch(*of) if CUDA else of[-5].zero_()
+
+    monkeypatch.setattr(attention, "_launch", noted)
+    out = decode(case, q, splits=1)
+    assert torch.equal(out, decode(case, q, splits=1, tune=attention.DECODE[2, 128]))
+    assert asked == [stages, 3]
+    if CUDA:
+        close(out, decode_expected(case, q))
 
 
 def arguments(case: Case) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
