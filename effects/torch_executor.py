@@ -51,7 +51,9 @@ if TYPE_CHECKING:
     from minfer.effects.cuda_attention import CudaCache
 
 GRAPHS = "CUDA graphs"
-PROMPTS = (64, 320)  # tokens of prompts that need no other kernels than shorter ones do
+# Sizes of prompts whose kernels serve any: of few tokens, which are launched early, and of more.
+# Still larger ones may take packages, which take seconds to import.
+PROMPTS = (64, 320)
 # Weights of a product up to which the CPU's other cores wake up too late to help: with one thread
 # of two, the bundled model (74,000) wrote 1.6 times as fast at batch 1, one with 262,000 as fast.
 FOR_ONE_THREAD = 1 << 17
@@ -171,9 +173,9 @@ class TorchExecutor:
 
     def _prepare(self) -> None:
         """Compile what first requests need all at once: for a prompt, and to go on."""
-        spec, budget = self.spec, self.config.max_num_batched_tokens
+        spec, sizes = self.spec, {min(n, self.config.max_num_batched_tokens) for n in PROMPTS}
         splits = self.gpu.num_splits(1, spec.kv_heads, spec.head_dim, 1024)
-        kinds = [self._kind(0, 1, False, False, n, 1, n) for n in PROMPTS if n <= budget]
+        kinds = [self._kind(0, 1, False, False, n, 1, n) for n in sorted(sizes)]
         kinds.append(Kind(1, 1, False, False, splits=splits))
         try:
             with torch.inference_mode(), torch.cuda.stream(self.stream), self.gpu.compiled():

@@ -16,7 +16,6 @@ import torch
 from triton import AsyncCompileMode, FutureKernel
 from triton.runtime.jit import JITFunction
 
-THREADS = 16  # about as many kernels as a step has
 _one_at_a_time = threading.Lock()
 
 
@@ -24,7 +23,8 @@ _one_at_a_time = threading.Lock()
 def compiled() -> Iterator[None]:
     """What this thread launches in here is compiled and loaded instead, by the end of it.
 
-    Other threads' launches go on. Raises what Triton does where a kernel cannot be compiled.
+    Other threads' launches go on. A kernel that cannot be compiled is left to its first launch,
+    which will say so. Raises what Triton does where one cannot be loaded.
     """
     run, mine, made = JITFunction.run, threading.get_ident(), list[Any]()
 
@@ -35,8 +35,9 @@ def compiled() -> Iterator[None]:
         return found
 
     begin = torch.cuda.set_device, (torch.cuda.current_device(),)
-    with _one_at_a_time, ThreadPoolExecutor(THREADS, "compile", *begin) as pool:
-        with patch.object(JITFunction, "run", compile_or_run), AsyncCompileMode(pool):
+    with _one_at_a_time, ThreadPoolExecutor(None, "compile", *begin) as pool:
+        mode = AsyncCompileMode(pool, ignore_errors=True)
+        with patch.object(JITFunction, "run", compile_or_run), mode:
             yield
-        kernels = {one.result() if isinstance(one, FutureKernel) else one for one in made}
-        list(pool.map(lambda one: one.run, kernels))  # which loads it
+        kernels = {one.result(True) if isinstance(one, FutureKernel) else one for one in made}
+        list(pool.map(lambda one: one and one.run, kernels))  # which loads it

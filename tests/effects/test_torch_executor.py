@@ -593,7 +593,9 @@ def test_what_is_compiled_ahead_changes_nothing(
         patched.setattr(executor, "_step", noted)
         patched.setattr(executor.gpu, "compiled", contextlib.nullcontext if works else refused)
         executor._prepare()
-    assert [bool(kind.tokens) for kind in steps] == ([True, False] if works else [])
+    prompts = sum(kind.tokens > 0 for kind in steps)
+    assert bool(prompts) == works
+    assert len(steps) == prompts + works
     said = "kernels are compiled one by one, as they are needed: RuntimeError('no C compiler')"
     assert caplog.messages == ([] if works else [said])
     assert run.serve(requests(0)) == reference

@@ -1,5 +1,6 @@
 """What is compiled ahead, with stand-ins for Triton's compiler; test_gpu.py has the real one."""
 
+import inspect
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from attrs import define, field
 from triton import FutureKernel
+from triton.runtime._async_compile import active_mode
 from triton.runtime.jit import JITFunction
 
 from minfer.kernels.ahead import compiled
@@ -77,6 +79,28 @@ def test_a_kernel_still_on_its_way_is_waited_for(
         launch("late")
         launch("late")
     assert compiler.loaded == ["late"]
+
+
+def test_a_kernel_that_cannot_be_compiled_is_left_to_its_launch(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = compiler.run
+
+    def run_or_queue(kernel: str, *, grid: tuple[int, ...], warmup: bool) -> Any:
+        made, mode = run(kernel, grid=grid, warmup=warmup), active_mode.get()
+        if kernel == "sound" or mode is None:
+            return made
+        hooks = len(inspect.signature(mode.submit).parameters) - 2  # which versions have more of
+        return mode.submit(kernel, lambda: 1 / 0, *[lambda *_: None] * hooks)
+
+    monkeypatch.setattr(JITFunction, "run", run_or_queue)
+    with compiled():
+        launch("faulty")
+        launch("sound")
+    assert compiler.loaded == ["sound"]
+    assert active_mode.get() is None  # or whatever this thread launches would be queued
+    launch("faulty")
+    assert compiler.launched == ["faulty"]
 
 
 @pytest.mark.parametrize("kernel", ["broken", "never asked for"])
