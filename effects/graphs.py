@@ -28,7 +28,7 @@ class GraphCache:
         return not kind.tokens or (kind in self.seen and len(self.made) < MOST_KINDS)
 
     def capture(self, kind: Kind, step: Callable[[Kind], None]) -> torch.cuda.CUDAGraph:
-        """The graph of a step. Capturing runs nothing, but what it needs has to be compiled."""
+        """Make the graph of a step. It does not run, but what it needs has to be compiled."""
         # Of this thread: a capture cannot make one.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
         graph, self.pool = torch.cuda.CUDAGraph(), self.pool or torch.cuda.graph_pool_handle()
@@ -43,6 +43,7 @@ class GraphCache:
                 graph.capture_end()
             raise
         graph.capture_end()
+        self.made[kind] = graph
         return graph
 
 

@@ -45,8 +45,9 @@ class Kind:
         chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
         alone = bucket_of(self.alone, MIXED) if self.alone else 0
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
-        draws, flags = alone + chunks, (self.filtered, self.scored)
-        return Kind(alone, draws, *flags, tokens, chunks, longest, self.splits)
+        return evolve(
+            self, alone=alone, draws=alone + chunks, tokens=tokens, chunks=chunks, longest=longest
+        )
 
 
 def bucket_of(count: int, parts: int) -> int:

@@ -424,11 +424,15 @@ class TorchExecutor:
             if not kind.tokens:
                 self._step(kind, dry=True)
             self.trying = [GRAPHS]
-            graph = self.captures.made[kind] = self.captures.capture(kind, self._step)
+            graph = self.captures.capture(kind, self._step)
         graph.replay()
 
     def _step(self, kind: Kind, dry: bool = False) -> None:
-        """A whole step, from what is on the device into `out` and the rows; `dry`: nobody's."""
+        """A whole step, from what is on the device into `out` and the rows.
+
+        `dry`: to compile it. The rows that feed themselves are nobody's; those of chunks are what
+        lies on the device, which before the first request is nobody's either.
+        """
         rows, alone, size = self.rows, kind.alone, self.config.block_size
         given, sampled, chunks = None, None, None
         drawn = torch.full_like(rows.batch[:alone], rows.scratch) if dry else rows.batch[:alone]

@@ -59,10 +59,10 @@ Tune = tuple[int, int, int]
 DECODE: dict[tuple[int, int], Tune] = {
     (2, 64): (64, 4, 4), (2, 128): (64, 4, 3), (2, 256): (32, 4, 3),
     (4, 64): (32, 4, 3), (4, 128): (16, 4, 3), (4, 256): (16, 4, 3)}  # fmt: skip
-# Programs in 2 bytes and 128 dimensions that a processor holds, by stages: the last of the rounds
-# in which they come should be full. With 2 stages, 512 programs take 0.85 of the time with 3, 1,024
-# take 0.94, but 768 take 1.06 (H200, 2026-11-22).
-HELD = {3: 3, 2: 4}
+# Programs that a processor holds, by stages, for rows of `DECODE` that have a choice: programs come
+# in rounds, of which the last should be full. Of 128 dimensions, 512 take 0.85 of the time with 2
+# stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
+HELD = {(2, 128): {3: 3, 2: 4}}
 PREFILL: dict[tuple[int, int], Tune] = {
     (2, 64): (128, 64, 3), (2, 128): (128, 64, 3), (2, 256): (128, 32, 3),
     (4, 64): (32, 16, 2), (4, 128): (16, 16, 2), (4, 256): (16, 16, 2)}  # fmt: skip
@@ -105,10 +105,7 @@ def decode_attention(
     if splits is None:
         block_size, kv_heads, dim = k_cache.shape[1:]
         splits = num_splits(len(q), kv_heads, dim, table.shape[1] * block_size)
-    tile, warps, stages = tune or DECODE[_table_row(q)]
-    if tune is None and splits == 1 and _table_row(q) == (2, 128):
-        programs = len(q) * k_cache.shape[2]
-        stages = min(HELD, key=lambda n: -(-programs // (PROCESSORS * HELD[n])) * HELD[n])
+    tile, warps, stages = tune or _decode_tune(_table_row(q), len(q) * k_cache.shape[2], splits)
     return _launch(
         q, k_cache, v_cache, table, rows, contexts, None, None, scale, window, 1, splits, out,
         _padded(q.shape[1] // k_cache.shape[2]), tile, warps, stages)  # fmt: skip
@@ -164,6 +161,14 @@ def _launch(
         block_size=block_size, tile=tile, dim=dim, dim_pad=dim_pad, merge_rows=merge_rows,
         depth=depth, num_warps=warps, num_stages=stages, launch_pdl=early(q))  # fmt: skip
     return out
+
+
+def _decode_tune(row: tuple[int, int], programs: int, splits: int) -> Tune:
+    """From `DECODE`; of contexts that are whole, the stages with the least room left over."""
+    tile, warps, stages = DECODE[row]
+    if splits == 1 and (held := HELD.get(row)):
+        stages = min(held, key=lambda n: -(-programs // (PROCESSORS * held[n])) * held[n])
+    return tile, warps, stages
 
 
 @cache

@@ -561,13 +561,14 @@ def capturing(run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception) -> 
     executor.__dict__.pop("_replay", None)
     captured, left = list[Kind](), list(errors)
 
-    def capture(kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
+    def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
         if left:
             raise left.pop(0)
         captured.append(kind)
-        return SimpleNamespace(replay=lambda: step(kind))
+        made = self.made[kind] = SimpleNamespace(replay=lambda: step(kind))
+        return made
 
-    monkeypatch.setattr(GraphCache, "capture", staticmethod(capture))
+    monkeypatch.setattr(GraphCache, "capture", capture)
     return captured
 
 
