@@ -7,12 +7,11 @@ partial tail of its prompt, so it computes one token.
 """
 
 from itertools import islice
-from typing import Final
 
 from attrs import frozen
 
 from minfer.blocks import ROOT, Blocks, Draft, lookup, lookup_window, outside
-from minfer.config import EngineConfig
+from minfer.config import EngineConfig, Thresholds
 from minfer.keys import Keys
 from minfer.lifecycle import committed, preempt, sealed, seated
 from minfer.log import Log
@@ -22,9 +21,6 @@ from minfer.policy import Load
 from minfer.record import evolve
 from minfer.sequence import Chain, Running, Sequence
 from minfer.state import EngineState
-
-_NEIGHBOURS: Final = 8  # running sequences whose tables are looked at
-_LONG: Final = 32  # blocks of a prefix for which that pays
 
 
 @frozen
@@ -119,7 +115,7 @@ def _hit(
         hit = lookup(state.blocks, keys, full)
         leaf = state.blocks.index[keys[hit - 1]] if hit else ROOT
         draft.hold(leaf)
-        return 0, hit, _prefix(state, keys, hit, leaf), leaf
+        return 0, hit, _prefix(config.thresholds, state, keys, hit, leaf), leaf
     size = config.block_size
     hit = lookup_window(state.blocks, keys, full, config.window, size)
     low = outside(hit * size, config.window, size)
@@ -129,13 +125,16 @@ def _hit(
     return low, hit, (ROOT,) * low + found, ROOT
 
 
-def _prefix(state: EngineState, keys: Keys, hit: int, leaf: int) -> tuple[int, ...]:
+def _prefix(
+    thresholds: Thresholds, state: EngineState, keys: Keys, hit: int, leaf: int
+) -> tuple[int, ...]:
     """The blocks of the first `hit` keys, the last of which is `leaf`.
 
     A path in the forest is unique: if a neighbour stands on `leaf` at that place, its table has
     them all, and requests that share a long prefix tend to come together.
     """
-    for table in state.running.tables[-_NEIGHBOURS:] if hit >= _LONG else ():
+    long = hit >= thresholds.long_prefix
+    for table in state.running.tables[-thresholds.neighbours :] if long else ():
         if len(table) > hit and table[hit - 1] == leaf:
             return table[:hit]
     return tuple(map(state.blocks.index.__getitem__, islice(keys, hit)))

@@ -32,7 +32,6 @@ from minfer.pmap import Map
 
 ROOT: Final = -1  # the parent of a first block; the leaf of a sequence that has published nothing
 NONE: Final = -1  # the ticket of a block that is live, or was not used yet
-_RUN: Final = 64  # blocks that `spare` holds before it becomes a run of `freed`
 
 # A published block: the digest of its content, its parent, its users, its cached children, and the
 # ticket of its last use. A plain tuple: this is the engine's most frequent record.
@@ -44,6 +43,7 @@ class Blocks:
     """Ownership of `total` blocks, at first all free. Read the module's theory for the fields."""
 
     total: int
+    run: int = 64  # blocks that `spare` holds before it becomes a run of `freed`
     fresh: int = 0  # blocks fresh..total-1 were never used
     spare: tuple[int, ...] = ()  # freed blocks, the next to be handed out
     freed: Map[int, tuple[int, ...]] = Map()  # stack of further runs of freed blocks, by depth
@@ -94,7 +94,8 @@ class Draft:
     """Changes to a pool in the making. Never kept, never shared: open, change, `done`."""
 
     def __init__(self, blocks: Blocks) -> None:
-        self.total, self.fresh, self.spare = blocks.total, blocks.fresh, blocks.spare
+        self.total, self.run = blocks.total, blocks.run
+        self.fresh, self.spare = blocks.fresh, blocks.spare
         self.freed, self.free, self.live = blocks.freed, blocks.free, blocks.live
         self.low, self.high = blocks.low, blocks.high
         self.index, self.nodes = blocks.index.mutate(), blocks.nodes.mutate()
@@ -103,7 +104,7 @@ class Draft:
     def done(self) -> Blocks:
         """The pool with all changes; the draft is of no use after it."""
         return Blocks(
-            self.total, self.fresh, self.spare, self.freed, self.free,
+            self.total, self.run, self.fresh, self.spare, self.freed, self.free,
             self.index.finish(), self.nodes.finish(), self.live, self.idle.finish(),
             self.low, self.high)  # fmt: skip
 
@@ -133,7 +134,7 @@ class Draft:
 
     def give(self, private: tuple[int, ...]) -> None:
         """Return private blocks to the free ones."""
-        if len(self.spare) + len(private) > _RUN:
+        if len(self.spare) + len(private) > self.run:
             self.freed = self.freed.set(len(self.freed), self.spare)
             self.spare = ()
         self.spare = private + self.spare

@@ -9,18 +9,14 @@ from array import array
 from collections.abc import Container, Iterable
 from itertools import chain, compress, count, islice, repeat
 from operator import add, ge, ne, sub
-from typing import Final
 
-from minfer.config import EngineConfig
+from minfer.config import EngineConfig, Thresholds
 from minfer.lifecycle import end, open_fences, restart, sealed, spread
 from minfer.messages import Executed, Failed, Finished, Voided, clip
 from minfer.plan import Plan, Yields
 from minfer.record import evolve
 from minfer.sequence import Running, edited, positions
 from minfer.state import EngineState, Transition, emitted, ignored
-
-_WINDOW: Final = 64  # generations compared at once
-_FOLD: Final = 8  # steps after which fresh tokens join the tails
 
 
 def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> Transition:
@@ -41,7 +37,7 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
     flaw = _flaw(config, plan, event.yields, sizes)
     if flaw:
         return _void(config, state, plan.step, flaw)
-    advanced, new = _advanced(state.running, plan, event.yields, sizes)
+    advanced, new = _advanced(config.thresholds, state.running, plan, event.yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     if state.faults:
         ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
@@ -60,17 +56,17 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
 
 
 def _advanced(
-    run: Running, plan: Plan, yields: Yields, sizes: tuple[int, ...]
+    thresholds: Thresholds, run: Running, plan: Plan, yields: Yields, sizes: tuple[int, ...]
 ) -> tuple[Running, Yields]:
     """The columns after a step, and what it yielded as one of them."""
     new, grown, sched = yields, sizes, run.sched
     if plan.gens != run.gens:  # sequences came or went since this was planned
-        new = aligned(plan.gens, run.gens, yields)
+        new = aligned(plan.gens, run.gens, yields, thresholds.aligned_window)
         grown = tuple(map(len, new))
     if sizes != plan.most:  # rows yielded short of their most: later plans only said "at latest"
         short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
         sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))
-    if plan.step % _FOLD:
+    if plan.step % thresholds.fresh_steps:
         tails, fresh = run.tails, tuple(map(add, run.fresh, new))
     else:
         tails, fresh = tuple(map(add, run.tails, run.fresh)), new
@@ -80,16 +76,16 @@ def _advanced(
         run.tables, run.chains, tails, fresh), new  # fmt: skip
 
 
-def aligned(before: tuple[int, ...], now: tuple[int, ...], yields: Yields) -> Yields:
+def aligned(before: tuple[int, ...], now: tuple[int, ...], yields: Yields, window: int) -> Yields:
     """What generations `now` have of the yields of the generations `before`; nothing for others.
 
-    The two are in the same order and differ in few places, so windows of them are compared whole;
-    a dictionary of all would cost five times as much.
+    The two are in the same order and differ in few places, so stretches of `window` are compared
+    whole; a dictionary of all would cost five times as much.
     """
     out: list[tuple[int, ...]] = []
     i = j = 0
     while i < len(before) and j < len(now):
-        left, right = before[i : i + _WINDOW], now[j : j + _WINDOW]
+        left, right = before[i : i + window], now[j : j + window]
         same = len(left)
         if left != right:
             same = next(compress(count(), map(ne, left, right)), min(same, len(right)))

@@ -28,6 +28,29 @@ def number(low: float, *, above: bool = False, of: str = "") -> Any:
     return check
 
 
+def _threshold(low: int, default: int) -> Any:
+    return field(default=default, validator=number(low, of="thresholds: "))
+
+
+@frozen(kw_only=True)
+class Thresholds:
+    """Sizes from which on the core takes another path to the same result. Raises ConfigError.
+
+    They are speed only: no decision depends on them. They are part of the configuration because a
+    path that begins at 128 entries is one that small tests never take: the swarm runs with all of
+    them at two or three.
+    """
+
+    line_bucket: int = _threshold(2, 128)  # entries of the waiting line's buckets, then split
+    recent_entries: int = _threshold(1, 64)  # of a growing history; then they join the old ones
+    freed_run: int = _threshold(1, 64)  # freed blocks at hand; then they are put by as a run
+    aligned_window: int = _threshold(1, 64)  # generations compared at once, plan with running
+    fresh_steps: int = _threshold(1, 8)  # after which fresh tokens join the tails
+    stop_ids: int = _threshold(0, 256)  # looked for, before those of who left are sorted out
+    long_prefix: int = _threshold(1, 32)  # blocks of a hit that a neighbour's table may give whole
+    neighbours: int = _threshold(1, 8)  # running sequences whose tables are looked at for that
+
+
 @frozen(kw_only=True)
 class EngineConfig:
     """Sizes and limits. Names are vLLM's where it has one."""
@@ -45,8 +68,11 @@ class EngineConfig:
     window: int = field(default=0, validator=number(0))  # keys a query reads, itself included
     watermark: int = field(default=0, validator=number(0))  # blocks that admission leaves free
     policy: Policy = FirstCome()
+    thresholds: Thresholds = Thresholds()
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.thresholds, Thresholds):
+            raise ConfigError(f"thresholds must be Thresholds, not {self.thresholds!r:.80}")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
                 f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "

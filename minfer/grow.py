@@ -77,7 +77,7 @@ def _extend(
     for i, count in wants.items():
         table, some = run.tables[i], new[at : at + count]
         at += count
-        tables[i] = table + some
+        tables[i] = table.extended(some, config.thresholds.recent_entries)
         mark[i] = mark_of(config, len(table) + count, run.last[i])
         if run.sched[i] > run.starts[i]:  # else the row is still to be opened, table and all
             grown[run.gens[i]] = Grow(run.rows[i], len(table), some)

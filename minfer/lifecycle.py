@@ -62,16 +62,17 @@ def committed(config: EngineConfig, state: EngineState, i: int) -> int:
     return run.sched[i]
 
 
-def named(run: Running, i: int, upto: int, block_size: int) -> tuple[Chain, tuple[int, ...]]:
+def named(config: EngineConfig, run: Running, i: int, upto: int) -> tuple[Chain, tuple[int, ...]]:
     """Give keys to the full blocks of `i` below `upto`; their tokens leave the tail."""
     chain, tail, root = run.chains[i], run.tails[i] + run.fresh[i], run.seqs[i].request.root
     if upto <= len(chain.keys):
         return chain, tail
+    block_size, recent = config.block_size, config.thresholds.recent_entries
     keys, chunks = chain.keys, chain.chunks
     while len(keys) < upto:
         tokens, tail = tail[:block_size], tail[block_size:]
-        keys += (block_key(keys[len(keys) - 1] if keys else root, tokens),)
-        chunks += (tokens,)
+        key = block_key(keys[len(keys) - 1] if keys else root, tokens)
+        keys, chunks = keys.extended((key,), recent), chunks.extended((tokens,), recent)
     return evolve(chain, keys=keys, chunks=chunks), tail
 
 
@@ -82,13 +83,13 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
     stays private, as does what follows it, until the sequence leaves: admission promised its own
     table a place, not the twin as well.
     """
-    run, size = state.running, config.block_size
+    run = state.running
     upto = {i: count for i, count in upto.items() if count > run.chains[i].sealed}
     if not upto:
         return state
     draft, chains, tails, ripe = Draft(state.blocks), {}, {}, {}
     for i, count in upto.items():
-        chain, tails[i] = named(run, i, count, size)
+        chain, tails[i] = named(config, run, i, count)
         new = slice(chain.sealed, count)
         if config.window:
             chain = _slid(config, draft, chain, run.tables[i], count, committed(config, state, i))
@@ -96,7 +97,7 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
             leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
             chain = evolve(chain, sealed=count, leaf=leaf)
         chains[i] = chain
-        ripe[i] = ripe_at(config, max(count, run.base[i] // size), run.last[i])
+        ripe[i] = ripe_at(config, max(count, run.base[i] // config.block_size), run.last[i])
     run = edited(run, chains=chains, tails=tails, fresh=dict.fromkeys(tails, ()), ripe=ripe)
     return evolve(state, blocks=draft.done(), running=run)
 
@@ -143,7 +144,7 @@ def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> Eng
     until = state.inflight[-1].step if state.inflight else None
     for i in gone:
         upto = committed(config, state, i) // config.block_size
-        chain, _ = named(run, i, upto, config.block_size)
+        chain, _ = named(config, run, i, upto)
         blocks = _parted(config, draft, chain, run.tables[i], upto)
         if until is None:
             _give_back(draft, *blocks)

@@ -6,12 +6,11 @@ copied each time, and copying a tuple touches every object in it.
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Final, Generic, TypeVar, overload
+from typing import Generic, TypeVar, overload
 
 from attrs import frozen
 
 T = TypeVar("T")
-_RECENT: Final = 64  # entries; then they join the old ones
 
 
 @frozen(eq=False)
@@ -41,8 +40,9 @@ class Log(Generic[T]):
             return self.recent[start - cut : max(0, stop - cut)]
         return self.old[start:stop] + self.recent[: max(0, stop - cut)]
 
-    def __add__(self, more: tuple[T, ...]) -> "Log[T]":
-        if len(self.recent) < _RECENT:
+    def extended(self, more: tuple[T, ...], recent_entries: int) -> "Log[T]":
+        """The log with `more` entries; from `recent_entries` on the recent ones join the old."""
+        if len(self.recent) < recent_entries:
             return Log(self.old, self.recent + more)
         return Log(self.old + self.recent, more)
 

@@ -18,7 +18,6 @@ from minfer.record import evolve
 from minfer.request import Request
 
 PREFILL: Final = 64  # prompt tokens that cost about as much as one output token
-CLIENTS: Final = 1024  # clients remembered before those that are owed nothing are forgotten
 
 _number: Final = partial(number, of="scheduling policy: ")
 
@@ -98,7 +97,7 @@ class Shares:
 
     now: float = 0.0
     tags: Map[str, float] = Map()
-    limit: int = CLIENTS
+    limit: int = 1024  # clients remembered before those that are owed nothing are forgotten
 
 
 @frozen
@@ -112,9 +111,10 @@ class Fair(FirstCome):
     """
 
     weights: Map[str, float] = Map()  # of clients that are due more or less than one share
+    clients: int = field(default=1024, validator=_number(1))  # see `Shares.limit`
 
     def start(self) -> Shares:
-        return Shares()
+        return Shares(limit=self.clients)
 
     def rank(self, state: Shares, request: Request, time: float) -> tuple[Rank, Shares]:
         """Start where the client's last request ends, but not in the past."""
@@ -122,7 +122,7 @@ class Fair(FirstCome):
         begin = max(state.now, tags.get(request.client, 0.0))
         if request.client not in tags and len(tags) >= limit:
             tags = Map({name: tag for name, tag in tags.items() if tag > state.now})
-            limit = max(CLIENTS, 2 * len(tags))
+            limit = max(self.clients, 2 * len(tags))
         cost = len(request.prompt) + request.n * request.max_tokens
         tags = tags.set(request.client, begin + cost / self.weights.get(request.client, 1.0))
         return (begin,), Shares(state.now, tags, limit)

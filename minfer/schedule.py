@@ -24,7 +24,6 @@ from minfer.sequence import joined, less, positions
 from minfer.state import EngineState, Transition
 
 Shares = dict[int, int]  # generation that is being filled -> tokens of it in this step
-_MANY_STOPS = 256  # stop ids kept from sequences long gone before the union is made anew
 
 
 @lru_cache(maxsize=64)
@@ -60,7 +59,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
             shares = {gen: share for gen, share in shares.items() if gen not in gone}
     if newcomers:
         run, stops = joined(state.running, [n.seat for n in newcomers]), state.stops
-        if len(stops) > _MANY_STOPS:
+        if len(stops) > config.thresholds.stop_ids:  # some are of sequences long gone
             stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
         state = evolve(state, running=run, stops=stops)
     if len(idle) == len(state.running):

@@ -88,4 +88,6 @@ def ignored(state: EngineState, event: str, detail: str) -> Transition:
 def initial(config: EngineConfig) -> EngineState:
     """The state before anything happened."""
     rows = tuple(reversed(range(config.max_num_seqs)))
-    return EngineState(Blocks(config.num_blocks), rows, config.policy.start())
+    blocks = Blocks(config.num_blocks, config.thresholds.freed_run)
+    line = Line(full=config.thresholds.line_bucket)
+    return EngineState(blocks, rows, config.policy.start(), waiting=line)

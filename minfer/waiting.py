@@ -8,13 +8,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import chain
 from operator import attrgetter
-from typing import Final
 
 from attrs import frozen
 
 from minfer.sequence import Place, Sequence
-
-_FULL: Final = 128  # entries; a bucket that reaches it is split in two
 
 
 @frozen
@@ -23,6 +20,7 @@ class Line:
 
     buckets: tuple[tuple[Sequence, ...], ...] = ()
     size: int = 0
+    full: int = 128  # entries; a bucket that reaches them is split in two
 
     def __len__(self) -> int:
         return self.size
@@ -44,8 +42,9 @@ class Line:
         at, old, cut = self._spot(seq.place)
         new = (*old[:cut], seq, *old[cut:])
         half = len(new) // 2
-        halves = (new,) if len(new) < _FULL else (new[:half], new[half:])
-        return Line((*self.buckets[:at], *halves, *self.buckets[at + 1 :]), self.size + 1)
+        halves = (new,) if len(new) < self.full else (new[:half], new[half:])
+        buckets = (*self.buckets[:at], *halves, *self.buckets[at + 1 :])
+        return Line(buckets, self.size + 1, self.full)
 
     def remove(self, place: Place) -> "Line":
         """Return the line without the sequence at `place`; the same line if nobody is there."""
@@ -54,7 +53,8 @@ class Line:
             return self
         new = old[:cut] + old[cut + 1 :]
         rest = (new,) if new else ()
-        return Line((*self.buckets[:at], *rest, *self.buckets[at + 1 :]), self.size - 1)
+        buckets = (*self.buckets[:at], *rest, *self.buckets[at + 1 :])
+        return Line(buckets, self.size - 1, self.full)
 
     def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
         """The last bucket that starts at or before `place`, or the first, and where in it."""

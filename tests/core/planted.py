@@ -178,7 +178,7 @@ BUGS: Final = (
         "results of a stale generation",
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
         "commit.py",
-        "new = aligned(plan.gens, run.gens, yields)",
+        "new = aligned(plan.gens, run.gens, yields, thresholds.aligned_window)",
         "got = dict(zip(plan.rows, yields, strict=True))\n"
         "        new = tuple(map(got.get, run.rows, repeat(())))",
     ),

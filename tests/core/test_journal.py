@@ -197,7 +197,7 @@ def apart(state: Any) -> Iterator[EngineState]:
     runs = [
         *each(run, **{name: with_first(getattr(run, name), 999) for name in columns}),
         *each(run, tails=with_first(run.tails, (1,) * 99), fresh=with_first(run.fresh, (1,) * 99)),
-        attrs.evolve(run, tables=with_first(run.tables, run.tables[0] + (99,))),
+        attrs.evolve(run, tables=with_first(run.tables, run.tables[0].extended((99,), 64))),
     ]  # fmt: skip
     runs += [
         attrs.evolve(run, seqs=with_first(run.seqs, one)) for one in each(seq, **seqs, **moved)
