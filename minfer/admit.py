@@ -6,11 +6,12 @@ request are forks: the second finds the full blocks of the first in the cache an
 partial tail of its prompt, so it computes one token.
 """
 
+from bisect import bisect_left
 from itertools import islice
 
 from attrs import frozen
 
-from minfer.blocks import ROOT, Blocks, Draft, lookup, lookup_window, outside
+from minfer.blocks import ROOT, Blocks, Draft, live, lookup, lookup_window, outside
 from minfer.config import EngineConfig, Thresholds
 from minfer.keys import Keys
 from minfer.lifecycle import committed, preempt, sealed, seated
@@ -77,16 +78,13 @@ def _seat(
 ) -> tuple[EngineState, Newcomer | Held]:
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
-    # If its blocks are full, it needs one more in its second step, or is sent back from its first.
-    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
-    more = known % size == 0 and known + 1 < ends
-    spare = max(config.watermark, more) if len(state.running) + others else 0
+    alone = not len(state.running) and not others
+    needs = needed(config, state.blocks, seq, alone=alone)
+    if needs > state.blocks.available:
+        return state, Held(*seq.id, "blocks", needs, state.blocks.available)
     draft = Draft(state.blocks)
     low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)
-    needs = -(-known // size) - hit
-    new = draft.take(needs) if needs + spare <= draft.available else None
-    if new is None:
-        return state, Held(*seq.id, "blocks", needs + spare, draft.available)
+    new = draft.take(-(-known // size) - hit) or ()  # never None: they were counted
     table = Log(prefix, new)
     start, copy, run = hit * size, None, state.running
     if sibling is not None and run.chains[sibling].low <= full == hit and known - 1 > start:
@@ -102,6 +100,29 @@ def _seat(
         policy = config.policy.admitted(state.policy, seq.place[0], seq.request, now)
         state = evolve(state, policy=policy)
     return _let_in(state, seq, draft.done(), hit * size), Newcomer(seat, copy, reasons)
+
+
+def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) -> int:
+    """How many of the available blocks it takes to let `seq` in; `alone`: nobody else runs.
+
+    Its cached blocks on which others stand cost nothing; those that are idle are available blocks
+    like any other until it stands on them. So this falls when a neighbour publishes the same
+    prefix, without any block being freed. It is O(log n) in the length of the prompt: what is live
+    of a path in the forest is its beginning.
+    """
+    size, known = config.block_size, len(seq.history)
+    full = (known - 1) // size
+    if config.window:
+        hit = lookup_window(blocks, seq.keys, full, config.window, size)
+        low = outside(hit * size, config.window, size)
+        free_of_charge = hit - sum(not live(blocks, key) for key in seq.keys[low:hit])
+    else:
+        free_of_charge = bisect_left(seq.keys, True, hi=full, key=lambda key: not live(blocks, key))
+    # If its blocks are full, it needs one more in its second step, or is sent back from its first.
+    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
+    one_more = known % size == 0 and known + 1 < ends
+    spare = 0 if alone else max(config.watermark, one_more)
+    return -(-known // size) - free_of_charge + spare
 
 
 def _hit(

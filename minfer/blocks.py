@@ -73,6 +73,12 @@ def lookup(blocks: "Blocks | Draft", keys: Keys, end: int | None = None) -> int:
     return bisect_left(keys, True, hi=end, key=lambda key: key not in blocks.index)
 
 
+def live(blocks: "Blocks | Draft", key: Key) -> bool:
+    """Whether a block of this content is cached, and some running sequence stands on it."""
+    block = blocks.index.get(key)
+    return block is not None and blocks.nodes[block][2] > 0
+
+
 def outside(position: int, window: int, block_size: int) -> int:
     """How many leading blocks no query from `position` on reads; none if `window` is 0."""
     return max(0, position + 1 - window) // block_size if window else 0

@@ -99,10 +99,6 @@ def _move_up(
 ) -> tuple[EngineState, tuple[WakeAt, ...], tuple[Reason, ...]]:
     """Let in who can be let in; `newcomers` and `shares` are added to."""
     reasons: tuple[Reason, ...] = ()
-    same = (state.waiting.first().place, "blocks")
-    short = state.held and state.held[:2] == same and state.blocks.available <= state.held[2]
-    if short and len(state.running):
-        return state, (), ()  # nothing has changed for the first in line
     while state.waiting:
         first, now = state.waiting.first(), load(config, state, len(newcomers))
         start = config.policy.admit_from(state.policy, now)
@@ -114,7 +110,7 @@ def _move_up(
         state, got = admit(config, state, newcomers)
         if isinstance(got, Held):
             made = None
-            if got.cause in ("blocks", "rows") and not state.fences and not newcomers:
+            if got.cause in ("blocks", "rows") and not state.fences:
                 made = displace(config, state)
             if made is None:
                 return _hold(state, got, reasons)
@@ -133,10 +129,10 @@ def _hold(
     state: EngineState, held: Held, reasons: tuple[Reason, ...], wake: tuple[WakeAt, ...] = ()
 ) -> tuple[EngineState, tuple[WakeAt, ...], tuple[Reason, ...]]:
     """Remember who waits and why; the reason is given when that is news."""
-    available = -1 if state.fences else held.available  # look again once blocks have come
-    now = (state.waiting.first().place, held.cause, available)
-    news = state.held is None or state.held[:2] != now[:2]
-    return evolve(state, held=now), wake, (*reasons, held) if news else reasons
+    now = (state.waiting.first().place, held.cause)
+    if state.held == now:
+        return state, wake, reasons
+    return evolve(state, held=now), wake, (*reasons, held)
 
 
 def waits_for(config: EngineConfig, state: EngineState) -> str:
@@ -146,7 +142,7 @@ def waits_for(config: EngineConfig, state: EngineState) -> str:
     if state.faults and _suspect(config, state) is not None:
         return "fault"
     held = state.held
-    return str(held[1]) if held and held[0] == state.waiting.first().place else "step"
+    return held[1] if held and held[0] == state.waiting.first().place else "step"
 
 
 def _plan(

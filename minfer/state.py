@@ -50,7 +50,7 @@ class EngineState:
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
-    held: tuple[Any, ...] | None = None  # who was held, why, and at how many available blocks
+    held: tuple[Place, str] | None = None  # who was held last, and the cause
 
 
 @frozen
