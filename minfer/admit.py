@@ -11,6 +11,7 @@ from itertools import islice
 
 from attrs import frozen
 
+from minfer import consult
 from minfer.blocks import ROOT, Blocks, Draft, live, lookup, lookup_window, outside
 from minfer.config import EngineConfig, Thresholds
 from minfer.keys import Keys
@@ -65,12 +66,17 @@ def admit(
     return _seat(config, state, seq, sibling, len(others))
 
 
-def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Reason] | None:
-    """Make room for the first in line at the cost of the last that runs, if the policy says so."""
-    run, seq = state.running, state.waiting.first()
-    if len(run) and config.policy.displaces(state.policy, seq.place[0], run.seqs[-1].place[0]):
-        return preempt(config, state, len(run) - 1, seq.id)
-    return None
+def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Reason | None]:
+    """Make room for the first in line at the cost of the last that runs, if the policy says so.
+
+    Returns the reason if it did.
+    """
+    if not len(state.running):
+        return state, None
+    agreed, state = consult.displaces(config, state)
+    if not agreed:
+        return state, None
+    return preempt(config, state, len(state.running) - 1, state.waiting.first().id)
 
 
 def _seat(
@@ -97,8 +103,7 @@ def _seat(
     reasons = (admitted, Missed(*seq.id, hit, full)) if hit < full else (admitted,)
     if not seq.preempted:
         now = load(config, state, others)
-        policy = config.policy.admitted(state.policy, seq.place[0], seq.request, now)
-        state = evolve(state, policy=policy)
+        state = consult.admitted(config, state, seq.place[0], seq.request, now)
     return _let_in(state, seq, draft.done(), hit * size), Newcomer(seat, copy, reasons)
 
 

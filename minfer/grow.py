@@ -6,6 +6,7 @@ that cannot wait takes what there is; if there is nothing, blocks behind fences 
 only if none are coming the policy's victim is preempted: one shortage, one victim.
 """
 
+from minfer import consult
 from minfer.blocks import Draft
 from minfer.config import EngineConfig
 from minfer.lifecycle import mark_of, preempt, spread
@@ -102,8 +103,7 @@ def _short(
             if state.fences or len(run) == 1:
                 idle.add(gen)  # blocks are coming when a plan in flight ends
                 break
-            choice = config.policy.victim(state.policy, tuple(seq.place[0] for seq in run.seqs))
-            victim = choice if 0 < choice < len(run) else len(run) - 1
+            victim, state = consult.victim(config, state)
             grown.pop(run.gens[victim], None)
             idle.discard(run.gens[victim])
             state, reason = preempt(config, state, victim, run.ids[i])

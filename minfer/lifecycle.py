@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from itertools import compress
 
+from minfer import consult
 from minfer.blocks import Draft, outside
 from minfer.config import EngineConfig
 from minfer.keys import block_key, extend_keys
@@ -195,9 +196,9 @@ def count_out(
         requests = state.requests.delete(request.id)
     else:
         requests = state.requests.set(request.id, evolve(live, ended=live.ended + 1))
-    policy = config.policy.ended(state.policy, request, output, ran)
+    state = consult.ended(config, state, request, output, ran=ran)
     faults = tuple(fault for fault in state.faults if fault[0] != seq.id)
-    state = evolve(state, requests=requests, policy=policy, faults=faults)
+    state = evolve(state, requests=requests, faults=faults)
     return state, Finished(*seq.id, why[0], output, why[1], max(0, live.cached))
 
 
@@ -215,8 +216,8 @@ def preempt(
     seq = _anew(config, state.running, i)
     rank, arrival, sample = seq.place
     done = len(seq.history) - len(seq.request.prompt)
-    again = config.policy.again(state.policy, rank, seq.request, seq.arrived, done)
-    back = evolve(seq, preempted=seq.preempted + 1, place=(min(rank, again), arrival, sample))
+    rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
+    back = evolve(seq, preempted=seq.preempted + 1, place=(rank, arrival, sample))
     reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
     state = retire(config, state, (i,))
     return evolve(state, waiting=state.waiting.insert(back), held=None), reason

@@ -165,7 +165,15 @@ class Ignored:
     detail: str
 
 
-Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored
+@frozen
+class Overruled:
+    """The policy's answer to `question` could not be used: first come was used instead."""
+
+    question: str  # a method of minfer.policy.Policy
+    why: str
+
+
+Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored | Overruled
 MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote user data
 
 

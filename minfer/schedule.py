@@ -14,6 +14,7 @@ from itertools import compress
 from math import inf
 from operator import add, ge, lt
 
+from minfer import consult
 from minfer.admit import Newcomer, admit, displace, load
 from minfer.config import EngineConfig
 from minfer.grow import grow, stretch
@@ -45,7 +46,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     if solo is not None:
         idle.update(gen for gen in run.gens if gen != solo)
     state, grown, reasons = grow(config, state, due, idle)
-    shares, room = _shares(config, state, idle)
+    state, shares, room = _shares(config, state, idle)
     newcomers: list[Newcomer] = []
     wake: tuple[WakeAt, ...] = ()
     if state.waiting and solo is None:
@@ -80,18 +81,20 @@ def _suspect(config: EngineConfig, state: EngineState) -> int | None:
     return None
 
 
-def _shares(config: EngineConfig, state: EngineState, idle: set[int]) -> tuple[Shares, int]:
+def _shares(
+    config: EngineConfig, state: EngineState, idle: set[int]
+) -> tuple[EngineState, Shares, int]:
     """Tokens for rows that are being filled, and what is left of the budget for newcomers."""
     run = state.running
-    budget = config.policy.budget(state.policy, load(config, state))
-    room = min(budget, config.max_num_batched_tokens) - (len(run) - len(idle))
+    budget, state = consult.budget(config, state, load(config, state))
+    room = budget - (len(run) - len(idle))
     shares: Shares = {}
     for i in compress(range(len(run)), map(lt, run.sched, run.base)):
         if run.gens[i] not in idle:
             more = max(0, min(room, run.base[i] - run.sched[i] - 1))
             shares[run.gens[i]] = 1 + more
             room -= more
-    return shares, room
+    return state, shares, room
 
 
 def _move_up(
@@ -101,7 +104,7 @@ def _move_up(
     reasons: tuple[Reason, ...] = ()
     while state.waiting:
         first, now = state.waiting.first(), load(config, state, len(newcomers))
-        start = config.policy.admit_from(state.policy, now)
+        start, state = consult.admit_from(config, state, now)
         if start > state.time and (now.running or start < inf):
             wake = (WakeAt(start),) if start < inf else ()
             return _hold(state, Held(*first.id, "policy"), reasons, wake)
@@ -109,13 +112,12 @@ def _move_up(
             return _hold(state, Held(*first.id, "budget"), reasons)
         state, got = admit(config, state, newcomers)
         if isinstance(got, Held):
-            made = None
+            gave_way = None
             if got.cause in ("blocks", "rows") and not state.fences:
-                made = displace(config, state)
-            if made is None:
+                state, gave_way = displace(config, state)
+            if gave_way is None:
                 return _hold(state, got, reasons)
-            state, reason = made
-            reasons += (reason,)
+            reasons += (gave_way,)
             continue
         newcomers.append(got)
         reasons += got.reasons

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from minfer.blocks import Blocks
 from minfer.config import EngineConfig
-from minfer.messages import Command, Emit, Ended, Event, Finished, Ignored, Reason
+from minfer.messages import Command, Emit, Ended, Event, Finished, Ignored, Overruled, Reason
 from minfer.plan import Plan, Yields
 from minfer.pmap import Map
 from minfer.sequence import Place, Running, SampleId, SampleIds
@@ -51,6 +51,7 @@ class EngineState:
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
     held: tuple[Place, str] | None = None  # who was held last, and the cause
+    overruled: tuple[Overruled, ...] = ()  # within a turn; they leave as reasons
 
 
 @frozen

@@ -32,6 +32,10 @@ class Line:
         """Who is next; the line must not be empty."""
         return self.buckets[0][0]
 
+    def last(self) -> Sequence:
+        """Who is behind all others; the line must not be empty."""
+        return self.buckets[-1][-1]
+
     def find(self, place: Place) -> Sequence | None:
         """Return who waits at `place`, if anybody does."""
         _, bucket, cut = self._spot(place)
