@@ -215,5 +215,5 @@ class Assembly:
                 prompt_token_ids=self.request.prompt,
                 outputs=tuple(s.take(i, wanted) for i, s in enumerate(self.samples) if s.news),
                 metrics=RequestMetrics(arrival_time=self.arrived, output_tokens=count, **times),
-                num_cached_tokens=max((s.done.cached for s in self.samples if s.done), default=0),
+                num_cached_tokens=self.samples[0].done.cached if self.samples[0].done else 0,
             )  # fmt: skip

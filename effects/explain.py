@@ -28,7 +28,7 @@ _WORDS: Final = {
     "queued": "let in, while a step before its own ran", "stalled": "running, but in no step",
     "recompute": f"prefill of what it lost: {_IN}", "decode": f"decode: {_IN}",
     "failed": "in steps that failed, or behind them", "Held": "first in line, held for: {cause}",
-    "Admitted": "let in; of {prompt:,} tokens {hit:,} were cached, {copied:,} copied",
+    "Admitted": "let in; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
     "Preempted": "{id!r} ({sample}) gave way for {by[0]!r} ({by[1]}): KV of {computed:,} tokens",
     "Voided": "step {step} failed with it: {error!r}",
     "gap": "longest time between outputs: {0}, turn {since:,} to {turn:,}, when step {step} "

@@ -86,10 +86,10 @@ class Metrics(Collector):
                 case Execute(plan):
                     self.moved = now
                     self._see("iteration_tokens_total", sum(plan.counts))
-                case Admitted(name, sample) if (name, sample) not in self.last:
+                case Admitted(name, sample) if news.prompt:  # for the first time
                     self.last[name, sample] = _Since(_FIRST, now - news.waited)
                     counts["prefix_cache_queries"] += news.prompt
-                    counts["prefix_cache_hits"] += news.hit
+                    counts["prefix_cache_hits"] += news.cached
                     counts["prompt_tokens"] += 0 if sample else news.prompt  # once a request
                 case Ended(name, sample):
                     self.last.pop((name, sample), None)

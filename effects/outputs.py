@@ -74,4 +74,6 @@ class RequestOutput:
     outputs: tuple[CompletionOutput, ...]
     finished: bool
     metrics: RequestMetrics
-    num_cached_tokens: int = 0  # prompt tokens that the prefix cache gave
+    # Prompt tokens that the prefix cache gave sample 0 when it was first admitted: the prompt is
+    # counted once, and what later samples find of it was computed for this very request.
+    num_cached_tokens: int = 0

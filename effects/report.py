@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import Factory, define, field
 
 from minfer.config import EngineConfig
-from minfer.messages import Emit, Execute, Finished, Preempted, Submit
+from minfer.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.simulate import Arrival
@@ -86,7 +86,13 @@ class Report:
         sums["turns"] += 1
         sums["busy"] += span * bool(before.inflight)
         sums["running"] += span * len(before.running)
-        sums["preemptions"] += sum(isinstance(why, Preempted) for why in turn.transition.reasons)
+        for reason in turn.transition.reasons:
+            match reason:
+                case Admitted():
+                    sums["prompt"] += reason.prompt
+                    sums["hit"] += reason.cached
+                case Preempted():
+                    sums["preemptions"] += 1
         for event in turn.events:
             if isinstance(event, Submit):
                 one = event.request
@@ -125,14 +131,11 @@ class Report:
 
     def _end(self, done: Finished) -> None:
         name, sums = (done.id, done.sample), self.sums
-        came, prompt = self.came[done.id]
+        came, _ = self.came[done.id]
         self.ended[done.reason] += 1
         if done.reason == "rejected":  # perhaps because another one has its id
             return
         first, last = self.first.pop(name, None), self.last.pop(name, None)
-        if last is not None and not done.sample:
-            sums["prompt"] += prompt
-            sums["hit"] += done.cached
         if first is None or last is None or done.reason in _UNSERVED:
             return
         tpot = (last - first) / max(1, done.length - 1)

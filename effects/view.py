@@ -42,7 +42,7 @@ _TABLES: Final = {
 _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Present": ("state",),  # as the recording begins: 0 waits, 1 fills, 2 decodes, 3 waits again
     "Submit": (), "Cancel": ("id",), "Finish": ("length", "reason"), "Failed": ("step", "error"),
-    "Admitted": ("hit", "prompt", "copied"), "Missed": ("block", "blocks"),
+    "Admitted": ("hit", "known", "copied"), "Missed": ("block", "blocks"),
     "Held": ("cause", "needs", "available"), "Preempted": ("by", "known", "computed"),
     "Finished": ("reason", "length", "error"), "Voided": ("step", "error", "rows"),
     "Ignored": ("event", "detail"),
@@ -65,6 +65,7 @@ class Run:
         self.texts: dict[str, int] = {}
         self.serving: dict[SampleId, list[int]] = {}  # who has not ended, by name
         self.gens: dict[int, int] = {}  # who a generation is
+        self.cached = self.prompt = 0  # tokens, whose ratio is the prefix-hit share
 
     def take(self, turn: Turn) -> None:
         """Add a turn."""
@@ -88,6 +89,8 @@ class Run:
             self._end(end)
         for reason in (r for r in turn.transition.reasons if not isinstance(r, say.Ended)):
             self._say(reason)  # of an end, `Finished` said it
+            if isinstance(reason, say.Admitted):
+                self.cached, self.prompt = self.cached + reason.cached, self.prompt + reason.prompt
         pool, tokens = state.blocks, sum(sum(map(len, emit.tokens)) for emit in emits)
         self._add("turn", pool.free, len(pool.nodes) - pool.live, pool.live, len(state.running),
                   len(state.waiting), tokens, done)  # fmt: skip
@@ -167,7 +170,8 @@ def page(name: str, config: EngineConfig, turns: Iterable[Turn]) -> bytes:
     for table, names in _TABLES.items():
         columns |= zip((f"{table}.{one}" for one in names), run.tables[table], strict=True)
     head = json.dumps({
-        "name": name, "first": run.first, "kinds": _KINDS, "texts": [*run.texts],
+        "name": name, "first": run.first, "cached": run.cached, "prompt": run.prompt,
+        "kinds": _KINDS, "texts": [*run.texts],
         "policy": type(config.policy).__name__, **{one: getattr(config, one) for one in SIZES},
         "columns": [(key, col.typecode, len(col)) for key, col in columns.items()],
     }).encode()  # fmt: skip

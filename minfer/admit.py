@@ -97,14 +97,19 @@ def _seat(
         copy = Copy(run.tables[sibling][full], table[full], known - 1 - start)
         start = known - 1
     chain = Chain(Log(seq.keys), hit, leaf, low=low)
+    cached = prompt = 0
+    if not seq.preempted:  # its first admission: what counts for hit shares and usage
+        prompt = len(seq.request.prompt)
+        cached = min(hit * size, prompt)
+        seq = evolve(seq, cached=cached)
     seat = seated(config, seq, state.next_gen, state.free_rows[-1], table, chain, start)
-    waited = state.time - seq.arrived
-    admitted = Admitted(*seq.id, waited, hit * size, known, copy.count if copy else 0)
+    waited, copied = state.time - seq.arrived, copy.count if copy else 0
+    admitted = Admitted(*seq.id, waited, hit * size, known, copied, cached, prompt)
     reasons = (admitted, Missed(*seq.id, hit, full)) if hit < full else (admitted,)
     if not seq.preempted:
         now = load(config, state, others)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
-    return _let_in(state, seq, draft.done(), hit * size), Newcomer(seat, copy, reasons)
+    return _let_in(state, seq, draft.done()), Newcomer(seat, copy, reasons)
 
 
 def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) -> int:
@@ -166,11 +171,7 @@ def _prefix(
     return tuple(map(state.blocks.index.__getitem__, islice(keys, hit)))
 
 
-def _let_in(state: EngineState, seq: Sequence, blocks: Blocks, cached: int) -> EngineState:
-    live, line = state.requests, state.waiting.remove(seq.place)
-    if live[seq.request.id].cached < 0:
-        live = live.set(seq.request.id, evolve(live[seq.request.id], cached=cached))
-    rows, gen, stops = state.free_rows[:-1], state.next_gen + 1, state.stops | seq.request.stop_ids
-    return evolve(
-        state, blocks=blocks, waiting=line, requests=live, free_rows=rows, next_gen=gen, stops=stops
-    )
+def _let_in(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:
+    line, rows = state.waiting.remove(seq.place), state.free_rows[:-1]
+    gen, stops = state.next_gen + 1, state.stops | seq.request.stop_ids
+    return evolve(state, blocks=blocks, waiting=line, free_rows=rows, next_gen=gen, stops=stops)

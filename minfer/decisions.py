@@ -19,7 +19,7 @@ import attrs
 from minfer.codec import dump
 from minfer.messages import Emit, Ended, Execute, Ignored, Voided, WakeAt
 from minfer.plan import Plan
-from minfer.sequence import less
+from minfer.sequence import Sequence, less
 from minfer.state import EngineState, Transition
 
 Facts = dict[str, Any]
@@ -140,6 +140,10 @@ def chained(digest: bytes, transition: Transition, told: bytes) -> bytes:
     return hashed.digest()
 
 
+def _about(seq: Sequence) -> tuple[Any, ...]:
+    return seq.id, seq.place, seq.arrived, len(seq.history), seq.preempted, seq.cached
+
+
 def state_digest(state: EngineState) -> bytes:
     """A digest of all that a state says, but for token ids and content keys: 16 bytes."""
     pool, run = state.blocks, state.running
@@ -148,8 +152,7 @@ def state_digest(state: EngineState) -> bytes:
         sorted(pool.freed.items()), sorted(pool.idle.items()),
         sorted((block, *node[1:]) for block, node in pool.nodes.items()),
         state.free_rows, state.time, state.next_step, state.next_gen, state.arrivals,
-        [(s.id, s.place, s.arrived, len(s.history), s.preempted) for s in state.waiting],
-        [(s.id, s.place, s.arrived, len(s.history), s.preempted) for s in run.seqs],
+        list(map(_about, state.waiting)), list(map(_about, run.seqs)),
         run.gens, run.rows, run.starts, run.base, run.known, run.sched, run.last, run.ripe,
         run.mark, [tuple(table) for table in run.tables],
         [(own.sealed, own.leaf, own.low, len(own.keys)) for own in run.chains],

@@ -63,7 +63,7 @@ class Life:
 
 @frozen
 class Prefix:
-    """What the cache gave at the first admission, and could have given. Numbers are tokens."""
+    """What the cache gave at sample 0's first admission, and could have given, in tokens."""
 
     known: int
     hit: int  # the first block that missed begins here
@@ -80,7 +80,7 @@ class Explanation:
 
     request: Request
     lives: tuple[Life, ...]
-    prefix: Prefix | None  # None: it was not let in, or before the run
+    prefix: Prefix | None  # None: sample 0 was not let in, or before the run
 
 
 def explain(config: EngineConfig, turns: Iterable[Turn], name: str) -> Explanation:
@@ -202,9 +202,9 @@ class _Fold:
         gone = {(r.id, r.sample) for r in reasons if isinstance(r, Ended | Preempted)}
         for i in map(run.ids.index, gone.intersection(run.ids)):
             self.past[run.seqs[i].place[1:]] = self._known(state, i, left=True)
-        ours = (r for r in reasons if isinstance(r, Admitted) and r.id == self.name)
-        got, live = next(ours, None), state.requests.get(self.name)
-        if got and (live is None or live.cached < 0):
+        let_in = (r for r in reasons if isinstance(r, Admitted) and r.id == self.name)
+        got = next((r for r in let_in if r.sample == 0 and r.prompt), None)
+        if got:
             self.prefix = self._prefix(turn.transition.state, got)
             self.past.clear()
 
@@ -223,7 +223,7 @@ class _Fold:
         gen = dict(zip(run.ids, run.gens, strict=True)).get(me.id, state.next_gen)
         here = (self._known(state, i, left=False) for i, g in enumerate(run.gens) if g < gen)
         more = ((seq, array("I", seq.history), 0, 0) for seq in line if seq.place[1] < me.place[1])
-        mine, best = me.history, Prefix(got.prompt, got.hit)
+        mine, best = me.history, Prefix(got.known, got.hit)
         for seq, tokens, computed, cached in (*self.past.values(), *here, *more):
             if seq.request.root == me.request.root and seq.request.id != got.id:
                 n = next(compress(count(), map(ne, mine, tokens)), min(len(mine), len(tokens)))

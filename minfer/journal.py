@@ -51,7 +51,7 @@ from minfer.request import Request
 from minfer.state import EngineState, Turn, initial
 
 MAGIC: Final = b"minfer journal 1\n"
-FORMAT: Final = 1
+FORMAT: Final = 2  # of heads and facts; what MAGIC counts is how records are framed
 EVERY: Final = 1 << 14  # turns from one digest of the state to the next
 _FRAME: Final = struct.Struct("<II")
 _TURN: Final = struct.Struct("<cBd8sBI")
@@ -217,7 +217,7 @@ def read_head(data: bytes, where: str, classes: Mapping[str, type] = RECORDS) ->
     try:
         told = json.loads(zlib.decompress(payload[1:]))
         if told["format"] != FORMAT:
-            raise JournalError(f"{where}: format {told['format']} is not known; use another minfer")
+            raise JournalError(f"{where}: {_other_format(told)}")
         return Head(
             config=load(told["config"], classes), turn=told["turn"], about=told["about"],
             digest=bytes.fromhex(told["digest"]), state=load(told["state"], classes))  # fmt: skip
@@ -225,6 +225,17 @@ def read_head(data: bytes, where: str, classes: Mapping[str, type] = RECORDS) ->
         if isinstance(error, JournalError):
             raise
         raise JournalError(f"{where}: its head cannot be read: {error}") from error
+
+
+def _other_format(told: Mapping[str, Any]) -> str:
+    """What a head of another format is told; `told` is all that can be relied on."""
+    about, older = told.get("about") or {}, told["format"] < FORMAT
+    wrote = f"minfer {about['minfer']}" if "minfer" in about else "the minfer that wrote it"
+    what = "it records decisions otherwise" if older else "it is newer"
+    return (
+        f"this journal has format {told['format']}, and this minfer reads format {FORMAT}: "
+        f"{what}; replay it with {wrote}"
+    )
 
 
 def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:

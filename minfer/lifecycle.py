@@ -199,7 +199,7 @@ def count_out(
     state = consult.ended(config, state, request, output, ran=ran)
     faults = tuple(fault for fault in state.faults if fault[0] != seq.id)
     state = evolve(state, requests=requests, faults=faults)
-    return state, Finished(*seq.id, why[0], output, why[1], max(0, live.cached))
+    return state, Finished(*seq.id, why[0], output, why[1], seq.cached)
 
 
 def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:

@@ -74,7 +74,7 @@ class Finished(OfSample):
     reason: str
     length: int  # output tokens
     error: str = ""
-    cached: int = 0  # prompt tokens that the prefix cache gave at its first admission
+    cached: int = 0  # prompt tokens that the prefix cache gave at the sample's first admission
 
 
 @frozen
@@ -105,12 +105,19 @@ Command = Execute | Emit | WakeAt
 
 @frozen
 class Admitted(OfSample):
-    """A sample starts (again) to run."""
+    """A sample starts (again) to run.
+
+    A run's prefix-hit share is sum(cached) / sum(prompt) over all its admissions: tokens that the
+    cache gave at each sample's first admission, over the prompt tokens of those samples. When a
+    sample comes back after a preemption both are 0: it meets blocks that it left there itself.
+    """
 
     waited: float  # seconds since it arrived
     hit: int  # leading tokens whose KV was cached
-    prompt: int  # tokens known, of which hit
+    known: int  # tokens known, of which hit
     copied: int = 0  # tokens whose KV is copied from a sibling
+    cached: int = 0  # of `hit`, tokens of the prompt, if it has not run before
+    prompt: int = 0  # tokens of the prompt, if it has not run before
 
 
 @frozen

@@ -61,6 +61,7 @@ class Sequence:
     history: tuple[int, ...]  # tokens known at the start of the generation
     keys: Keys = ()  # of history's full blocks, as far as known
     preempted: int = 0  # times
+    cached: int = 0  # prompt tokens that the prefix cache gave at its first admission
 
     @property
     def id(self) -> SampleId:

@@ -20,7 +20,6 @@ class Live:
     place: Place  # of sample 0; the others differ in the sample only
     samples: int
     ended: int = 0
-    cached: int = -1  # prompt tokens the cache gave at the first admission; -1 before it
 
 
 @frozen

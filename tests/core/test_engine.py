@@ -173,6 +173,7 @@ def test_a_full_hit_still_computes_one_token() -> None:
     assert bench.out["a", 0] == bench.out["b", 0]
     assert bench.ended["c", 0].cached == 8
     assert [a.hit for a in bench.reasons_of(Admitted)] == [0, 4, 8]
+    assert [(a.cached, a.prompt) for a in bench.reasons_of(Admitted)] == [(0, 8), (4, 8), (8, 9)]
 
 
 def test_a_long_shared_prefix_is_read_off_a_neighbour() -> None:

@@ -124,7 +124,8 @@ def test_a_run_may_begin_in_the_midst_of_things(seed: int, share: float) -> None
     rest, state = turns[cut:], turns[cut].before
     for name in state.requests:
         whole, part = explain(config, turns, name), explain(config, rest, name)
-        was_in = state.requests[name].cached >= 0
+        was_in = any(isinstance(r, Admitted) and r.id == name
+                     for turn in turns[:cut] for r in turn.transition.reasons)  # fmt: skip
         assert (part.prefix is None) == (was_in or whole.prefix is None)
         lives = {life.id: life for life in whole.lives}
         for life in part.lives:
@@ -388,7 +389,7 @@ def test_preempted_for_another_and_computed_again() -> None:
     assert (low.preempted, high.preempted) == (1, 0)
     back = [r for n, r in low.reasons if isinstance(r, Admitted)][1]
     again = low.parts["recompute", "", False, 1]
-    assert again[3] == back.prompt - back.hit  # what was not cached any more, and one
+    assert again[3] == back.known - back.hit  # what was not cached any more, and one
     assert low.parts["line", "blocks", False, 1][1] == seconds(low, "line")
     assert {where[0] for where in high.parts} == {"prefill", "decode"}
 

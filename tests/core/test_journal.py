@@ -190,7 +190,13 @@ def apart(state: Any) -> Iterator[EngineState]:
     run, pool, plan, fence = state.running, state.blocks, state.inflight[0], state.fences[0]
     first, (block, node) = state.waiting.first(), next(iter(pool.nodes.items()))
     rest, seq = state.waiting.remove(first.place), run.seqs[0]
-    seqs: dict[str, Any] = {"arrived": 77.5, "preempted": 9, "history": (1,), "sample": 5}
+    seqs: dict[str, Any] = {
+        "arrived": 77.5,
+        "preempted": 9,
+        "history": (1,),
+        "sample": 5,
+        "cached": 99,
+    }
     moved = {"place": ((), 999, 0)}
     lines = [rest, *(rest.insert(one) for one in each(first, **seqs, **moved))]
     columns = ("gens", "rows", "starts", "base", "known", "sched", "last", "ripe", "mark")
@@ -242,7 +248,7 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
             {"left": [], "joined": [[0, 0, 0]], "counts": [[0, 3]], "fills": [[0, 0]],
              "opens": [[0, "a", 0, [[0, 1]]]]},
             {"grows": [[0, 1, [[1, 1]]]]}],
-        "reasons": [["Admitted", "a", 0, 0.0, 0, 3, 0]],
+        "reasons": [["Admitted", "a", 0, 0.0, 0, 3, 0, 0, 3]],
     }  # fmt: skip
 
 
@@ -357,13 +363,20 @@ def test_a_head_of_another_format_or_with_unknown_records_is_refused() -> None:
         payload = b"H" + zlib.compress(text)
         return MAGIC + struct.pack("<II", len(payload), zlib.crc32(payload)) + payload
 
-    with pytest.raises(JournalError, match="format 9"):
-        opened(head(b'{"format": 9}'))
+    newer, older = b'{"format": 9}', b'{"format": 1, "about": {"minfer": "0.2.0"}}'
+    with pytest.raises(
+        JournalError, match=r"format 9, .* it is newer; .* the minfer that wrote it"
+    ):
+        opened(head(newer))
+    with pytest.raises(
+        JournalError, match=r"format 1, .* otherwise; replay it with minfer 0\.2\.0"
+    ):
+        opened(head(older))
     with pytest.raises(JournalError, match="policy of your own, name its module"):
-        opened(head(b'{"format": 1, "config": {"is": "Mine"}, "turn": 0, "about": {}}'))
+        opened(head(b'{"format": 2, "config": {"is": "Mine"}, "turn": 0, "about": {}}'))
     with pytest.raises(JournalError, match="num_blocks"):
         opened(
-            head(b'{"format":1,"config":{"is":"EngineConfig","num_blocks":-1},"turn":0,"about":{}}')
+            head(b'{"format":2,"config":{"is":"EngineConfig","num_blocks":-1},"turn":0,"about":{}}')
         )
 
 

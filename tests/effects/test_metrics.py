@@ -71,7 +71,7 @@ def test_counts_of_a_run(made: Made) -> None:
     assert found["prompt_tokens_total"] == 120
     assert found["generation_tokens_total"] == 158
     assert found["prefix_cache_queries_total"] == 140  # the samples of the second request
-    hits = [r.hit for t in turns for r in t.reasons if isinstance(r, Admitted)]
+    hits = [r.cached for t in turns for r in t.reasons if isinstance(r, Admitted)]
     assert found["prefix_cache_hits_total"] == sum(hits) >= 16
     assert found["request_success_total length"] == 7
     assert found["request_success_total stop"] == found["request_success_total error"] == 0

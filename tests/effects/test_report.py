@@ -10,7 +10,7 @@ from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.effects.report import Report, Spread
-from minfer.messages import Cancel, Emit, Executed, Failed, Preempted, Submit
+from minfer.messages import Admitted, Cancel, Emit, Executed, Failed, Preempted, Submit
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.simulate import Arrival, CostModel, Simulated, Simulation
@@ -34,21 +34,24 @@ class Naive:
     def __init__(self, turns: list[Turn], real: dict[str, float]) -> None:
         self.came, self.prompts = dict(real), dict[str, int]()
         self.outputs = dict[SampleId, list[float]]()
-        self.lengths, self.hits = dict[SampleId, tuple[str, int]](), 0
+        self.lengths = dict[SampleId, tuple[str, int]]()
+        self.hits = dict[SampleId, int]()  # tokens of the prompt, at the first admission
         for turn in turns:
             now = turn.transition.state.time
             for event in turn.events:
                 if isinstance(event, Submit):
                     self.came.setdefault(event.request.id, now)
                     self.prompts[event.request.id] = len(event.request.prompt)
+            for got in (r for r in turn.transition.reasons if isinstance(r, Admitted)):
+                hit = min(got.hit, self.prompts[got.id])
+                self.hits.setdefault((got.id, got.sample), hit)
             for emit in (c for c in turn.transition.commands if isinstance(c, Emit)):
                 for name, tokens in zip(emit.ids, emit.tokens, strict=True):
                     if tokens:
                         self.outputs.setdefault(name, []).append(now)
                 for done in emit.finished:
                     self.lengths[done.id, done.sample] = done.reason, done.length
-                    ran = (done.id, done.sample) in self.outputs and not done.sample
-                    self.hits += done.cached if ran else 0
+                    assert done.cached == self.hits.get((done.id, done.sample), 0)
 
     def spread(self, name: str) -> list[float]:
         found = []
@@ -104,9 +107,9 @@ def test_a_report_says_what_happened(seed: int, *, real: bool) -> None:
         assert found["good"] == naive.good(3.0, 1.2) / asked_for
         assert found["goodput"] == naive.good(3.0, 1.2) / seconds
         assert 0 <= found["busy"] <= 1
-    served = {name for name, sample in naive.outputs if not sample}
-    if prompt := sum(naive.prompts[name] for name in served):
-        assert found["hit_share"] == naive.hits / prompt
+    if prompt := sum(naive.prompts[name] for name, _ in naive.hits):
+        assert found["prompt_tokens"] == prompt
+        assert found["hit_share"] == sum(naive.hits.values()) / prompt
 
 
 def test_use_is_weighed_by_time() -> None:

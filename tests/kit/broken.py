@@ -153,14 +153,6 @@ class CountsSeats(FirstCome):
 
 
 @frozen
-class NewestMatterMore(FirstCome):
-    """Whoever waits takes the place of the last that runs, always: everybody gets a turn."""
-
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        return True
-
-
-@frozen
 class FavoursTheFresh(FirstCome):
     """Newcomers go ahead of who has waited; the line moves, and its end never does."""
 
@@ -182,6 +174,6 @@ class ShortestFirst(FirstCome):
 
 BROKEN: Final[tuple[type[Policy], ...]] = (
     GivesBackTheBiggest, PaysForPreemption, TakesTurns, CountsInPlace, TossesACoin, WaitsForQuiet,
-    WaitsForCompany, ByUrgency, WeighsDeadlines, SavesBlocks, Halves, CountsSeats, NewestMatterMore,
+    WaitsForCompany, ByUrgency, WeighsDeadlines, SavesBlocks, Halves, CountsSeats,
     FavoursTheFresh, ShortestFirst,
 )  # fmt: skip

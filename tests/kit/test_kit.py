@@ -49,7 +49,6 @@ LAWS = {
     "SavesBlocks": "budget",
     "Halves": "budget",
     "CountsSeats": "no deadlock",
-    "NewestMatterMore": "order",
     "FavoursTheFresh": "bounded starvation",
     "ShortestFirst": "bounded starvation",
 }
