@@ -68,6 +68,7 @@ class Trial:
     _inbox: list[Event] = field(init=False, factory=list)  # what the next turn takes
     _watched: EngineConfig = field(init=False)  # `config`, with `_ask` for a policy
     _flaws: list[tuple[str, str]] = field(init=False, factory=list)  # laws broken, and how
+    _raised: Exception | None = field(init=False, default=None)  # the policy's first
     _oracle: Oracle = field(init=False)
     _claims: int = field(init=False, default=0)  # tokens that were asked for
     _busy: int = field(init=False, default=0)  # turns with work
@@ -88,7 +89,8 @@ class Trial:
             kept, same, again = deepcopy(answer), args == twin, ask(*twin)
         except Exception as error:
             self._flaws.append(("never raises", f"{name}{args} raised {error!r}"))
-            raise
+            self._raised = self._raised or error
+            raise  # the engine goes on without an answer: `_must` tells
         told = f"{name}{args} is {kept!r}"
         if not _RIGHT.get(name, lambda *_: True)(args, answer):
             self._flaws.append((name, f"{told}; the protocol: {getattr(Policy, name).__doc__}"))
@@ -99,7 +101,7 @@ class Trial:
     def _must(self, holds: bool, law: str, detail: str) -> None:
         self._flaws += [] if holds else [(law, detail)]
         for flaw in self._flaws:
-            raise PolicyError(*flaw, self.config, self.turns)
+            raise PolicyError(*flaw, self.config, self.turns) from self._raised
 
     def tell(self, event: Submit | Cancel, gap: float = 0.0) -> None:
         """After `gap` seconds something comes from outside; the next turn takes it."""

@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from minfer.config import EngineConfig
-from minfer.messages import Admitted, Event, Submit
+from minfer.messages import Admitted, Submit
 from minfer.policies import Priority
 from minfer.request import Request
 from tests.core.test_engine import VOCAB, Bench
@@ -53,12 +53,8 @@ URGENT = asked("urgent a", own(3, 8), 2), asked("urgent b", own(4, 30), 20)
 def test_who_is_urgent_displaces_though_another_was_let_in_by_the_same_plan() -> None:
     """Once the second waited ten turns, behind a request that it outranks."""
     bench = crowded()
-    waited = []
-    events: tuple[Event, ...] = URGENT
-    bench.turn(*events)
-    for name in ("urgent a", "urgent b"):
-        waited.append(turns_until_admitted(bench, name))
-    assert waited == [0, 0]
+    bench.turn(*URGENT)
+    assert [turns_until_admitted(bench, name) for name in ("urgent a", "urgent b")] == [0, 0]
     bench.drain()
 
 

@@ -59,6 +59,18 @@ def test_what_is_sound_passes(policy: Policy, bounds: dict[str, Any]) -> None:
     check_policy(policy, max_examples=8, **bounds)
 
 
+@frozen
+class AlwaysDisplaces(FirstCome):
+    """Whoever waits may take the place of the last that runs: the engine asks only in order."""
+
+    def displaces(self, *_: Any) -> bool:
+        return True
+
+
+def test_nobody_displaces_one_that_is_ahead_whatever_the_policy_says() -> None:
+    check_policy(AlwaysDisplaces(), max_examples=30, seed=7)
+
+
 @pytest.mark.parametrize("kind", [AdaptiveLastIn, *BROKEN])
 def test_what_is_broken_is_found_and_the_law_is_named(kind: type[Policy]) -> None:
     with pytest.raises(PolicyError) as caught:
