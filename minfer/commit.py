@@ -24,16 +24,19 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
 
     A failed step and all after it are forgotten; their sequences begin again from committed KV.
     """
+    kind = type(event).__name__.lower()
+    if type(event.step) is not int:
+        return ignored(state, kind, f"{clip(event.step)} is no number of a step")
     if event.step not in [plan.step for plan in state.inflight]:
-        kind = type(event).__name__.lower()
-        return ignored(state, kind, f"step {event.step} is not in flight")
+        return ignored(state, kind, "its step is not in flight")
     if isinstance(event, Failed):
         return _void(config, state, event.step, event.error)
     plan = state.inflight[0]
     if event.step != plan.step:
         return _void(config, state, event.step, f"step {plan.step} was skipped")
-    right = set(map(type, event.yields)) <= {tuple}
-    sizes = tuple(map(len, event.yields)) if right else ()  # tokens per row
+    if type(event.yields) is not tuple or not set(map(type, event.yields)) <= {tuple}:
+        return _void(config, state, plan.step, "results must be a tuple of tuples of token ids")
+    sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, event.yields, sizes)
     if flaw:
         return _void(config, state, plan.step, flaw)
@@ -111,7 +114,7 @@ def _flaw(config: EngineConfig, plan: Plan, yields: Yields, sizes: tuple[int, ..
         return "a row yielded more or less than it may"
     try:
         ids = array("I", chain.from_iterable(yields))
-    except (TypeError, OverflowError):
+    except Exception:  # an object in a token's place may raise anything
         return "token ids must be whole numbers from 0"
     if ids and max(ids) >= config.vocab_size:
         return f"token ids must be below {config.vocab_size}"

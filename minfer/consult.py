@@ -46,7 +46,7 @@ def _flag_flaw(answer: Any) -> str:
 
 
 def _count_flaw(answer: Any) -> str:
-    return "" if type(answer) is int else f"returned a {type(answer).__name__}"
+    return _number_flaw(answer) if type(answer) is int else f"returned a {type(answer).__name__}"
 
 
 def _any_state(_: Any) -> str:

@@ -14,6 +14,7 @@ nothing can run. It looks at no clock, draws no random number, and costs what ch
 
 from collections.abc import Collection
 
+from minfer import consult
 from minfer.blocks import blocks_for
 from minfer.commit import over
 from minfer.config import EngineConfig
@@ -41,6 +42,9 @@ def step(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) ->
             break
     commands = [command for turn in turns for command in turn.commands]
     reasons = [reason for turn in turns for reason in turn.reasons]
+    if state.overruled:
+        reasons += state.overruled
+        state = evolve(state, overruled=())
     return Transition(state, tuple(commands), tuple(reasons))
 
 
@@ -56,6 +60,8 @@ def _fold(config: EngineConfig, state: EngineState, event: Event) -> Transition:
             return _cancel(config, state, name)
         case Finish():
             return _finish(config, state, event)
+        case _:  # not as typed; but a turn may hold anything
+            return ignored(state, type(event).__name__, "it is no event")  # type: ignore[unreachable]
 
 
 def objection(config: EngineConfig, state: EngineState, request: Request) -> str:
@@ -64,8 +70,6 @@ def objection(config: EngineConfig, state: EngineState, request: Request) -> str
     known = prompt + len(request.output)
     most = min(prompt + request.max_tokens, config.max_model_len)
     needs = blocks_for(most, config.block_size)
-    if request.id in state.requests:
-        return f"a request with the id {request.id!r} is being served"
     if not prompt:
         return "the prompt is empty"
     if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
@@ -90,12 +94,14 @@ def objection(config: EngineConfig, state: EngineState, request: Request) -> str
 
 
 def _submit(config: EngineConfig, state: EngineState, request: Request) -> Transition:
+    if request.id in state.requests:  # its end would be taken for that of the other one
+        return ignored(state, "submit", f"{clip(repr(request.id))} is being served")
     why = objection(config, state, request)
     if why:
         samples = range(max(1, min(request.n, MAX_SAMPLES)))
         done = tuple(Finished(request.id, sample, "rejected", 0, why) for sample in samples)
         return emitted(state, done)
-    rank, policy = config.policy.rank(state.policy, request, state.time)
+    rank, state = consult.rank(config, state, request)
     history = request.prompt + request.output
     given = request.keys[: len(request.prompt) // config.block_size]
     keys = extend_keys(given, request.root, history, config.block_size)
@@ -105,7 +111,7 @@ def _submit(config: EngineConfig, state: EngineState, request: Request) -> Trans
         line = line.insert(seq)
     requests = state.requests.set(request.id, Live(place, request.n))
     arrivals = state.arrivals + 1
-    state = evolve(state, waiting=line, policy=policy, arrivals=arrivals, requests=requests)
+    state = evolve(state, waiting=line, arrivals=arrivals, requests=requests)
     return Transition(state)
 
 

@@ -1,12 +1,25 @@
-"""What goes into the engine, what comes out of it, and why it decided so."""
+"""What goes into the engine, what comes out of it, and why it decided so.
 
+Events that somebody asks for are checked when they are made: a wrong value raises ParameterError
+there. Results of steps are not: whoever made them cannot be asked again, and their step would never
+end. The engine judges them, and counts a step with results that cannot be as failed.
+"""
+
+import sys
+from math import inf
 from typing import Final
 
 from attrs import frozen
 
 from minfer.plan import Plan, Yields
-from minfer.request import Request
+from minfer.request import ParameterError, Request, check_number, check_text, check_whole
 from minfer.sequence import SampleId, SampleIds
+
+LARGEST: Final = sys.float_info.max  # times are finite
+
+
+def _kind(value: object) -> str:
+    return f"a {type(value).__name__}"
 
 
 @frozen
@@ -23,12 +36,20 @@ class Tick:
 
     time: float
 
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.time, float) or not -inf < self.time < inf:  # the usual case first
+            check_number(self.time, "time", -LARGEST, LARGEST)
+
 
 @frozen
 class Submit:
     """A request arrives."""
 
     request: Request
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.request, Request):
+            raise ParameterError("request", f"must be a Request, not {_kind(self.request)}")
 
 
 @frozen
@@ -37,6 +58,9 @@ class Cancel:
 
     id: str
 
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+
 
 @frozen
 class Finish(OfSample):
@@ -44,6 +68,12 @@ class Finish(OfSample):
 
     length: int
     reason: str = "stop"
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+        check_whole(self.sample, "sample")
+        check_whole(self.length, "length")
+        check_text(self.reason, "reason")
 
 
 @frozen
@@ -184,6 +214,8 @@ Reason = Admitted | Held | Preempted | Missed | Ended | Voided | Ignored | Overr
 MAX_TEXT: Final = 200  # characters of an error that are kept: errors may quote user data
 
 
-def clip(text: str) -> str:
-    """`text`, shortened to what a record keeps."""
+def clip(text: object) -> str:
+    """`text`, shortened to what a record keeps; of what is no text, what it is."""
+    if not isinstance(text, str):
+        return _kind(text)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 3] + "..."

@@ -91,6 +91,14 @@ class Shortest(FirstCome):
         return (arrived + self.pace * work,)
 
 
+def _positive(_: object, attribute: "attrs.Attribute[Any]", weights: Map[str, float]) -> None:
+    for client, weight in weights.items():
+        number = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not number or not 0 < weight < 2**63:
+            what = f"scheduling policy: {attribute.name} must be numbers above 0"
+            raise ConfigError(f"{what}; that of {client!r:.80} is not")
+
+
 @frozen
 class Shares:
     """What clients have had: virtual time, and per client the time its next request starts at."""
@@ -110,7 +118,8 @@ class Fair(FirstCome):
     had before; and a client's first request is overtaken by nobody who comes later.
     """
 
-    weights: Map[str, float] = Map()  # of clients that are due more or less than one share
+    # Of clients that are due more or less than one share.
+    weights: Map[str, float] = field(default=Map(), validator=_positive)
     clients: int = field(default=1024, validator=_number(1))  # see `Shares.limit`
 
     def start(self) -> Shares:

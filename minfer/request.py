@@ -12,6 +12,9 @@ from minfer.keys import Key, Keys
 MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
 MAX_STOPS: Final = 16
 MAX_LOGPROBS: Final = 20
+LEAST: Final = -(2**63)  # whole numbers are those that journals and drivers can hold
+MOST: Final = 2**63 - 1
+MAX_PRIORITY: Final = 2**53  # beyond it ranks, which are floats, would not tell levels apart
 
 
 class ParameterError(ValueError):
@@ -22,14 +25,28 @@ class ParameterError(ValueError):
         self.param = param
 
 
-def _number(value: Any, param: str, low: float, high: float, *, whole: bool = False) -> None:
+def check_number(value: Any, param: str, low: float, high: float, *, whole: bool = False) -> None:
+    """Raise ParameterError unless `value` is a number, `whole` or not, from `low` to `high`."""
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        raise ParameterError(param, f"must be a {'whole ' * whole}number, not {value!r}")
+        plain = isinstance(value, str | float | bool)  # what else there is may not be printable
+        given = repr(value) if plain else f"a {type(value).__name__}"
+        raise ParameterError(param, f"must be a {'whole ' * whole}number, not {given}")
     if not low <= value <= high:  # NaN is not
         # Python refuses to write out integers of thousands of digits.
         huge = isinstance(value, int) and value.bit_length() > 200
         given = "a number that large" if huge else repr(value)
         raise ParameterError(param, f"must be from {low} to {high}, not {given}")
+
+
+def check_whole(value: Any, param: str) -> None:
+    """Raise ParameterError unless `value` is a whole number that fits into 64 bits."""
+    check_number(value, param, LEAST, MOST, whole=True)
+
+
+def check_text(value: Any, param: str) -> None:
+    """Raise ParameterError unless `value` is a string."""
+    if not isinstance(value, str):
+        raise ParameterError(param, f"must be a string, not a {type(value).__name__}")
 
 
 def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:
@@ -64,19 +81,19 @@ class SamplingParams:
     logprobs: int | None = None  # each output token's, and of so many likeliest; None: none
 
     def __attrs_post_init__(self) -> None:
-        _number(self.n, "n", 1, MAX_SAMPLES, whole=True)
-        _number(self.temperature, "temperature", 0, 100)
-        _number(self.top_p, "top_p", 0, 1)
+        check_number(self.n, "n", 1, MAX_SAMPLES, whole=True)
+        check_number(self.temperature, "temperature", 0, 100)
+        check_number(self.top_p, "top_p", 0, 1)
         if self.top_p == 0:
             raise ParameterError("top_p", "must be above 0; use temperature=0 for greedy decoding")
-        _number(self.top_k, "top_k", -1, 2**31, whole=True)
-        _number(self.min_p, "min_p", 0, 1)
+        check_number(self.top_k, "top_k", -1, 2**31, whole=True)
+        check_number(self.min_p, "min_p", 0, 1)
         if self.seed is not None:
-            _number(self.seed, "seed", -(2**63), 2**63 - 1, whole=True)
+            check_whole(self.seed, "seed")
         if self.logprobs is not None:
-            _number(self.logprobs, "logprobs", 0, MAX_LOGPROBS, whole=True)
+            check_number(self.logprobs, "logprobs", 0, MAX_LOGPROBS, whole=True)
         if self.max_tokens is not None:
-            _number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
+            check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
         good = all(isinstance(s, str) and 0 < len(s) <= 1024 for s in self.stop)
         if len(self.stop) > MAX_STOPS or not good:
             why = f"at most {MAX_STOPS} non-empty strings of up to 1,024 characters"
@@ -84,7 +101,7 @@ class SamplingParams:
         if len(self.stop_token_ids) > 256:
             raise ParameterError("stop_token_ids", "at most 256 token ids")
         for token in self.stop_token_ids:
-            _number(token, "stop_token_ids", 0, 2**31, whole=True)
+            check_number(token, "stop_token_ids", 0, 2**31, whole=True)
         if not isinstance(self.ignore_eos, bool):
             raise ParameterError("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
 
@@ -95,7 +112,9 @@ class Request:
 
     `keys` are the content keys of the prompt's full blocks; the engine computes what is left out
     from `root`. `output` holds tokens that were already produced for the only sample, when a
-    request is resumed. Raises ParameterError for token ids that are not from 0 to 2^32 - 1.
+    request is resumed. Raises ParameterError for values of a wrong type, for token ids that are not
+    from 0 to 2^32 - 1, and for numbers that nothing could hold; whether a request can be served is
+    the engine's to say.
     """
 
     id: str
@@ -109,6 +128,9 @@ class Request:
     client: str = ""  # who asks; heeded by fair shares
     deadline: float = math.inf  # seconds after its arrival; heeded by earliest deadline
     root: Key = b""  # the key before the first block: fingerprint and salt
+    # Trusted: a wrong key would give this request another one's KV. So they are made where the
+    # prompt is, within this process; whatever crosses a border of processes (a journal, a wire)
+    # carries tokens, and keys are computed from them again on the other side.
     keys: Keys = ()
     output: tuple[int, ...] = ()
     largest: int = field(init=False, eq=False, repr=False)  # token id: looked up once, at the edge
@@ -117,5 +139,25 @@ class Request:
         try:
             ids = array("I", self.prompt + self.output)
         except (TypeError, OverflowError):
-            raise ParameterError("prompt", "token ids must be whole numbers from 0") from None
+            why = "token ids must be a tuple of whole numbers from 0"
+            raise ParameterError("prompt", why) from None
         object.__setattr__(self, "largest", max(ids, default=-1))
+        self._check_types()
+
+    def _check_types(self) -> None:
+        for param in ("id", "client"):
+            check_text(getattr(self, param), param)
+        for param in ("max_tokens", "n", "seed"):
+            check_whole(getattr(self, param), param)
+        check_number(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
+        check_number(self.deadline, "deadline", 0, math.inf)
+        if not isinstance(self.sampling, SamplingParams):
+            raise ParameterError("sampling", "must be SamplingParams")
+        if not isinstance(self.stop_ids, frozenset):
+            raise ParameterError("stop_ids", "must be a frozenset of token ids")
+        for token in self.stop_ids:
+            check_number(token, "stop_ids", 0, 2**32 - 1, whole=True)
+        if not isinstance(self.root, bytes):
+            raise ParameterError("root", "must be bytes")
+        if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
+            raise ParameterError("keys", "must be a tuple of bytes")

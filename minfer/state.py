@@ -5,7 +5,7 @@ from typing import Any
 from attrs import frozen
 
 from minfer.blocks import Blocks
-from minfer.config import EngineConfig
+from minfer.config import ConfigError, EngineConfig
 from minfer.messages import Command, Emit, Ended, Event, Finished, Ignored, Overruled, Reason
 from minfer.plan import Plan, Yields
 from minfer.pmap import Map
@@ -86,8 +86,13 @@ def ignored(state: EngineState, event: str, detail: str) -> Transition:
 
 
 def initial(config: EngineConfig) -> EngineState:
-    """The state before anything happened."""
+    """The state before anything happened. Raises ConfigError for a policy that cannot start."""
     rows = tuple(reversed(range(config.max_num_seqs)))
     blocks = Blocks(config.num_blocks, config.thresholds.freed_run)
     line = Line(full=config.thresholds.line_bucket)
-    return EngineState(blocks, rows, config.policy.start(), waiting=line)
+    try:
+        policy = config.policy.start()
+    except Exception as error:
+        kind = type(config.policy).__name__
+        raise ConfigError(f"scheduling policy {kind}: start() raised {error!r}") from error
+    return EngineState(blocks, rows, policy, waiting=line)

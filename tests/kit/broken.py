@@ -98,10 +98,7 @@ class ByUrgency(FirstCome):
     """Orders by how urgent a request is, on a scale that not every request is on."""
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
-        return (math.log2(request.deadline) * request.max_tokens, time), state
-
-    def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        return round(waiting[0]) + 8 < round(running[0])
+        return (round(math.log2(request.deadline)) * request.max_tokens, time), state
 
 
 @frozen

@@ -1,0 +1,382 @@
+"""Nothing that anybody says makes the engine raise: absurd values, wrong types, and no events."""
+
+import math
+from collections.abc import Callable
+from typing import Any, cast
+
+import hypothesis.strategies as st
+import pytest
+from attrs import evolve, fields, frozen
+from hypothesis import given
+
+from minfer.config import ConfigError, EngineConfig, Thresholds
+from minfer.engine import step
+from minfer.invariants import check
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Executed,
+    Failed,
+    Finish,
+    Ignored,
+    Overruled,
+    Submit,
+    Tick,
+    Voided,
+)
+from minfer.pmap import Map
+from minfer.policies import POLICIES, Fair, Priority
+from minfer.policy import FirstCome, Policy
+from minfer.request import ParameterError, Request, SamplingParams
+from minfer.state import EngineState
+from tests.core.test_engine import CONFIG, Bench, ask
+
+HUGE = 10**5000  # too long for Python to write out
+
+
+def kind_of(value: object) -> str:
+    """A name for a test's parameter that can be written out, whatever it is."""
+    return value if type(value) is str and value.isidentifier() else type(value).__name__
+
+
+class Odd:
+    """An object that raises whatever is done with it."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    def __hash__(self) -> int:
+        raise RuntimeError("no hash")
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no text")
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+    def __iter__(self) -> Any:
+        raise RuntimeError("no iteration")
+
+
+numbers = st.sampled_from(
+    (0, 1, -1, HUGE, -HUGE, 10**400, 2**53, 2**63, 0.5, math.nan, math.inf, -math.inf, 1e308, True)
+)
+others: st.SearchStrategy[Any] = st.sampled_from(
+    (None, "", "x", "\ud800", b"", b"x" * 32, (), (1,), ((1,),), [], [1], {}, frozenset())
+) | st.builds(Odd) | st.builds(iter, st.just((1, 2)))
+anything = numbers | others
+
+
+def made(kind: Callable[..., Any], values: dict[str, st.SearchStrategy[Any]]) -> Any:
+    """Events of a kind; None where making one is refused, as it must be by a ValueError."""
+
+    def build(given: dict[str, Any]) -> Any:
+        try:
+            return kind(**given)
+        except ValueError:
+            return None
+
+    return st.fixed_dictionaries(values).map(build)
+
+
+def mostly(right: Any) -> st.SearchStrategy[Any]:
+    """A right value, or anything."""
+    return st.just(right) | st.just(right) | st.just(right) | anything
+
+
+_requests = made(
+    Request,
+    {
+        "id": mostly("new"),
+        "prompt": mostly((1, 2, 3)),
+        "max_tokens": mostly(4),
+        "stop_ids": mostly(frozenset({2})),
+        "n": mostly(2),
+        "seed": mostly(7),
+        "sampling": mostly(SamplingParams()),
+        "priority": mostly(1),
+        "client": mostly("c"),
+        "deadline": mostly(3.0),
+        "root": mostly(b"root"),
+        "keys": mostly(()),
+        "output": mostly(()),
+    },
+)
+_results = mostly(((1,), (2,), (3,)))
+events = st.one_of(
+    made(Tick, {"time": anything}),
+    made(Submit, {"request": _requests | anything}),
+    made(Cancel, {"id": mostly("x") | mostly("nobody")}),
+    made(
+        Finish,
+        {
+            "id": mostly("x"),
+            "sample": mostly(0),
+            "length": mostly(1),
+            "reason": mostly("stop"),
+        },
+    ),
+    made(Executed, {"step": st.integers(0, 9) | anything, "yields": _results}),
+    made(Failed, {"step": st.integers(0, 9) | anything, "error": mostly("boom")}),
+    anything,
+)
+
+
+def busy() -> tuple[EngineConfig, EngineState]:
+    """An engine in the midst of things: some run, some wait."""
+    bench = Bench(evolve(CONFIG, depth=2))
+    bench.give(*(Submit(ask("x" * n, 5, 12)) for n in range(1, 7)))
+    for _ in range(4):
+        bench.turn()
+    return bench.config, bench.state
+
+
+@given(st.lists(events, max_size=6))
+def test_whatever_comes_the_engine_answers_and_goes_on(told: list[Any]) -> None:
+    config, state = busy()
+    for some in (tuple(told[:3]), tuple(told[3:])):
+        turn = step(config, state, some)
+        check(config, turn.state)
+        state = turn.state
+
+
+@pytest.mark.parametrize("event", [None, 3, "submit", (), object(), Odd(), Request])
+def test_what_is_no_event_is_ignored_by_name(event: Any) -> None:
+    config, state = busy()
+    turn = step(config, state, (event,))
+    assert turn.state == step(config, state, ()).state
+    (ignored,) = (r for r in turn.reasons if isinstance(r, Ignored))
+    assert ignored.event == type(event).__name__
+    assert "no event" in ignored.detail
+
+
+@pytest.mark.parametrize(
+    "yields",
+    [None, 3, "abc", [(1,)], iter([(1,)]), ((1,), [2]), ((1,), None), (("a",),), Odd(), (Odd(),)],
+    ids=kind_of,
+)
+def test_results_that_are_none_fail_their_step(yields: Any) -> None:
+    config, state = busy()
+    number = state.inflight[0].step
+    turn = step(config, state, (Executed(number, yields),))
+    check(config, turn.state)
+    (void,) = (r for r in turn.reasons if isinstance(r, Voided))
+    assert void.step == number
+
+
+@pytest.mark.parametrize("error", [None, 7, b"boom", Odd()], ids=kind_of)
+def test_a_failure_without_a_text_is_a_failure_all_the_same(error: Any) -> None:
+    config, state = busy()
+    turn = step(config, state, (Failed(state.inflight[0].step, error),))
+    (void,) = (r for r in turn.reasons if isinstance(r, Voided))
+    assert void.error == f"a {type(error).__name__}"
+
+
+@pytest.mark.parametrize("number", [None, "0", 0.5, Odd(), True, HUGE], ids=kind_of)
+@pytest.mark.parametrize("kind", [Executed, Failed])
+def test_a_step_of_no_known_number_is_ignored(kind: Any, number: Any) -> None:
+    config, state = busy()
+    turn = step(config, state, (kind(number, ()),))
+    assert any(isinstance(r, Ignored) for r in turn.reasons)
+    assert not any(isinstance(r, Voided) for r in turn.reasons)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "named"),
+    [
+        (Tick, (math.inf,), "time"),
+        (Tick, (math.nan,), "time"),
+        (Tick, (None,), "time"),
+        (Tick, (10**400,), "time"),
+        (Submit, (None,), "request"),
+        (Cancel, (3,), "id"),
+        (Finish, (None, 0, 1), "id"),
+        (Finish, ("x", "0", 1), "sample"),
+        (Finish, ("x", 0, HUGE), "length"),
+        (Finish, ("x", 0, 1, None), "reason"),
+    ],
+    ids=kind_of,
+)
+def test_a_wrong_value_is_refused_when_an_event_is_made(
+    kind: Any, values: tuple[Any, ...], named: str
+) -> None:
+    with pytest.raises(ParameterError, match=named) as caught:
+        kind(*values)
+    assert caught.value.param == named
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", 3), ("prompt", None), ("prompt", [1]), ("prompt", "abc"), ("prompt", (-1,)),
+        ("prompt", (2**32,)), ("output", (0.5,)), ("max_tokens", HUGE), ("max_tokens", 1.5),
+        ("n", "2"), ("n", True), ("seed", None), ("seed", 2**64), ("priority", 10**400),
+        ("priority", math.nan), ("client", None), ("deadline", math.nan), ("deadline", -1.0),
+        ("deadline", "soon"), ("stop_ids", [1]), ("stop_ids", frozenset({-1})),
+        ("stop_ids", frozenset({"a"})), ("sampling", None), ("root", "r"), ("keys", [b"k"]),
+        ("keys", ("k",)),
+    ],
+    ids=kind_of,
+)  # fmt: skip
+def test_a_wrong_value_is_refused_when_a_request_is_made(field: str, value: Any) -> None:
+    with pytest.raises(ParameterError) as caught:
+        evolve(ask("x"), **{field: value})
+    assert caught.value.param == ("prompt" if field == "output" else field)
+
+
+def test_every_field_of_a_request_is_checked() -> None:
+    for field in (f.name for f in fields(Request) if f.init):
+        wrong: dict[str, Any] = {field: Odd()}
+        with pytest.raises(ParameterError):
+            evolve(ask("x"), **wrong)
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, None, "1", HUGE], ids=kind_of)
+def test_weights_of_fair_shares_are_positive_numbers(weight: Any) -> None:
+    with pytest.raises(ConfigError, match="weights"):
+        Fair(weights=Map({"a": weight}))
+
+
+@pytest.mark.parametrize("name", [f.name for f in fields(Thresholds)])
+@pytest.mark.parametrize("value", [-1, 1.5, None, HUGE], ids=kind_of)
+def test_thresholds_are_checked(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        Thresholds(**{name: value})
+
+
+@pytest.mark.parametrize("policy", [kind() for kind in POLICIES.values()], ids=str)
+def test_extremes_that_are_legal_are_served(policy: Any) -> None:
+    """The largest and the smallest that a request may say, under every policy."""
+    bench = Bench(evolve(CONFIG, policy=policy))
+    extremes: tuple[dict[str, Any], ...] = (
+        {"priority": 2**53, "deadline": math.inf},
+        {"priority": -(2**53), "deadline": 0.0},
+        {"max_tokens": 2**63 - 1, "deadline": 5e-324},
+    )
+    for number, changes in enumerate(extremes):
+        bench.turn(Submit(evolve(ask(f"r{number}", 5, 4), **changes)), Tick(1e300 * number))
+    bench.drain()
+    assert not any(isinstance(r, Overruled) for r in bench.reasons)
+
+
+# --- a request that is being served --------------------------------------------------------------
+
+
+def test_a_repeated_submit_is_ignored_and_nothing_is_emitted() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("x", 5, 6)))
+    bench.turn()
+    turn = bench.turn(Submit(ask("x", 9, 2)))
+    assert not any(done for c in turn.commands if isinstance(c, Emit) for done in c.finished)
+    (ignored,) = (r for r in turn.reasons if isinstance(r, Ignored))
+    assert ignored.event == "submit"
+    bench.drain()
+    assert len(bench.out["x", 0]) == bench.ended["x", 0].length == 6
+    bench.turn(Submit(ask("x", 9, 2)))  # the id is free again
+    bench.drain()
+    assert bench.ended["x", 0].length == 2
+
+
+# --- policies that answer nonsense ---------------------------------------------------------------
+
+
+@frozen
+class Says(FirstCome):
+    """Answers one question with the same thing, whatever it is; raises if that is an exception."""
+
+    question: str
+    answer: Any
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != object.__getattribute__(self, "question"):
+            return object.__getattribute__(self, name)
+        answer = object.__getattribute__(self, "answer")
+
+        def say(*_: Any) -> Any:
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+
+        return say
+
+
+NONSENSE = (None, math.nan, "x", 10**400, (math.nan,), ((math.nan,), None), KeyError("x"), Odd())
+QUESTIONS = ("rank", "again", "admit_from", "victim", "displaces", "budget")
+
+
+def tight(policy: Any) -> Bench:
+    """An engine in which every question is asked: few blocks, and somebody urgent who waits."""
+    config = evolve(CONFIG, num_blocks=8, max_num_seqs=3, policy=policy)
+    bench = Bench(config)
+    bench.give(*(Submit(ask(f"r{n}", 6, 20)) for n in range(3)))
+    for _ in range(4):
+        bench.turn()
+    bench.turn(Submit(evolve(ask("urgent", 9, 4), priority=-1)))
+    return bench
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("answer", NONSENSE, ids=kind_of)
+def test_a_bad_answer_means_first_come_and_a_reason_says_so(question: str, answer: Any) -> None:
+    class Both(Says, Priority):
+        """Priorities, so that somebody may be displaced."""
+
+    kind = Both if question == "displaces" else Says
+    bench = tight(kind(question, answer))
+    bench.drain()
+    told = {r.question for r in bench.reasons if isinstance(r, Overruled)}
+    assert told == {question}
+    assert len(bench.ended) == 4
+    if kind is Says:
+        plain = tight(FirstCome())
+        plain.drain()
+        assert bench.out == plain.out
+        assert bench.plans == plain.plans
+
+
+@pytest.mark.parametrize("question", ["admitted", "ended"])
+def test_a_policy_that_raises_when_it_is_told_something_keeps_its_state(question: str) -> None:
+    bench = tight(Says(question, RuntimeError("no")))
+    bench.drain()
+    assert {r.question for r in bench.reasons if isinstance(r, Overruled)} == {question}
+    assert bench.state.policy is None
+
+
+def test_a_policy_without_methods_is_first_come() -> None:
+    bench = Bench(CONFIG)
+    bench.config = evolve(CONFIG, policy=cast(Policy, object()))
+    bench.give(Submit(ask("x", 5, 6)))
+    bench.drain()
+    assert bench.ended["x", 0].reason == "length"
+
+
+def test_reasons_name_no_addresses_so_that_journals_replay() -> None:
+    bench = tight(Says("rank", object()))
+    assert {r.why for r in bench.reasons if isinstance(r, Overruled)} == {
+        "returned no pair of rank and state"
+    }
+
+
+def test_no_budget_holds_nobody_for_ever() -> None:
+    """A budget of nothing is an answer: no prompts now. But while nothing runs, nothing else
+    would ever happen.
+    """
+    bench = Bench(evolve(CONFIG, policy=Says("budget", 0)))
+    bench.give(Submit(ask("x", 9, 6)), Submit(ask("y", 9, 6)))
+    bench.drain()
+    assert [done.reason for done in bench.ended.values()] == ["length", "length"]
+    assert not any(isinstance(r, Overruled) for r in bench.reasons)
+
+
+def test_a_bad_rank_is_behind_all_who_are_here() -> None:
+    @frozen
+    class Sometimes(FirstCome):
+        def rank(self, state: Any, request: Request, *_: Any) -> Any:
+            return None if request.priority else ((float(request.seed),), state)
+
+    bench = Bench(evolve(CONFIG, max_num_seqs=1, policy=Sometimes()))
+    asked = [evolve(ask(name, 5, 3), seed=seed) for name, seed in (("a", 1), ("b", 9), ("d", 5))]
+    bench.give(Submit(asked[0]), Submit(asked[1]), Submit(evolve(ask("c", 5, 3), priority=1)))
+    bench.turn(Submit(asked[2]))
+    bench.drain()
+    assert [name for name, _ in bench.ended] == ["a", "d", "b", "c"]
