@@ -188,9 +188,9 @@ class Simulation:
                 events: list[Event] = [Tick(now), self.executor.collect()]
             else:
                 now = max(free, min(wake, coming[0] if coming else math.inf))
+                if now == math.inf:
+                    return
                 events = [Tick(now)]
-            if now == math.inf:
-                return
             while coming and coming[0] <= now:
                 what = coming[1]
                 events.append(Submit(what) if isinstance(what, Request) else what)
