@@ -61,9 +61,13 @@ class Odd:
 numbers = st.sampled_from(
     (0, 1, -1, HUGE, -HUGE, 10**400, 2**53, 2**63, 0.5, math.nan, math.inf, -math.inf, 1e308, True)
 )
-others: st.SearchStrategy[Any] = st.sampled_from(
-    (None, "", "x", "\ud800", b"", b"x" * 32, (), (1,), ((1,),), [], [1], {}, frozenset())
-) | st.builds(Odd) | st.builds(iter, st.just((1, 2)))
+others: st.SearchStrategy[Any] = (
+    st.sampled_from(
+        (None, "", "x", "\ud800", b"", b"x" * 32, (), (1,), ((1,),), [], [1], {}, frozenset())
+    )
+    | st.builds(Odd)
+    | st.builds(iter, st.just((1, 2)))
+)
 anything = numbers | others
 
 
