@@ -1,16 +1,53 @@
-"""Settings for the whole suite."""
+"""Settings for the whole suite, and which of its circles runs: see circles.py."""
 
 import os
+import signal
 
 import hypothesis
+import pytest
 
+GPU = os.path.exists("/dev/nvidiactl")
 # Small models on shared machines: threads that wait for each other cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton decides when it is imported, which transformers does, whether to interpret its kernels.
-if not os.path.exists("/dev/nvidiactl"):
+if not GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# A shell's background jobs ignore Ctrl-C, and so would all that tests start and then interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # No example database and no clock: the same tests on every machine, each time. New examples are for
 # `--hypothesis-profile fresh`, for the swarm and for the whole plane's seeds.
-hypothesis.settings.register_profile("suite", database=None, deadline=None, derandomize=True)
-hypothesis.settings.register_profile("fresh", database=None, deadline=None, derandomize=False)
+hypothesis.settings.register_profile(
+    "suite", database=None, deadline=None, derandomize=True, max_examples=25
+)
+hypothesis.settings.register_profile(
+    "all", hypothesis.settings.get_profile("suite"), max_examples=150
+)
+hypothesis.settings.register_profile(
+    "fresh", hypothesis.settings.get_profile("all"), derandomize=False
+)
 hypothesis.settings.load_profile("suite")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run the long tests, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--all"):
+        hypothesis.settings.load_profile("all")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave long tests out, unless they are asked for: by `--all`, or one by one."""
+    if config.getoption("--all") or any("::" in arg for arg in config.args):
+        return
+    long = [item for item in items if item.get_closest_marker("long")]
+    config.hook.pytest_deselected(items=long)
+    items[:] = [item for item in items if not item.get_closest_marker("long")]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """With a GPU, none: tests there take the memory that they find, and measure time."""
+    return 0 if GPU else None

@@ -1,9 +1,7 @@
 """The rooms and the arrows between them, read off the syntax trees."""
 
 import ast
-import io
 import sys
-import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +18,6 @@ EFFECTS = sorted((ROOT / "effects").rglob("*.py"))
 # From minfer/__init__.py only, when LLM, AsyncLLM or what goes with them is asked for.
 LAZY = {f"minfer.effects.{module}" for module in minfer._LAZY.values()}
 PURE = {"attrs"}
-SILENT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
 def imports(path: Path) -> Iterator[str]:
@@ -87,33 +84,6 @@ def test_no_pickle_and_no_torch_load() -> None:
         text = path.read_text("utf-8")
         assert not {"pickle", "marshal", "shelve"} & set(imports(path)), path.name
         assert "torch.load(" not in text, path.name
-
-
-def lines_of_code(path: Path) -> int:
-    """Lines that hold code, as cloc counts them: no blank ones, comments or docstrings.
-
-    A limit on all lines would be paid for in docstrings and blank lines, which are what makes a
-    file quick to read.
-    """
-    text = path.read_text("utf-8")
-    if path.suffix != ".py":
-        return sum(bool(line.strip()) for line in text.splitlines())
-    held: set[int] = set()
-    for token in tokenize.generate_tokens(io.StringIO(text).readline):
-        if token.type not in SILENT and token.string:
-            held.update(range(token.start[0], token.end[0] + 1))
-    for node in ast.walk(ast.parse(text)):
-        kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-        if isinstance(node, kinds) and ast.get_docstring(node) is not None:
-            held.difference_update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
-    return len(held)
-
-
-def test_small_enough_to_read() -> None:
-    pages = [p for p in (ROOT / "effects").rglob("*.*") if p.suffix in {".html", ".js", ".css"}]
-    every = [*CORE, *KERNELS, *EFFECTS, *sorted((ROOT / "bench").rglob("*.py")), *pages]
-    assert sum(map(lines_of_code, CORE)) <= 3500
-    assert sum(map(lines_of_code, every)) <= 12_000
 
 
 def test_top_level_holds_the_five_rooms_and_nothing_else() -> None:

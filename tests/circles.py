@@ -1,0 +1,28 @@
+"""Three circles of tests, from the smallest out.
+
+    pytest tests/core tests/kit     for every save: the pure core, without torch
+    pytest                          every room: what has to pass before a commit
+    pytest --all                    also what is marked `long`: volume, and no kind of its own
+
+Every long test has a smaller sibling that is not: the same test with fewer seeds, or with one case
+of a kind instead of the whole matrix. So each circle asks all of the questions of its rooms; a wider
+one asks them more often. tests/conftest.py has the option and the mark's effect.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+
+def long(values: Iterable[Any]) -> list[Any]:
+    """Parameters of the widest circle alone; a tuple has a value for each name."""
+    each = (value if isinstance(value, tuple) else (value,) for value in values)
+    return [pytest.param(*value, marks=pytest.mark.long) for value in each]
+
+
+def seeds(few: int, many: int) -> pytest.MarkDecorator:
+    """A test of many seeds in one go: `seeds` is the first few of them, or, long, all the others."""
+    return pytest.mark.parametrize(
+        "seeds", [range(few), *long([range(few, many)])], ids=["few", "others"]
+    )
