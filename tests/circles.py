@@ -4,15 +4,16 @@
     pytest                          every room: what has to pass before a commit
     pytest --all                    also what is marked `long`: volume, and no kind of its own
 
-Every long test has a smaller sibling that is not: the same test with fewer seeds, or with one case
-of a kind instead of the whole matrix. So each circle asks all of the questions of its rooms; a wider
-one asks them more often. tests/conftest.py has the option and the mark's effect.
+Every long test has a smaller sibling that is not: the same test with fewer seeds, or with one
+case of a kind instead of the whole matrix. So each circle asks all of the questions of its rooms,
+and a wider one asks them more often. tests/conftest.py has the option, and what the mark does.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 
 def long(values: Iterable[Any]) -> list[Any]:
@@ -22,7 +23,14 @@ def long(values: Iterable[Any]) -> list[Any]:
 
 
 def seeds(few: int, many: int) -> pytest.MarkDecorator:
-    """A test of many seeds in one go: `seeds` is the first few of them, or, long, all the others."""
+    """A test of many seeds in one go: `seeds` is the first few, or, long, all the others."""
     return pytest.mark.parametrize(
         "seeds", [range(few), *long([range(few, many)])], ids=["few", "others"]
     )
+
+
+def examples(few: int) -> settings:
+    """Hypothesis' settings for a test of large examples: `few` of them, or, with --all, six times
+    as many. Other tests take as many as the profile says."""
+    share = settings().max_examples / settings.get_profile("suite").max_examples
+    return settings(max_examples=round(few * share))

@@ -13,6 +13,7 @@ from minfer.plan import Grow
 from minfer.pmap import Map
 from minfer.policies import Ageing
 from minfer.request import Request, SamplingParams
+from tests.circles import seeds
 from tests.core.recorded import recorded
 
 plain = st.recursive(
@@ -38,8 +39,9 @@ def test_long_tuples_are_packed_whatever_is_in_them(one: int, other: int) -> Non
     assert back[0] is True
 
 
-def test_states_come_back() -> None:
-    for seed in range(20):
+@seeds(5, 20)
+def test_states_come_back(seeds: range) -> None:
+    for seed in seeds:
         config, turns = recorded(seed, 30)
         assert load(json.loads(json.dumps(dump(config)))) == config
         state = turns[len(turns) // 2].before

@@ -6,7 +6,7 @@ from random import Random
 import hypothesis.strategies as st
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 
 from minfer.config import EngineConfig
 from minfer.engine import step
@@ -16,6 +16,7 @@ from minfer.oracle import Oracle
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import initial
+from tests.circles import examples
 from tests.core.world import VOCAB, World
 
 ROOMY = EngineConfig(
@@ -57,7 +58,7 @@ def some_requests(seed: int) -> list[Request]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(15)
 @given(
     seed=st.integers(0, 2**32),
     num_blocks=st.integers(16, 40),

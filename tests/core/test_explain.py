@@ -9,7 +9,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from attrs import define, evolve, field
-from hypothesis import given, settings
+from hypothesis import given
 
 from minfer import blocks
 from minfer.config import EngineConfig
@@ -34,10 +34,11 @@ from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.simulate import Arrival, CostModel, Simulated, Simulation
 from minfer.state import EngineState, Turn, initial
+from tests.circles import examples
 from tests.core import world as worlds
 from tests.core.recorded import recorded
 
-FEW = settings(max_examples=25, deadline=None)
+FEW = examples(5)
 SEEDS = st.integers(0, 10**6)
 
 

@@ -22,6 +22,7 @@ from minfer.policies import Priority
 from minfer.replay import DivergenceError, Journal, open_segments
 from minfer.request import Request
 from minfer.state import EngineState, Live, Transition, Turn, initial
+from tests.circles import long, seeds
 from tests.core.recorded import recorded
 
 
@@ -37,9 +38,10 @@ def run(config: EngineConfig, *turns: tuple[Event, ...]) -> list[Turn]:
     return log
 
 
-def test_replay_gives_every_turn_back() -> None:
+@seeds(6, 40)
+def test_replay_gives_every_turn_back(seeds: range) -> None:
     """Faults, cancels, preemptions, garbled and late results: all of them are events."""
-    for seed in range(40):
+    for seed in seeds:
         config, turns = recorded(seed)
         journal = opened(encode_journal(config, turns, {"why": "a test"}))
         assert list(journal.turns()) == turns
@@ -255,11 +257,13 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
 # --- files that are not whole --------------------------------------------------------------------
 
 
-def test_a_torn_tail_loses_the_last_record_alone() -> None:
+@pytest.mark.parametrize("every", [97, *long([1])])
+def test_a_torn_tail_loses_the_last_record_alone(every: int) -> None:
     config, turns = recorded(2, 20)
     data = encode_journal(config, turns)
     starts = [0, *_ends(data)]
-    for cut in range(starts[2], len(data)):
+    ends = {at + near for at in starts[2:-1] for near in (-1, 0, 1) if at + near >= starts[2]}
+    for cut in sorted({*range(starts[2], len(data), every), *ends}):
         journal = opened(data[:cut])
         whole = sum(end <= cut for end in starts[2:])  # records after the head
         found = list(journal.turns())

@@ -5,18 +5,22 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from tests.core.planted import BUGS, Bug, find, plant
+from tests.circles import long
+from tests.core.planted import BUGS, WORLDS, Bug, find, plant
 
 
-@pytest.mark.parametrize("bug", BUGS, ids=[bug.name.replace(" ", "-") for bug in BUGS])
+@pytest.mark.parametrize(
+    "bug", [*BUGS[:3], *long(BUGS[3:])], ids=[bug.name.replace(" ", "-") for bug in BUGS]
+)
 def test_planted_bug_is_caught(bug: Bug) -> None:
     caught = find(bug)
     assert caught is not None, f"nothing objects to: {bug.seen}"
     assert caught.turns > 0
 
 
-def test_sound_core_passes_the_same_worlds() -> None:
-    assert find(None) is None
+@pytest.mark.parametrize("worlds", [30, *long([WORLDS])])
+def test_sound_core_passes_the_same_worlds(worlds: int) -> None:
+    assert find(None, worlds) is None
 
 
 def test_names_and_changes_are_unique() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from attrs import evolve, field, frozen
-from hypothesis import given, settings
+from hypothesis import given
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.engine import step
@@ -31,6 +31,7 @@ from minfer.policies import (
 from minfer.policy import FirstCome, Load, Policy, Rank
 from minfer.request import Request
 from minfer.state import EngineState, initial
+from tests.circles import examples
 
 CONFIG = EngineConfig(
     num_blocks=16, block_size=4, max_model_len=48, max_num_seqs=1, max_num_batched_tokens=8,
@@ -140,7 +141,7 @@ def workloads(draw: st.DrawFn, most: int = 14) -> list[Arrival]:
     return out
 
 
-quick = settings(max_examples=30, deadline=None)
+quick = examples(8)
 
 
 @quick
@@ -233,7 +234,7 @@ def test_fair_shares_stay_within_the_largest_requests(
         assert abs(had["a"] - had["b"]) <= largest
 
 
-@settings(max_examples=10, deadline=None)
+@examples(3)
 @given(st.integers(6, 12), st.integers(1, 3), st.integers(4, 8))
 def test_fair_lets_nobody_save_up(many: int, before: int, after: int) -> None:
     """A client that was idle for a while is not owed what it did not ask for."""
@@ -328,7 +329,7 @@ def test_static_batches_are_closed_until_they_end(work: list[Arrival], size: int
 
 
 @pytest.mark.parametrize("name", POLICIES)
-@settings(max_examples=10, deadline=None)
+@examples(3)
 @given(work=workloads())
 def test_every_policy_ends_every_request_and_decides_alike_twice(
     name: str, work: list[Arrival]

@@ -10,6 +10,7 @@ from minfer.redact import redacted, redacted_config
 from minfer.replay import Journal, open_segments
 from minfer.request import Request
 from minfer.state import Turn, initial
+from tests.circles import seeds
 from tests.core.recorded import recorded
 from tests.core.world import VOCAB
 
@@ -25,10 +26,11 @@ def blind(config: EngineConfig, turns: list[Turn], secret: bytes = SECRET) -> by
     return encode_journal(redacted_config(config), told, states=False)
 
 
-def test_decisions_replay_without_tokens() -> None:
+@seeds(12, 120)
+def test_decisions_replay_without_tokens(seeds: range) -> None:
     """Whatever happens: hits on outputs, resumed and cancelled requests, garbled results."""
     hits = 0
-    for seed in range(120):
+    for seed in seeds:
         config, turns = recorded(seed)
         journal = Journal(open_segments({"run": blind(config, turns)}))
         for mine, theirs in zip(turns, journal.turns(), strict=True):
@@ -36,7 +38,7 @@ def test_decisions_replay_without_tokens() -> None:
                 isinstance(event, Executed | Failed) for event in mine.events
             )
             hits += sum(getattr(reason, "hit", 0) > 0 for reason in mine.transition.reasons)
-    assert hits > 500
+    assert hits > 4 * len(seeds)
 
 
 def test_no_token_is_in_it() -> None:

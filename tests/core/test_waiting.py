@@ -1,11 +1,12 @@
 """The line against a sorted list."""
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import given
 
 from minfer.request import Request
 from minfer.sequence import Sequence
 from minfer.waiting import Line
+from tests.circles import examples
 
 
 def entry(number: int) -> Sequence:
@@ -13,7 +14,7 @@ def entry(number: int) -> Sequence:
     return Sequence(request, 0, ((float(number % 7),), number, 0), 0.0, (1,))
 
 
-@settings(max_examples=60, deadline=None)
+@examples(15)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=400))
 def test_line_is_a_sorted_list(moves: list[tuple[bool, int]]) -> None:
     line, model = Line(), dict[int, Sequence]()
