@@ -84,7 +84,7 @@ def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, floa
         asked = {"prompt_token_ids": ids, "cache_salt": salt}
         while (left := begin + at - driver.clock()) > 0:
             await asyncio.sleep(left)
-        report.came[request.id] = driver.clock(), len(ids)
+        report.arrives(request.id, driver.clock())
         async for _ in llm.generate(asked, how, streaming=False, request_id=request.id):
             pass
 

@@ -196,7 +196,7 @@ def _fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
         made = fork(journal, at, what, cost)
         report, handed = Report(made.config), len(made.handed)
         for since, request in made.handed:  # they have waited, and may have had tokens
-            report.came[request.id] = since, len(request.prompt)
+            report.arrives(request.id, since)
             if request.output:
                 report.last[request.id, 0] = begin
         turns = report.seen(made.turns)

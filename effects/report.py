@@ -5,7 +5,7 @@ counts, and two times for each sample that runs, so a run may be as long as it l
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from itertools import compress
 from typing import Any, Final
@@ -20,6 +20,8 @@ from minfer.simulate import Arrival
 from minfer.state import EngineState, Turn
 
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
+_SHORTEST: Final = 1e-9  # seconds: the ends of a spread
+_LONGEST: Final = 1e300
 _UNSERVED: Final = ("cancelled", "rejected", "error")  # reasons of ends
 
 
@@ -28,7 +30,8 @@ class Spread(Counter[int]):
 
     def add(self, seconds: float, times: int = 1) -> None:
         """Take in a duration, so many times."""
-        self[round(1000 * math.log(max(seconds, 1e-9)))] += times
+        bounded = min(seconds, _LONGEST) if seconds > _SHORTEST else _SHORTEST
+        self[round(1000 * math.log(bounded))] += times
 
     def at(self, share: float) -> float | None:
         """The duration that this share of them does not exceed; None if there are none."""
@@ -36,7 +39,7 @@ class Spread(Counter[int]):
         for key in sorted(self):
             left -= self[key]
             if left <= 0:
-                return math.exp(min(key / 1000, 709.0))  # of floats the largest
+                return math.exp(key / 1000)
         return None
 
 
@@ -47,6 +50,11 @@ class Report:
 
     It arrived with the turn that its request entered, or when that really came, if it went through
     `note`. Samples that a journal shows only the end of count as ended, and in no latency.
+
+    What a run does to a request in one turn may come in any order: some of its samples end with a
+    step, others are cancelled, and its id comes anew. So no fact here has to be there for another:
+    a sample's times begin with its first admission, which says how long it waited, and are
+    forgotten with its end; what is not known of a sample goes into no figure.
     """
 
     config: EngineConfig
@@ -58,7 +66,10 @@ class Report:
     most: Counter[str] = field(factory=Counter)
     begin: float = math.nan
     end: float = math.nan
-    came: dict[str, tuple[float, int]] = field(factory=dict)  # when, and tokens of the prompt
+    state: EngineState | None = None  # the last
+    noted: dict[str, deque[float]] = field(factory=dict)  # when those came who have not entered
+    real: dict[str, float] = field(factory=dict)  # when those came who have, and have not ended
+    came: dict[SampleId, float] = field(factory=dict)  # of who was let in
     first: dict[SampleId, float] = field(factory=dict)  # when its first token came
     last: dict[SampleId, float] = field(factory=dict)  # its last so far
 
@@ -66,8 +77,12 @@ class Report:
         """Pass arrivals on, and remember when they came."""
         for time, what in arrivals:
             if isinstance(what, Request):
-                self.came.setdefault(what.id, (time, len(what.prompt)))
+                self.arrives(what.id, time)
             yield time, what
+
+    def arrives(self, name: str, time: float) -> None:
+        """Learn when a request comes, before it enters the engine."""
+        self.noted.setdefault(name, deque()).append(time)
 
     def seen(self, turns: Iterable[Turn]) -> Iterator[Turn]:
         """Pass turns on, and fold them."""
@@ -78,40 +93,52 @@ class Report:
     def see(self, turn: Turn) -> None:
         """Fold a turn."""
         before, after, sums = turn.before, turn.transition.state, self.sums
-        if not sums["turns"]:
+        if self.state is None:
             self._begin(before, after.time)
         span, used = after.time - before.time, self.config.num_blocks - after.blocks.available
-        self.end = after.time
+        self.state, self.end = after, after.time
         self.most |= {"running": len(after.running), "waiting": len(after.waiting), "blocks": used}
         sums["turns"] += 1
         sums["busy"] += span * bool(before.inflight)
         sums["running"] += span * len(before.running)
-        for reason in turn.transition.reasons:
-            match reason:
-                case Admitted():
-                    sums["prompt"] += reason.prompt
-                    sums["hit"] += reason.cached
-                case Preempted():
-                    sums["preemptions"] += 1
-        for event in turn.events:
-            if isinstance(event, Submit):
-                one = event.request
-                self.came.setdefault(one.id, (after.time, len(one.prompt)))
         for command in turn.transition.commands:
             match command:
                 case Execute(plan):
                     sums["steps"] += plan.repeat
                 case Emit():
                     self._emit(command, after)
+        for event in turn.events:
+            if isinstance(event, Submit):
+                self._enter(event.request.id, before, after)
+        for reason in turn.transition.reasons:  # who is let in is so after all events of the turn
+            match reason:
+                case Admitted():
+                    self._let_in(reason, after.time)
+                case Preempted():
+                    sums["preemptions"] += 1
 
     def _begin(self, state: EngineState, now: float) -> None:
         """Learn who is there already; whoever ran may have had tokens."""
         self.begin = now
         self.last |= dict.fromkeys(state.running.ids, now)
-        for seq in (*state.running.seqs, *state.waiting):
-            self.came.setdefault(seq.request.id, (seq.arrived, len(seq.request.prompt)))
-            if seq.preempted:
-                self.last[seq.id] = now
+        self.last |= {seq.id: now for seq in state.waiting if seq.preempted}
+
+    def _enter(self, name: str, before: EngineState, after: EngineState) -> None:
+        """A request came: if it was taken on and not refused, remember when that really was."""
+        times = self.noted.get(name)
+        if not times:
+            return
+        time, old, new = times.popleft(), before.requests.get(name), after.requests.get(name)
+        if not times:
+            del self.noted[name]
+        if new is not None and (old is None or old.place != new.place):
+            self.real[name] = time
+
+    def _let_in(self, got: Admitted, now: float) -> None:
+        self.sums["prompt"] += got.prompt
+        self.sums["hit"] += got.cached
+        if got.prompt:  # for the first time
+            self.came[got.id, got.sample] = self.real.get(got.id, now - got.waited)
 
     def _emit(self, emit: Emit, after: EngineState) -> None:
         new, now, last = [*compress(emit.ids, emit.tokens)], after.time, self.last
@@ -119,24 +146,23 @@ class Report:
             if since is not None:
                 self.spreads["itl"].add(now - since, times)
         for name in [name for name in new if name not in last]:
-            self.first[name] = now
-            self.spreads["ttft"].add(now - self.came[name[0]][0])
+            if name in self.came:
+                self.first[name] = now
+                self.spreads["ttft"].add(now - self.came[name])
         last.update(dict.fromkeys(new, now))
         self.sums["output"] += sum(map(len, emit.tokens))
         for done in emit.finished:
             self._end(done)
-        for done in emit.finished:  # samples of one request may end together
             if done.id not in after.requests:
-                self.came.pop(done.id, None)
+                self.real.pop(done.id, None)
 
     def _end(self, done: Finished) -> None:
         name, sums = (done.id, done.sample), self.sums
-        came, _ = self.came[done.id]
         self.ended[done.reason] += 1
         if done.reason == "rejected":  # perhaps because another one has its id
             return
-        first, last = self.first.pop(name, None), self.last.pop(name, None)
-        if first is None or last is None or done.reason in _UNSERVED:
+        came, first, last = (times.pop(name, None) for times in (self.came, self.first, self.last))
+        if came is None or first is None or last is None or done.reason in _UNSERVED:
             return
         tpot = (last - first) / max(1, done.length - 1)
         if done.length > 1:
@@ -144,11 +170,17 @@ class Report:
         self.spreads["e2e"].add(last - came)
         sums["good"] += first - came <= self.ttft and tpot <= self.tpot
 
+    @property
+    def unfinished(self) -> int:
+        """Samples that were being served in the last turn."""
+        live = self.state.requests.values() if self.state else ()
+        return sum(one.samples - one.ended for one in live)
+
     def figures(self) -> dict[str, Any]:
         """What came of it so far, for people and JSON; times in seconds, shares from 0 to 1."""
         sums, most = self.sums, self.most
         seconds = self.end - self.begin if sums["turns"] else 0.0
-        asked = self.ended.total() - self.ended["cancelled"] + len(self.came)
+        asked = self.ended.total() - self.ended["cancelled"] + self.unfinished
 
         def over(name: str, by: float) -> float | None:
             return sums[name] / by if by > 0 else None
@@ -158,11 +190,12 @@ class Report:
             for name, spread in self.spreads.items()
         }
         return {
-            "samples": self.ended.total(), "ended": self.ended, "unfinished": len(self.came),
+            "samples": self.ended.total(), "ended": self.ended, "unfinished": self.unfinished,
             "seconds": seconds, "output_tokens": sums["output"],
             "tokens_per_second": over("output", seconds), **latencies,
             "good": over("good", asked), "goodput": over("good", seconds),
-            "prompt_tokens": sums["prompt"], "hit_share": over("hit", sums["prompt"]),
+            "prompt_tokens": sums["prompt"], "cached_tokens": sums["hit"],
+            "hit_share": over("hit", sums["prompt"]),
             "preemptions": sums["preemptions"], "busy": over("busy", seconds),
             "running": over("running", seconds), "most_running": most["running"],
             "most_waiting": most["waiting"], "most_blocks": most["blocks"] / self.config.num_blocks,

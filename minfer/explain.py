@@ -118,10 +118,10 @@ class _Fold:
         before, after = turn.before, turn.transition.state
         if before.requests and not self.names:  # the run begins in the midst of things
             self.names = dict.fromkeys(before.requests)
-            self._follow(before, turn.number - 1, {})
+            self._follow(before, turn.number - 1, [])
         over = [plan for plan in before.inflight if plan not in after.inflight]
         emits = [c for c in turn.transition.commands if isinstance(c, Emit)]
-        ends = {(end.id, end.sample): end for emit in emits for end in emit.finished}
+        ends = [end for emit in emits for end in emit.finished]
         self.came = {name: new for e in emits for name, new in zip(e.ids, e.tokens, strict=True)}
         for request in (event.request for event in turn.events if isinstance(event, Submit)):
             self.names[request.id] = None
@@ -130,15 +130,20 @@ class _Fold:
                 self._follow(after, turn.number, ends)
         for name, life in self.lives.items():
             if life.end is None:
-                self.lives[name] = self._lived(life, turn, over, ends.get(name))
+                # Its id may be refused and come again in the turn in which it ends.
+                its = (e for e in ends if (e.id, e.sample) == name and e.reason != "rejected")
+                self.lives[name] = self._lived(life, turn, over, next(its, None))
         if self.prefix is None:
             self._learn(turn, over)
 
-    def _follow(self, state: EngineState, number: int, ends: dict[SampleId, Finished]) -> None:
+    def _follow(self, state: EngineState, number: int, ends: list[Finished]) -> None:
         """Follow the samples of the request: those in `state`, and those that ended at once."""
-        now, mine = state.time, (name for name in ends if name[0] == self.name)
+        now, mine = state.time, {end.sample: end for end in ends if end.id == self.name}
+        if self.name in state.requests or any(end.reason != "rejected" for end in mine.values()):
+            mine = {s: end for s, end in mine.items() if end.reason != "rejected"}
         known = dict(zip(state.running.ids, state.running.known, strict=True))
-        self.lives = {name: Life(name, now, number, now, end=ends[name]) for name in mine}
+        gone = (((self.name, sample), end) for sample, end in mine.items())
+        self.lives = {name: Life(name, now, number, now, end=end) for name, end in gone}
         for seq in (*state.waiting, *state.running.seqs):
             if seq.request.id == self.name:
                 self.request, late, times = seq.request, now - seq.arrived, seq.preempted
@@ -188,7 +193,6 @@ class _Fold:
             first = life.first if life.early or life.first is not None else now
             life = evolve(life, last=(number, now), first=first)
         told = life.reasons + tuple((number, r) for r in news)
-        end = end if end and end.reason != "rejected" else None  # another of its id was
         life = evolve(life, reasons=told, preempted=times, end=end)
         if over or gen < 0:
             self.sure[life.id] = life

@@ -1,14 +1,18 @@
 """Runs of hostile worlds as turns."""
 
+from random import Random
 from typing import Any
 
 import pytest
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.state import EngineState, Turn
+from minfer.messages import Cancel, Emit, Event, Execute, Finish, Submit, Tick
+from minfer.oracle import Oracle
+from minfer.request import Request
+from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds
-from tests.core.world import run_swarm
+from tests.core.world import VOCAB, run_swarm, tiny_config
 
 
 def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
@@ -24,6 +28,67 @@ def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
         patch.setattr(worlds, "step", spy)
         world = run_swarm(seed, turns)
     return world.config, log
+
+
+def storm(seed: int, turns: int) -> tuple[EngineConfig, list[Turn]]:
+    """A run in which everything meets in one turn, in any order.
+
+    Few names for many requests: ids come again while they are served, in the turn in which they
+    end, and after it. Requests have up to four samples, or output to go on from; results and
+    failures stand anywhere among cancels, ends by the text layer and arrivals.
+    """
+    rng = Random(seed)
+    config = tiny_config(rng)
+    oracle = Oracle(config.block_size, VOCAB, config.window)
+    state, log, time = initial(config), list[Turn](), 0.0
+    rate = rng.choice((0.3, 1.0, 2.0))
+    failing, cancelling = rng.choice((0.0, 0.05, 0.2)), rng.choice((0.05, 0.2, 1.0))
+    for number in range(turns):
+        time += rng.random()
+        events: list[Event] = []
+        if oracle.plans and rng.random() < 0.9:
+            failed = rng.random() < failing
+            events.append(oracle.fail("boom", halfway=True) if failed else oracle.collect())
+        arrivals = round(rng.expovariate(1 / rate)) if len(state.waiting) < 12 else 0
+        events += [Submit(_some_request(rng, config)) for _ in range(arrivals)]
+        for _ in range(round(rng.expovariate(1 / cancelling))):
+            names = [f"r{rng.randrange(9)}", *(name for name, _ in state.running.ids)]
+            name = rng.choice(names)
+            text = Finish(name, rng.randrange(4), rng.randrange(6))
+            events.append(rng.choice((Cancel(name), text)))
+        rng.shuffle(events)
+        made = (Tick(time), *events)
+        transition = step(config, state, made)
+        log.append(Turn(number, state, made, transition))
+        state = transition.state
+        for command in transition.commands:
+            if isinstance(command, Execute):
+                oracle.launch(command.plan)
+    return config, log
+
+
+def _some_request(rng: Random, config: EngineConfig) -> Request:
+    """Prompts that begin alike; now and then one too long, or one that was interrupted."""
+    length = rng.randint(1, 5 * config.block_size)
+    common, own = rng.randrange(3), rng.randrange(VOCAB)
+    prompt = tuple(common if at < length - 2 else own for at in range(length))
+    return Request(
+        id=f"r{rng.randrange(9)}", prompt=prompt, max_tokens=rng.choice((1, 6, 20, 40)),
+        n=rng.choice((1, 2, 4)), seed=rng.randrange(4), priority=rng.randint(0, 2),
+        output=rng.choice(((), (), (), (1,), (1, 2, 3, 4, 5))),
+        stop_ids=frozenset({3}) if rng.random() < 0.3 else frozenset())  # fmt: skip
+
+
+def mixed_ends(turns: list[Turn]) -> int:
+    """Turns in which samples of one request end for different causes: what a fold must bear."""
+    count = 0
+    for turn in turns:
+        emits = [one for one in turn.transition.commands if isinstance(one, Emit)]
+        why: dict[str, set[str]] = {}
+        for done in (done for emit in emits for done in emit.finished):
+            why.setdefault(done.id, set()).add(done.reason)
+        count += any(len(reasons - {"rejected"}) > 1 for reasons in why.values())
+    return count
 
 
 class Seen(list[Turn]):

@@ -505,6 +505,26 @@ def test_cancelled_in_the_turn_of_its_arrival() -> None:
     assert not any(life.parts for life in lives)
 
 
+def test_an_id_that_ends_and_is_refused_in_one_turn_has_ended() -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 5, tokens=9)))
+    run.turn()
+    run.turn(Cancel("a"), Submit(request("a", 5, tokens=0)))  # which cannot run
+    run.turn()
+    (life,) = explain(run.config, run.turns, "a").lives
+    assert life.end is not None
+    assert (life.end.reason, life.turn) == ("cancelled", 2)
+
+
+def test_an_id_that_is_refused_and_taken_on_in_one_turn_is_that_of_the_one_taken_on() -> None:
+    run = Run(config())
+    run.turn(Submit(request("a", 5, tokens=0, n=2)), Submit(request("a", 5, tokens=2)))
+    run.drain()
+    (life,) = explain(run.config, run.turns, "a").lives
+    assert life.end is not None
+    assert life.end.reason == "length"
+
+
 def test_why_a_prefix_missed() -> None:
     run = Run(config(num_blocks=6, max_num_batched_tokens=8))
     run.turn(Submit(request("first", range(12), tokens=1)))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import Counter
 from itertools import islice, pairwise
 from random import Random
 
@@ -15,8 +16,10 @@ from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.simulate import Arrival, CostModel, Simulated, Simulation
 from minfer.state import Turn
+from tests.core.test_explain import Run, config, request
 from tests.core.test_simulate import EVEN, asked, config_of, random_arrivals
 from tests.core.world import tiny_config
+from tests.effects import storms
 
 UNEVEN = CostModel(
     name="x", decode=((1, 0.5), (3, 0.75)), mixed=1.0, token=0.01, sequence=0.1, host=0.01
@@ -237,6 +240,58 @@ def test_a_refused_request_leaves_its_namesake_alone() -> None:
     assert found["ttft"]["p50"] == pytest.approx(1.0, rel=1e-3)
     assert found["tpot"]["p50"] == pytest.approx(1.0, rel=1e-3)
     assert found["good"] == pytest.approx(1 / 3)
+
+
+def test_a_sample_may_end_in_the_turn_in_which_its_request_is_cancelled() -> None:
+    """The one of two samples that has all its tokens ends by its length, the other is cancelled."""
+    run = Run(config(num_blocks=64))
+    run.turn(Submit(request("a", 5, tokens=2, n=2)))
+    while not any(known == 6 for known in run.state.running.known):
+        run.turn()
+    run.turn(Cancel("a"))
+    report = Report(run.config)
+    for turn in run.turns:
+        report.see(turn)
+    assert report.ended == {"length": 1, "cancelled": 1}
+    assert report.spreads["ttft"].total() == 2
+    assert report.spreads["e2e"].total() == 1
+    assert report.unfinished == 0
+    assert report.came == report.first == report.last == {}
+
+
+def test_an_id_that_ends_and_comes_again_in_one_turn_is_two_requests() -> None:
+    run, report = Run(config()), Report(config())
+    first, second = request("a", 5, tokens=9), request("a", 7, tokens=2)
+    report.arrives("a", 0.5)
+    run.turn(Submit(first))
+    run.turn()
+    report.arrives("a", 1.75)
+    run.turn(Cancel("a"), Submit(second))
+    run.drain()
+    for turn in run.turns:
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"cancelled": 1, "length": 1}
+    assert found["prompt_tokens"] == 12
+    assert report.spreads["ttft"].at(1.0) == pytest.approx(4.0 - 1.75, rel=1e-3)
+    assert report.spreads["e2e"].total() == 1
+    assert report.noted == report.real == {}
+
+
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 0.0, -1.0, 1e308])
+def test_no_duration_is_too_odd_for_a_spread(seconds: float) -> None:
+    spread = Spread()
+    spread.add(seconds)
+    assert spread.total() == 1
+    assert math.isfinite(spread.at(1.0) or math.nan)
+
+
+@pytest.mark.parametrize("first", range(0, 40, 10))
+def test_no_fold_stumbles_over_what_meets_in_one_turn(first: int) -> None:
+    """A hundred thousand turns of it: `python -m tests.effects.storms`."""
+    seen = sum((storms.fold(seed) for seed in range(first, first + 10)), Counter[str]())
+    assert seen["turns"] == 1000
+    assert all(seen.values()), f"the storms have become too kind: {seen}"
 
 
 def test_percentiles_are_within_a_thousandth() -> None:

@@ -1,0 +1,121 @@
+"""Every fold over runs in which everything meets in one turn: none may raise, all must agree.
+
+`python -m tests.effects.storms --turns 100000` runs it for long; a failure prints the seed that
+repeats it.
+"""
+
+import argparse
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from minfer.effects.metrics import Metrics
+from minfer.effects.report import Report
+from minfer.effects.view import Run
+from minfer.explain import explain
+from minfer.messages import Admitted, Cancel, Emit, Execute, Preempted, Submit, Voided
+from minfer.sequence import SampleId
+from minfer.state import Turn
+from tests.core.recorded import mixed_ends, storm
+
+TURNS = 100  # of one storm
+
+
+def metrics_of(turns: Iterable[Turn]) -> Metrics:
+    """The metrics of an engine that took these turns."""
+    worker: Any = SimpleNamespace(observers=[], on_end=[])
+    setup: Any = None
+    metrics = Metrics(worker, setup, "a storm")
+    for turn in turns:
+        metrics.turn(turn.transition)
+    return metrics
+
+
+def hits_by_plans(turns: Iterable[Turn]) -> tuple[int, int]:
+    """Cached tokens and tokens of prompts, from plans alone: where each sample's first one begins.
+
+    What is copied from a sibling was not in the cache.
+    """
+    ran, hit, prompt = set[SampleId](), 0, 0
+    for command in (command for turn in turns for command in turn.transition.commands):
+        if isinstance(command, Emit):
+            ran -= {(done.id, done.sample) for done in command.finished if not refused(done)}
+        elif isinstance(command, Execute):
+            plan = command.plan
+            copied = {copy.target: copy.count for copy in plan.copies}
+            for row in plan.opens:
+                name = row.request.id, row.sample
+                if name not in ran:
+                    ran.add(name)
+                    begin = plan.starts[row.index] - sum(copied.get(b, 0) for b in row.table)
+                    hit += min(begin, len(row.request.prompt))
+                    prompt += len(row.request.prompt)
+    return hit, prompt
+
+
+def refused(done: Any) -> bool:
+    """Whether an end is that of a request which never came in."""
+    return bool(done.reason == "rejected")
+
+
+def weather(turns: Iterable[Turn]) -> Counter[str]:
+    """How much of what makes folds stumble there was."""
+    seen: Counter[str] = Counter()
+    for turn in turns:
+        for event in turn.events:
+            if isinstance(event, Submit):
+                seen["several samples"] += event.request.n > 1
+                seen["resumed"] += bool(event.request.output)
+                seen["came again while served"] += event.request.id in turn.before.requests
+            seen["cancels"] += isinstance(event, Cancel)
+        for reason in turn.transition.reasons:
+            seen["preempted"] += isinstance(reason, Preempted)
+            seen["failed steps"] += isinstance(reason, Voided)
+            seen["let in"] += isinstance(reason, Admitted)
+    return seen
+
+
+def fold(seed: int, turns: int = TURNS) -> Counter[str]:
+    """Fold a storm through everything that folds; returns what there was in it."""
+    config, log = storm(seed, turns)
+    report, page = Report(config), Run()
+    for turn in log:
+        report.see(turn)
+        page.take(turn)
+    figures, counts = report.figures(), metrics_of(log).counts
+    cached, prompt = hits_by_plans(log)
+    assert (figures["cached_tokens"], figures["prompt_tokens"]) == (cached, prompt)
+    assert (counts["prefix_cache_hits"], counts["prefix_cache_queries"]) == (cached, prompt)
+    assert (page.cached, page.prompt) == (cached, prompt)
+    names = dict.fromkeys(
+        e.request.id for turn in log for e in turn.events if isinstance(e, Submit)
+    )
+    for name in names:
+        explain(config, log, name)
+    return weather(log) + Counter({"turns": len(log), "ends that differ": mixed_ends(log)})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0, help="of the first storm")
+    options = parser.parse_args()
+    seen, seed, begin = Counter[str](), options.seed, time.perf_counter()
+    while seen["turns"] < options.turns:
+        try:
+            seen += fold(seed)
+        except Exception:
+            print(f"storm seed {seed}", file=sys.stderr)
+            raise
+        seed += 1
+    took = time.perf_counter() - begin
+    print(f"{seed - options.seed} storms in {took:.0f} s, no exception, all counts equal:")
+    print(", ".join(f"{count:,} {what}" for what, count in seen.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
