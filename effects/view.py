@@ -45,7 +45,7 @@ _KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Admitted": ("hit", "known", "copied"), "Missed": ("block", "blocks"),
     "Held": ("cause", "needs", "available"), "Preempted": ("by", "known", "computed"),
     "Finished": ("reason", "length", "error"), "Voided": ("step", "error", "rows"),
-    "Ignored": ("event", "detail"),
+    "Ignored": ("event", "detail"), "Overruled": ("question", "why"),
     "Chunk": ("step", "tokens", "last"),  # of a history, planned; after the last one, a token
 }  # fmt: skip
 _PLACES: Final = {kind: place for place, kind in enumerate(_KINDS)}

@@ -23,6 +23,7 @@ from minfer.sequence import Sequence, less
 from minfer.state import EngineState, Transition
 
 Facts = dict[str, Any]
+_WORDS: Final = {Voided: ("error",), Ignored: ("detail",)}
 
 
 _encode: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
@@ -55,7 +56,6 @@ def facts(before: EngineState, transition: Transition) -> Facts:
                 told["wake"] = time
     if plans != [{}]:
         told["plans"] = plans
-    # Errors may quote anything, and say nothing of what was decided.
     reasons = [_reason(one) for one in transition.reasons if not isinstance(one, Ended)]
     if reasons:
         told["reasons"] = reasons
@@ -63,19 +63,15 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
 
 def _reason(reason: Any) -> list[Any]:
-    kind = type(reason).__name__
-    if isinstance(reason, Voided):
-        return [kind, reason.step, reason.plans, reason.rows]
-    if isinstance(reason, Ignored):
-        return [kind, reason.event]
-    cls: Any = type(reason)
-    parts = (getattr(reason, name) for name in _names(cls))
-    return [kind, *(list(part) if isinstance(part, tuple) else part for part in parts)]
+    parts = (getattr(reason, name) for name in columns_of(type(reason)))
+    told = (list(part) if isinstance(part, tuple) else part for part in parts)
+    return [type(reason).__name__, *told]
 
 
 @cache
-def _names(cls: Any) -> tuple[str, ...]:
-    return tuple(a.name for a in attrs.fields(cls))
+def columns_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a reason that are facts: errors may quote anything, and decide nothing."""
+    return tuple(a.name for a in attrs.fields(kind) if a.name not in _WORDS.get(kind, ()))
 
 
 def _plan_facts(last: Plan | None, plan: Plan) -> Facts:

@@ -4,11 +4,13 @@ from random import Random
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Cancel, Emit, Event, Execute, Finish, Submit, Tick
 from minfer.oracle import Oracle
+from minfer.policy import FirstCome, Load, Rank
 from minfer.request import Request
 from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds
@@ -39,6 +41,8 @@ def storm(seed: int, turns: int) -> tuple[EngineConfig, list[Turn]]:
     """
     rng = Random(seed)
     config = tiny_config(rng)
+    if rng.random() < 0.1:
+        config = evolve(config, policy=Erratic())
     oracle = Oracle(config.block_size, VOCAB, config.window)
     state, log, time = initial(config), list[Turn](), 0.0
     rate = rng.choice((0.3, 1.0, 2.0))
@@ -65,6 +69,16 @@ def storm(seed: int, turns: int) -> tuple[EngineConfig, list[Turn]]:
             if isinstance(command, Execute):
                 oracle.launch(command.plan)
     return config, log
+
+
+class Erratic(FirstCome):
+    """A policy that, every third second, answers what is no answer or raises."""
+
+    def budget(self, _: Any, load: Load) -> int:
+        return load.budget if int(load.time) % 3 else int("no number")
+
+    def victim(self, _: Any, ranks: tuple[Rank, ...]) -> int:
+        return len(ranks) - 1 if len(ranks) % 3 else len(ranks)
 
 
 def _some_request(rng: Random, config: EngineConfig) -> Request:

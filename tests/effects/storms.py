@@ -16,12 +16,14 @@ from minfer.effects.metrics import Metrics
 from minfer.effects.report import Report
 from minfer.effects.view import Run
 from minfer.explain import explain
-from minfer.messages import Admitted, Cancel, Emit, Execute, Preempted, Submit, Voided
+from minfer.messages import Admitted, Cancel, Emit, Execute, Overruled, Preempted, Submit, Voided
 from minfer.sequence import SampleId
 from minfer.state import Turn
 from tests.core.recorded import mixed_ends, storm
 
 TURNS = 100  # of one storm
+WEATHER = {"turns", "ends that differ", "several samples", "resumed", "came again while served",
+           "cancels", "preempted", "failed steps", "overruled", "let in"}  # fmt: skip
 
 
 def metrics_of(turns: Iterable[Turn]) -> Metrics:
@@ -74,6 +76,7 @@ def weather(turns: Iterable[Turn]) -> Counter[str]:
         for reason in turn.transition.reasons:
             seen["preempted"] += isinstance(reason, Preempted)
             seen["failed steps"] += isinstance(reason, Voided)
+            seen["overruled"] += isinstance(reason, Overruled)
             seen["let in"] += isinstance(reason, Admitted)
     return seen
 

@@ -11,13 +11,13 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
 from minfer.config import EngineConfig
 from minfer.effects.journal import write_journal
-from minfer.effects.view import ViewError, page, view, view_options, write_page
+from minfer.effects.view import _KINDS, ViewError, page, view, view_options, write_page
 from minfer.engine import step
 from minfer.messages import (
     Admitted,
@@ -29,6 +29,7 @@ from minfer.messages import (
     Executed,
     Failed,
     Finish,
+    Reason,
     Submit,
     Tick,
 )
@@ -158,6 +159,13 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     assert {kind: said[kind] for kind in wanted} == wanted
     about = {kind for _, kind, name, _ in entries(data) if not name}
     assert not about & {"Submit", "Chunk", "Admitted", "Held", "Preempted", "Finished"}
+
+
+def test_every_reason_has_a_sentence() -> None:
+    kinds = {kind.__name__ for kind in get_args(Reason)} - {"Ended"}  # of which `Finished` tells
+    assert kinds <= set(_KINDS)
+    template = TEMPLATE.read_text("utf-8")
+    assert {kind for kind in kinds if f'case "{kind}":' not in template} == set()
 
 
 def test_a_steady_decode_costs_no_entries() -> None:
