@@ -63,9 +63,10 @@ def facts(before: EngineState, transition: Transition) -> Facts:
 
 
 def _reason(reason: Any) -> list[Any]:
-    parts = (getattr(reason, name) for name in columns_of(type(reason)))
+    kind: Any = type(reason)
+    parts = (getattr(reason, name) for name in columns_of(kind))
     told = (list(part) if isinstance(part, tuple) else part for part in parts)
-    return [type(reason).__name__, *told]
+    return [kind.__name__, *told]
 
 
 @cache
