@@ -139,7 +139,7 @@ class Request:
         try:
             ids = array("I", self.prompt + self.output)
         except (TypeError, OverflowError):
-            why = "token ids must be a tuple of whole numbers from 0"
+            why = "token ids must be whole numbers from 0, in a tuple"
             raise ParameterError("prompt", why) from None
         object.__setattr__(self, "largest", max(ids, default=-1))
         self._check_types()

@@ -193,16 +193,15 @@ def test_starvation_is_counted_in_those_who_went_first() -> None:
 
 @frozen
 class NoBudget(FirstCome):
-    """Takes nothing while blocks are few: an idle engine then stays idle."""
+    """Takes nothing while blocks are few: an idle engine would stay idle, if that were heeded."""
 
     def budget(self, state: Any, load: Load) -> int:
         del state
         return max(0, min(load.budget, 4 * (load.available - 8)))
 
 
-def test_an_engine_that_is_kept_from_working_is_found() -> None:
-    with pytest.raises(PolicyError, match="work conservation"):
-        check_policy(NoBudget(), seed=1)
+def test_an_engine_cannot_be_kept_from_working_by_a_budget_of_nothing() -> None:
+    check_policy(NoBudget(), max_examples=30, seed=1)
 
 
 class Duck:
