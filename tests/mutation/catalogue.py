@@ -1,0 +1,118 @@
+"""Which mutants there are: those of the files that decide something, and of them a choice."""
+
+import ast
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from tests.mutation.operators import Spot, changed, spots
+
+CORE: Final = Path(__file__).resolve().parents[2] / "minfer"
+EACH: Final = 1  # mutants of one kind in one function
+KINDS: Final = {
+    "comparison": "comparison", "offset": "sum", "term": "sum", "slice": "sum",
+    "swap": "argument", "bound": "argument", "condition": "condition", "negation": "condition",
+    "constant": "condition", "update": "effect", "statement": "effect",
+}  # fmt: skip
+
+# Files of the core whose mutants are not made, and why not.
+LEFT_OUT: Final = {
+    "__init__.py": "names and when they are imported",
+    "codec.py": "follows: how values are written",
+    "decisions.py": "follows: compares what was decided",
+    "explain.py": "follows: tells what was decided",
+    "fork.py": "follows: runs what decides again",
+    "invariants.py": "judges what decides",
+    "journal.py": "follows: keeps what was decided",
+    "messages.py": "records without functions, save one that shortens texts",
+    "oracle.py": "judges what decides",
+    "plan.py": "records without functions",
+    "pmap.py": "one import",
+    "record.py": "a faster attrs.evolve",
+    "redact.py": "follows: takes tokens out of journals",
+    "replay.py": "follows: runs what decides again",
+    "simulate.py": "follows: runs what decides on a virtual clock",
+}
+
+
+@frozen
+class Mutant:
+    """A module of the core with one spot changed."""
+
+    file: str
+    spot: Spot
+    number: int  # among those of the same text in the same function
+
+    @property
+    def key(self) -> str:
+        """Its name, which does not change when the file is formatted or other functions change."""
+        spot = self.spot
+        what = f"{self.file} | {spot.function} | {spot.rule} | {spot.before} -> {spot.after}"
+        return f"{what} | {self.number}" if self.number else what
+
+    @property
+    def place(self) -> int:
+        """Where it comes among its like: a hash of its name."""
+        return int.from_bytes(hashlib.sha256(self.key.encode()).digest()[:8], "big")
+
+
+def files() -> list[str]:
+    """The files of the core that decide something."""
+    return sorted(path.name for path in CORE.glob("*.py") if path.name not in LEFT_OUT)
+
+
+@cache
+def tree_of(file: str) -> ast.Module:
+    """The syntax tree of a file of the core."""
+    return ast.parse((CORE / file).read_text("utf-8"))
+
+
+def source_of(file: str) -> str:
+    """A digest of what a file of the core says, however it is formatted."""
+    return hashlib.sha256(ast.dump(tree_of(file)).encode()).hexdigest()[:16]
+
+
+def all_of(file: str) -> list[Mutant]:
+    """Every mutant that the rules make of a file."""
+    seen: Counter[tuple[str, str, str, str]] = Counter()
+    made = []
+    for spot in spots(tree_of(file)):
+        name = (spot.function, spot.rule, spot.before, spot.after)
+        made.append(Mutant(file, spot, seen[name]))
+        seen[name] += 1
+    return made
+
+
+def chosen(names: Iterable[str], each: int = EACH) -> list[Mutant]:
+    """Of each kind in each function of the files, at most `each` mutants; in order of the files."""
+    out = []
+    for file in names:
+        mine = all_of(file)
+        taken: Counter[tuple[str, str]] = Counter()
+        keep = set()
+        for mutant in sorted(mine, key=lambda one: one.place):
+            kind = (mutant.spot.function, KINDS[mutant.spot.rule])
+            if taken[kind] < each:
+                taken[kind] += 1
+                keep.add(mutant.key)
+        out += [mutant for mutant in mine if mutant.key in keep]
+    return out
+
+
+def named(key: str) -> Mutant:
+    """The mutant of that name. Raises LookupError."""
+    file = key.partition(" | ")[0]
+    for mutant in all_of(file) if (CORE / file).exists() else ():
+        if mutant.key == key:
+            return mutant
+    raise LookupError(f"no such mutant: {key}")
+
+
+def tree(mutant: Mutant) -> ast.Module:
+    """The mutant's file as it is with the change in it."""
+    return changed(tree_of(mutant.file), mutant.spot)

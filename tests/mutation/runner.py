@@ -1,0 +1,149 @@
+"""Runs mutants, several at once, and keeps what became of each in a file of lines of JSON."""
+
+import hashlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import Final
+
+from attrs import asdict, frozen
+
+from tests.mutation.catalogue import CORE, Mutant, source_of
+from tests.mutation.plugin import ENDLESS, MUTANT, NOTES, RUN_CPU, TEST_CPU, UNFINISHED
+
+ROOT: Final = CORE.parent
+TESTS: Final = ROOT / "tests" / "core"
+
+# Tests of the core that mutants do not run, and why not.
+NOT_RUN: Final = {
+    "test_codec.py": "of a file that follows",
+    "test_decisions.py": "of a file that follows",
+    "test_explain.py": "of a file that follows",
+    "test_fork.py": "of a file that follows",
+    "test_journal.py": "of a file that follows",
+    "test_mutants.py": "runs mutants",
+    "test_planted.py": "runs the swarm on planted bugs, for minutes",
+    "test_redact.py": "of a file that follows",
+    "test_replay.py": "of a file that follows",
+    "test_simulate.py": "of a file that follows",
+    "test_swarm.py": "runs for minutes; `worlds` has a few of its worlds",
+}
+# Files of tests in which a mutant of a file is likeliest to fail, beside that of its name.
+ALSO: Final = {
+    "config.py": ("test_params.py",), "request.py": ("test_params.py",),
+    "policy.py": ("test_policies.py",),
+}  # fmt: skip
+LAST: Final = ("test_window.py", "test_machine.py", "test_policies.py", "test_sample.py")
+
+
+@frozen
+class Fate:
+    """What became of a mutant."""
+
+    key: str
+    source: str  # digest of the file that was changed, as it is without the change
+    tests: str  # digest of the core and of all tests that were run
+    outcome: str  # "killed", "endless" (a test never ended: killed), "survived", "unfinished"
+    by: str  # the test that failed
+    cpu: float  # seconds
+
+    @property
+    def dead(self) -> bool:
+        """Whether a test noticed; running out of time is not noticing."""
+        return self.outcome in ("killed", "endless")
+
+
+def test_files(file: str) -> list[str]:
+    """The tests that a mutant of this file runs, the likeliest and the cheapest first."""
+    names = sorted(path.name for path in TESTS.glob("test_*.py") if path.name not in NOT_RUN)
+    first = [name for name in (f"test_{file}", *ALSO.get(file, ())) if name in names]
+    middle = [name for name in names if name not in first and name not in LAST]
+    last = [name for name in LAST if name in names and name not in first]
+    return [
+        *(f"tests/core/{name}" for name in [*first, *middle, *last]),
+        "tests/mutation/worlds.py",
+    ]
+
+
+def tests_digest() -> str:
+    """A digest of the core and of the tests that mutants run."""
+    digest = hashlib.sha256()
+    for folder in ("minfer", "minfer/testing", "tests/core", "tests/mutation"):
+        for path in sorted((ROOT / folder).glob("*.py")):
+            if path.name not in NOT_RUN and path.name != "equivalents.py":
+                digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def run(mutant: Mutant | None, tests: str) -> Fate:
+    """Run the tests on one mutant, or on the core as it is."""
+    key, file = (mutant.key, mutant.file) if mutant else ("", "")
+    with tempfile.TemporaryDirectory() as folder:
+        notes = Path(folder) / "notes"
+        notes.touch()
+        env = {
+            **os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", MUTANT: key,
+            NOTES: str(notes), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "",
+        }  # fmt: skip
+        flags = ["-x", "-q", "-p", "tests.mutation.plugin", "-p", "no:cacheprovider"]
+        command = [sys.executable, "-B", "-m", "pytest", *flags, *test_files(file)]
+        with Popen(command, cwd=ROOT, env=env, stdout=DEVNULL, stderr=DEVNULL) as process:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode = os.waitstatus_to_exitcode(status)
+        said = [json.loads(line) for line in notes.read_text().splitlines()]
+    outcome, by = _judged(process.returncode, said)
+    source = source_of(file) if mutant else ""
+    return Fate(key, source, tests, outcome, by, round(usage.ru_utime + usage.ru_stime, 2))
+
+
+def _judged(status: int, said: list[dict[str, object]]) -> tuple[str, str]:
+    """What an exit status and notes mean: the outcome, and which test it was."""
+    test = next((str(one["test"]) for one in reversed(said) if "test" in one), "")
+    failed = next((str(one["failed"]) for one in said if "failed" in one), "")
+    if status == 0:
+        return "survived", ""
+    if status == ENDLESS:
+        return "endless", test
+    if status == UNFINISHED or status < 0:
+        # Killed from outside, deaf to signals: endless if it had been in one test for so long.
+        began = next((one["cpu"] for one in reversed(said) if "test" in one), 0.0)
+        assert isinstance(began, float | int)
+        long = status < 0 and RUN_CPU - began > TEST_CPU
+        return ("endless" if long else "unfinished"), test
+    return "killed", failed or "import"
+
+
+def known(path: Path) -> dict[str, Fate]:
+    """What a file says of earlier runs, the last word on each mutant."""
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {fate.key: fate for fate in (Fate(**json.loads(line)) for line in lines)}
+
+
+def stands(fate: Fate, tests: str) -> bool:
+    """Whether an earlier result still holds: a killed one does while its file says the same."""
+    if not fate.key or not fate.dead:
+        return fate.tests == tests
+    return fate.source == source_of(fate.key.partition(" | ")[0])
+
+
+def run_all(
+    mutants: Iterable[Mutant], jobs: int, out: Path | None, tell: Callable[[Fate], None]
+) -> list[Fate]:
+    """Run what `out` does not know yet; returns what became of each, in order."""
+    tests, mutants = tests_digest(), list(mutants)
+    fates = {key: fate for key, fate in (known(out) if out else {}).items() if stands(fate, tests)}
+    todo = [mutant for mutant in mutants if mutant.key not in fates]
+    with ThreadPoolExecutor(jobs) as pool:
+        for future in as_completed([pool.submit(run, mutant, tests) for mutant in todo]):
+            fate = future.result()
+            fates[fate.key] = fate
+            if out:
+                with out.open("a") as file:
+                    file.write(json.dumps(asdict(fate)) + "\n")
+            tell(fate)
+    return [fates[mutant.key] for mutant in mutants]
