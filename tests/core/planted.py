@@ -1,22 +1,23 @@
-"""Bugs planted on purpose: what broke in real engines, put into a copy of this core.
+"""Bugs planted on purpose: what broke in real engines, put into this core as it is imported.
 
-A checker that never fails proves nothing. Each record below changes a few lines of the core into
-what a real engine once did; `hunt` then runs the swarm on that copy, in a process of its own, until
-an invariant, the oracle or the world objects. The references are issues and pull requests of vLLM
-(v#) and SGLang (s#), advisories, and two bugs that a prototype of this engine fell into; where
-there is none, a kind of bug that all engines share.
+A checker that never fails proves nothing. Each record below changes an expression or a few
+statements of one function into what a real engine once did, in the syntax tree, so that no layout
+matters; `hunt` then runs the swarm on that core, in a process of its own, until an invariant, the
+oracle or the world objects. The references are issues and pull requests of vLLM (v#) and SGLang
+(s#), advisories, and two bugs that a prototype of this engine fell into; where there is none, a
+kind of bug that all engines share. `ESCAPED` are small bugs that the swarm once let live: each has
+tests that find it at once.
 
 `python -m tests.core.planted` prints what caught each of them, and after how many turns.
 """
 
 import argparse
+import ast
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import traceback
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -26,22 +27,38 @@ from unittest.mock import patch
 
 from attrs import asdict, frozen
 
-import minfer
+from tests.mutation.loader import install
+from tests.mutation.planting import planted
+
+# Nothing of minfer is imported up here: a bug has to be planted before.
 
 WORLDS: Final = 300  # a bug must show in so many seeded worlds; the sound core passes them all
 TURNS: Final = 60  # of one world before it is healed and drained
+ROOT: Final = Path(__file__).resolve().parents[2]
 _CPU_SECONDS: Final = 10  # of one world, after which a turn counts as endless: 500 times the usual
 
 
 @frozen
 class Bug:
-    """A few lines of one module of the core, and what they become."""
+    """An expression or statements in one function of the core, and what they become."""
 
     name: str
     seen: str  # where a real engine did this
     file: str
-    old: str  # occurs exactly once in the file
+    function: str  # qualified name
+    old: str  # source; occurs exactly once in the function
     new: str
+    tests: str = ""  # a file of tests/core that catches it; else the swarm does
+
+    def plant(self) -> None:
+        """Have the core imported with this bug. Raises LookupError if its place is gone."""
+        module = "minfer." + self.file.removesuffix(".py")
+        install({module: lambda tree: planted(tree, self.function, self.old, self.new)})
+
+    def check(self) -> None:
+        """Raise LookupError unless what is to be changed is there, once."""
+        tree = ast.parse((ROOT / "minfer" / self.file).read_text("utf-8"))
+        planted(tree, self.function, self.old, self.new)
 
 
 @frozen
@@ -59,25 +76,30 @@ BUGS: Final = (
         "cancelled final step pins blocks",
         "v#26400, v#29987: a step whose rows were all cancelled is not taken for an end",
         "commit.py",
-        "    state = open_fences(state, plan.step)",
-        "    state = open_fences(state, plan.step) if any(new) else state",
+        "over",
+        "state = open_fences(state, plan.step)",
+        "state = open_fences(state, plan.step) if any(new) else state",
     ),
     Bug(
         "hit stolen before it is pinned",
         "v#37076, v#37164: allocation evicts the prefix that was just looked up",
         "admit.py",
-        "    low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)\n"
-        "    needs = -(-known // size) - hit\n"
-        "    new = draft.take(needs) if needs + spare <= draft.available else None\n",
-        "    low, hit, prefix, leaf = _hit(config, state, Draft(state.blocks), seq.keys, full)\n"
-        "    needs = -(-known // size) - hit\n"
-        "    new = draft.take(needs) if needs + spare <= draft.available else None\n"
-        "    draft.hold(leaf)\n",
+        "_seat",
+        (
+            "low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)\n"
+            "new = draft.take(-(-known // size) - hit) or ()"
+        ),
+        (
+            "low, hit, prefix, leaf = _hit(config, state, Draft(state.blocks), seq.keys, full)\n"
+            "new = draft.take(-(-known // size) - hit) or ()\n"
+            "draft.hold(leaf)"
+        ),
     ),
     Bug(
         "block visible before it is written",
         "v#41400: prompt blocks are findable once planned, not once computed",
         "commit.py",
+        "_fillings",
         "upto[i] = done[run.gens[i]]",
         "upto[i] = min(run.sched[i], run.base[i]) // size",
     ),
@@ -85,6 +107,7 @@ BUGS: Final = (
         "retired before it is written",
         "v#41400, s#36475: what a cancelled step was going to write is published",
         "lifecycle.py",
+        "retire",
         "upto = committed(config, state, i) // config.block_size",
         "upto = run.sched[i] // config.block_size",
     ),
@@ -92,6 +115,7 @@ BUGS: Final = (
         "last sampled token counted as KV",
         "v#38624: the token just sampled has no KV yet, its block is published",
         "commit.py",
+        "_fillings",
         "{i: (run.known[i] - 1) // size for i in some}",
         "{i: run.known[i] // size for i in some}",
     ),
@@ -99,13 +123,15 @@ BUGS: Final = (
         "fork reads a tail not yet computed",
         "v#41400, v#53936: a sample copies its sibling's prompt while that is being filled",
         "admit.py",
-        "if committed(config, state, sibling) < shared:",
-        "if state.running.known[sibling] < shared:",
+        "admit",
+        "committed(config, state, sibling) < shared",
+        "state.running.known[sibling] < shared",
     ),
     Bug(
         "leak of duplicates",
         "s#11970, s#6888: blocks whose content is cached already are neither kept nor freed",
         "lifecycle.py",
+        "_parted",
         "return (leaf,), twins + table[new.stop :]",
         "return (leaf,), table[new.stop :]",
     ),
@@ -113,6 +139,7 @@ BUGS: Final = (
         "leaf of a fenced sequence is never let go",
         "v#46283: cancelled while something is in flight, the cached prefix stays pinned",
         "lifecycle.py",
+        "open_fences",
         "_give_back(draft, fence.held, fence.private)",
         "draft.give(fence.private)",
     ),
@@ -120,6 +147,7 @@ BUGS: Final = (
         "double free",
         "sglang-jax #982: blocks just given to the cache are freed as well",
         "lifecycle.py",
+        "_parted",
         "return (leaf,), twins + table[new.stop :]",
         "return (leaf,), twins + table[new.start :]",
     ),
@@ -127,22 +155,27 @@ BUGS: Final = (
         "rank lost on preemption",
         "v#41951: who was preempted queues up behind all others",
         "lifecycle.py",
-        "    return evolve(state, waiting=state.waiting.insert(back), held=None), reason",
-        "    back = evolve(back, place=(seq.place[0], state.arrivals, seq.sample))\n"
-        "    state = evolve(state, arrivals=state.arrivals + 1)\n"
-        "    return evolve(state, waiting=state.waiting.insert(back), held=None), reason",
+        "preempt",
+        "return evolve(state, waiting=state.waiting.insert(back), held=None), reason",
+        (
+            "back = evolve(back, place=(seq.place[0], state.arrivals, seq.sample))\n"
+            "state = evolve(state, arrivals=state.arrivals + 1)\n"
+            "return evolve(state, waiting=state.waiting.insert(back), held=None), reason"
+        ),
     ),
     Bug(
         "output lost on preemption",
         "v#38624: tokens are sampled and sent a second time after a preemption",
         "lifecycle.py",
-        "    back = evolve(seq, preempted=",
-        "    seq = state.running.seqs[i]\n    back = evolve(seq, preempted=",
+        "preempt",
+        "seq = _anew(config, state.running, i)",
+        "seq = state.running.seqs[i]",
     ),
     Bug(
         "whole prompt hit",
         "s#22819: the prompt ends at a block end, all of it is cached, nothing is computed",
         "admit.py",
+        "_seat",
         "full = (known - 1) // size",
         "full = known // size",
     ),
@@ -150,6 +183,7 @@ BUGS: Final = (
         "salt left out of the key",
         "CVE-2025-46570, v#44701: tenants and adapters share blocks",
         "keys.py",
+        "extend_keys",
         "parent = out[-1] if out else root",
         'parent = out[-1] if out else b""',
     ),
@@ -157,6 +191,7 @@ BUGS: Final = (
         "salt left out of the root",
         "CVE-2025-46570: the salt is accepted and never looked at",
         "keys.py",
+        "root_key",
         'parts = (b"minfer.kv.1", fingerprint, salt)',
         'parts = (b"minfer.kv.1", fingerprint, salt[:0])',
     ),
@@ -164,6 +199,7 @@ BUGS: Final = (
         "parent left out of the key",
         "CVE-2025-25183 (colliding keys): equal tokens after different prefixes",
         "keys.py",
+        "block_key",
         'return sha256(parent + array("I", tokens).tobytes()).digest()',
         'return sha256(array("I", tokens).tobytes()).digest()',
     ),
@@ -171,6 +207,7 @@ BUGS: Final = (
         "tokens after the stop are sent",
         "v#3574, s#11462: what was sampled past the stop token reaches the client",
         "commit.py",
+        "_cut",
         "kept[i] = new[i][: ends[i][0]]",
         "kept[i] = new[i]",
     ),
@@ -178,14 +215,18 @@ BUGS: Final = (
         "results of a stale generation",
         "v#48245, v#38624: the row has a new owner, the old one's token goes to it",
         "commit.py",
+        "_advanced",
         "new = aligned(plan.gens, run.gens, yields, thresholds.aligned_window)",
-        "got = dict(zip(plan.rows, yields, strict=True))\n"
-        "        new = tuple(map(got.get, run.rows, repeat(())))",
+        (
+            "got = dict(zip(plan.rows, yields, strict=True))\n"
+            "new = tuple(map(got.get, run.rows, repeat(())))"
+        ),
     ),
     Bug(
         "copy lost with its plan",
         "prototype: after a failed step a fork counts the tail as KV that was to be copied",
         "lifecycle.py",
+        "committed",
         "return run.chains[i].sealed * config.block_size if copied else start",
         "return start",
     ),
@@ -193,20 +234,23 @@ BUGS: Final = (
         "last chunk of one token",
         "prototype: the prompt's last token alone in a chunk is taken for a decode row",
         "schedule.py",
-        "if run.gens[i] not in idle:\n",
-        "if run.gens[i] not in idle and run.base[i] - run.sched[i] > 1:\n",
+        "_shares",
+        "run.gens[i] not in idle",
+        "run.gens[i] not in idle and run.base[i] - run.sched[i] > 1",
     ),
     Bug(
         "fence ignored",
         "v#46283: blocks are freed while a step in flight still writes to them",
         "lifecycle.py",
-        "        if until is None:\n",
-        "        if until is None or blocks[1]:\n",
+        "retire",
+        "until is None",
+        "until is None or blocks[1]",
     ),
     Bug(
         "fence opens a step early",
         "v#26400: blocks of the last of several steps in flight are freed when the first is done",
         "lifecycle.py",
+        "retire",
         "until = state.inflight[-1].step if state.inflight else None",
         "until = state.inflight[0].step if state.inflight else None",
     ),
@@ -214,6 +258,7 @@ BUGS: Final = (
         "neighbour's seed",
         "v#51226: a row samples by the parameters of the row beside it",
         "schedule.py",
+        "_plan",
         "opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))",
         "opens.append(Open(at, run.seqs[at].request, seq.sample, run.tables[i][:]))",
     ),
@@ -221,6 +266,7 @@ BUGS: Final = (
         "one stream for all samples",
         "fan-out: the samples of one request draw the same noise",
         "schedule.py",
+        "_plan",
         "opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))",
         "opens.append(Open(at, seq.request, 0, run.tables[i][:]))",
     ),
@@ -228,34 +274,39 @@ BUGS: Final = (
         "everybody waits for blocks",
         "v#45388: sequences that each hold a part of what they need wait for each other",
         "grow.py",
-        "if state.fences or len(run) == 1:",
-        "if state.fences or len(run) >= 1:",
+        "_short",
+        "state.fences or len(run) == 1",
+        "state.fences or len(run) >= 1",
     ),
     Bug(
         "preemption cascade",
         "v#49674, v#49675: blocks behind fences do not count, so the next one is preempted too",
         "grow.py",
-        "if state.fences or len(run) == 1:",
-        "if len(run) == 1:",
+        "_short",
+        "state.fences or len(run) == 1",
+        "len(run) == 1",
     ),
     Bug(
         "first in rank preempted",
         "v#41951, v#54644: the one that has waited and computed longest gives way",
         "grow.py",
-        "victim = choice if 0 < choice < len(run) else len(run) - 1",
+        "_short",
+        "victim, state = consult.victim(config, state)",
         "victim = 0",
     ),
     Bug(
         "equals displace each other",
         "v#49674: requests of one priority take turns in throwing each other out",
-        "policies.py",
-        "return waiting < running",
-        "return waiting <= running",
+        "consult.py",
+        "displaces",
+        "if waiting > running:\n    return False, state",
+        "if waiting[0] == running[0]:\n    return True, state",
     ),
     Bug(
         "one token past the block end",
         "s#22819: the table grows when position k*size has been planned, not before",
         "grow.py",
+        "grow",
         "now = [i for i, end in ends.items() if run.sched[i] >= end]",
         "now = [i for i, end in ends.items() if run.sched[i] > end]",
     ),
@@ -263,27 +314,31 @@ BUGS: Final = (
         "no block for the last position",
         "s#22819: a limit one past a block end never gets its block",
         "grow.py",
-        "if end < run.last[i]",
-        "if end + 1 < run.last[i]",
+        "grow",
+        "end < run.last[i]",
+        "end + 1 < run.last[i]",
     ),
     Bug(
         "parent evicted before its child",
         "s#22819, s#20010: an inner node of the tree is thrown out, its children stay findable",
         "blocks.py",
-        "                if not kids:\n                    self.idle[last_use] = leaf\n",
-        "                self.idle[last_use] = leaf\n",
+        "Draft.release",
+        ("if not kids:\n    self.idle[last_use] = leaf"),
+        "self.idle[last_use] = leaf",
     ),
     Bug(
         "hit stays evictable",
         "v#37164: a cached block that somebody took up again is still listed as idle",
         "blocks.py",
-        "            if not kids:\n                del self.idle[ticket]\n",
+        "Draft.hold",
+        ("if not kids:\n    del self.idle[ticket]"),
         "",
     ),
     Bug(
         "growth lost",
         "diffs instead of state: a second growth in one step replaces the first",
         "grow.py",
+        "stretch",
         "grown = {**grown, **more_grown}",
         "grown = more_grown",
     ),
@@ -291,13 +346,15 @@ BUGS: Final = (
         "resumed row is not sent again",
         "diffs instead of state: after a preemption the device keeps its old table",
         "schedule.py",
-        "if start == run.starts[i]:",
-        "if start == run.starts[i] and not seq.preempted:",
+        "_plan",
+        "start == run.starts[i]",
+        "start == run.starts[i] and not seq.preempted",
     ),
     Bug(
         "successors of a failed step go on",
         "v#50265: only the failed step is taken back, not those planned on top of it",
         "commit.py",
+        "_void",
         "touched = {gen for plan in state.inflight for gen in plan.gens}",
         "touched = blamed",
     ),
@@ -305,6 +362,7 @@ BUGS: Final = (
         "failed step keeps its positions",
         "v#50265: what was planned stays counted although it never ran",
         "lifecycle.py",
+        "restart",
         '("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails", "fresh")',
         '("seqs", "gens", "starts", "base", "ripe", "chains", "tails", "fresh")',
     ),
@@ -312,6 +370,7 @@ BUGS: Final = (
         "short yield counted in full",
         "v#48245: positions reserved ahead are not given back when fewer tokens come",
         "commit.py",
+        "_advanced",
         "sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))",
         "del short",
     ),
@@ -319,20 +378,23 @@ BUGS: Final = (
         "decodes beyond the budget",
         "budgets: running rows are not counted against that of tokens",
         "schedule.py",
-        "- (len(run) - len(idle))",
-        "",
+        "_shares",
+        "budget - (len(run) - len(idle))",
+        "budget",
     ),
     Bug(
         "cancel leaves siblings waiting",
         "v#51629: of n samples only the first is taken out of the line",
         "engine.py",
-        "for sample in samples:",
-        "for sample in list(samples)[:1]:",
+        "_stop",
+        "_waiting(state, (name, sample))",
+        "_waiting(state, (name, sample)) if sample == next(iter(samples)) else None",
     ),
     Bug(
         "cancel leaves siblings running",
         "v#51629: of n samples only the first that runs is ended",
         "engine.py",
+        "_stop",
         "state, ended = end(config, state, running)",
         "state, ended = end(config, state, dict(list(running.items())[:1]))",
     ),
@@ -340,20 +402,23 @@ BUGS: Final = (
         "never fits, waits for ever",
         "v#39734, v#35541: a request longer than the whole cache is queued and blocks the line",
         "engine.py",
-        "if needs > config.num_blocks:",
-        "if needs > 4 * config.num_blocks:",
+        "objection",
+        "needs > config.num_blocks",
+        "needs > 4 * config.num_blocks",
     ),
     Bug(
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
         "admit.py",
-        "spare = max(config.watermark, more) if len(state.running) + others else 0",
-        "spare = max(config.watermark, more)",
+        "needed",
+        "0 if alone else max(config.watermark, one_more)",
+        "max(config.watermark, one_more)",
     ),
     Bug(
         "context limit off by one",
         "limits: one token more than the model's maximum length",
         "lifecycle.py",
+        "seated",
         "last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1",
         "last = min(len(request.prompt) + request.max_tokens - 1, config.max_model_len)",
     ),
@@ -361,6 +426,7 @@ BUGS: Final = (
         "repeat beyond the limit",
         "limits: several steps in one plan, the length is looked at after them",
         "grow.py",
+        "stretch",
         "min(config.max_repeat, last - sched, len(table) * size - sched)",
         "min(config.max_repeat, len(table) * size - sched)",
     ),
@@ -368,20 +434,23 @@ BUGS: Final = (
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends again",
         "commit.py",
-        "    state, finished = end(config, state, lost)\n",
-        "    _, finished = end(config, state, lost)\n",
+        "_void",
+        "state, finished = end(config, state, lost)",
+        "_, finished = end(config, state, lost)",
     ),
     Bug(
         "side table outlives the request",
         "v#51629: what was noted about a sample is never cleared",
         "lifecycle.py",
-        "    state = evolve(state, requests=requests, policy=policy, faults=faults)\n",
-        "    state = evolve(state, requests=requests, policy=policy)\n",
+        "count_out",
+        "state = evolve(state, requests=requests, faults=faults)",
+        "state = evolve(state, requests=requests)",
     ),
     Bug(
         "poison is retried for ever",
         "one bad request fatal to all: its failures are not counted, so it is retried for ever",
         "commit.py",
+        "_void",
         "faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1",
         "faults[run.ids[i]] = 1",
     ),
@@ -389,20 +458,23 @@ BUGS: Final = (
         "neighbours blamed",
         "one bad request fatal to all: whoever shares its steps ends with it",
         "schedule.py",
-        "if count >= few and",
-        "if count > 9 and",
+        "_suspect",
+        "count >= few and sample in run.ids",
+        "count > 9 and sample in run.ids",
     ),
     Bug(
         "results of a skipped step",
         "v#48245, s#36475: the answer to a later step is taken for that to the first",
         "commit.py",
-        "if event.step != plan.step:",
-        "if event.step < plan.step:",
+        "over",
+        "event.step != plan.step",
+        "event.step < plan.step",
     ),
     Bug(
         "newcomer behind all others",
         "v#41951: who comes back from a preemption runs at the end of the batch's order",
         "sequence.py",
+        "joined",
         'at = bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))',
         "at = len(run)",
     ),
@@ -410,13 +482,15 @@ BUGS: Final = (
         "window ends a block late",
         "any engine: blocks that the next query still reads are taken for out of the window",
         "lifecycle.py",
-        "    low = outside(position, config.window, config.block_size)\n",
-        "    low = outside(position + config.block_size, config.window, config.block_size)\n",
+        "_slid",
+        "low = outside(position, config.window, config.block_size)",
+        "low = outside(position + config.block_size, config.window, config.block_size)",
     ),
     Bug(
         "hit without its window",
         "any engine: a prefix counts as cached though a block of its last window is gone",
         "blocks.py",
+        "lookup_window",
         "outside(hit * block_size, window, block_size)",
         "outside((hit + 1) * block_size, window, block_size)",
     ),
@@ -424,27 +498,146 @@ BUGS: Final = (
         "given back twice",
         "any engine: what left the window is let go again at each block",
         "lifecycle.py",
-        "    for block in table[chain.low : min(low, sealed)]:\n",
-        "    for block in table[: min(low, sealed)]:\n",
+        "_slid",
+        "table[chain.low : min(low, sealed)]",
+        "table[: min(low, sealed)]",
     ),
     Bug(
         "private block behind the window leaks",
         "any engine: what was never published is forgotten when it leaves the window",
         "lifecycle.py",
-        "    draft.give(table[max(chain.low, sealed) : low])\n",
-        "",
+        "_slid",
+        "draft.give(table[max(chain.low, sealed) : low])",
+        "()",
     ),
     Bug(
         "fork of a block that is gone",
         "any engine: a tail is copied from a block that its owner has given back",
         "admit.py",
+        "_seat",
         "run.chains[sibling].low <= full == hit",
         "run.chains[sibling].low <= 2 * full + 1 and full == hit",
     ),
 )
 
+_LET = "an attack on the tests: 43 of 108 small bugs lived, this among them"
+ESCAPED: Final = (
+    Bug(
+        "neighbour's table taken unseen",
+        _LET,
+        "admit.py",
+        "_prefix",
+        "len(table) > hit and table[hit - 1] == leaf",
+        "len(table) > hit",
+        "test_admit.py",
+    ),
+    Bug(
+        "displacement compares the first that runs",
+        _LET,
+        "consult.py",
+        "displaces",
+        "state.running.seqs[-1].place",
+        "state.running.seqs[0].place",
+        "test_consult.py",
+    ),
+    Bug(
+        "results aligned within their window alone",
+        _LET,
+        "commit.py",
+        "aligned",
+        "before[i] in right or before[i] in now[j:]",
+        "before[i] in right",
+        "test_commit.py",
+    ),
+    Bug(
+        "faults are never cleared",
+        _LET,
+        "commit.py",
+        "over",
+        "f[0] not in ran",
+        "f[0] is not ran",
+        "test_commit.py",
+    ),
+    Bug(
+        "a good step clears everybody's faults",
+        _LET,
+        "commit.py",
+        "over",
+        "tuple(f for f in state.faults if f[0] not in ran)",
+        "()",
+        "test_commit.py",
+    ),
+    Bug(
+        "empty results are accepted",
+        _LET,
+        "commit.py",
+        "_flaw",
+        "min(1, most) <= size <= most",
+        "size <= most",
+        "test_commit.py",
+    ),
+    Bug(
+        "stop ids of newcomers alone",
+        _LET,
+        "schedule.py",
+        "schedule",
+        "{seq.request.stop_ids for seq in run.seqs}",
+        "{one.seat.seqs[0].request.stop_ids for one in newcomers}",
+        "test_schedule.py",
+    ),
+    Bug(
+        "held, and never looked at again",
+        _LET,
+        "schedule.py",
+        "_move_up",
+        "reasons: tuple[Reason, ...] = ()",
+        "reasons: tuple[Reason, ...] = ()\n"
+        "if state.held == (state.waiting.first().place, 'blocks') and len(state.running):\n"
+        "    return state, (), ()",
+        "test_schedule.py",
+    ),
+    Bug(
+        "a bucket's head is not found",
+        _LET,
+        "waiting.py",
+        "Line._spot",
+        "bisect_right(self.buckets, place, key=lambda bucket: bucket[0].place)",
+        "bisect_left(self.buckets, place, key=lambda bucket: bucket[0].place)",
+        "test_waiting.py",
+    ),
+    Bug(
+        "token ids cut to 16 bits",
+        _LET,
+        "keys.py",
+        "block_key",
+        "array('I', tokens)",
+        "array('I', [token & 0xFFFF for token in tokens])",
+        "test_keys.py",
+    ),
+    Bug(
+        "the latest used goes first",
+        _LET,
+        "blocks.py",
+        "Draft._evict",
+        "block = idle.pop(low)",
+        "low = max(ticket for ticket in range(low, self.high) if ticket in idle)\n"
+        "block = idle.pop(low)\n"
+        "low = self.low",
+        "test_blocks.py",
+    ),
+    Bug(
+        "finish for another sample",
+        _LET,
+        "engine.py",
+        "_finish",
+        "(event.sample,)",
+        "(0,)",
+        "test_engine.py",
+    ),
+)
 
-# --- in the copy's process ------------------------------------------------------------------------
+
+# --- in the bug's process -------------------------------------------------------------------------
 
 
 def hunt(worlds: int) -> Caught | None:
@@ -510,62 +703,58 @@ def _message(error: Exception) -> str:
 # --- in the tests' process ------------------------------------------------------------------------
 
 
-def plant(bug: Bug | None, folder: Path) -> None:
-    """Copy the core, what executes for it and its hostile world to `folder`, with one bug."""
-    core, here = Path(minfer.__file__).parent, Path(__file__).parent
-    for source, target, names in (
-        (core, "minfer", [path.name for path in core.glob("*.py")]),
-        (core / "effects", "minfer/effects", ["__init__.py", "executor.py"]),
-        (here.parent, "tests", ["__init__.py"]),
-        (here, "tests/core", ["__init__.py", "world.py", "planted.py"]),
-    ):
-        (folder / target).mkdir(parents=True)
-        for name in names:
-            shutil.copyfile(source / name, folder / target / name)
-    if bug is not None:
-        path = folder / "minfer" / bug.file
-        text = path.read_text()
-        if text.count(bug.old) != 1:
-            raise LookupError(f"{bug.name}: its text is {text.count(bug.old)} times in {bug.file}")
-        path.write_text(text.replace(bug.old, bug.new))
-
-
 def find(bug: Bug | None, worlds: int = WORLDS) -> Caught | None:
     """What catches the bug; None if nothing does. The sound core, too, can be hunted."""
-    with tempfile.TemporaryDirectory() as name:
-        plant(bug, Path(name))
-        # A fixed hash seed: the world chooses among names in the order of maps.
-        env = {**os.environ, "PYTHONPATH": name, "PYTHONHASHSEED": "0"}
-        command = [sys.executable, "-m", "tests.core.planted", "--hunt", str(worlds)]
-        done = subprocess.run(command, cwd=name, env=env, capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"{bug and bug.name}: the hunt itself failed\n{done.stderr}")
-        said = json.loads(done.stdout)
-        if not Path(said["core"]).samefile(Path(name) / "minfer"):
-            raise RuntimeError(f"hunted in {said['core']}, not in the copy")
-    return Caught(**said["caught"]) if said["caught"] else None
+    # A fixed hash seed: the world chooses among names in the order of maps.
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
+    name = [f"--plant={json.dumps(asdict(bug))}"] if bug else []
+    what = [f"--pytest={bug.tests}"] if bug and bug.tests else [f"--hunt={worlds}"]
+    command = [sys.executable, "-m", "tests.core.planted", *name, *what]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    if bug and bug.tests and done.returncode in (0, 1):
+        failed = [line for line in done.stdout.splitlines() if line.startswith("FAILED")]
+        return Caught(bug.tests, failed[0].partition("::")[2], 0, 0) if failed else None
+    if done.returncode:
+        raise RuntimeError(f"{bug and bug.name}: the hunt itself failed\n{done.stderr}")
+    said = json.loads(done.stdout)
+    return Caught(**said) if said else None
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description="Which planted bugs are caught, and by what.")
     parser.add_argument("--worlds", type=int, default=WORLDS, help="at most, for each bug")
+    parser.add_argument("--plant", metavar="BUG", help="by name, or as JSON: have the core with it")
     parser.add_argument("--hunt", type=int, metavar="WORLDS", help="here, in the core as it is")
+    parser.add_argument("--pytest", metavar="FILE", help="run these tests of the core, here")
     args = parser.parse_args()
+    if args.plant:
+        named = {bug.name: bug for bug in (*BUGS, *ESCAPED)}
+        (named.get(args.plant) or Bug(**json.loads(args.plant))).plant()
+    if args.pytest:
+        import pytest
+
+        path = str(ROOT / "tests" / "core" / args.pytest)
+        return int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", path]))
     if args.hunt is not None:
         caught = hunt(args.hunt)
-        core = str(Path(minfer.__file__).parent)
-        print(json.dumps({"core": core, "caught": caught and asdict(caught)}))
+        print(json.dumps(caught and asdict(caught)))
         return 0
+    return _all(args.worlds)
+
+
+def _all(worlds: int) -> int:
+    """Print what catches each; 0 if something does, and the sound core passes."""
+    bugs = (*BUGS, *ESCAPED)
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        results = list(pool.map(lambda bug: find(bug, args.worlds), (None, *BUGS)))
+        results = list(pool.map(lambda bug: find(bug, worlds), (None, *bugs)))
     print(f"{'bug':42} {'caught by':18} {'turns':>6} {'worlds':>6}  message")
-    names = ("(none: the core as it is)", *(bug.name for bug in BUGS))
+    names = ("(none: the core as it is)", *(bug.name for bug in bugs))
     for name, got in zip(names, results, strict=True):
         row = (got.law, got.turns, got.worlds, got.message[:70]) if got else ("-", "", "", "")
         print(f"{name:42} {row[0]:18} {row[1]:>6} {row[2]:>6}  {row[3]}".rstrip())
     found = sum(got is not None for got in results[1:])
-    print(f"{found} of {len(BUGS)} caught; the sound core: {results[0] or 'no objection'}")
-    return 0 if found == len(BUGS) and results[0] is None else 1
+    print(f"{found} of {len(bugs)} caught; the sound core: {results[0] or 'no objection'}")
+    return 0 if found == len(bugs) and results[0] is None else 1
 
 
 if __name__ == "__main__":

@@ -27,11 +27,15 @@ def planted(tree: ast.Module, function: str, old: str, new: str) -> ast.Module:
         swap.visit(where)
         found = swap.found
     else:
-        for block in list(_blocks(where)):
-            for at in range(len(block) - len(body) + 1):
-                if _same(block[at : at + len(body)], body):
-                    found += 1
-                    block[at : at + len(body)] = for_new or [ast.Pass()]
+        spots = [
+            (block, at)
+            for block in _blocks(where)
+            for at in range(len(block) - len(body) + 1)
+            if _same(block[at : at + len(body)], body)
+        ]
+        found = len(spots)
+        for block, at in spots:
+            block[at : at + len(body)] = for_new or [ast.Pass()]
     if found != 1:
         raise LookupError(f"{found} times in {function}: {old}")
     return tree
