@@ -594,7 +594,7 @@ ESCAPED: Final = (
         "reasons: tuple[Reason, ...] = ()\n"
         "if state.held == (state.waiting.first().place, 'blocks') and len(state.running):\n"
         "    return state, (), ()",
-        "test_schedule.py",
+        "test_stories.py",
     ),
     Bug(
         "a bucket's head is not found",

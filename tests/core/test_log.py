@@ -27,3 +27,21 @@ def test_a_log_is_a_tuple_that_grows(
     assert hash(log) == hash(Log(model))
     for i in range(-len(model), len(model)):
         assert log[i] == model[i]
+
+
+def test_recent_entries_join_the_old_ones_when_there_are_enough() -> None:
+    log = Log[int]()
+    for entry in range(8):
+        log = log.extended((entry,), 3)
+    assert (log.old, log.recent) == ((0, 1, 2, 3, 4, 5), (6, 7))
+
+
+def test_a_slice_of_recent_entries_alone_does_not_touch_the_old_ones() -> None:
+    log = Log((1, 2, 3), (4, 5))
+    assert log[3:] == (4, 5)
+    assert log[3:3] == log[4:2] == log[5:3] == log[5:1] == ()
+    assert log[2:4] == (3, 4)
+    assert log[1:3] == (2, 3)
+    assert [*log] == [1, 2, 3, 4, 5]
+    assert log != Log((1, 2, 3), (4, 6))
+    assert log != "12345"

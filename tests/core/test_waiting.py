@@ -42,3 +42,36 @@ def test_buckets_stay_small() -> None:
         line = line.insert(entry(number))
     assert max(map(len, line.buckets)) < 128
     assert [s.place for s in line] == sorted(s.place for s in line)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=120), st.integers(2, 4))
+def test_a_line_of_tiny_buckets_is_a_sorted_list(moves: list[tuple[bool, int]], full: int) -> None:
+    """So that heads of buckets are looked for as often as what is inside them."""
+    line, model = Line(full=full), dict[int, Sequence]()
+    for add, number in moves:
+        seq = entry(number)
+        if add and number not in model:
+            line = line.insert(seq)
+            model[number] = seq
+        elif not add:
+            rest = line.remove(seq.place)
+            assert number in model or rest is line, "nobody was there"
+            line = rest
+            model.pop(number, None)
+        assert all(line.buckets), "no bucket is empty"
+        assert max(map(len, line.buckets), default=0) < full
+        everybody = sorted(model.values(), key=lambda s: s.place)
+        assert list(line) == everybody
+        assert len(line) == len(everybody)
+        assert all(line.find(one.place) is one for one in everybody)
+        if everybody:
+            assert (line.first(), line.last()) == (everybody[0], everybody[-1])
+
+
+def test_a_full_bucket_is_split_in_the_middle() -> None:
+    line = Line(full=8)
+    for number in range(7, 7 * 9, 7):  # one rank: in order of arrival
+        line = line.insert(entry(number))
+    assert [len(bucket) for bucket in line.buckets] == [4, 4]
+    assert len(Line(full=8).insert(entry(1)).buckets) == 1

@@ -1,0 +1,177 @@
+"""What results become: aligned with those who run now, cut at ends, counted against failures."""
+
+import hypothesis.strategies as st
+import pytest
+from attrs import evolve
+from hypothesis import given
+
+from minfer.commit import aligned
+from minfer.config import Thresholds
+from minfer.messages import Cancel, Emit, Ended, Executed, Failed, Ignored, Submit, Voided
+from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
+
+
+@given(st.permutations(range(10)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)),
+       st.integers(1, 4))  # fmt: skip
+def test_results_follow_their_generations_whoever_came_or_went(
+    order: list[int], left: set[int], came: set[int], window: int
+) -> None:
+    """However far apart they are, in windows of any size."""
+    before = tuple(gen for gen in order if gen not in came - left)
+    now = tuple(gen for gen in order if gen not in left)
+    yields = tuple((gen, gen + 100) for gen in before)
+    right = tuple((gen, gen + 100) if gen in before else () for gen in now)
+    assert aligned(before, now, yields, window) == right
+
+
+def test_many_newcomers_in_front_do_not_hide_who_ran_before() -> None:
+    assert aligned((7,), (1, 2, 3, 4, 7), ((5,),), 2) == ((), (), (), (), (5,))
+    assert aligned((1, 2, 3, 4, 7), (7,), ((1,), (2,), (3,), (4,), (5,)), 2) == ((5,),)
+    assert aligned((), (1, 2), (), 2) == ((), ())
+    assert aligned((1, 2), (), ((1,), (2,)), 2) == ()
+
+
+def two_at_fault(failures: int) -> Bench:
+    """Two requests whose common step has failed so often."""
+    bench = Bench(evolve(CONFIG, max_failures=5))
+    bench.give(Submit(ask("a", 5, 9)), Submit(ask("bb", 5, 9)))
+    for _ in range(failures):
+        bench.give(bench.oracle.fail("boom", halfway=False))
+    assert bench.state.faults == ((("a", 0), failures), (("bb", 0), failures))
+    return bench
+
+
+def test_a_good_step_clears_the_faults_of_all_in_it() -> None:
+    bench = two_at_fault(1)
+    bench.turn()
+    assert bench.state.faults == ()
+    bench.drain()
+
+
+def test_a_good_step_of_one_alone_leaves_the_others_their_faults() -> None:
+    bench = two_at_fault(2)
+    assert len(bench.state.inflight[0].gens) == 1, "the first runs alone"
+    bench.turn()
+    assert bench.state.faults == ((("bb", 0), 2),)
+    bench.drain()
+    assert {done.reason for done in bench.ended.values()} == {"length"}
+
+
+def test_faults_add_up_only_for_who_was_in_the_failed_step() -> None:
+    bench = two_at_fault(2)
+    bench.give(bench.oracle.fail("boom", halfway=False))
+    assert bench.state.faults == ((("a", 0), 3), (("bb", 0), 2))
+    (*_, last) = bench.reasons_of(Voided)
+    assert (last.plans, last.rows, last.error) == (1, 1, "boom")
+
+
+def test_a_failed_step_names_itself_its_plans_and_its_rows() -> None:
+    bench = Bench(evolve(CONFIG, depth=2))
+    bench.give(Submit(ask("a", 5, 9)), Submit(ask("bb", 5, 9)))
+    bench.give(Failed(1, "boom"))
+    (voided,) = bench.reasons_of(Voided)
+    assert voided == Voided(1, "boom", 2, 2)
+
+
+def test_who_fails_for_the_last_time_ends_with_the_error_and_the_others_go_on() -> None:
+    bench = Bench(evolve(CONFIG, max_failures=2))
+    bench.give(Submit(ask("a", 5, 9)))
+    bench.give(bench.oracle.fail("first", halfway=False))
+    assert not bench.ended
+    bench.give(bench.oracle.fail("second", halfway=False))
+    assert bench.ended["a", 0].reason == "error"
+    assert bench.ended["a", 0].error == "its step failed 2 times, at last with: second"
+    assert [(type(r), getattr(r, "error", "")) for r in bench.reasons[-2:]] == [
+        (Voided, "second"), (Ended, bench.ended["a", 0].error),
+    ]  # fmt: skip
+    assert not bench.state.faults
+    assert not bench.state.running.gens
+
+
+@pytest.mark.parametrize(
+    "wrong", [((),), ((1,), (1,)), ((1, 2),), ((VOCAB,),), ((-1,),), ([1],), ((1.5,),), ((2**32,),)]
+)
+def test_what_no_row_can_yield_is_a_failed_step(wrong: object) -> None:
+    bench = Bench()
+    request = ask("a", 3, 4)
+    bench.give(Submit(request))
+    bench.oracle.collect()
+    bench.give(Executed(0, wrong))  # type: ignore[arg-type]  # wrong on purpose
+    assert len(bench.reasons_of(Voided)) == 1
+    assert bench.state.faults == ((("a", 0), 1),)
+    bench.drain()
+    assert bench.out["a", 0] == bench.right(request)
+
+
+def test_the_largest_token_id_is_none_too_many_and_a_chunk_yields_nothing() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("a", 20, 4)))  # more than a step's budget
+    bench.oracle.collect()
+    bench.give(Executed(0, ((1,),)))
+    assert len(bench.reasons_of(Voided)) == 1, "a chunk that goes on has no token"
+    bench.turn()
+    bench.oracle.collect()
+    bench.give(Executed(bench.state.inflight[0].step, ((VOCAB - 1,),)))
+    assert bench.out["a", 0] == (VOCAB - 1,)
+    assert len(bench.reasons_of(Voided)) == 1
+
+
+def test_a_step_before_the_first_in_flight_is_ignored_and_one_after_it_fails() -> None:
+    bench = Bench(evolve(CONFIG, depth=2))
+    bench.give(Submit(ask("a", 3, 9)))
+    bench.turn()
+    bench.give(Executed(0, ((1,),)))
+    assert bench.reasons[-1] == Ignored("executed", "step 0 is not in flight")
+    bench.give(Executed(2, ((1,),)))
+    assert bench.reasons_of(Voided) == [Voided(2, "step 1 was skipped", 2, 1)]
+
+
+def test_rows_short_of_their_most_give_back_what_was_reserved() -> None:
+    bench = Bench(evolve(CONFIG, max_repeat=4, depth=2))
+    bench.give(Submit(ask("a", 4, 30)))
+    bench.turn()
+    bench.turn()
+    run, first = bench.state.running, bench.state.inflight[0]
+    assert first.most == (4,)
+    bench.give(Executed(first.step, ((1,),)))
+    after = bench.state.running
+    ahead = sum(plan.most[0] for plan in bench.state.inflight)
+    assert after.known[0] == run.known[0] + 1
+    assert after.sched[0] == after.known[0] - 1 + ahead
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_fresh_tokens_join_the_tails_every_so_many_steps(steps: int) -> None:
+    config = evolve(CONFIG, block_size=32, thresholds=Thresholds(fresh_steps=steps))
+    bench = Bench(config)
+    bench.give(Submit(ask("a", 3, 20)))
+    for _ in range(10):
+        bench.turn()
+        assert len(bench.state.running.fresh[0]) <= steps
+    assert bench.state.running.tokens(0, 32)[3:] == bench.out["a", 0]
+
+
+def test_tokens_after_the_last_one_and_after_a_stop_are_taken_back() -> None:
+    plain = ask("a", 4, 6)
+    right = Bench().right(plain)
+    for request, keep in ((plain, 6), (evolve(plain, stop_ids=frozenset(right[2:3])), 0)):
+        bench = Bench(evolve(CONFIG, max_repeat=4))
+        bench.give(Submit(request))
+        bench.drain()
+        kept = right[: keep or right.index(right[2]) + 1]
+        assert bench.out["a", 0] == kept
+        assert bench.ended["a", 0].length == len(kept)
+        assert bench.ended["a", 0].reason == ("length" if keep else "stop")
+
+
+def test_what_is_emitted_names_everybody_who_runs_and_ends_nobody_else() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("a", 3, 2)), Submit(ask("bb", 3, 5)))
+    bench.turn()
+    turn = bench.turn()
+    (emit,) = [c for c in turn.commands if isinstance(c, Emit)]
+    assert emit.ids == (("a", 0), ("bb", 0))
+    assert [len(tokens) for tokens in emit.tokens] == [1, 1]
+    assert [(done.id, done.reason, done.length) for done in emit.finished] == [("a", "length", 2)]
+    bench.turn(Cancel("bb"))
+    assert not bench.state.requests
