@@ -1,0 +1,200 @@
+"""A policy's answers: taken as they are if they can be used, and otherwise overruled with a reason."""
+
+import math
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer import consult
+from minfer.admit import load
+from minfer.messages import Overruled, Submit
+from minfer.policies import Priority
+from minfer.policy import FirstCome, Load, Rank
+from minfer.state import EngineState
+from tests.core.test_engine import CONFIG, Bench, ask
+
+
+class Says(FirstCome):
+    """Answers every question alike, or raises."""
+
+    def __init__(self, answer: Any) -> None:
+        object.__setattr__(self, "answer", answer)
+
+    def _say(self, *_: Any, **__: Any) -> Any:
+        answer = vars(self)["answer"]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    rank = again = admit_from = admitted = ended = victim = displaces = budget = _say
+
+
+def crowd() -> EngineState:
+    """Three run, with ranks 0, 1 and 5, and one of rank 3 waits."""
+    bench = Bench(evolve(CONFIG, max_num_seqs=3, policy=Priority()))
+    bench.give(*(Submit(ask(f"r{p}", 4, 9, priority=p)) for p in (0, 1, 5)))
+    first = bench.state
+    assert len(first.running) == 3
+    line = Bench(evolve(CONFIG, max_num_seqs=1, policy=Priority()))
+    line.give(Submit(ask("first", 4, 9)), Submit(ask("waits", 4, 9, priority=3)))
+    return evolve(first, waiting=line.state.waiting)
+
+
+def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
+    """What a question comes to, and why it was overruled."""
+    config, state = evolve(CONFIG, policy=Says(answer)), crowd()
+    request, now = ask("new", 4, 9, priority=2), load(CONFIG, state)
+    after: Any
+    if question == "rank":
+        found, after = consult.rank(config, state, request)
+    elif question == "again":
+        found, after = consult.again(config, state, (4.0,), request, 1.0, 2)
+    elif question == "admit_from":
+        found, after = consult.admit_from(config, state, now)
+    elif question == "victim":
+        found, after = consult.victim(config, state)
+    elif question == "displaces":
+        found, after = consult.displaces(config, state)
+    elif question == "budget":
+        found, after = consult.budget(config, state, now)
+    elif question == "admitted":
+        after = consult.admitted(config, state, (1.0,), request, now)
+        found = after.policy
+    else:
+        after = consult.ended(config, state, request, 3, ran=True)
+        found = after.policy
+    return found, list(after.overruled)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "found"),
+    [
+        ("rank", ((2.0, 1), "new"), (2.0, 1)),
+        ("rank", ((-math.inf,), None), (-math.inf,)),
+        ("again", (3.0,), (3.0,)),
+        ("again", (9.0,), (4.0,)),  # never behind its old place
+        ("admit_from", 7, 7),
+        ("admit_from", -math.inf, -math.inf),
+        ("admit_from", math.inf, math.inf),
+        ("admit_from", -(2**63), -(2**63)),
+        ("victim", 1, 1),
+        ("victim", 2, 2),
+        ("displaces", True, True),
+        ("displaces", False, False),
+        ("budget", 7, 7),
+        ("budget", 10**400, 16),
+        ("budget", 0, 0),
+        ("budget", -5, 0),
+        ("admitted", "new", "new"),
+        ("ended", "new", "new"),
+    ],
+)
+def test_an_answer_that_can_be_used_is_taken(question: str, answer: Any, found: Any) -> None:
+    assert asked(question, answer) == (found, [])
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "instead", "why"),
+    [
+        ("rank", None, (5.0,), "returned no pair of rank and state"),
+        ("rank", ((1.0,),), (5.0,), "returned no pair of rank and state"),
+        ("rank", [(1.0,), None], (5.0,), "returned no pair of rank and state"),
+        ("rank", ((math.nan,), None), (5.0,), "returned NaN"),
+        ("rank", ((1.0, "a"), None), (5.0,), "returned a str"),
+        ("rank", ([1.0], None), (5.0,), "returned a list"),
+        ("again", None, (4.0,), "returned a NoneType"),
+        ("again", (1.0, math.nan), (4.0,), "returned NaN"),
+        ("admit_from", math.nan, 1.0, "returned NaN"),
+        ("admit_from", None, 1.0, "returned a NoneType"),
+        ("admit_from", 2**63, 1.0, "returned a number too large to hold"),
+        ("admit_from", -(2**63) - 1, 1.0, "returned a number too large to hold"),
+        ("victim", 0, 2, "chose nobody who may"),
+        ("victim", 3, 2, "chose nobody who may"),
+        ("victim", -1, 2, "chose nobody who may"),
+        ("victim", 1.0, 2, "returned a float"),
+        ("victim", True, 2, "returned a bool"),
+        ("displaces", 1, False, "returned a int"),
+        ("displaces", None, False, "returned a NoneType"),
+        ("budget", 2.5, 16, "returned a float"),
+        ("budget", math.nan, 16, "returned a float"),
+    ],
+)
+def test_an_answer_that_is_none_gives_way_to_first_come(
+    question: str, answer: Any, instead: Any, why: str
+) -> None:
+    assert asked(question, answer) == (instead, [Overruled(question, why)])
+
+
+@pytest.mark.parametrize(
+    ("question", "instead"),
+    [
+        ("rank", (5.0,)), ("again", (4.0,)), ("admit_from", 1.0), ("victim", 2),
+        ("displaces", False), ("budget", 16), ("admitted", None), ("ended", None),
+    ],
+)  # fmt: skip
+def test_a_policy_that_raises_gives_way_to_first_come(question: str, instead: Any) -> None:
+    assert asked(question, KeyError("no")) == (instead, [Overruled(question, "raised KeyError")])
+
+
+def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
+    config, state = evolve(CONFIG, policy=Says(None)), crowd()
+    request = ask("new", 4, 9)
+    assert consult.rank(config, state, request)[0] == (5.0,)
+    nobody = Bench(config).state
+    assert consult.rank(config, nobody, request)[0] == ()
+    runs_first = evolve(nobody, waiting=state.waiting)
+    assert consult.rank(config, runs_first, request)[0] == (3.0,)
+
+
+def test_a_new_rank_brings_the_policys_new_state() -> None:
+    config = evolve(CONFIG, policy=Says(((1.0,), "new")))
+    assert consult.rank(config, crowd(), ask("new", 4, 9))[1].policy == "new"
+
+
+def test_whom_the_first_in_line_would_displace_is_the_last_that_runs() -> None:
+    config = evolve(CONFIG, policy=Priority())
+    assert consult.displaces(config, crowd())[0], "3 against 5"
+    run = crowd().running
+    ahead = evolve(crowd(), running=type(run)(*(c[:2] for c in _columns(run))))
+    assert not consult.displaces(config, ahead)[0], "3 against 1"
+    assert not consult.displaces(evolve(CONFIG, policy=Says(True)), ahead)[0], "whatever it says"
+
+
+def _columns(run: Any) -> list[Any]:
+    return [getattr(run, column.name) for column in type(run).__attrs_attrs__]
+
+
+class Tells(FirstCome):
+    """Shows what it was asked."""
+
+    def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
+        assert ranks == ((0.0,), (1.0,), (5.0,))
+        return 1
+
+    def budget(self, state: Any, load: Load) -> int:
+        return 0
+
+
+def test_a_victim_is_chosen_by_the_ranks_of_all_that_run() -> None:
+    assert consult.victim(evolve(CONFIG, policy=Tells()), crowd())[0] == 1
+
+
+def test_while_nothing_runs_a_step_takes_a_token() -> None:
+    config = evolve(CONFIG, policy=Tells())
+    state = Bench(config).state
+    assert consult.budget(config, state, load(config, state))[0] == 1
+    bench = Bench(config)
+    bench.give(Submit(ask("a", 4, 2)))
+    bench.drain()
+    assert bench.ended["a", 0].reason == "length"
+
+
+def test_an_answer_that_was_overruled_is_said_with_the_turn_and_not_kept() -> None:
+    bench = Bench(evolve(CONFIG, policy=Says(None)))
+    bench.give(Submit(ask("a", 4, 3)))
+    first = {one.question for one in bench.reasons_of(Overruled)}
+    assert {"rank", "admit_from", "budget"} <= first
+    assert not bench.state.overruled
+    bench.drain()
+    assert bench.ended["a", 0].reason == "length"
