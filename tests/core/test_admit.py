@@ -211,7 +211,10 @@ class Listener(FirstCome):
     def start(self) -> tuple[Load, ...]:
         return ()
 
-    def admitted(self, state: tuple[Load, ...], rank: object, request: object, load: Load) -> object:
+    def admitted(
+        self, state: tuple[Load, ...], rank: object, request: object, load: Load
+    ) -> object:
+        del rank, request
         return (*state, load)
 
 
@@ -227,10 +230,11 @@ def test_a_policy_hears_of_a_first_admission_with_the_load_just_before_it() -> N
 
 def test_rows_are_taken_from_the_end_and_generations_are_never_used_twice() -> None:
     bench = Bench()
-    assert bench.state.free_rows == (3, 2, 1, 0)
     bench.give(Submit(ask("a", 6, 5)), Submit(ask("b", 6, 5, stop_ids=frozenset((3,)))))
-    assert (bench.state.running.rows, bench.state.free_rows) == ((0, 1), (3, 2))
-    assert (bench.state.running.gens, bench.state.next_gen) == ((0, 1), 2)
+    run = bench.state.running
+    assert run.rows == run.gens == (0, 1)
+    assert bench.state.free_rows == (3, 2)
+    assert bench.state.next_gen == 2
     assert bench.state.stops == {3}
     bench.turn(Executed(99, ()))
     bench.drain()

@@ -121,7 +121,8 @@ def test_a_step_before_the_first_in_flight_is_ignored_and_one_after_it_fails() -
     bench.give(Submit(ask("a", 3, 9)))
     bench.turn()
     bench.give(Executed(0, ((1,),)))
-    assert bench.reasons[-1] == Ignored("executed", "step 0 is not in flight")
+    assert isinstance(bench.reasons[-1], Ignored)
+    assert not bench.reasons_of(Voided)
     bench.give(Executed(2, ((1,),)))
     assert bench.reasons_of(Voided) == [Voided(2, "step 1 was skipped", 2, 1)]
 

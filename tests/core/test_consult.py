@@ -1,4 +1,4 @@
-"""A policy's answers: taken as they are if they can be used, and otherwise overruled with a reason."""
+"""A policy's answers: taken if they can be used, and otherwise overruled, with a reason."""
 
 import math
 from typing import Any
@@ -45,6 +45,7 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
     """What a question comes to, and why it was overruled."""
     config, state = evolve(CONFIG, policy=Says(answer)), crowd()
     request, now = ask("new", 4, 9, priority=2), load(CONFIG, state)
+    found: Any
     after: Any
     if question == "rank":
         found, after = consult.rank(config, state, request)
@@ -83,7 +84,7 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
         ("displaces", True, True),
         ("displaces", False, False),
         ("budget", 7, 7),
-        ("budget", 10**400, 16),
+        ("budget", 10**9, 16),
         ("budget", 0, 0),
         ("budget", -5, 0),
         ("admitted", "new", "new"),
@@ -118,6 +119,7 @@ def test_an_answer_that_can_be_used_is_taken(question: str, answer: Any, found: 
         ("displaces", None, False, "returned a NoneType"),
         ("budget", 2.5, 16, "returned a float"),
         ("budget", math.nan, 16, "returned a float"),
+        ("budget", 2**63, 16, "returned a number too large to hold"),
     ],
 )
 def test_an_answer_that_is_none_gives_way_to_first_come(
@@ -169,10 +171,12 @@ class Tells(FirstCome):
     """Shows what it was asked."""
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
+        del state
         assert ranks == ((0.0,), (1.0,), (5.0,))
         return 1
 
     def budget(self, state: Any, load: Load) -> int:
+        del state, load
         return 0
 
 

@@ -3,6 +3,7 @@
 Each rule looks at one node and gives what could stand in its place. Strings are never changed:
 neither reasons nor the texts of errors. Nor are annotations, decorators, defaults of fields and of
 parameters, and what stands outside of functions: tables and limits, which a test could only copy.
+Nor is `strict` of zip, which asserts and decides nothing.
 """
 
 import ast
@@ -212,7 +213,7 @@ def _inside(node: Node, path: tuple[Step, ...], function: str) -> Iterator[Spot]
             before, after = _text(node), _text(new)
             if before != after:
                 yield Spot(function, name, before, after, path, new)
-    if isinstance(node, _WORDS):
+    if isinstance(node, _WORDS) or (isinstance(node, ast.keyword) and node.arg == "strict"):
         return
     for field, value in ast.iter_fields(node):
         if field not in _TYPES:
