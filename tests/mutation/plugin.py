@@ -73,6 +73,7 @@ def pytest_configure() -> None:
         parent=hypothesis.settings.get_profile("suite"),
         phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
         report_multiple_bugs=False,
+        max_examples=60,
     )
     hypothesis.settings.load_profile("mutants")
 
