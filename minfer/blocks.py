@@ -23,6 +23,7 @@ hit needs the last window's blocks only.
 """
 
 from bisect import bisect_left
+from itertools import islice
 from typing import Final
 
 from attrs import Factory, frozen
@@ -86,14 +87,12 @@ def outside(position: int, window: int, block_size: int) -> int:
 
 def lookup_window(blocks: Blocks, keys: Keys, end: int, window: int, block_size: int) -> int:
     """The most of the first `end` keys after which the next query finds all that it reads."""
-    hit = end
-    while hit:
-        needs = range(hit - 1, outside(hit * block_size, window, block_size) - 1, -1)
-        miss = next((i for i in needs if keys[i] not in blocks.index), None)
-        if miss is None:
-            break
-        hit = miss
-    return hit
+    span = -(-(window - 1) // block_size)  # blocks before it that a query at a block's start reads
+    cached = bytes(map(blocks.index.__contains__, islice(keys, end)))
+    found = cached.rfind(b"\1" * span)
+    if found >= 0:
+        return found + span
+    return len(cached) - len(cached.lstrip(b"\1"))  # near the beginning there are fewer to read
 
 
 class Draft:

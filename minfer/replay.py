@@ -158,8 +158,8 @@ class Journal:
         self.count, self.digest, self.state = number + 1, digest, transition.state
         if self.count % EVERY == 0:
             self.marked = self.count, self.state
-        results = (event for event in written.events if isinstance(event, Executed))
-        self.results += sum(len(event.yields) for event in results)
+        results = (event.yields for event in written.events if isinstance(event, Executed))
+        self.results += sum(len(yields) for yields in results if isinstance(yields, tuple))
         return Turn(number, before, written.events, transition)
 
     def _check(self, state: EngineState, expected: bytes, where: str) -> None:

@@ -65,7 +65,20 @@ def test_a_journal_may_begin_in_mid_run() -> None:
 
 
 @pytest.mark.parametrize(
-    "yields", [((1.5,),), ([3],), ((-1,),), ((2**40,),), (("a",),), (), ((1, 2, 3),), ((49,),)]
+    "yields",
+    [
+        ((1.5,),),
+        ([3],),
+        ((-1,),),
+        ((2**40,),),
+        (("a",),),
+        (),
+        ((1, 2, 3),),
+        ((49,),),
+        None,
+        7,
+        "no",
+    ],
 )
 def test_results_that_cannot_be_are_recorded_too(yields: Any) -> None:
     config = EngineConfig(num_blocks=4, vocab_size=50)
@@ -75,6 +88,16 @@ def test_results_that_cannot_be_are_recorded_too(yields: Any) -> None:
                 (Tick(2.0), Failed(1, "why")), (Tick(3.0),))  # fmt: skip
     found = [turn.transition.state for turn in opened(encode_journal(config, turns)).turns()]
     assert found == [turn.transition.state for turn in turns]
+
+
+def test_keys_do_not_cross_the_border_of_a_process() -> None:
+    """A wrong key would give a request another one's KV: whoever reads makes them from tokens."""
+    config = EngineConfig(num_blocks=8, vocab_size=50, block_size=2)
+    forged = Request(id="a", prompt=(1, 2, 3, 4, 5), max_tokens=2, keys=(b"x" * 32, b"y" * 32))
+    turns = run(config, (Tick(0.0), Submit(forged)))
+    (turn,) = opened(encode_journal(config, turns)).turns()
+    (read,) = (event.request for event in turn.events if isinstance(event, Submit))
+    assert read.keys == block_keys(b"", forged.prompt, 2)
 
 
 def test_turns_without_a_time_and_odd_orders_come_back() -> None:
