@@ -1,0 +1,139 @@
+"""Tables grow in time, a quarter block early if they can; and who gives way if they cannot."""
+
+from typing import Any
+
+from attrs import evolve
+
+from minfer.lifecycle import mark_of, ripe_at, spread
+from minfer.messages import Preempted, Submit
+from minfer.policy import FirstCome
+from tests.core.test_engine import CONFIG, Bench, ask
+
+WIDE = evolve(CONFIG, block_size=8, num_blocks=64)
+
+
+def test_a_table_is_marked_a_quarter_block_before_its_end() -> None:
+    assert mark_of(WIDE, 3, 100) == 22
+    assert mark_of(WIDE, 3, 21) == 21
+    assert mark_of(evolve(WIDE, block_size=1), 3, 100) == 3
+    assert mark_of(evolve(WIDE, block_size=4), 3, 100) == 11
+
+
+def test_a_sequence_is_ripe_when_a_further_block_is_full_and_at_its_end() -> None:
+    assert ripe_at(WIDE, 2, 100) == 25
+    assert ripe_at(WIDE, 2, 24) == 25
+    assert ripe_at(WIDE, 2, 10) == 11
+
+
+def test_a_turn_handles_four_times_what_its_tokens_fill_and_at_least_two() -> None:
+    assert spread(WIDE, 100) == 50
+    assert spread(WIDE, 5) == 2
+    assert spread(WIDE, 1) == 2
+
+
+def grown(bench: Bench) -> list[tuple[int, int, int]]:
+    """Position at the step's start, entry, and how many blocks of what the last plan grew."""
+    plan = bench.plans[-1]
+    starts = dict(zip(plan.rows, plan.starts, strict=True))
+    return [(starts[grow.row], grow.at, len(grow.blocks)) for grow in plan.grows]
+
+
+def test_with_blocks_to_spare_a_table_grows_early_and_once() -> None:
+    bench = Bench(WIDE)
+    bench.give(Submit(ask("a", 3, 40)))
+    seen = []
+    for _ in range(38):
+        bench.turn()
+        seen += grown(bench)
+    assert seen == [(6, 1, 1), (14, 2, 1), (22, 3, 1), (30, 4, 1), (38, 5, 1)]
+
+
+def test_with_few_blocks_a_table_grows_when_it_has_to() -> None:
+    bench = Bench(evolve(WIDE, num_blocks=6))
+    bench.give(Submit(ask("a", 3, 40)))
+    seen = []
+    while bench.state.requests:
+        bench.turn()
+        if bench.state.requests:
+            seen += grown(bench)
+    assert seen[0] == (6, 1, 1), "five are left, and one who runs"
+    assert seen[-1] == (40, 5, 1), "the last block is taken when it is needed"
+    assert bench.ended["a", 0].length == 40
+
+
+def test_the_last_token_needs_no_block() -> None:
+    bench = Bench(evolve(WIDE, num_blocks=2))
+    bench.give(Submit(ask("a", 3, 14)))
+    bench.drain()
+    assert not any(plan.grows[1:] for plan in bench.plans)
+    assert bench.ended["a", 0].length == 14
+
+
+def test_tables_that_end_together_grow_a_few_at_a_time() -> None:
+    config = evolve(WIDE, block_size=16, max_num_seqs=6, num_blocks=64)
+    bench = Bench(config)
+    bench.give(*(Submit(ask(f"r{n}", 2, 40)) for n in range(6)))
+    most = 0
+    for _ in range(20):
+        bench.turn()
+        most = max(most, len(bench.plans[-1].grows))
+    assert most == spread(config, 6) == 2
+    assert {len(table) for table in bench.state.running.tables} == {2}
+
+
+def test_who_cannot_grow_waits_for_blocks_behind_a_fence_and_sends_nobody_back() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9, depth=2))
+    bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    while bench.state.requests:
+        had = bench.state.fences
+        bench.turn()
+        gone = [r for r in bench.reasons if isinstance(r, Preempted)]
+        bench.reasons.clear()
+        assert len(gone) <= 1
+        assert not (gone and set(had) & set(bench.state.fences))
+
+
+class Second(FirstCome):
+    """Sends back whoever is second, not last."""
+
+    def victim(self, state: Any, ranks: tuple[Any, ...]) -> int:
+        del state, ranks
+        return 1
+
+
+def test_the_policys_victim_gives_way_and_is_told_for_whom() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9, policy=Second()))
+    bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    while not bench.reasons_of(Preempted):
+        before = bench.state.running
+        bench.turn()
+    (gone,) = bench.reasons_of(Preempted)
+    assert (gone.id, gone.by) == ("bb", ("a", 0))
+    at = before.ids.index(("bb", 0))
+    assert gone.known == before.known[at] + 1
+    assert gone.computed == gone.known - 1
+    assert bench.state.waiting.first().preempted == 1
+    bench.drain()
+    for name in ("a", "bb", "ccc"):
+        assert bench.out[name, 0] == bench.right(ask(name, 8, 24))
+
+
+def test_repeated_steps_take_blocks_only_while_there_are_plenty() -> None:
+    for blocks, most in ((32, 6), (3, 2)):
+        bench = Bench(evolve(CONFIG, num_blocks=blocks, max_repeat=6))
+        bench.give(Submit(ask("a", 6, 7)))
+        bench.turn()
+        assert bench.plans[-1].most == (most,)
+        assert bench.plans[-1].repeat == most
+        bench.drain()
+        assert bench.out["a", 0] == bench.right(ask("a", 6, 7))
+
+
+def test_repeated_steps_end_with_the_last_token() -> None:
+    bench = Bench(evolve(CONFIG, max_repeat=6))
+    bench.give(Submit(ask("a", 6, 4)), Submit(ask("bb", 6, 9)))
+    bench.turn()
+    assert bench.plans[-1].most == (3, 6)
+    assert bench.plans[-1].repeat == 6
+    bench.drain()
+    assert len(bench.out["bb", 0]) == 9

@@ -1,0 +1,101 @@
+"""Where each parameter's range ends: the last value that is taken, and the first that is not."""
+
+import math
+from typing import Any
+
+import pytest
+
+from minfer.request import ParameterError, Request, SamplingParams, check_number
+
+
+def ask(**more: Any) -> Request:
+    return Request(**{"id": "a", "prompt": (1,), "max_tokens": 1, **more})
+
+
+SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
+    ("n", [1, 128], [0, 129]),
+    ("temperature", [0, 0.0, 1.5, 100], [-1e-9, 100.1, math.nan, math.inf, "1", None, True]),
+    ("top_p", [1e-9, 0.5, 1, 1.0], [0, 0.0, -1, 1.0001]),
+    ("top_k", [-1, 0, 2**31], [-2, 2**31 + 1]),
+    ("min_p", [0, 0.5, 1], [-0.001, 1.001]),
+    ("seed", [None, -(2**63), 2**63 - 1, 0], [-(2**63) - 1, 2**63]),
+    ("max_tokens", [None, 1, 2**31], [0, 2**31 + 1]),
+    ("logprobs", [None, 0, 20], [-1, 21]),
+    ("stop", ["a", ("a",) * 16, ("b" * 1024,), None, ()], [("a",) * 17, ("b" * 1025,), ("",)]),
+    ("stop", [["a", "b"]], [("a", 1), 7]),
+    (
+        "stop_token_ids",
+        [None, (), [0], (2**31,), tuple(range(256))],
+        [(-1,), (2**31 + 1,), tuple(range(257)), (1.0,), 7, (True,)],
+    ),
+    ("ignore_eos", [True, False], [1, 0, None]),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), SAMPLING)
+def test_sampling_parameters_end_where_they_say(name: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        SamplingParams(**{name: value})
+    for value in bad:
+        with pytest.raises(ParameterError) as caught:
+            SamplingParams(**{name: value})
+        assert caught.value.param == name
+        assert str(caught.value).startswith(f"{name}: ")
+
+
+REQUEST: list[tuple[str, list[Any], list[Any]]] = [
+    ("id", ["", "x"], [1, None, b"x"]),
+    ("client", ["", "x"], [1, None]),
+    ("max_tokens", [-(2**63), 0, 2**63 - 1], [2**63, -(2**63) - 1, 1.0, None, True]),
+    ("n", [0, 2**63 - 1], [2**63, "1"]),
+    ("seed", [-(2**63), 2**63 - 1], [2**63, None]),
+    ("priority", [-(2**53), 2**53], [2**53 + 1, -(2**53) - 1, 0.5]),
+    ("deadline", [0, 0.5, math.inf], [-0.5, math.nan, "1", True]),
+    ("sampling", [SamplingParams(n=2)], [None, {}]),
+    ("stop_ids", [frozenset(), frozenset((0, 2**32 - 1))], [{1}, frozenset((-1,))]),
+    ("stop_ids", [], [frozenset((2**32,)), frozenset((1.0,)), (1,)]),
+    ("root", [b"", b"x"], ["", None]),
+    ("keys", [(), (b"x", b"y")], [[b"x"], ("x",), (b"x", 1), None]),
+]
+
+
+@pytest.mark.parametrize(("name", "good", "bad"), REQUEST)
+def test_fields_of_a_request_end_where_they_say(name: str, good: list[Any], bad: list[Any]) -> None:
+    for value in good:
+        assert getattr(ask(**{name: value}), name) == value
+    for value in bad:
+        with pytest.raises(ParameterError) as caught:
+            ask(**{name: value})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", ["prompt", "output"])
+def test_token_ids_are_of_32_bits_without_a_sign(name: str) -> None:
+    assert ask(**{name: (0, 2**32 - 1)}).largest == 2**32 - 1
+    for wrong in ((-1,), (2**32,), (1.0,), ("a",), None, 5):
+        with pytest.raises(ParameterError) as caught:
+            ask(**{name: wrong})
+        assert caught.value.param == "prompt"
+
+
+def test_the_largest_id_is_that_of_prompt_and_output() -> None:
+    assert ask(prompt=(3, 7, 2), output=(1,)).largest == 7
+    assert ask(prompt=(3,), output=(9, 1)).largest == 9
+    assert ask(prompt=()).largest == -1
+
+
+def test_one_string_is_one_stop_and_several_stay_several() -> None:
+    assert SamplingParams(stop="ab").stop == ("ab",)
+    assert SamplingParams(stop=["ab", "c"]).stop == ("ab", "c")
+    assert SamplingParams(stop_token_ids=[3, 1]).stop_token_ids == (3, 1)
+
+
+def test_numbers_that_nobody_could_read_are_not_written_out() -> None:
+    with pytest.raises(ParameterError, match="a number that large"):
+        check_number(10**400, "x", 0, 1)
+    with pytest.raises(ParameterError, match=str(2**199)):
+        check_number(2**199, "x", 0, 1)
+    with pytest.raises(ParameterError, match="not a list"):
+        check_number([10**400], "x", 0, 1)
+    with pytest.raises(ParameterError, match="whole number, not 'a'"):
+        check_number("a", "x", 0, 1, whole=True)
