@@ -2,7 +2,8 @@
 
 Nothing heavy is imported before the arguments are known to be good: `--help` needs no torch.
 Exit codes: 0; 1 if a request failed; 2 for bad arguments, settings or checkpoints, with one line
-on standard error that names the thing and the remedy; 130 after an interrupt.
+on standard error that names the thing and the remedy; 3 if the engine, which must not, raised in a
+replay or a simulation; 130 after an interrupt.
 """
 
 import argparse
@@ -23,7 +24,9 @@ from minfer.effects.options import EngineArgs, prepare, read_bytes
 from minfer.journal import JournalError
 from minfer.policies import POLICIES
 from minfer.request import ParameterError
+from minfer.turns import EngineRaisedError
 
+ENGINE_RAISED: Final = 3
 # Defaults under which the bundled model shows what it can do.
 PROMPT: Final = "def read_lines(path"
 MAX_TOKENS: Final = 128
@@ -43,6 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
+    except EngineRaisedError as error:
+        print(f"minfer: {error}", file=sys.stderr)
+        return ENGINE_RAISED
     except BrokenPipeError:
         # Whoever read us has gone. Python would complain when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -105,8 +111,7 @@ def _parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
             [_verify_options, _engine_options])  # fmt: skip
     command("replay.replay", "verify what a recorded engine decided",
             "Fold the engine over a journal and compare every decision with the recorded one; show "
-            "the state at a turn, or change one thing there and go on. Exit code 1 if it decides "
-            "otherwise.")  # fmt: skip
+            "the state at a turn, or change one thing there and go on.")  # fmt: skip
     command("explain.explain", "say why a recorded request took as long as it did",
             "What a request waited for, who preempted it and for whom, where its prefix first "
             "missed, and where its latency went, out of a journal.")  # fmt: skip

@@ -1,6 +1,6 @@
 """`minfer replay`: a journal folded through the engine, every decision verified; states and forks.
 
-Imports no torch. Exit code 1 if the engine decides otherwise than it did.
+Imports no torch.
 """
 
 import argparse
@@ -27,12 +27,21 @@ from minfer.policies import policy_named
 from minfer.replay import DivergenceError, Journal
 from minfer.sequence import Sequence
 from minfer.state import Turn
+from minfer.turns import EngineRaisedError
 
 _MANY: Final = 20  # sequences that are listed
+_DIVERGED: Final = 1  # exit codes
+_RAISED: Final = 3
+_CODES: Final = (
+    "exit codes: 0 every decision is the recorded one; 1 one is not (--json: see its "
+    '"divergence"); 2 the arguments or the journal cannot be used; 3 the engine raised '
+    '("raised").'
+)
 
 
 def replay_options(parser: argparse.ArgumentParser) -> None:
     """What `minfer replay` takes."""
+    parser.epilog = _CODES
     add = parser.add_argument
     add("file", type=Path, metavar="FILE", help="a journal, or a folder: the latest run in it")
     add("--json", action="store_true", help="print the findings as JSON")
@@ -76,21 +85,26 @@ def replay(options: argparse.Namespace) -> int:
 
 def _verify(journal: Journal, options: argparse.Namespace) -> int:
     report, begin = Report(journal.config), time.perf_counter()
-    divergence = None
+    divergence = raised = None
     with quiet_collector():
         try:
             deque(report.seen(journal.turns(until=options.until)), maxlen=0)
         except DivergenceError as error:
             divergence = error.divergence
+        except EngineRaisedError as error:
+            raised = error
     took = time.perf_counter() - begin
     found = {
         "about": dict(journal.about), "segments": [one.name for one in journal.segments],
         "turns": journal.count, "row_results": journal.results, "digest": journal.digest.hex(),
         "state_digests": journal.checked, "closed": journal.closed, "torn": journal.torn,
-        "divergence": None if divergence is None else asdict(divergence), "replay_seconds": took,
+        "divergence": None if divergence is None else asdict(divergence),
+        "raised": None if raised is None else {
+            name: getattr(raised, name) for name in ("turn", "time", "error", "where")},
+        "replay_seconds": took,
         "row_results_per_second": journal.results / took, **report.figures()}  # fmt: skip
     print(json.dumps(found) if options.json else "\n".join(_summary(found)))
-    return int(divergence is not None)
+    return _RAISED if raised else _DIVERGED if divergence else 0
 
 
 def _summary(found: dict[str, Any]) -> Iterable[str]:
@@ -109,12 +123,18 @@ def _summary(found: dict[str, Any]) -> Iterable[str]:
     for name in ("ttft", "tpot", "itl"):
         parts = [f"{q} {s * 1000:,.1f} ms" for q, s in found[name].items() if s is not None]
         yield from [_line(name.upper(), ", ".join(parts))] if parts else ()
-    if found["divergence"]:
-        one = found["divergence"]
-        yield _line("DIVERGED", f"in turn {one['turn']} (step {one['step']}, {one['time']:.6f} s)")
+    if one := found["raised"]:
+        yield _line("RAISED", f"turn {one['turn']}: the engine raised {one['error']}")
+        yield _line("  in", one["where"])
+        return
+    if one := found["divergence"]:
+        yield _line("DIVERGED", f"in turn {one['turn']} (step {one['step']}, {one['time']:.6f} s); "
+                    "then: as recorded, now: as this engine decides")  # fmt: skip
+        yield from (f"  {difference['words']}" for difference in one["differences"])
         yield _line("  field", one["field"])
-        yield _line("  expected", json.dumps(one["expected"]))
-        yield _line("  found", json.dumps(one["found"]))
+        yield from [_line("  columns", one["legend"])] if one["legend"] else ()
+        yield _line("  then", json.dumps(one["expected"]))
+        yield _line("  now", json.dumps(one["found"]))
         return
     yield _line("verified", f"every decision; digest {found['digest']}, and "
                 f"{found['state_digests']} digests of whole states")  # fmt: skip

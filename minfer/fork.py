@@ -28,6 +28,7 @@ from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.simulate import Arrival, CostModel, Simulated, Simulation
 from minfer.state import EngineState, Transition, Turn
+from minfer.turns import blamed
 
 
 @define
@@ -143,7 +144,8 @@ def _first(config: EngineConfig, turn: Turn, events: tuple[Event, ...], spare: s
     left = [name for name in run.ids if name not in ended]  # when somebody has to give way
     at = min((i for i, name in enumerate(left) if name in lost), default=0)
     engine = evolve(config, policy=_Spare(config.policy, at)) if spare else config
-    made = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
+    with blamed(turn.number, turn.before):
+        made = Turn(turn.number, turn.before, events, step(engine, turn.before, events))
     if spare and left[at] in _preempted(made.transition, spare):
         raise JournalError(f"nobody can give way for {spare!r} in turn {turn.number}")
     return made

@@ -6,36 +6,19 @@ or a changed policy: the first turn in which it decides otherwise is named, with
 replay ends there, since what was recorded after it answers plans that were never made.
 """
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 from attrs import define, evolve, field, frozen
 
 from minfer.config import EngineConfig
-from minfer.decisions import Facts, chained, compact, facts, state_digest
+from minfer.decisions import chained, compact, facts, state_digest
+from minfer.divergence import Divergence, diverged
 from minfer.engine import step
 from minfer.journal import EVERY, Head, JournalError, headless, payloads, read_head, read_turn
 from minfer.messages import Executed
-from minfer.state import EngineState, Transition, Turn
-
-_ORDER: Final = ("plans", "finished", "wake", "reasons")  # in which fields are compared
-
-
-@frozen
-class Divergence:
-    """The first decision that is not the recorded one."""
-
-    turn: int
-    step: int  # the first step planned in that turn, or that would have been
-    time: float  # seconds
-    field: str
-    expected: Any  # what was recorded; None if only its digest was
-    found: Any
-
-    def __str__(self) -> str:
-        what = f"turn {self.turn} (step {self.step}, {self.time:.6f} s) decides otherwise"
-        return f"{what}: {self.field} was {_short(self.expected)}, is {_short(self.found)}"
+from minfer.state import EngineState, Turn
+from minfer.turns import blamed
 
 
 class DivergenceError(JournalError):
@@ -93,8 +76,8 @@ class Journal:
     def turns(self, *, until: int | None = None) -> Iterator[Turn]:
         """Replay turns, up to and without number `until`.
 
-        Raises DivergenceError at the first decision that is not the recorded one, and JournalError
-        where a file is damaged.
+        Raises DivergenceError at the first decision that is not the recorded one, JournalError
+        where a file is damaged, and EngineRaisedError where a changed engine raises.
         """
         self.__attrs_post_init__()
         self.results = self.checked = 0
@@ -150,11 +133,13 @@ class Journal:
             written = read_turn(payload, before, segment.head.config.block_size)
         except JournalError as error:
             raise JournalError(f"{segment.name}: turn {number}: {error}") from error
-        transition = step(self.config, before, written.events)
-        told = facts(before, transition)
-        digest = chained(self.digest, transition, compact(told))
+        with blamed(number, before):
+            transition = step(self.config, before, written.events)
+            told = facts(before, transition)
+            digest = chained(self.digest, transition, compact(told))
+            time = transition.state.time
         if digest != written.digest:
-            raise DivergenceError(_divergence(number, before, transition, written.facts, told))
+            raise DivergenceError(diverged(number, before, time, written.facts, told))
         self.count, self.digest, self.state = number + 1, digest, transition.state
         if self.count % EVERY == 0:
             self.marked = self.count, self.state
@@ -186,35 +171,3 @@ def open_segments(
         else:
             found.append(Segment(name, data, read_head(data, name, *more)))
     return tuple(found)
-
-
-def _divergence(
-    number: int, before: EngineState, transition: Transition, expected: Facts, told: Facts
-) -> Divergence:
-    found = json.loads(json.dumps(told))
-    time = transition.state.time
-    for name in _ORDER:
-        was, now = expected.get(name), found.get(name)
-        if was != now:
-            path, was, now = _first(name, was, now)
-            return Divergence(number, before.next_step, time, path, was, now)
-    what = "positions or rows of a plan (known by digest), or turns are missing or out of order"
-    return Divergence(number, before.next_step, time, what, None, None)
-
-
-def _first(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
-    """The innermost place in which two JSON values differ first."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        for key in sorted(was.keys() | now.keys()):
-            if was.get(key) != now.get(key):
-                return _first(f"{path}.{key}", was.get(key), now.get(key))
-    if isinstance(was, list) and isinstance(now, list) and was and now and path != "reasons":
-        for at, (one, other) in enumerate(zip(was, now, strict=False)):
-            if one != other and isinstance(one, dict):
-                return _first(f"{path}[{at}]", one, other)
-    return path, was, now
-
-
-def _short(value: Any) -> str:
-    text = "nothing out of the ordinary" if value is None else json.dumps(value)
-    return text if len(text) <= 300 else text[:297] + "..."

@@ -11,7 +11,7 @@ Turns can be folded as they come, so a simulation keeps no more than what it is 
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress, count
 from operator import add, gt
 from typing import Any
@@ -25,7 +25,8 @@ from minfer.oracle import Oracle
 from minfer.plan import Plan, Yields
 from minfer.request import Request
 from minfer.sequence import SampleId
-from minfer.state import EngineState, Transition, Turn, initial
+from minfer.state import EngineState, Turn, initial
+from minfer.turns import Step, blamed
 
 Arrival = tuple[float, Request | Cancel]  # seconds
 _PLAIN = [(0,) * k for k in range(65)]  # what a row yields: a token id that means nothing
@@ -170,7 +171,7 @@ class Simulation:
     state: EngineState = Factory(lambda self: initial(self.config), takes_self=True)
     time: float = 0.0  # at which it starts
     number: int = 0  # of the first turn
-    step: Callable[[EngineConfig, EngineState, tuple[Event, ...]], Transition] = step
+    step: Step = step
 
     def turns(self) -> Iterator[Turn]:
         """Take turns until everything has been served, or nothing can happen any more: not for
@@ -195,7 +196,8 @@ class Simulation:
                 what = coming[1]
                 events.append(Submit(what) if isinstance(what, Request) else what)
                 coming = next(arrivals, None)
-            transition = self.step(self.config, state, tuple(events))
+            with blamed(number, state):
+                transition = self.step(self.config, state, tuple(events))
             yield Turn(number, state, tuple(events), transition)
             state, number, wake, free = transition.state, number + 1, math.inf, now + cost.host
             plans = [one.plan for one in transition.commands if isinstance(one, Execute)]

@@ -169,9 +169,10 @@ def test_another_policy_diverges_where_it_first_matters() -> None:
     with pytest.raises(DivergenceError) as caught:
         list(journal.turns())
     found = caught.value.divergence
-    assert (found.turn, found.step, found.field) == (0, 0, "plans[0].opens")
-    assert found.expected[0][1] == "0"
-    assert found.found[0][1] == "urgent"
+    assert (found.turn, found.step, found.field) == (0, 0, "reasons")
+    assert found.expected[0][:2] == ["Admitted", "0"]
+    assert found.found[0][:2] == ["Admitted", "urgent"]
+    assert "then admitted '0', now 'urgent'" in str(caught.value)
 
 
 def test_positions_alone_are_in_the_digest() -> None:

@@ -2,23 +2,23 @@
 
 import json
 import os
-import shutil
+import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 from attrs import evolve
 
-import minfer
-from minfer import LLM, SamplingParams
+from minfer import LLM, SamplingParams, consult
 from minfer.effects.cli import main
 from minfer.effects.costs import write_cost
 from minfer.effects.journal import read_journal, write_journal
 from minfer.messages import Preempted
 from minfer.request import Request
 from minfer.simulate import Simulated, Simulation
+from tests.core.changed import CHANGES
 from tests.core.test_fork import CONFIG, COST, recorded
 
 
@@ -73,29 +73,87 @@ def test_another_process_needs_no_torch_and_finds_the_same(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "field"),
-    [("share = min(room, got", "share = min(room, 8, got", "plans[0].counts"),
-     ("room -= share\n", "room -= share + 1\n", "plans")],
-)  # fmt: skip
-def test_a_changed_scheduler_is_found_out(
-    run: Path, tmp_path: Path, before: str, after: str, field: str
+    ("change", "words"),
+    [
+        ("newest first among equals", "  then admitted '0' sample 1, '1', now '1', '0' sample 1"),
+        ("budget one less", "  step 29: input tokens: then 14 for '3', now 13 for '3'"),
+        ("another victim", "  then preempted '14' for itself, now '13' for '14'"),
+    ],
+)
+def test_a_changed_scheduler_is_found_out_in_words(
+    run: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: str,
+    words: str,
 ) -> None:
-    """One line of another version: newcomers get shorter chunks, or fewer of them."""
-    shutil.copytree(Path(minfer.__file__).parent, tmp_path / "minfer", symlinks=False)
-    path = tmp_path / "minfer" / "schedule.py"
-    source = path.read_text("utf-8")
-    assert source.count(before) == 1
-    path.write_text(source.replace(before, after), "utf-8")
-    command = [sys.executable, "-m", "minfer.effects.cli", "replay", str(run)]
-    env: Any = {"cwd": tmp_path, "env": {**os.environ, "PYTHONPATH": str(tmp_path)}}
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, **env)
-    assert done.returncode == 1, done.stderr
-    where = json.loads(done.stdout)["divergence"]
-    assert where["field"].startswith(field)
+    """Who, what then and what now; the turn, the field, and what its columns are."""
+    CHANGES[change](monkeypatch)
+    where = found(capsys, run, code=1)["divergence"]
+    assert words.strip() in [one["words"] for one in where["differences"]]
     assert where["expected"] != where["found"]
-    text = subprocess.run(command, capture_output=True, text=True, **env).stdout
-    assert f"DIVERGED   in turn {where['turn']} (step {where['step']}" in text
-    assert where["field"] in text
+    lines = said(capsys, run, code=1).splitlines()
+    begin = f"DIVERGED   in turn {where['turn']} (step {where['step']}, {where['time']:.6f} s); "
+    at = next(i for i, line in enumerate(lines) if line.startswith(begin))
+    assert words in lines[at + 1 :]
+    assert f"  field    {where['field']}" in lines
+    assert f"  columns  {where['legend']}" in lines
+    assert lines[-2] == f"  then     {json.dumps(where['expected'])}"
+    assert lines[-1] == f"  now      {json.dumps(where['found'])}"
+    assert found(capsys, run, "--until", where["turn"])["divergence"] is None
+
+
+class BrokenError(Exception):
+    pass
+
+
+def breaks(*_: object) -> NoReturn:
+    """What a changed scheduler may do; it is asked when blocks run out."""
+    raise BrokenError("no victim today")
+
+
+def test_an_engine_that_raises_is_told_with_its_turn_and_a_code_of_its_own(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, turns = recorded(1)
+    at = next(turn.number for turn in turns
+              if any(isinstance(why, Preempted) for why in turn.transition.reasons))  # fmt: skip
+    monkeypatch.setattr(consult, "victim", breaks)
+    figures = found(capsys, run, code=3)
+    told = "BrokenError: no victim today"
+    assert (figures["raised"]["turn"], figures["raised"]["error"]) == (at, told)
+    assert figures["turns"] == at
+    assert figures["divergence"] is None
+    lines = said(capsys, run, code=3).splitlines()
+    assert lines[-2] == f"RAISED     turn {at}: the engine raised {told}"
+    assert re.fullmatch(r"  in       test_replay\.py:\d+, in breaks", lines[-1])
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("explain", "14"), ("view", "-o", "page.html"), ("simulate",), ("replay", "--at", "160"),
+     ("replay", "--num-blocks", "20")],
+)  # fmt: skip
+def test_whoever_runs_an_engine_that_raises_is_told_in_one_line(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(consult, "victim", breaks)
+    assert main([command[0], str(run), *command[1:]]) == 3
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "minfer: " in one]
+    assert re.search(r"minfer: turn \d+: the engine raised BrokenError: no victim today \(", line)
+
+
+def test_the_help_says_what_exit_codes_mean(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["replay", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    for said_of in ("0 every decision", "1 one is not", "2 the arguments", "3 the engine raised"):
+        assert said_of in text
 
 
 def test_a_state_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
