@@ -21,6 +21,7 @@ from minfer.effects.traces import read_trace
 from minfer.policy import FirstCome, Rank
 from minfer.request import Request
 from minfer.simulate import CostModel, Simulated, Simulation
+from tests.circles import long
 from tests.effects.promises import POLICIES, replay
 
 SMALL = "poisson:rate=12,requests=150,prompt=700,output=30,spread=0.7,seed=2"
@@ -155,7 +156,7 @@ def test_prefixes_hit_as_far_as_the_pool_goes(capsys: pytest.CaptureFixture[str]
 LEVEL = ("--slo-ttft", "0.15", "--slo-tpot", "0.012", "--slo-share", "0.95")
 
 
-@pytest.mark.parametrize("what", ["max-num-seqs", "num-blocks", "block-size", "speed"])
+@pytest.mark.parametrize("what", ["num-blocks", "speed", *long(["max-num-seqs", "block-size"])])
 def test_find(capsys: pytest.CaptureFixture[str], what: str) -> None:
     found = told(capsys, SMALL, *LEVEL, "--find", what, "--num-blocks", "2000")
     name = what.replace("-", "_")

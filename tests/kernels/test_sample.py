@@ -16,6 +16,7 @@ from minfer import sample as meaning
 from minfer.effects.sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.request import SamplingParams
+from tests.circles import long
 
 from .conftest import CUDA
 
@@ -135,7 +136,7 @@ def test_draws_from_all_tokens(device: str, rng: random.Random, vocab: int) -> N
         check(logits, rows_of(rng, params), device, filtered=False)
 
 
-@pytest.mark.parametrize("vocab", [1, 5, 64, 190])
+@pytest.mark.parametrize("vocab", [5, 190, *long([1, 64])])
 def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> None:
     """Each call mixes greedy, free and restricted rows, some of them doubly and more."""
     for logits in some_logits(rng, 6, vocab):
@@ -196,7 +197,7 @@ def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> 
     check(line.expand(len(rows), -1), rows, device)
 
 
-@pytest.mark.parametrize("order", ["mixed", "sorted"])
+@pytest.mark.parametrize("order", ["mixed", *long(["sorted"])])
 def test_the_last_token_kept_and_the_first_left_out(
     device: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
