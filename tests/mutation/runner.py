@@ -90,7 +90,15 @@ def run(mutant: Mutant | None, tests: str) -> Fate:
             **os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", MUTANT: key,
             NOTES: str(notes), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "",
         }  # fmt: skip
-        flags = ["-x", "-q", "-p", "tests.mutation.plugin", "-p", "no:cacheprovider", "--assert=plain"]
+        flags = [
+            "-x",
+            "-q",
+            "-p",
+            "tests.mutation.plugin",
+            "-p",
+            "no:cacheprovider",
+            "--assert=plain",
+        ]
         command = [sys.executable, "-m", "pytest", *flags, *test_files(file)]
         with Popen(command, cwd=ROOT, env=env, stdout=DEVNULL, stderr=DEVNULL) as process:
             _, status, usage = os.wait4(process.pid, 0)
