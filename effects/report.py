@@ -159,8 +159,6 @@ class Report:
     def _end(self, done: Finished) -> None:
         name, sums = (done.id, done.sample), self.sums
         self.ended[done.reason] += 1
-        if done.reason == "rejected":  # perhaps because another one has its id
-            return
         came, first, last = (times.pop(name, None) for times in (self.came, self.first, self.last))
         if came is None or first is None or last is None or done.reason in _UNSERVED:
             return

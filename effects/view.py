@@ -75,15 +75,7 @@ class Run:
             self._present(turn.before)
         since = (state.time - self.start) * 1e6
         self.time.append(max(round(since) if isfinite(since) else 0, *self.time[-1:], 0))
-        done, flying = -1, {plan.step for plan in turn.before.inflight}
-        for event in turn.events:
-            if isinstance(event, say.Submit):
-                for sample in range(max(1, min(event.request.n, MAX_SAMPLES))):
-                    self._note("Submit", self._sample(event.request, sample))
-            elif isinstance(event, say.Executed):
-                done = event.step if event.step in flying else done
-            elif not isinstance(event, say.Tick):
-                self._say(event)
+        done = self._events(turn)
         emits = [one for one in commands if isinstance(one, say.Emit)]
         for end in (end for emit in emits for end in emit.finished):
             self._end(end)
@@ -97,6 +89,19 @@ class Run:
         for command in commands:
             if isinstance(command, say.Execute):
                 self._plan(command.plan)
+
+    def _events(self, turn: Turn) -> int:
+        """Log what came in; returns the step whose results did, or -1."""
+        done, flying = -1, {plan.step for plan in turn.before.inflight}
+        for request in _entered(turn):
+            for sample in range(max(1, min(request.n, MAX_SAMPLES))):
+                self._note("Submit", self._sample(request, sample))
+        for event in turn.events:
+            if isinstance(event, say.Executed):
+                done = event.step if event.step in flying else done
+            elif not isinstance(event, say.Tick | say.Submit):
+                self._say(event)
+        return done
 
     def _present(self, before: EngineState) -> None:
         """Learn who is there already: a recording may begin in the middle of a run."""
@@ -131,9 +136,9 @@ class Run:
         return who
 
     def _end(self, end: say.Finished) -> None:
-        """Log an end. Two have the same name only in the turn in which the later is refused."""
+        """Log an end. Several have one name in the turn in which one of them follows another."""
         here = self.serving.pop((end.id, end.sample), [-1])
-        self._say(end, here.pop(-1 if end.reason == "rejected" else 0))
+        self._say(end, here.pop(0))
         self.serving |= {(end.id, end.sample): here} if here else {}
 
     def _say(self, one: Any, who: int = -1) -> None:
@@ -157,6 +162,49 @@ class Run:
         if isinstance(value, str):
             return self.texts.setdefault(value, len(self.texts))
         return self._who(value) if isinstance(value, tuple) else int(value)
+
+
+def _entered(turn: Turn) -> list[Request]:
+    """The requests that a turn took on or refused; one whose id is being served is ignored.
+
+    The reason for that does not say which of several it was, so the events are followed: who is
+    served at each of them.
+    """
+    came = [event.request for event in turn.events if isinstance(event, say.Submit)]
+    reasons, commands = turn.transition.reasons, turn.transition.commands
+    if not any(isinstance(r, say.Ignored) and r.event == "submit" for r in reasons):
+        return came
+    served, entered = set(_served(turn.before)), list[Request]()
+    emits = [one for one in commands if isinstance(one, say.Emit)]
+    ends = [(end, bool(emit.ids)) for emit in emits for end in emit.finished]
+    stepped = {(end.id, end.sample) for end, ran in ends if ran or end.reason == "error"}
+    refused = [end.id for end, _ in ends if end.reason == "rejected" and not end.sample]
+    for event in turn.events:
+        match event:
+            case say.Submit(one) if not any(name == one.id for name, _ in served):
+                entered.append(one)
+                if one.id in refused and not _could_be(one, turn):
+                    refused.remove(one.id)
+                else:
+                    served |= {(one.id, sample) for sample in range(one.n)}
+            case say.Cancel(name):
+                served = {sample for sample in served if sample[0] != name}
+            case say.Finish(name, sample):
+                served.discard((name, sample))
+            case say.Executed() | say.Failed():
+                served -= stepped
+    return entered
+
+
+def _could_be(request: Request, turn: Turn) -> bool:
+    """Whether this is the request of its id that is served after the turn."""
+    after = turn.transition.state
+    return any(seq.request is request for seq in (*after.waiting, *after.running.seqs))
+
+
+def _served(state: EngineState) -> list[SampleId]:
+    """All samples that have not ended."""
+    return [*(seq.id for seq in state.waiting), *state.running.ids]
 
 
 def page(name: str, config: EngineConfig, turns: Iterable[Turn]) -> bytes:

@@ -10,15 +10,16 @@ differs, since later ones follow from it.
 
 import json
 from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from attrs import define, field, frozen
 
-from minfer import messages
 from minfer.decisions import Facts, columns_of
+from minfer.messages import Reason
 from minfer.sequence import SampleId
 from minfer.state import EngineState
 
+_REASONS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Reason)}
 _ORDER: Final = ("reasons", "finished", "wake", "plans")  # in which facts are compared
 _MOST_NAMED: Final = 8  # of many, in a sentence
 _SHORT: Final = 300  # characters of a fact in a message
@@ -83,7 +84,7 @@ def diverged(
     path, was, now = _innermost(name, expected.get(name), found.get(name))
     try:
         differences = _differences(before, expected, found)
-    except (LookupError, TypeError, ValueError):  # facts that no engine has written
+    except (AttributeError, LookupError, TypeError, ValueError):  # facts that no engine has written
         differences = ()
     legend = _legend(path, was, now)
     return Divergence(number, before.next_step, time, path, was, now, differences, legend)
@@ -105,9 +106,9 @@ def _innermost(path: str, was: Any, now: Any) -> tuple[str, Any, Any]:
 def _legend(path: str, was: Any, now: Any) -> str:
     """What the columns of a fact are."""
     if path == "reasons":
-        kinds = sorted({one[0] for one in (*(was or ()), *(now or ())) if one})
-        known = ((kind, getattr(messages, str(kind), None)) for kind in kinds)
-        return "; ".join(f"[{', '.join((kind, *columns_of(one)))}]" for kind, one in known if one)
+        told = json.dumps([was, now])
+        kinds = [kind for kind in _REASONS if f'["{kind}"' in told]
+        return "; ".join(f"[{', '.join((kind, *columns_of(_REASONS[kind])))}]" for kind in kinds)
     return LEGEND.get(path.rpartition(".")[2].partition("[")[0], "")
 
 
@@ -195,7 +196,7 @@ def _reasons(then: Facts, now: Facts) -> Iterable[Difference]:
 def _by_kind(told: Facts) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {}
     for kind, *parts in told.get("reasons", ()):
-        names = columns_of(getattr(messages, kind))
+        names = columns_of(_REASONS[kind])
         found.setdefault(kind, []).append(dict(zip(names, parts, strict=True)))
     return found
 
@@ -315,8 +316,16 @@ def _rows(step: str, old: _Batch, new: _Batch) -> Iterable[Difference]:
             yield Difference(f"{step}: {what}", sides[0], sides[1], words)
     for what, was in old.rest.items():
         if was != new.rest[what]:
-            words = f"{step}: {what}: then {_value(was)}, now {_value(new.rest[what])}"
+            told = [_rest(side.rest[what]) for side in (old, new)]
+            words = f"{step}: {what}: then {told[0]}, now {told[1]}"
             yield Difference(f"{step}: {what}", was, new.rest[what], words)
+
+
+def _rest(value: Any) -> str:
+    """The forwards or the copies of a plan."""
+    if isinstance(value, list):
+        return _listed((f"block {a} to {b} ({n} positions)" for a, b, n in value), "none")
+    return str(value)
 
 
 def _value(value: Any) -> str:

@@ -93,6 +93,7 @@ def fold(seed: int, turns: int = TURNS) -> Counter[str]:
     assert (figures["cached_tokens"], figures["prompt_tokens"]) == (cached, prompt)
     assert (counts["prefix_cache_hits"], counts["prefix_cache_queries"]) == (cached, prompt)
     assert (page.cached, page.prompt) == (cached, prompt)
+    assert sum(map(len, page.serving.values())) == report.unfinished
     names = dict.fromkeys(
         e.request.id for turn in log for e in turn.events if isinstance(e, Submit)
     )
