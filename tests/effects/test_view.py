@@ -196,22 +196,23 @@ def test_a_recording_may_begin_in_the_middle() -> None:
     assert {name for name, _ in present} <= ended
 
 
-def test_who_has_a_name_keeps_it_when_another_is_refused() -> None:
+def test_who_has_a_name_keeps_it_when_another_is_ignored_or_refused() -> None:
     config = EngineConfig(num_blocks=40, block_size=4, depth=1)
     turns = turns_of(config, {0: [asked("same", 8, 9)], 2: [asked("same", 4, 4)],
-                              30: [asked("same", 4, 2)]})  # fmt: skip
+                              30: [asked("same", 400, 2), asked("same", 4, 2)]})  # fmt: skip
     data = page("run", config, turns)
     head, columns = unpacked(data)
     ends = [(who, head["texts"][a]) for who, a, kind in
             zip(columns["log.who"], columns["log.a"], columns["log.kind"], strict=True)
             if [*head["kinds"]][kind] == "Finished"]  # fmt: skip
-    assert ends == [(1, "rejected"), (0, "length"), (2, "length")]
+    assert ends == [(0, "length"), (1, "rejected"), (2, "length")]
+    assert columns["sample.prompt"] == [8, 400, 4]
 
 
 def test_nonsense_is_cut_off_and_does_not_raise() -> None:
     config = EngineConfig(num_blocks=40, block_size=4)
-    events: list[Event] = [asked("a", 4, 2**70), asked("b", 4, 4, n=2**40), asked("\ud800", 2, 2)]
-    events += [Executed(10**30, ()), Executed(-(10**30), ()), Tick(float("inf"))]
+    events: list[Event] = [asked("a", 4, 2**62), asked("b", 4, 4, n=2**40), asked("\ud800", 2, 2)]
+    events += [Executed(10**30, ()), Executed(-(10**30), ()), Tick(1e308)]
     turns = turns_of(config, {0: events, 1: [Failed(10**20, "x" * 10_000)]})
     head, columns = unpacked(page("run", config, turns))
     assert "\ud800" in head["texts"]
