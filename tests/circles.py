@@ -1,8 +1,11 @@
 """Three circles of tests, from the smallest out.
 
-    pytest tests/core tests/kit     for every save: the pure core, without torch
-    pytest                          every room: what has to pass before a commit
-    pytest --all                    also what is marked `long`: volume, and no kind of its own
+    pytest tests/core    for every save: the core, without torch, in seconds
+    pytest               for every commit: all rooms, in minutes
+    pytest --all         also what is marked `long`: volume, and nothing that is asked there alone
+
+`-n auto` spreads each over the processors, except where there is a GPU, whose memory they would
+fight for.
 
 Every long test has a smaller sibling that is not: the same test with fewer seeds, or with one
 case of a kind instead of the whole matrix. So each circle asks all of the questions of its rooms,

@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ ROOT = Path(__file__).resolve().parents[1]
 CORE = sorted((ROOT / "minfer").glob("*.py")) + sorted((ROOT / "minfer" / "testing").rglob("*.py"))
 KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
 EFFECTS = sorted((ROOT / "effects").rglob("*.py"))
+TESTS = ROOT / "tests"
 
 # What a room may import besides the standard library and itself.
 # From minfer/__init__.py only, when LLM, AsyncLLM or what goes with them is asked for.
@@ -20,14 +21,17 @@ LAZY = {f"minfer.effects.{module}" for module in minfer._LAZY.values()}
 PURE = {"attrs"}
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file imports, anywhere in it."""
+    found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
+            found.append(node.module or "")
+    return tuple(found)
 
 
 def room(module: str) -> str:
@@ -64,6 +68,29 @@ def test_kernels_import_torch_and_triton_alone(path: Path) -> None:
         top = module.split(".")[0]
         allowed = {*sys.stdlib_module_names, "torch", "triton", "flash_attn", "quack"}
         assert top in allowed or room(module) == "kernels", f"{path.name}: {module}"
+
+
+FIRST_CIRCLE = [
+    path
+    for where in ("*.py", "core/*.py", "mutation/*.py")
+    for path in sorted(TESTS.glob(where))
+    if path.name != Path(__file__).name
+]
+
+
+@pytest.mark.parametrize("path", FIRST_CIRCLE, ids=lambda p: p.name)
+def test_the_cores_tests_need_no_torch(path: Path) -> None:
+    """They are for every save: nothing of what they import may take seconds to load."""
+    for module in imports(path):
+        top = module.split(".")[0]
+        if top == "tests":
+            assert module.split(".")[1] in ("circles", "core", "mutation"), f"{path.name}: {module}"
+        elif top == "minfer":
+            assert module not in LAZY, f"{path.name}: {module}"
+            assert room(module) not in ("effects", "kernels"), f"{path.name}: {module}"
+        else:
+            light = {*sys.stdlib_module_names, "attrs", "hypothesis", "pytest"}
+            assert top in light, f"{path.name}: {module}"
 
 
 def test_effects_do_not_import_tests_or_benchmarks() -> None:

@@ -583,7 +583,7 @@ def test_without_token_ids_prefixes_are_known_by_blocks(seed: int) -> None:
 
 def test_a_turn_costs_microseconds() -> None:
     run = Run(config(num_blocks=4096, max_num_seqs=256, max_num_batched_tokens=512))
-    run.turn(*(Submit(request(str(i), [i, i + 1], tokens=200)) for i in range(256)))
+    run.turn(*(Submit(request(str(i), [i, i + 1], tokens=60)) for i in range(256)))
     run.drain()
 
     def seconds() -> float:

@@ -20,7 +20,7 @@ def test_planted_bug_is_caught(bug: Bug) -> None:
     assert caught.turns > 0
 
 
-@pytest.mark.parametrize("bug", [*ESCAPED[:2], *long(ESCAPED[2:])], ids=names(ESCAPED))
+@pytest.mark.parametrize("bug", [*ESCAPED[:1], *long(ESCAPED[1:])], ids=names(ESCAPED))
 def test_bug_that_once_escaped_is_caught(bug: Bug) -> None:
     caught = find(bug)
     assert caught is not None, f"nothing in {bug.tests} objects"
