@@ -7,6 +7,7 @@ import hypothesis
 import pytest
 
 GPU = os.path.exists("/dev/nvidiactl")
+WORKERS = 8  # of `-n auto`, at most: each has to load torch
 # Small models on shared machines: threads that wait for each other cost more than they bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton decides when it is imported, which transformers does, whether to interpret its kernels.
@@ -48,6 +49,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int | None:
+def pytest_xdist_auto_num_workers() -> int:
     """With a GPU, none: tests there take the memory that they find, and measure time."""
-    return 0 if GPU else None
+    allowed = getattr(os, "sched_getaffinity", None)  # not on every system
+    processors = len(allowed(0)) if allowed else os.cpu_count() or 1
+    return 0 if GPU else min(processors, WORKERS)
