@@ -1,0 +1,39 @@
+"""The first state, and the two kinds of transition that only say something."""
+
+from attrs import evolve
+
+from minfer.messages import Emit, Ended, Finished, Ignored
+from minfer.policies import Window
+from minfer.state import Transition, emitted, ignored, initial
+from tests.core.test_engine import CONFIG
+
+
+def test_at_first_all_rows_and_blocks_are_free_and_the_lowest_row_goes_first() -> None:
+    config = evolve(CONFIG, policy=Window())
+    state = initial(config)
+    assert state.free_rows == (3, 2, 1, 0)
+    assert (state.blocks.total, state.blocks.available) == (32, 32)
+    assert state.policy == Window().start()
+    assert not state.waiting
+    assert not len(state.running)
+
+
+def test_thresholds_reach_what_they_are_of() -> None:
+    limits = evolve(CONFIG.thresholds, freed_run=3, line_bucket=5)
+    state = initial(evolve(CONFIG, thresholds=limits))
+    assert (state.blocks.run, state.waiting.full) == (3, 5)
+
+
+def test_what_came_out_says_who_ended_and_why() -> None:
+    done = Finished("a", 2, "error", 7, "it failed", 3)
+    turn = emitted(initial(CONFIG), (done,), (("b", 0),), ((5,),))
+    assert turn.commands == (Emit((("b", 0),), ((5,),), (done,)),)
+    assert turn.reasons == (Ended("a", 2, "error", "it failed"),)
+    assert turn.state == initial(CONFIG)
+
+
+def test_what_means_nothing_is_said_and_changes_nothing() -> None:
+    state = initial(CONFIG)
+    assert ignored(state, "cancel", "nobody") == Transition(
+        state, (), (Ignored("cancel", "nobody"),)
+    )
