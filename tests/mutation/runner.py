@@ -1,5 +1,6 @@
 """Runs mutants, several at once, and keeps what became of each in a file of lines of JSON."""
 
+import ast
 import hashlib
 import json
 import os
@@ -7,6 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import cache
 from pathlib import Path
 from subprocess import DEVNULL, Popen
 from typing import Final
@@ -58,9 +60,44 @@ class Fate:
         return self.outcome in ("killed", "endless")
 
 
+@cache
+def imported(module: str) -> frozenset[str]:
+    """The modules of minfer and of the tests that a module imports itself."""
+    path = ROOT.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.exists():
+        return frozenset()  # a name in a module
+    names, tree = {module.rpartition(".")[0]}, ast.parse(path.read_text("utf-8"))
+    tree.body = [one for one in tree.body if not isinstance(one, ast.If)]  # for type checkers
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update((node.module, *(f"{node.module}.{one.name}" for one in node.names)))
+    return frozenset(name for name in names if name.partition(".")[0] in ("minfer", "tests"))
+
+
+@cache
+def reached(module: str) -> frozenset[str]:
+    """All modules that are imported with a module."""
+    seen: set[str] = set()
+    todo = [module]
+    while todo:
+        new = imported(todo.pop()) - seen
+        seen |= new
+        todo += new
+    return frozenset(seen)
+
+
 def test_files(file: str) -> list[str]:
-    """The tests that a mutant of this file runs, the likeliest and the cheapest first."""
+    """The tests that a mutant of this file runs, the likeliest and the cheapest first.
+
+    Tests that do not import the file, not even through others, are left out. For no file: all.
+    """
     names = sorted(path.name for path in TESTS.glob("test_*.py") if path.name not in NOT_RUN)
+    stem, within = file.removesuffix(".py"), "tests.core."
+    if file:
+        names = [n for n in names if f"minfer.{stem}" in reached(within + n.removesuffix(".py"))]
     first = [name for name in (f"test_{file}", *ALSO.get(file, ())) if name in names]
     middle = [name for name in names if name not in first and name not in LAST]
     last = [name for name in LAST if name in names and name not in first]
