@@ -101,10 +101,9 @@ def test_files(file: str) -> list[str]:
     first = [name for name in (f"test_{file}", *ALSO.get(file, ())) if name in names]
     middle = [name for name in names if name not in first and name not in LAST]
     last = [name for name in LAST if name in names and name not in first]
-    return [
-        *(f"tests/core/{name}" for name in [*first, *middle, *last]),
-        "tests/mutation/worlds.py",
-    ]
+    files = [f"tests/core/{name}" for name in [*first, *middle, *last]]
+    worlds = not file or f"minfer.{stem}" in reached("tests.mutation.worlds")
+    return [*files, "tests/mutation/worlds.py"] if worlds else files
 
 
 def tests_digest() -> str:
