@@ -49,7 +49,7 @@ def test_a_setting_out_of_range_is_named(changes: dict[str, Any], named: str) ->
 
 @pytest.mark.parametrize("prompt", [(1, -1), (1, 2**32), (1, 0.5), (1, "a")])
 def test_token_ids_are_checked_when_a_request_is_made(prompt: Any) -> None:
-    with pytest.raises(ParameterError, match="token ids must be a tuple of whole numbers"):
+    with pytest.raises(ParameterError, match="token ids must be whole numbers"):
         Request(id="a", prompt=prompt, max_tokens=1)
     assert Request(id="a", prompt=(3, 9), output=(7,), max_tokens=1).largest == 9
 

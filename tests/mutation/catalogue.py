@@ -25,6 +25,7 @@ LEFT_OUT: Final = {
     "__init__.py": "names and when they are imported",
     "codec.py": "follows: how values are written",
     "decisions.py": "follows: compares what was decided",
+    "divergence.py": "follows: tells what was decided otherwise",
     "explain.py": "follows: tells what was decided",
     "fork.py": "follows: runs what decides again",
     "invariants.py": "judges what decides",
@@ -37,6 +38,7 @@ LEFT_OUT: Final = {
     "redact.py": "follows: takes tokens out of journals",
     "replay.py": "follows: runs what decides again",
     "simulate.py": "follows: runs what decides on a virtual clock",
+    "turns.py": "follows: runs what decides, and says where it raised",
 }
 
 
