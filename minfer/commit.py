@@ -11,7 +11,7 @@ from itertools import chain, compress, count, islice, repeat
 from operator import add, ge, ne, sub
 
 from minfer.config import EngineConfig, Thresholds
-from minfer.lifecycle import end, open_fences, restart, sealed, spread
+from minfer.lifecycle import end, leaver, open_fences, restart, sealed, spread
 from minfer.messages import Executed, Failed, Finished, Voided, clip
 from minfer.plan import Plan, Yields
 from minfer.record import evolve
@@ -53,7 +53,8 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
     state = sealed(config, state, _fillings(config, state.running, plan, ripe, ends))
     finished: tuple[Finished, ...] = ()
     if ends:
-        state, finished = end(config, state, {i: (why, "") for i, (_, why) in ends.items()})
+        leavers = [leaver(state.running, i, why) for i, (_, why) in sorted(ends.items())]
+        state, finished = end(config, state, leavers)
     state = open_fences(state, plan.step)
     return emitted(state, finished, ids=advanced.ids, tokens=new)
 
@@ -182,10 +183,10 @@ def _void(config: EngineConfig, state: EngineState, step: int, error: str) -> Tr
     state = evolve(restart(config, state, spots), inflight=(), faults=tuple(faults.items()))
     state = open_fences(state, None)
     why = f"its step failed {config.max_failures} times, at last with: {error}"
-    ids, most = enumerate(state.running.ids), config.max_failures
-    lost = {i: ("error", why) for i, name in ids if faults.get(name, 0) >= most}
+    run, most = state.running, config.max_failures
+    lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
     if not lost:
         return Transition(state, (), (reason,))
-    state, finished = end(config, state, lost)
+    state, finished = end(config, state, [leaver(run, i, "error", why) for i in lost])
     turn = emitted(state, finished)
     return evolve(turn, reasons=(reason, *turn.reasons))

@@ -12,27 +12,25 @@ nothing can run. It looks at no clock, draws no random number, and costs what ch
                                      +--> ended: blocks stay cached until space is needed
 """
 
-from collections.abc import Collection
-
 from minfer import consult
 from minfer.blocks import blocks_for
 from minfer.commit import over
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
-from minfer.lifecycle import count_out, end
 from minfer.messages import Cancel, Event, Executed, Failed, Finish, Finished, Submit, Tick, clip
 from minfer.record import evolve
 from minfer.request import MAX_SAMPLES, Request
 from minfer.schedule import schedule
-from minfer.sequence import SampleId, Sequence
+from minfer.sequence import Sequence
 from minfer.state import EngineState, Live, Transition, emitted, ignored
+from minfer.stop import stopped
 
 
 def step(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) -> Transition:
     """Take one turn: fold the events, then plan. Total: no event sequence raises."""
     turns: list[Transition] = []
-    for event in events:
-        turns.append(_fold(config, state, event))
+    for together in _in_a_row(events):
+        turns.append(_fold(config, state, together))
         state = turns[-1].state
     while len(state.inflight) < config.depth:
         before = state.next_step
@@ -48,20 +46,32 @@ def step(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) ->
     return Transition(state, tuple(commands), tuple(reasons))
 
 
-def _fold(config: EngineConfig, state: EngineState, event: Event) -> Transition:
-    match event:
-        case Executed() | Failed():
+def _in_a_row(events: tuple[Event, ...]) -> list[list[Event]]:
+    """The events in order, but together what costs less when it is folded at once."""
+    found, last = list[list[Event]](), ""
+    for event in events:
+        kind = "stop" if isinstance(event, Cancel | Finish) else ""
+        if kind and kind == last:
+            found[-1].append(event)
+        else:
+            found.append([event])
+        last = kind
+    return found
+
+
+def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Transition:
+    match events[0]:
+        case Executed() | Failed() as event:
             return over(config, state, event)
         case Tick(time):
             return Transition(evolve(state, time=max(state.time, time)))
         case Submit(request):
             return _submit(config, state, request)
-        case Cancel(name):
-            return _cancel(config, state, name)
-        case Finish():
-            return _finish(config, state, event)
+        case Cancel() | Finish():
+            stops = [event for event in events if isinstance(event, Cancel | Finish)]
+            return stopped(config, state, stops)
         case _:  # not as typed; but a turn may hold anything
-            return ignored(state, type(event).__name__, "it is no event")  # type: ignore[unreachable]
+            return ignored(state, type(events[0]).__name__, "it is no event")  # type: ignore[unreachable]
 
 
 def objection(config: EngineConfig, state: EngineState, request: Request) -> str:
@@ -113,48 +123,3 @@ def _submit(config: EngineConfig, state: EngineState, request: Request) -> Trans
     arrivals = state.arrivals + 1
     state = evolve(state, waiting=line, arrivals=arrivals, requests=requests)
     return Transition(state)
-
-
-def _cancel(config: EngineConfig, state: EngineState, name: str) -> Transition:
-    live = state.requests.get(name)
-    if live is None:
-        return ignored(state, "cancel", f"no request {clip(repr(name))}")
-    state, finished = _stop(config, state, name, range(live.samples), "cancelled")
-    return emitted(state, finished)
-
-
-def _finish(config: EngineConfig, state: EngineState, event: Finish) -> Transition:
-    state, finished = _stop(config, state, event.id, (event.sample,), event.reason)
-    if not finished:
-        what = f"sample {event.sample} of {clip(repr(event.id))} is not being served"
-        return ignored(state, "finish", what)
-    (done,) = finished
-    return emitted(state, (evolve(done, length=max(0, min(event.length, done.length))),))
-
-
-def _stop(
-    config: EngineConfig, state: EngineState, name: str, samples: Collection[int], reason: str
-) -> tuple[EngineState, tuple[Finished, ...]]:
-    """End samples of one request, those that wait and those that run; others have ended."""
-    done: list[Finished] = []
-    for sample in samples:
-        seq = _waiting(state, (name, sample))
-        if seq is not None:
-            state = evolve(state, waiting=state.waiting.remove(seq.place))
-            known, why, ran = len(seq.history), (reason, ""), bool(seq.preempted)
-            state, finished = count_out(config, state, seq, known, why, ran=ran)
-            done.append(finished)
-    here = enumerate(state.running.ids)
-    running = {i: (reason, "") for i, (owner, one) in here if owner == name and one in samples}
-    state, ended = end(config, state, running)
-    return state, tuple(sorted((*done, *ended), key=lambda finished: finished.sample))
-
-
-def _waiting(state: EngineState, sample: SampleId) -> Sequence | None:
-    """The sample's sequence in line, if it is there."""
-    live = state.requests.get(sample[0])
-    if live is None or sample in state.running.ids:
-        return None
-    seq = state.waiting.find((*live.place[:2], sample[1]))
-    # If it is not at its first place, the policy gave it a better one when it was preempted.
-    return seq or next((one for one in state.waiting if one.id == sample), None)

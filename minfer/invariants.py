@@ -115,7 +115,9 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     tokens, done = run.tokens(i, size), committed(config, state, i)
     _require(run.ids[i] == seq.id, "columns", "ids and records disagree")
     _require(len(tokens) == run.known[i] >= run.base[i], "coverage", "known tokens are miscounted")
-    _require(tokens[: run.base[i]] == seq.history, "history", "known tokens were rewritten")
+    past = len(seq.history)
+    _require(past <= run.base[i], "coverage", "a generation began before its history")
+    _require(tokens[:past] == seq.history, "history", "known tokens were rewritten")
     _require(0 <= done < run.known[i] <= run.last[i] + 1, "coverage", f"{done} of {run.known[i]}")
     _require(done <= run.sched[i] <= run.last[i], "coverage", "more is planned than may be")
     _require(run.sched[i] <= len(table) * size, "coverage", "more is planned than the table holds")
@@ -125,7 +127,7 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     _require(own.sealed * size <= done, "publish after write", f"{own.sealed} blocks at {done}")
     keys = extend_keys((), seq.request.root, tokens, size)
     _require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
-    _require(len(own.keys) >= run.base[i] // size, "keys", "a key of the history is missing")
+    _require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
     nodes, cached = state.blocks.nodes, slice(own.low, own.sealed)
     for block, key in zip(table[cached], own.keys[cached], strict=True):
         _require(nodes.get(block, (None,))[0] == key, "aliasing", f"{block} is of another prefix")
@@ -272,7 +274,8 @@ def _new_plan(config: EngineConfig, after: EngineState, plan: Plan, may_miss: in
         _require((filled is not None) == (start < run.base[i]), "feed", "host or device, not both")
         if filled is not None:
             end = start + plan.counts[at]
-            _require(filled == run.seqs[i].history[start:end], "feed", "not the history's inputs")
+            known = run.tokens(i, config.block_size)[start:end]
+            _require(filled == known, "feed", "not the inputs at these positions")
             yields = plan.most[at] == (end == run.base[i])
             _require(yields, "feed", "only the end of a prompt yields")
     opened = [one.index for one in plan.opens if one.index in here]

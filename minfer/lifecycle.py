@@ -1,19 +1,20 @@
 """How a sequence takes a seat, publishes what it computed, and leaves."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from itertools import compress
+
+from attrs import frozen
 
 from minfer import consult
 from minfer.blocks import Draft, outside
 from minfer.config import EngineConfig
 from minfer.keys import block_key, extend_keys
-from minfer.log import Log
 from minfer.messages import Finished, Preempted, Reason
+from minfer.pmap import Map
+from minfer.policy import Rank
 from minfer.record import evolve
 from minfer.sequence import Chain, Running, SampleId, Sequence, Table, edited, without
-from minfer.state import EngineState, Fence
-
-Why = tuple[str, str]  # the reason of an end, and the error if there is one
+from minfer.state import EngineState, Fence, Live
 
 
 def spread(config: EngineConfig, tokens: int) -> int:
@@ -49,18 +50,28 @@ def seated(
 
 def committed(config: EngineConfig, state: EngineState, i: int) -> int:
     """Positions of KV that the sequence at `i` has for certain, plans in flight left out."""
+    return all_committed(config, state, (i,))[i]
+
+
+def all_committed(
+    config: EngineConfig, state: EngineState, spots: Collection[int]
+) -> dict[int, int]:
+    """Positions of KV that each of the sequences at `spots` has for certain."""
     run = state.running
-    if run.known[i] > run.base[i]:
-        return run.known[i] - 1
-    gen = run.gens[i]
-    for plan in state.inflight:
-        if gen in plan.gens:
-            start = plan.starts[plan.gens.index(gen)]
-            # A copied tail is KV only once the plan that copies it is committed.
-            into = run.tables[i][start // config.block_size]
-            copied = any(copy.target == into for copy in plan.copies)
-            return run.chains[i].sealed * config.block_size if copied else start
-    return run.sched[i]
+    sure = {i: run.known[i] - 1 for i in spots}
+    # What has not yielded since its generation began has what its first plan in flight starts from.
+    rest = {run.gens[i]: i for i in spots if run.known[i] == run.base[i]}
+    for i in rest.values():
+        sure[i] = run.sched[i]
+    for plan in reversed(state.inflight) if rest else ():
+        copied = {copy.target for copy in plan.copies}
+        for gen, start in zip(plan.gens, plan.starts, strict=True):
+            if gen in rest:
+                i = rest[gen]
+                # A copied tail is KV only once the plan that copies it is committed.
+                into = copied and run.tables[i][start // config.block_size] in copied
+                sure[i] = run.chains[i].sealed * config.block_size if into else start
+    return sure
 
 
 def named(config: EngineConfig, run: Running, i: int, upto: int) -> tuple[Chain, tuple[int, ...]]:
@@ -136,15 +147,18 @@ def _parted(
     return held(chain, table, config.window) + mine, twins + table[new.stop :]
 
 
-def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> EngineState:
+def retire(config: EngineConfig, state: EngineState, gone: Collection[int]) -> EngineState:
     """Take sequences out of the running ones: publish what is committed, give back the rest.
 
-    What a plan in flight may still write to stays behind a fence until that plan is over.
+    In the order of `gone`. What a plan in flight may still write to stays behind a fence until that
+    plan is over.
     """
-    run, draft, fences, gone = state.running, Draft(state.blocks), [*state.fences], sorted(gone)
+    if not gone:
+        return state
+    run, draft, fences = state.running, Draft(state.blocks), [*state.fences]
     until = state.inflight[-1].step if state.inflight else None
-    for i in gone:
-        upto = committed(config, state, i) // config.block_size
+    for i, sure in all_committed(config, state, gone).items():
+        upto = sure // config.block_size
         chain, _ = named(config, run, i, upto)
         blocks = _parted(config, draft, chain, run.tables[i], upto)
         if until is None:
@@ -152,7 +166,7 @@ def retire(config: EngineConfig, state: EngineState, gone: Iterable[int]) -> Eng
         else:
             fences.append(Fence(until, *blocks))
     rows = (*state.free_rows, *(run.rows[i] for i in gone))
-    run, fenced = without(run, gone), tuple(fences)
+    run, fenced = without(run, sorted(gone)), tuple(fences)
     return evolve(state, blocks=draft.done(), running=run, fences=fenced, free_rows=rows)
 
 
@@ -175,31 +189,55 @@ def open_fences(state: EngineState, step: int | None) -> EngineState:
     return evolve(state, blocks=draft.done(), fences=tuple(kept))
 
 
+@frozen
+class Leaver:
+    """A sample that ends, where it is."""
+
+    seq: Sequence
+    known: int  # tokens, up to where it is to end
+    reason: str
+    error: str = ""
+    at: int | None = None  # position among the running, if it runs
+
+
+def leaver(run: Running, i: int, reason: str, error: str = "") -> Leaver:
+    """The running sample at `i`, to end with all that it knows."""
+    return Leaver(run.seqs[i], run.known[i], reason, error, i)
+
+
 def end(
-    config: EngineConfig, state: EngineState, ended: dict[int, Why]
+    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
-    """End running sequences: position -> why. Their blocks stay cached."""
-    run, finished = state.running, []
-    for i, why in sorted(ended.items()):
-        state, done = count_out(config, state, run.seqs[i], run.known[i], why, ran=True)
-        finished.append(done)
-    return retire(config, state, ended), tuple(finished)
+    """End samples, in this order, wherever they are; the blocks of those that run stay cached.
+
+    The line, the columns and the requests are changed once for all of them.
+    """
+    leavers = tuple(leavers)
+    state, finished = _counted_out(config, state, leavers)
+    waiting = [one.seq.place for one in leavers if one.at is None]
+    if waiting:
+        state = evolve(state, waiting=state.waiting.remove_many(waiting))
+    return retire(config, state, [one.at for one in leavers if one.at is not None]), finished
 
 
-def count_out(
-    config: EngineConfig, state: EngineState, seq: Sequence, known: int, why: Why, *, ran: bool
-) -> tuple[EngineState, Finished]:
-    """Count a sample as ended, with `known` tokens; its request goes with the last one."""
-    request, live = seq.request, state.requests[seq.request.id]
-    output = known - len(request.prompt)
-    if live.ended + 1 == live.samples:
-        requests = state.requests.delete(request.id)
-    else:
-        requests = state.requests.set(request.id, evolve(live, ended=live.ended + 1))
-    state = consult.ended(config, state, request, output, ran=ran)
-    faults = tuple(fault for fault in state.faults if fault[0] != seq.id)
-    state = evolve(state, requests=requests, faults=faults)
-    return state, Finished(*seq.id, why[0], output, why[1], seq.cached)
+def _counted_out(
+    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """Count samples as ended; a request goes with its last one."""
+    requests, finished, gone = state.requests.mutate(), list[Finished](), set[SampleId]()
+    for one in leavers:
+        seq, request = one.seq, one.seq.request
+        live, output = requests[request.id], one.known - len(request.prompt)
+        if live.ended + 1 == live.samples:
+            del requests[request.id]
+        else:
+            requests[request.id] = evolve(live, ended=live.ended + 1)
+        ran = one.at is not None or seq.preempted > 0
+        state = consult.ended(config, state, request, output, ran=ran)
+        finished.append(Finished(*seq.id, one.reason, output, one.error, seq.cached))
+        gone.add(seq.id)
+    faults = tuple(fault for fault in state.faults if fault[0] not in gone)
+    return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)
 
 
 def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:
@@ -219,18 +257,32 @@ def preempt(
     rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
     back = evolve(seq, preempted=seq.preempted + 1, place=(rank, arrival, sample))
     reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
+    if rank != seq.place[0]:
+        state = evolve(state, requests=_moved(state.requests, seq, rank))
     state = retire(config, state, (i,))
     return evolve(state, waiting=state.waiting.insert(back), held=None), reason
 
 
+def _moved(requests: Map[str, Live], seq: Sequence, rank: Rank) -> Map[str, Live]:
+    """Remember the rank that a sample has got, so that it can be found in line."""
+    live = requests[seq.request.id]
+    moved = {**dict(live.moved), seq.sample: rank}
+    return requests.set(seq.request.id, evolve(live, moved=tuple(moved.items())))
+
+
 def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> EngineState:
-    """Begin new generations in place, from committed KV: what was in flight never happened."""
-    run = state.running
-    cells: dict[str, dict[int, object]] = {}
-    for gen, i in enumerate(spots, state.next_gen):
-        seq, old, start = _anew(config, run, i), run.chains[i], committed(config, state, i)
-        chain = Chain(Log(seq.keys), old.sealed, old.leaf, low=old.low)
-        one = seated(config, seq, gen, run.rows[i], run.tables[i], chain, start)
-        for name in ("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails", "fresh"):
-            cells.setdefault(name, {})[i] = getattr(one, name)[0]
-    return evolve(state, running=edited(run, **cells), next_gen=state.next_gen + len(spots))
+    """Begin new generations in place, from committed KV: what was in flight never happened.
+
+    What they know stays where it is; the next plans carry what is not yet computed of it.
+    """
+    run, size = state.running, config.block_size
+    starts = all_committed(config, state, spots)
+    run = edited(
+        run,
+        gens={i: gen for gen, i in enumerate(spots, state.next_gen)},
+        starts=starts,
+        base={i: run.known[i] for i in spots},
+        sched=starts,
+        ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},
+    )
+    return evolve(state, running=run, next_gen=state.next_gen + len(spots))

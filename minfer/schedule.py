@@ -68,7 +68,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     most = None
     if config.max_repeat > 1 and not shares:
         state, grown, most = stretch(config, state, idle, grown)
-    state, plan = _plan(state, idle, shares, most, newcomers, tuple(grown.values()))
+    state, plan = _plan(config, state, idle, shares, most, newcomers, tuple(grown.values()))
     return Transition(state, (Execute(plan), *wake), reasons)
 
 
@@ -148,8 +148,14 @@ def waits_for(config: EngineConfig, state: EngineState) -> str:
 
 
 def _plan(
-    state: EngineState, idle: set[int], shares: Shares, most: tuple[int, ...] | None,
-    newcomers: list[Newcomer], grows: tuple[Grow, ...]) -> tuple[EngineState, Plan]:  # fmt: skip
+    config: EngineConfig,
+    state: EngineState,
+    idle: set[int],
+    shares: Shares,
+    most: tuple[int, ...] | None,
+    newcomers: list[Newcomer],
+    grows: tuple[Grow, ...],
+) -> tuple[EngineState, Plan]:
     """Put the plan together; `most` has one entry per running sequence, or is None for ones."""
     run = state.running
     places = positions(run, idle.union(shares))
@@ -170,7 +176,7 @@ def _plan(
             seq, start, share = run.seqs[i], run.sched[i], shares[run.gens[i]]
             steps_[i] = counts_[at] = share
             yields_[at] = int(start + share == run.base[i])
-            fills.append(Fill(at, seq.history[start : start + share]))
+            fills.append(Fill(at, run.inputs(i, start, start + share, config.block_size)))
             if start == run.starts[i]:  # a generation's first plan: the device takes over all of it
                 opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))
         steps, counts, yields = tuple(steps_), tuple(counts_), tuple(yields_)

@@ -6,13 +6,14 @@ few passes in C and touches records only where something happens:
 
     position 0       start        sched           base         known            last
     |---- cached ----|-- planned --|               |             |               |
-    |----------- history, carried by plans --------|-- sampled, the device's own -|
+    |-------------- carried by plans --------------|-- sampled, the device's own -|
 
 `known`  tokens whose values are committed: the prompt, and what was sampled since.
 `sched`  positions whose KV is computed or will be by plans in flight.
 `base`   tokens known when this *generation* started (admission, or restart after a failed step).
-         Inputs below it come from `history`, in plans; from it on the device feeds itself its own
-         last token. So a row with sched < base is being filled, and otherwise it decodes.
+         Inputs below it come from the host, in plans: at admission they are `history`, which a
+         restart leaves as it is. From it on the device feeds itself its own last token. So a row
+         with sched < base is being filled, and otherwise it decodes.
 `start`  the first position that this generation computes; everything below was a hit.
 
 `last`   the index of the last token it may have: known > last ends it, and no input is due at it.
@@ -22,14 +23,14 @@ few passes in C and touches records only where something happens:
 
 A decoding row has sched = known - 1 + (its tokens in flight): one input is always due.
 
-`tails` hold the known tokens from the last block boundary at or below `base` that have not got a
-key yet, the youngest apart in `fresh`: copying whole tails would be a third of a turn's cost.
+`tails` hold the known tokens from the last block boundary in `history` on that have not got a key
+yet, the youngest apart in `fresh`: copying whole tails would be a third of a turn's cost.
 `chains` hold what has a key: keys, the tokens of output blocks, the leaf.
 """
 
 from bisect import bisect
 from collections.abc import Container
-from itertools import chain, compress
+from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, TypeVar
 
@@ -58,7 +59,7 @@ class Sequence:
     sample: int
     place: Place
     arrived: float  # seconds
-    history: tuple[int, ...]  # tokens known at the start of the generation
+    history: tuple[int, ...]  # tokens known when it last entered the line, or now if it waits
     keys: Keys = ()  # of history's full blocks, as far as known
     preempted: int = 0  # times
     cached: int = 0  # prompt tokens that the prefix cache gave at its first admission
@@ -105,9 +106,23 @@ class Running:
 
     def tokens(self, i: int, block_size: int) -> tuple[int, ...]:
         """All known tokens of the sequence at position `i`."""
-        cut = self.base[i] // block_size * block_size
-        chunks = chain.from_iterable(self.chains[i].chunks)
-        return (*self.seqs[i].history[:cut], *chunks, *self.tails[i], *self.fresh[i])
+        history = self.seqs[i].history
+        known = list(history[: len(history) // block_size * block_size])
+        for chunk in self.chains[i].chunks:
+            known += chunk
+        known += self.tails[i]
+        known += self.fresh[i]
+        return tuple(known)
+
+    def inputs(self, i: int, start: int, stop: int, block_size: int) -> tuple[int, ...]:
+        """Known tokens of the sequence at position `i`: those from `start` to before `stop`."""
+        history = self.seqs[i].history
+        if stop <= len(history):
+            return history[start:stop]
+        first = len(self.chains[i].keys) * block_size  # in the tail, as tokens with a key are not
+        if start < first:
+            return self.tokens(i, block_size)[start:stop]
+        return (self.tails[i] + self.fresh[i])[start - first : stop - first]
 
 
 COLUMNS: Final = tuple(a.name for a in attrs.fields(Running))

@@ -9,6 +9,7 @@ from minfer.config import ConfigError, EngineConfig
 from minfer.messages import Command, Emit, Ended, Event, Finished, Ignored, Overruled, Reason
 from minfer.plan import Plan, Yields
 from minfer.pmap import Map
+from minfer.policy import Rank
 from minfer.sequence import Place, Running, SampleId, SampleIds
 from minfer.waiting import Line
 
@@ -20,6 +21,12 @@ class Live:
     place: Place  # of sample 0; the others differ in the sample only
     samples: int
     ended: int = 0
+    moved: tuple[tuple[int, Rank], ...] = ()  # samples that got a better rank when preempted
+
+    def place_of(self, sample: int) -> Place:
+        """Where a sample is in order, whether it waits or runs."""
+        rank, arrival, _ = self.place
+        return dict(self.moved).get(sample, rank), arrival, sample
 
 
 @frozen

@@ -325,6 +325,29 @@ def test_a_failed_step_is_taken_back_with_its_successors() -> None:
         assert bench.out[request.id, 0] == bench.right(request)
 
 
+def test_a_restart_shares_what_is_known_and_its_plans_carry_the_rest() -> None:
+    bench = Bench(evolve(CONFIG, depth=2))
+    request = ask("a", 6, 20)
+    bench.turn(Submit(request))
+    for _ in range(9):
+        bench.turn()
+    before = bench.state.running
+    bench.give(bench.oracle.fail("boom", halfway=False))
+    after = bench.state.running
+    assert after.base == before.known
+    assert after.seqs[0] is before.seqs[0]
+    assert after.tails == before.tails
+    known = after.tokens(0, 4)
+    (fill,) = bench.state.inflight[0].fills
+    start = after.starts[0]
+    assert fill.tokens == known[start:] == after.inputs(0, start, len(known), 4)
+    assert [after.inputs(0, at, len(known), 4) for at in range(len(known))] == [
+        known[at:] for at in range(len(known))
+    ]
+    bench.drain()
+    assert bench.out["a", 0] == bench.right(request)
+
+
 def test_one_poisonous_request_fails_alone() -> None:
     bench = Bench(evolve(CONFIG, depth=2, max_failures=4))
     good = [ask(name, 5, 9) for name in ("a", "bb", "cccc")]

@@ -74,3 +74,32 @@ def test_a_full_bucket_is_split_in_the_middle() -> None:
         line = line.insert(entry(number))
     assert [len(bucket) for bucket in line.buckets] == [4, 4]
     assert len(Line(full=8).insert(entry(1)).buckets) == 1
+
+
+@given(st.lists(st.tuples(st.sets(st.integers(0, 200)), st.booleans()), max_size=12))
+def test_many_at_once_are_as_one_by_one(moves: list[tuple[set[int], bool]]) -> None:
+    many, single, here = Line(full=4), Line(full=4), set[int]()
+    for numbers, add in moves:
+        if add:
+            seqs = [entry(number) for number in numbers - here]
+            many = many.insert_many(seqs)
+            for seq in seqs:
+                single = single.insert(seq)
+            here |= numbers
+        else:
+            places = [entry(number).place for number in numbers]
+            many = many.remove_many(places)
+            for place in places:
+                single = single.remove(place)
+            here -= numbers
+        assert list(many) == list(single)
+        assert len(many) == len(here)
+        assert all(0 < len(bucket) < 4 for bucket in many.buckets)
+        assert all(many.find(seq.place) is seq for seq in many)
+
+
+def test_many_share_the_buckets_that_they_do_not_touch() -> None:
+    line = Line(full=4).insert_many(map(entry, range(0, 70, 7)))  # all of one rank
+    longer = line.insert_many([entry(700), entry(707)])
+    assert longer.buckets[0] is line.buckets[0]
+    assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
