@@ -6,6 +6,8 @@ that cannot wait takes what there is; if there is nothing, blocks behind fences 
 only if none are coming the policy's victim is preempted: one shortage, one victim.
 """
 
+from itertools import islice
+
 from minfer import consult
 from minfer.blocks import Draft
 from minfer.config import EngineConfig
@@ -33,7 +35,7 @@ def grow(
         return state, {}, ()
     now = [i for i, end in ends.items() if run.sched[i] >= end]
     if len(now) > state.blocks.available:
-        return _short(config, state, [run.gens[i] for i in now], idle)
+        return _short(config, state, now, idle)
     soon = [i for i, end in ends.items() if run.sched[i] < end][: spread(config, len(run))]
     if len(now) + len(soon) + len(run) > state.blocks.available:
         soon = []
@@ -72,14 +74,20 @@ def _extend(
     if not wants:
         return state, {}
     draft = Draft(state.blocks)
-    new = draft.take(sum(wants.values())) or ()  # never None: the caller counted
-    run, at = state.running, 0
+    new = iter(draft.take(sum(wants.values())) or ())  # never None: the caller counted
+    return _given(config, state, draft, {i: (*islice(new, n),) for i, n in wants.items()})
+
+
+def _given(
+    config: EngineConfig, state: EngineState, draft: Draft, new: dict[int, tuple[int, ...]]
+) -> tuple[EngineState, Grown]:
+    """The tables with their `new` blocks, which were taken from `draft`."""
+    run, recent = state.running, config.thresholds.recent_entries
     tables, mark, grown = {}, {}, {}
-    for i, count in wants.items():
-        table, some = run.tables[i], new[at : at + count]
-        at += count
-        tables[i] = table.extended(some, config.thresholds.recent_entries)
-        mark[i] = mark_of(config, len(table) + count, run.last[i])
+    for i, some in new.items():
+        table = run.tables[i]
+        tables[i] = table.extended(some, recent)
+        mark[i] = mark_of(config, len(table) + len(some), run.last[i])
         if run.sched[i] > run.starts[i]:  # else the row is still to be opened, table and all
             grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
     run = edited(run, tables=tables, mark=mark)
@@ -89,23 +97,25 @@ def _extend(
 def _short(
     config: EngineConfig, state: EngineState, needy: list[int], idle: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """There are not enough blocks: serve in rank order, and let the policy's victims give way."""
+    """There are not enough blocks: serve the positions `needy` in rank order, and let the policy's
+    victims give way.
+    """
     grown: Grown = {}
     reasons: tuple[Reason, ...] = ()
-    for gen in needy:
-        while gen in state.running.gens:
-            run = state.running
-            i = run.gens.index(gen)
-            if state.blocks.available:
-                state, one = _extend(config, state, {i: 1})
-                grown.update(one)
-                break
-            if state.fences or len(run) == 1:
-                idle.add(gen)  # blocks are coming when a plan in flight ends
-                break
+    while needy:
+        here, draft = state.blocks.available, Draft(state.blocks)
+        new = {i: draft.take(1) or () for i in needy[:here]}  # never None: they were counted
+        state, some = _given(config, state, draft, new) if new else (state, {})
+        grown.update(some)
+        needy, run = needy[here:], state.running
+        if needy and (state.fences or len(run) == 1):
+            idle.update(run.gens[i] for i in needy)  # blocks are coming when a plan in flight ends
+            break
+        if needy:
             victim, state = consult.victim(config, state)
             grown.pop(run.gens[victim], None)
             idle.discard(run.gens[victim])
-            state, reason = preempt(config, state, victim, run.ids[i])
+            state, reason = preempt(config, state, victim, run.ids[needy[0]])
             reasons += (reason,)
+            needy = [i - (i > victim) for i in needy if i != victim]
     return state, grown, reasons
