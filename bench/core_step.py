@@ -4,7 +4,8 @@ The median and the 99th percentile of a turn at 1 to 1,024 running sequences, in
 with churn (outputs of 250 tokens on average, who has ended is replaced), with block ends spread
 over the steps and all at the same step; and that neither context length nor a pool full of idle
 cached blocks makes a turn dearer (two engines take turns, so that the machine's noise hits both).
-Results are fed back as an executor would at depth 2; making them up is not timed.
+Results are fed back as an executor would at depth 2; making them up is not timed. `--before TREE`
+compares this tree's core with another's, in two processes that take turns.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from itertools import chain, islice, product
+from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.results import percentiles, run, show
+from bench.results import percentiles, run, show, spread
+from bench.trees import HERE, Worker, serve
 from minfer.config import EngineConfig
 from minfer.effects.driver import quiet_collector
 from minfer.effects.dry import Dry
@@ -31,6 +34,7 @@ BLOCK = 64
 VOCAB = 32_000
 MOST = 8192  # output tokens of a steady decode: more than a run takes turns
 PARTS = 20  # blocks of turns that a case is measured in
+PAIRS = 100  # the same, where two trees take turns
 COST = CostModel(name="any", decode=((1, 0.01),), mixed=0.01, token=0.0)
 
 
@@ -51,13 +55,26 @@ class Load:
     """
 
     def __init__(
-        self, running: int, *, context: int = 1024, churn: bool = False, aligned: bool = False,
-        idle_blocks: int = 0, shared: bool = False) -> None:  # fmt: skip
-        per_seq = (context + (512 if churn else MOST)) // BLOCK + 2
+        self,
+        running: int,
+        *,
+        context: int = 1024,
+        churn: bool = False,
+        aligned: bool = False,
+        idle_blocks: int = 0,
+        shared: bool = False,
+        block_size: int = BLOCK,
+    ) -> None:
+        per_seq = (context + (512 if churn else MOST)) // block_size + 2
         config = EngineConfig(
-            num_blocks=running * per_seq + idle_blocks + context // BLOCK + 64, block_size=BLOCK,
-            max_model_len=context + 2 * MOST, max_num_seqs=running,
-            max_num_batched_tokens=max(8192, running + context), vocab_size=VOCAB)  # fmt: skip
+            num_blocks=running * per_seq + idle_blocks + context // block_size + 64,
+            block_size=block_size,
+            max_model_len=context + 2 * MOST,
+            max_num_seqs=running,
+            max_num_batched_tokens=max(8192, running + context),
+            vocab_size=VOCAB,
+        )
+        self.block_size = block_size
         self.running, self.churn, self.rng, self.made = running, churn, random.Random(0), 0
         self.lengths = range(context, context + (1 if aligned else BLOCK))
         self.document = self.tokens(context - BLOCK) if shared else ()
@@ -104,7 +121,7 @@ class Load:
         return Request(
             id=str(self.made), prompt=prompt, stop_ids=frozenset((0,)),
             max_tokens=self.rng.randint(1, 499) if self.churn else MOST,
-            keys=block_keys(b"", prompt, BLOCK),  # the edge's work, not the engine's
+            keys=block_keys(b"", prompt, self.block_size),  # the edge's work, not the engine's
         )  # fmt: skip
 
     def next(self) -> Request:
@@ -146,7 +163,49 @@ def paired(what: str, loads: list[Load], turns: int) -> dict[str, Any]:
         "ratio_low": min(ratios), "ratio_high": max(ratios)}  # fmt: skip
 
 
+class Blocks:
+    """A worker's workloads, a block of turns at a time."""
+
+    def __init__(self) -> None:
+        self.loads: dict[tuple[int, bool], Load] = {}
+
+    def __call__(self, running: int, churn: bool, turns: int) -> list[float]:
+        load = self.loads.get((running, churn)) or Load(running, churn=churn)
+        self.loads[running, churn] = load
+        return load.block(turns)
+
+
+def against(before: Path, turns: int) -> list[dict[str, Any]]:
+    """This tree's core and another's, in two processes that take turns: how many times faster."""
+    found = []
+    for running, churn in product((256, 1024), (False, True)):
+        with Worker(before, "bench.core_step") as old, Worker(HERE, "bench.core_step") as new:
+            workers, case = (old, new), {"running": running, "churn": churn}
+            for worker in workers:
+                worker("block", **case, turns=turns // 4)
+            pairs = []
+            for part in range(PAIRS):
+                order = workers[:: 1 if part % 2 else -1]  # neither is always the second
+                blocks = {worker: worker("block", **case, turns=turns // PAIRS) for worker in order}
+                pairs.append([median(blocks[worker]) for worker in workers])
+        ratios = [first / second for first, second in pairs]
+        first, second = (median(column) for column in zip(*pairs, strict=True))
+        found.append({**case, "before_ms": first, "now_ms": second, "faster": spread(ratios)})
+        show(found[-1])
+    return found
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
+    if args.serve:
+        with quiet_collector():
+            serve({"block": Blocks()})
+        return None
+    if args.before is not None:
+        return {
+            "turns": args.turns,
+            "block_size": BLOCK,
+            "against": against(args.before, args.turns),
+        }
     table, pairs = list[dict[str, Any]](), list[dict[str, Any]]()
     if args.part != "ratios":
         for running, churn, aligned in product((1, 64, 256, 1024), (False, True), (False, True)):
@@ -172,4 +231,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
 if __name__ == "__main__":
     run("core_step", measure, {
         "--turns": {"type": int, "default": 2000, "help": "timed turns of each case"},
-        "--part": {"choices": ("all", "table", "ratios"), "default": "all"}})  # fmt: skip
+        "--part": {"choices": ("all", "table", "ratios"), "default": "all"},
+        "--before": {"type": Path, "help": "another tree, compared with this one; use a --name"},
+        "--serve": {"action": "store_true", "help": argparse.SUPPRESS}})  # fmt: skip
