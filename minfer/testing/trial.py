@@ -12,7 +12,8 @@ from attrs import define, evolve, field
 from minfer.codec import dump
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.invariants import check, check_turn
+from minfer.invariants import check
+from minfer.ledger import check_turn
 from minfer.messages import Admitted, Cancel, Event, Execute, Submit, Tick, WakeAt
 from minfer.oracle import Oracle
 from minfer.policy import Policy

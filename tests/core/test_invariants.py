@@ -7,7 +7,8 @@ import pytest
 from attrs import evolve
 
 from minfer.engine import step
-from minfer.invariants import InvariantError, check, check_turn
+from minfer.invariants import InvariantError, check
+from minfer.ledger import check_turn
 from minfer.log import Log
 from minfer.messages import Emit, Execute, Finished, Submit, Tick, WakeAt
 from minfer.plan import Fill, Open

@@ -11,7 +11,8 @@ from hypothesis import given
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.engine import step
-from minfer.invariants import check, check_turn
+from minfer.invariants import check
+from minfer.ledger import check_turn
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
 from minfer.oracle import Oracle
 from minfer.pmap import Map

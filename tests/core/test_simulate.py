@@ -7,7 +7,8 @@ import pytest
 from attrs import evolve
 
 from minfer.config import ConfigError, EngineConfig
-from minfer.invariants import check, check_turn
+from minfer.invariants import check
+from minfer.ledger import check_turn
 from minfer.messages import (
     Admitted,
     Cancel,

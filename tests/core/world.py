@@ -9,16 +9,17 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from random import Random
+from typing import Any
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from minfer.blocks import outside
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.invariants import check, check_turn, free_blocks, private_blocks
+from minfer.invariants import check
 from minfer.keys import root_key
+from minfer.ledger import Ledger, Watched
 from minfer.messages import (
-    Admitted,
     Cancel,
     Emit,
     Event,
@@ -33,15 +34,23 @@ from minfer.messages import (
 )
 from minfer.oracle import START, Oracle, Row
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
-from minfer.policy import FirstCome, Policy
+from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request, SamplingParams
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 
 VOCAB = 40
+@frozen
+class Sparing(FirstCome):
+    """Takes fewer tokens a step the more wait."""
+
+    def budget(self, state: Any, load: Load) -> int:
+        return max(1, load.budget // (1 + load.waiting))
+
+
 POLICIES: tuple[Policy, ...] = (
     FirstCome(), FirstCome(), FirstCome(), Priority(), Ageing(4.0, 2), Deadline(9.0), Shortest(0.3),
-    Fair(), Window(4.0, 2, wait=1.5, fill=3, urgent=0), Static(2),
+    Fair(), Window(4.0, 2, wait=1.5, fill=3, urgent=0), Static(2), Sparing(),
 )  # fmt: skip
 
 
@@ -111,6 +120,9 @@ class World:
     variable: bool = False  # rows of repeated plans yield fewer tokens than they may
     state: EngineState = field(init=False)
     oracle: Oracle = field(init=False)
+    ledger: Ledger = field(init=False)
+    watched: EngineConfig = field(init=False)  # `config`, and what its policy answers: `budgets`
+    budgets: list[int] = field(init=False)
     inbox: list[Event] = field(factory=list)
     requests: dict[str, Request] = field(factory=dict)
     out: dict[SampleId, list[int]] = field(factory=dict)
@@ -124,12 +136,12 @@ class World:
     poisonous: float = 0.0  # share of requests whose every step fails
     poison: set[str] = field(factory=set)
     faults: int = 0  # steps that failed or were garbled for no fault of a request
-    tenants: dict[str, bytes] = field(factory=dict)  # request -> its salt
-    whole: dict[SampleId, tuple[int, ...]] = field(factory=dict)  # let in: all it will ever know
-    named: dict[int, list[tuple[int, tuple[int, ...]]]] = field(factory=dict)  # step -> gen, blocks
 
     def __attrs_post_init__(self) -> None:
         self.state = initial(self.config)
+        self.ledger = Ledger(self.config, self.state)
+        policy: Any = Watched(self.config.policy)
+        self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
         sizes = self.config.block_size, VOCAB, self.config.window
         self.oracle = Shy(Random(self.rng.random()), *sizes) if self.variable else Oracle(*sizes)
 
@@ -155,7 +167,6 @@ class World:
         if prompt:
             self.past.append(prompt)
         name, salt = f"r{len(self.requests)}", rng.choice((b"", b"other"))
-        self.tenants[name] = salt
         if rng.random() < self.poisonous:
             self.poison.add(name)
         return Request(
@@ -263,48 +274,13 @@ class World:
         self.clock += self.rng.random()
         events = (Tick(self.clock), *results, *self.inbox)
         self.inbox.clear()
-        before = self.state
-        turn = step(self.config, before, events)
+        self.budgets.clear()
+        turn = step(self.watched, self.state, events)
         self.state = turn.state
         if self.audit:
-            check(self.config, turn.state)
-            check_turn(self.config, before, events, turn)
-            self._fenced(turn)
-            for reason in turn.reasons:
-                if isinstance(reason, Admitted):
-                    self._hit(reason)
+            self.ledger.take(events, turn, self.budgets)
         self.preempted += sum(isinstance(r, Preempted) for r in turn.reasons)
         self._perform(turn)
-
-    def _fenced(self, turn: Transition) -> None:
-        """Blocks that a plan in flight names are neither free nor another's own, over all turns."""
-        run = self.state.running
-        for plan in (c.plan for c in turn.commands if isinstance(c, Execute)):
-            starts = zip(plan.gens, plan.starts, strict=True)
-            here = [(gen, run.gens.index(gen), start) for gen, start in starts if gen in run.gens]
-            size, window = self.config.block_size, self.config.window
-            self.named[plan.step] = [
-                (gen, run.tables[i][outside(start, window, size) :]) for gen, i, start in here
-            ]
-        flying = {plan.step for plan in self.state.inflight}
-        self.named = {step: rows for step, rows in self.named.items() if step in flying}
-        free = set(free_blocks(self.state))
-        owner = {b: gen for i, gen in enumerate(run.gens) for b in private_blocks(run, i)}
-        for number, rows in self.named.items():
-            for gen, blocks in rows:
-                assert free.isdisjoint(blocks), f"blocks of step {number} in flight are free"
-                others = {owner.get(block, gen) for block in blocks} - {gen}
-                assert not others, f"blocks of step {number} in flight have a new owner"
-
-    def _hit(self, got: Admitted) -> None:
-        """Compare tokens, not keys: a hit is on what a request of the same tenant knew before."""
-        request, name = self.requests[got.id], (got.id, got.sample)
-        whole = request.prompt + tuple(self.reference(request, got.sample))
-        mine = self.tenants.get(got.id)
-        known = (w for n, w in self.whole.items() if self.tenants.get(n[0]) == mine)
-        right = not got.hit or any(w[: got.hit] == whole[: got.hit] for w in known)
-        assert right, f"{name} hit {got.hit} tokens that its tenant never had"
-        self.whole[name] = whole
 
     def _perform(self, turn: Transition) -> None:
         for command in turn.commands:

@@ -13,7 +13,8 @@ from minfer.config import EngineConfig
 from minfer.effects.journal import read_journal
 from minfer.effects.view import page
 from minfer.engine import step
-from minfer.invariants import check, check_turn
+from minfer.invariants import check
+from minfer.ledger import check_turn
 from minfer.messages import Cancel, Preempted, Submit, Tick
 from minfer.policies import Priority, Shortest, Window
 from minfer.policy import FirstCome, Load, Policy, Rank

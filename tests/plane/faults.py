@@ -8,7 +8,8 @@ from random import Random
 from typing import Any
 
 from minfer.effects.journal import Writer
-from minfer.invariants import check, check_turn
+from minfer.invariants import check
+from minfer.ledger import check_turn
 from minfer.messages import Executed, Failed
 from minfer.oracle import Oracle
 from minfer.plan import Plan
