@@ -40,6 +40,7 @@ class Account:
     last: int  # index of the last token it may have
     arrived: float  # seconds
     stage: Stage = Stage.WAITING
+    cached: int = 0  # prompt tokens that the cache gave at its first admission
     faults: int = 0  # failed steps since its last good one
     seat: Seat | None = None  # while it runs
 
@@ -68,7 +69,7 @@ class Told:
     """What the engine has to say about the events of one turn."""
 
     tokens: dict[SampleId, tuple[int, ...]] = field(factory=dict)
-    finished: list[tuple[str, int, str, int]] = field(factory=list)  # as in `Finished`
+    finished: list[tuple[str, int, str, int, int]] = field(factory=list)  # as in `Finished`
     ignored: list[str] = field(factory=list)  # kinds of events
     voided: list[tuple[int, int, int]] = field(factory=list)  # as in `Voided`
 

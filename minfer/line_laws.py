@@ -13,7 +13,7 @@ from minfer.config import EngineConfig
 from minfer.invariants import InvariantError, require
 from minfer.lifecycle import committed
 from minfer.lifetime import Stage
-from minfer.messages import Execute, Held, WakeAt
+from minfer.messages import Execute, Held, Overruled, WakeAt
 from minfer.plan_laws import Planning, left_out, suspects
 from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
@@ -128,8 +128,8 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
     if claim == "budget":
-        budget, last = planning.budget(config, len(planning.plans) - 1), planning.plans[-1]
-        used = sum(last.counts) if last is not None else 0
+        budget, plan = planning.budget(config, len(planning.plans) - 1), planning.plans[-1]
+        used = sum(plan.counts) if plan is not None else 0
         spent = budget is None or used >= budget or planning.preempted
         require(spent, "held", f"{seq.id} for budget: {used} of {budget}")
         return
@@ -143,8 +143,10 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
     if cause in ("blocks", "rows") and not after.fences and after.running.seqs:
         last = after.running.seqs[-1]
-        gives = config.policy.displaces(after.policy, seq.place[0], last.place[0])
-        require(not gives, "inversion", f"{seq.id} waits for {cause}, and {last.id} runs")
+        overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
+        if seq.place < last.place and not overruled:
+            gives = config.policy.displaces(after.policy, seq.place[0], last.place[0])
+            require(not gives, "inversion", f"{seq.id} waits for {cause}, and {last.id} runs")
     last_held = [r for r in turn.reasons if isinstance(r, Held)][-1:]
     steady = config.max_repeat == 1 and len(planning.plans) == 1
     for one in last_held if steady else ():

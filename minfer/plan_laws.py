@@ -8,6 +8,7 @@ that the device needs to know.
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
+from operator import index
 
 from attrs import define, field
 
@@ -38,7 +39,8 @@ class Planning:
         """The tokens that plan `number` of this turn may take; None: it is not known."""
         if self.budgets is None or number >= len(self.budgets):
             return None
-        return min(self.budgets[number], config.max_num_batched_tokens)
+        answer: object = self.budgets[number]
+        return min(answer, config.max_num_batched_tokens) if type(answer) is int else None
 
     def launched(self, plan: Plan | None) -> None:
         """A plan has been read, or none was made; the next one has newcomers of its own."""
@@ -56,7 +58,11 @@ def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
     for tokens, most in zip(done.yields, plan.most, strict=True):
         if type(tokens) is not tuple or not min(1, most) <= len(tokens) <= most:
             return False
-        if not all(isinstance(token, int) and 0 <= token < config.vocab_size for token in tokens):
+        try:
+            numbers = [index(token) for token in tokens]
+        except Exception:  # an object in a token's place may raise anything
+            return False
+        if not all(0 <= number < config.vocab_size for number in numbers):
             return False
     return True
 
@@ -236,7 +242,7 @@ def _budget(config: EngineConfig, plan: Plan, planning: Planning) -> None:
     budget = planning.budget(config, len(planning.plans))
     if budget is None:
         return
-    few = 0 if planning.newcomers else len(plan.gens)
+    few = 1 if planning.newcomers else len(plan.gens)
     require(total <= max(budget, few), "budget", f"{total} tokens; the policy allows {budget}")
     short = any(most == 0 for most in plan.most)  # a prompt goes on in the next step
     if short and not planning.preempted:

@@ -44,7 +44,7 @@ VOCAB = 40
 class Sparing(FirstCome):
     """Takes fewer tokens a step the more wait."""
 
-    def budget(self, state: Any, load: Load) -> int:
+    def budget(self, _: Any, load: Load) -> int:
         return max(1, load.budget // (1 + load.waiting))
 
 
