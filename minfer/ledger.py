@@ -118,7 +118,7 @@ class Ledger:
         faults = dict(state.faults)
         for seq in (*state.waiting, *run.seqs):
             one = account(config, seq.request, seq.sample, seq.arrived)
-            one.known, one.faults = seq.history, faults.get(seq.id, 0)
+            one.known, one.cached, one.faults = seq.history, seq.cached, faults.get(seq.id, 0)
             one.stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
             self.accounts[seq.id] = one
             self.lives[seq.request.id] = self.lives.get(seq.request.id, 0) + 1

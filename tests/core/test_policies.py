@@ -11,8 +11,7 @@ from hypothesis import given
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.engine import step
-from minfer.invariants import check
-from minfer.ledger import check_turn
+from minfer.ledger import Ledger
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
 from minfer.oracle import Oracle
 from minfer.pmap import Map
@@ -78,7 +77,7 @@ class Run:
 def run(arrivals: list[Arrival], policy: Policy, rows: int = 1) -> Run:
     """Serve all arrivals on the oracle, each turn checked; everybody must end."""
     config = evolve(CONFIG, policy=policy, max_num_seqs=rows)
-    result = Run()
+    result, ledger = Run(), Ledger(config, initial(config))
     state, oracle, now, turns = initial(config), Oracle(config.block_size, 50), 0.0, 0
     coming = sorted(arrivals, key=lambda a: a.time)
     going = sorted((a for a in arrivals if a.cancelled < math.inf), key=lambda a: a.cancelled)
@@ -95,8 +94,7 @@ def run(arrivals: list[Arrival], policy: Policy, rows: int = 1) -> Run:
         before = state
         turn = step(config, before, tuple(events))
         state = turn.state
-        check(config, state)
-        check_turn(config, before, tuple(events), turn)
+        ledger.take(events, turn)
         _note(result, before, turn.state, turn.reasons, now)
         wake = math.inf
         for command in turn.commands:
