@@ -145,7 +145,7 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
         last = after.running.seqs[-1]
         overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
         if seq.place < last.place and not overruled:
-            gives = config.policy.displaces(after.policy, seq.place[0], last.place[0])
+            gives = config.policy.displaces(after.policy, seq.place[0], last.place[0]) is True
             require(not gives, "inversion", f"{seq.id} waits for {cause}, and {last.id} runs")
     last_held = [r for r in turn.reasons if isinstance(r, Held)][-1:]
     steady = config.max_repeat == 1 and len(planning.plans) == 1

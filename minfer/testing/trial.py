@@ -12,8 +12,7 @@ from attrs import define, evolve, field
 from minfer.codec import dump
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.invariants import check
-from minfer.ledger import check_turn
+from minfer.ledger import Ledger
 from minfer.messages import Admitted, Cancel, Event, Execute, Submit, Tick, WakeAt
 from minfer.oracle import Oracle
 from minfer.policy import Policy
@@ -71,6 +70,8 @@ class Trial:
     _flaws: list[tuple[str, str]] = field(init=False, factory=list)  # laws broken, and how
     _raised: Exception | None = field(init=False, default=None)  # the policy's first
     _oracle: Oracle = field(init=False)
+    _ledger: Ledger = field(init=False)
+    _budgets: list[int] = field(init=False, factory=list)  # what it answered in this turn
     _claims: int = field(init=False, default=0)  # tokens that were asked for
     _busy: int = field(init=False, default=0)  # turns with work
     _idle: float = field(init=False, default=inf)  # since when the policy keeps all waiting
@@ -80,6 +81,7 @@ class Trial:
         self._watched = evolve(self.config, policy=watch)
         self._oracle = Oracle(self.config.block_size, VOCAB, self.config.window)
         self.state = initial(self._watched)
+        self._ledger = Ledger(self.config, self.state)
         self.turn(0.0)  # of nothing: so there is a turn to show, whatever happens next
 
     def _ask(self, name: str, *args: Any) -> Any:
@@ -92,6 +94,8 @@ class Trial:
             self._flaws.append(("never raises", f"{name}{args} raised {error!r}"))
             self._raised = self._raised or error
             raise  # the engine goes on without an answer: `_must` tells
+        if name == "budget":
+            self._budgets.append(answer)
         told = f"{name}{args} is {kept!r}"
         if not _RIGHT.get(name, lambda *_: True)(args, answer):
             self._flaws.append((name, f"{told}; the protocol: {getattr(Policy, name).__doc__}"))
@@ -116,12 +120,12 @@ class Trial:
         """Take a turn; the clock goes on by `pace`, or if nothing runs to `until` at most."""
         done = (self._oracle.collect(),) if self._oracle.plans else ()
         events, self._inbox, before = (Tick(self.now), *done, *self._inbox), [], self.state
+        self._budgets.clear()
         try:
             moved = step(self._watched, before, events)
             self.turns.append(Turn(len(self.turns), before, events, moved))
             self.state = moved.state
-            check(self.config, moved.state)
-            check_turn(self.config, before, events, moved)
+            self._ledger.take(events, moved, self._budgets)
             for plan in (each.plan for each in moved.commands if isinstance(each, Execute)):
                 self._oracle.launch(plan)
         except Exception as error:

@@ -50,7 +50,7 @@ class Sparing(FirstCome):
 
 POLICIES: tuple[Policy, ...] = (
     FirstCome(), FirstCome(), FirstCome(), Priority(), Ageing(4.0, 2), Deadline(9.0), Shortest(0.3),
-    Fair(), Window(4.0, 2, wait=1.5, fill=3, urgent=0), Static(2), Sparing(),
+    Fair(), Window(4.0, 2, wait=1.5, fill=3, urgent=0), Static(2),
 )  # fmt: skip
 
 
@@ -93,7 +93,7 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_repeat=rng.choice((1, 1, 2, 5)),
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
-        policy=rng.choice(POLICIES),
+        policy=rng.choice((*POLICIES, Sparing())),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
     )
 

@@ -8,8 +8,7 @@ from random import Random
 from typing import Any
 
 from minfer.effects.journal import Writer
-from minfer.invariants import check
-from minfer.ledger import check_turn
+from minfer.ledger import Ledger
 from minfer.messages import Executed, Failed
 from minfer.oracle import Oracle
 from minfer.plan import Plan
@@ -156,6 +155,7 @@ class Recorder:
     ) -> None:
         self.writer, self.pause, self.disk, self.dies, self.audit = writer, pause, disk, dies, audit
         self.log, self.kept, self.close = list[Turn](), 0, writer.close
+        self.ledger: Ledger | None = None
 
     def __call__(self, turn: Turn) -> None:
         self.pause()
@@ -167,8 +167,9 @@ class Recorder:
         if turn.number == self.dies:
             raise Died
         if self.audit:
-            check(self.writer.config, turn.transition.state)
-            check_turn(self.writer.config, turn.before, turn.events, turn.transition)
+            if self.ledger is None:
+                self.ledger = Ledger.at(self.writer.config, turn.before)
+            self.ledger.take(turn.events, turn.transition)
         self.pause()
 
 
