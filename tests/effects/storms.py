@@ -8,10 +8,11 @@ import argparse
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
+from minfer.config import EngineConfig
 from minfer.effects.metrics import Metrics
 from minfer.effects.report import Report
 from minfer.effects.view import Run
@@ -19,8 +20,9 @@ from minfer.explain import explain
 from minfer.messages import Admitted, Cancel, Emit, Execute, Overruled, Preempted, Submit, Voided
 from minfer.sequence import SampleId
 from minfer.state import Turn
-from tests.core.recorded import mixed_ends, storm
+from tests.core.recorded import mixed_ends, recorded, storm
 
+Weather = Counter[str]  # what there was, and how often
 TURNS = 100  # of one storm
 WEATHER = {"turns", "ends that differ", "several samples", "resumed", "came again while served",
            "cancels", "preempted", "failed steps", "overruled", "let in"}  # fmt: skip
@@ -63,9 +65,9 @@ def refused(done: Any) -> bool:
     return bool(done.reason == "rejected")
 
 
-def weather(turns: Iterable[Turn]) -> Counter[str]:
+def weather(turns: Iterable[Turn]) -> Weather:
     """How much of what makes folds stumble there was."""
-    seen: Counter[str] = Counter()
+    seen = Weather()
     for turn in turns:
         for event in turn.events:
             if isinstance(event, Submit):
@@ -81,9 +83,9 @@ def weather(turns: Iterable[Turn]) -> Counter[str]:
     return seen
 
 
-def fold(seed: int, turns: int = TURNS) -> Counter[str]:
-    """Fold a storm through everything that folds; returns what there was in it."""
-    config, log = storm(seed, turns)
+def fold(seed: int, run: Callable[[int, int], tuple[EngineConfig, list[Turn]]] = storm) -> Weather:
+    """Fold a run through everything that folds; returns what there was in it."""
+    config, log = run(seed, TURNS)
     report, page = Report(config), Run()
     for turn in log:
         report.see(turn)
@@ -105,18 +107,19 @@ def fold(seed: int, turns: int = TURNS) -> Counter[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=100_000)
+    parser.add_argument("--worlds", action="store_true", help="the swarm's worlds, not storms")
     parser.add_argument("--seed", type=int, default=0, help="of the first storm")
     options = parser.parse_args()
-    seen, seed, begin = Counter[str](), options.seed, time.perf_counter()
+    seen, seed, begin = Weather(), options.seed, time.perf_counter()
     while seen["turns"] < options.turns:
         try:
-            seen += fold(seed)
+            seen += fold(seed, recorded if options.worlds else storm)
         except Exception:
-            print(f"storm seed {seed}", file=sys.stderr)
+            print(f"seed {seed}", file=sys.stderr)
             raise
         seed += 1
     took = time.perf_counter() - begin
-    print(f"{seed - options.seed} storms in {took:.0f} s, no exception, all counts equal:")
+    print(f"{seed - options.seed} runs in {took:.0f} s, no exception, all counts equal:")
     print(", ".join(f"{count:,} {what}" for what, count in seen.items()))
     return 0
 
