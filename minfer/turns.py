@@ -6,6 +6,7 @@ not be: then the turn is named in which it raised, and where in its code.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 from minfer.config import EngineConfig
 from minfer.messages import Event, clip
@@ -30,14 +31,10 @@ class EngineRaisedError(RuntimeError):
 
 def _place(raised: Exception) -> str:
     """File, line and function of the innermost frame; reads no source."""
-    frame = raised.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    if frame is None:
-        return "nowhere"
-    code = frame.tb_frame.f_code
+    *_, (frame, line) = walk_tb(raised.__traceback__)
+    code = frame.f_code
     name = code.co_filename.replace("\\", "/").rpartition("/")[2]
-    return f"{name}:{frame.tb_lineno}, in {code.co_qualname}"
+    return f"{name}:{line}, in {code.co_qualname}"
 
 
 @contextmanager

@@ -40,6 +40,8 @@ from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 
 VOCAB = 40
+
+
 @frozen
 class Sparing(FirstCome):
     """Takes fewer tokens a step the more wait."""
