@@ -30,6 +30,7 @@ from attrs import Factory, frozen
 
 from minfer.keys import Key, Keys
 from minfer.pmap import Map
+from minfer.tickets import Words, add, drop, least, words_of
 
 ROOT: Final = -1  # the parent of a first block; the leaf of a sequence that has published nothing
 NONE: Final = -1  # the ticket of a block that is live, or was not used yet
@@ -55,6 +56,7 @@ class Blocks:
     idle: Map[int, int] = Map()  # ticket -> idle block without children; lower tickets go first
     low: int = 0  # no ticket in `idle` is below
     high: int = 0  # the next ticket
+    words: Words = Factory(lambda self: words_of(self.idle), takes_self=True)  # tickets in `idle`
 
     @property
     def available(self) -> int:
@@ -104,14 +106,14 @@ class Draft:
         self.freed, self.free, self.live = blocks.freed, blocks.free, blocks.live
         self.low, self.high = blocks.low, blocks.high
         self.index, self.nodes = blocks.index.mutate(), blocks.nodes.mutate()
-        self.idle = blocks.idle.mutate()
+        self.idle, self.words = blocks.idle.mutate(), blocks.words.mutate()
 
     def done(self) -> Blocks:
         """The pool with all changes; the draft is of no use after it."""
         return Blocks(
             self.total, self.run, self.fresh, self.spare, self.freed, self.free,
             self.index.finish(), self.nodes.finish(), self.live, self.idle.finish(),
-            self.low, self.high)  # fmt: skip
+            self.low, self.high, self.words.finish())  # fmt: skip
 
     @property
     def available(self) -> int:
@@ -156,6 +158,7 @@ class Draft:
             self.live += 1
             if not kids:
                 del self.idle[ticket]
+                drop(self.words, ticket)
             leaf = parent
 
     def release(self, leaf: int) -> None:
@@ -172,6 +175,7 @@ class Draft:
                 self.high += 1
                 if not kids:
                     self.idle[last_use] = leaf
+                    add(self.words, last_use)
                 last_use = NONE  # of the others nobody knows more than that it was before
             block = parent
 
@@ -217,9 +221,9 @@ class Draft:
         idle, nodes, low = self.idle, self.nodes, self.low
         gone: list[int] = []
         while len(gone) < count:
-            while low not in idle:
-                low += 1
+            low = least(self.words)
             block = idle.pop(low)
+            drop(self.words, low)
             while True:
                 key, parent, _, _, _ = nodes.pop(block)
                 del self.index[key]
@@ -236,6 +240,7 @@ class Draft:
                     ticket = max(ticket, low)
                     nodes[block] = (key, parent, 0, 0, ticket)
                     idle[ticket] = block
+                    add(self.words, ticket)
                     break
         self.low = low
         self.give(tuple(gone))

@@ -1,11 +1,14 @@
 """Blocks against a slow model: sets, and a list in order of use."""
 
 from collections import Counter
+from random import Random
 
 import hypothesis.strategies as st
+from attrs import evolve
 from hypothesis import given, settings
 
 from minfer.blocks import ROOT, Blocks, Draft, blocks_for, live, lookup
+from minfer.tickets import words_of
 
 KEYS = tuple(bytes([i]) for i in range(200))
 
@@ -239,3 +242,26 @@ def test_the_pool_against_a_list_in_order_of_use(moves: list[tuple[int, int, int
         assert pool.available == free + len(order)
         assert pool.live == len(+users)
         assert [block for _, block in sorted(pool.idle.items())] == [named[k] for k in order]
+
+
+def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
+    """However far apart the tickets of what is idle are."""
+    draft, rng = Draft(Blocks(40)), Random(1)
+    uses = dict[int, int]()
+    for at in range(40):
+        (block,) = draft.take(1) or ()
+        draft.publish(ROOT, KEYS[at : at + 1], (block,))
+        draft.release(block)
+        uses[block] = at
+    for use in range(40, 3000):
+        block = rng.choice((1, 2, 3)) if use % 500 else rng.randrange(40)
+        draft.hold(block)
+        draft.release(block)
+        uses[block] = use
+    pool = draft.done()
+    assert pool == evolve(pool, words=words_of(pool.idle)), "the words are those of what is idle"
+    order = sorted(uses, key=uses.__getitem__)
+    for at in range(0, 40, 8):
+        draft = Draft(pool)
+        assert draft.take(8) == tuple(order[at : at + 8])
+        pool = draft.done()

@@ -1,0 +1,58 @@
+"""Tickets: a persistent set of whole numbers whose least is found in a few steps, however sparse.
+
+Theory. The numbers are the leaves of a tree of bits. A word of the lowest level has a bit for each
+of 256 consecutive numbers; a word of a higher level has a bit for each of 256 words below it that
+is not empty. Adding and dropping mostly change one word, and go up only where a word was empty or
+becomes so; the least is found by following the lowest bits down. Empty words are not kept.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+from minfer.pmap import Map
+
+_BITS: Final = 8  # of a number, that a level tells apart
+_LEVELS: Final = 6  # numbers below 2^48: a million uses a second for nine years
+_LOW: Final = (1 << _BITS) - 1
+
+Words = Map[int, int]  # level and place of a word, as one number -> its bits
+
+
+def add(words: Any, ticket: int) -> None:
+    """Put a number that is not there into a draft of words."""
+    for level in range(_LEVELS):
+        bit, ticket = 1 << (ticket & _LOW), ticket >> _BITS
+        place = ticket * _LEVELS + level
+        word = words.get(place, 0)
+        words[place] = word | bit
+        if word:
+            return
+
+
+def drop(words: Any, ticket: int) -> None:
+    """Take a number that is there out of a draft of words."""
+    for level in range(_LEVELS):
+        bit, ticket = 1 << (ticket & _LOW), ticket >> _BITS
+        place = ticket * _LEVELS + level
+        word = words[place] ^ bit
+        if word:
+            words[place] = word
+            return
+        del words[place]
+
+
+def least(words: Any) -> int:
+    """The least number of words, or of a draft of them, that are not empty."""
+    ticket = 0
+    for level in reversed(range(_LEVELS)):
+        word = words[ticket * _LEVELS + level]
+        ticket = ticket << _BITS | (word & -word).bit_length() - 1
+    return ticket
+
+
+def words_of(tickets: Iterable[int]) -> Words:
+    """The words of some numbers."""
+    draft = Map[int, int]().mutate()
+    for ticket in tickets:
+        add(draft, ticket)
+    return draft.finish()
