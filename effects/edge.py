@@ -12,10 +12,10 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.arrive import objection
 from minfer.blocks import blocks_for
 from minfer.effects.options import Setup
 from minfer.effects.text import TextError, Tokenizer
-from minfer.engine import objection
 from minfer.keys import block_keys, root_key
 from minfer.request import Request, SamplingParams
 from minfer.state import initial

@@ -15,7 +15,7 @@ The first two are fixed by the settings, the last two grow with the number of bl
 is what is left divided by what a block costs. On the CPU it is capped at what `max_num_seqs`
 sequences of full length can fill; a GPU's memory has nothing else to do. There, masks and workspace
 are not needed, but CUDA's libraries and graphs have a share. How many blocks a sequence needs is
-the engine's own arithmetic (`objection` in minfer/engine.py): its last token needs no slot.
+the engine's own arithmetic (`objection` in minfer/arrive.py): its last token needs no slot.
 
 All but `usable_memory` and `available_memory` are functions of their arguments, without torch.
 """

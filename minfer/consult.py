@@ -73,6 +73,10 @@ def _asked(
     return instead, evolve(state, overruled=overruled)
 
 
+def _with_policy(state: EngineState, policy: Any) -> EngineState:
+    return state if policy is state.policy else evolve(state, policy=policy)
+
+
 def rank(config: EngineConfig, state: EngineState, request: Request) -> tuple[Rank, EngineState]:
     """The rank of a new request. First come: behind all who are here."""
     last: Rank = ()
@@ -84,7 +88,7 @@ def rank(config: EngineConfig, state: EngineState, request: Request) -> tuple[Ra
     (found, policy), state = _asked(
         config, state, "rank", request, state.time, flaw=_placing_flaw, instead=instead
     )
-    return tuple(found), evolve(state, policy=policy)
+    return tuple(found), _with_policy(state, policy)
 
 
 def again(
@@ -113,7 +117,7 @@ def admitted(
     policy, state = _asked(
         config, state, "admitted", place, request, load, flaw=_any_state, instead=state.policy
     )
-    return evolve(state, policy=policy)
+    return _with_policy(state, policy)
 
 
 def ended(
@@ -123,7 +127,7 @@ def ended(
     policy, state = _asked(
         config, state, "ended", request, output, ran, flaw=_any_state, instead=state.policy
     )
-    return evolve(state, policy=policy)
+    return _with_policy(state, policy)
 
 
 def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:

@@ -12,18 +12,19 @@ nothing can run. It looks at no clock, draws no random number, and costs what ch
                                      +--> ended: blocks stay cached until space is needed
 """
 
-from minfer import consult
-from minfer.blocks import blocks_for
+from typing import Final
+
+from minfer.arrive import submitted
 from minfer.commit import over
 from minfer.config import EngineConfig
-from minfer.keys import extend_keys
-from minfer.messages import Cancel, Event, Executed, Failed, Finish, Finished, Submit, Tick, clip
+from minfer.messages import Cancel, Event, Executed, Failed, Finish, Submit, Tick
 from minfer.record import evolve
-from minfer.request import MAX_SAMPLES, Request
 from minfer.schedule import schedule
-from minfer.sequence import Sequence
-from minfer.state import EngineState, Live, Transition, emitted, ignored
+from minfer.state import EngineState, Transition, ignored
 from minfer.stop import stopped
+
+# Events of a kind cost less when those that follow each other are folded at once.
+_IN_A_ROW: Final[dict[type, str]] = {Submit: "submit", Cancel: "stop", Finish: "stop"}
 
 
 def step(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) -> Transition:
@@ -47,10 +48,10 @@ def step(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) ->
 
 
 def _in_a_row(events: tuple[Event, ...]) -> list[list[Event]]:
-    """The events in order, but together what costs less when it is folded at once."""
+    """The events in order, in groups that are folded at once."""
     found, last = list[list[Event]](), ""
     for event in events:
-        kind = "stop" if isinstance(event, Cancel | Finish) else ""
+        kind = _IN_A_ROW.get(type(event), "")
         if kind and kind == last:
             found[-1].append(event)
         else:
@@ -65,61 +66,11 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
             return over(config, state, event)
         case Tick(time):
             return Transition(evolve(state, time=max(state.time, time)))
-        case Submit(request):
-            return _submit(config, state, request)
+        case Submit():
+            requests = [event.request for event in events if isinstance(event, Submit)]
+            return submitted(config, state, requests)
         case Cancel() | Finish():
             stops = [event for event in events if isinstance(event, Cancel | Finish)]
             return stopped(config, state, stops)
         case _:  # not as typed; but a turn may hold anything
             return ignored(state, type(events[0]).__name__, "it is no event")  # type: ignore[unreachable]
-
-
-def objection(config: EngineConfig, state: EngineState, request: Request) -> str:
-    """Why a request could never run here, or nothing."""
-    prompt = len(request.prompt)
-    known = prompt + len(request.output)
-    most = min(prompt + request.max_tokens, config.max_model_len)
-    needs = blocks_for(most, config.block_size)
-    if not prompt:
-        return "the prompt is empty"
-    if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
-        return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
-    if request.max_tokens < 1:
-        return "max_tokens must be at least 1"
-    if prompt >= config.max_model_len:
-        return (
-            f"the prompt has {prompt} tokens; this model's maximum context length is "
-            f"{config.max_model_len} tokens, of which at least one must be left for the output"
-        )
-    if known >= most:
-        return f"the request was resumed with all of its {most - prompt} output tokens"
-    if needs > config.num_blocks:
-        what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
-        return f"{what}; the cache has {config.num_blocks}"
-    if len(state.waiting) + request.n > config.max_waiting:
-        return f"the waiting line is full ({config.max_waiting} samples)"
-    if request.largest >= config.vocab_size:
-        return f"token ids must be from 0 to {config.vocab_size - 1}"
-    return ""
-
-
-def _submit(config: EngineConfig, state: EngineState, request: Request) -> Transition:
-    if request.id in state.requests:  # its end would be taken for that of the other one
-        return ignored(state, "submit", f"{clip(repr(request.id))} is being served")
-    why = objection(config, state, request)
-    if why:
-        samples = range(max(1, min(request.n, MAX_SAMPLES)))
-        done = tuple(Finished(request.id, sample, "rejected", 0, why) for sample in samples)
-        return emitted(state, done)
-    rank, state = consult.rank(config, state, request)
-    history = request.prompt + request.output
-    given = request.keys[: len(request.prompt) // config.block_size]
-    keys = extend_keys(given, request.root, history, config.block_size)
-    line, place = state.waiting, (rank, state.arrivals, 0)
-    for sample in range(request.n):
-        seq = Sequence(request, sample, (*place[:2], sample), state.time, history, keys)
-        line = line.insert(seq)
-    requests = state.requests.set(request.id, Live(place, request.n))
-    arrivals = state.arrivals + 1
-    state = evolve(state, waiting=line, arrivals=arrivals, requests=requests)
-    return Transition(state)

@@ -137,7 +137,7 @@ def _parted(
     config: EngineConfig, draft: Draft, chain: Chain, table: Table, upto: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Publish what a leaving sequence computed; returns the blocks it holds, and its private."""
-    new = slice(chain.sealed, max(upto, chain.sealed))
+    new = slice(chain.sealed, upto)
     if not config.window:
         leaf, twins = draft.publish(chain.leaf, chain.keys[new], table[new])
         return (leaf,), twins + table[new.stop :]
@@ -158,9 +158,13 @@ def retire(config: EngineConfig, state: EngineState, gone: Collection[int]) -> E
     run, draft, fences = state.running, Draft(state.blocks), [*state.fences]
     until = state.inflight[-1].step if state.inflight else None
     for i, sure in all_committed(config, state, gone).items():
-        upto = sure // config.block_size
-        chain, _ = named(config, run, i, upto)
-        blocks = _parted(config, draft, chain, run.tables[i], upto)
+        upto, chain = sure // config.block_size, run.chains[i]
+        if upto > chain.sealed:
+            chain, _ = named(config, run, i, upto)
+            blocks = _parted(config, draft, chain, run.tables[i], upto)
+        else:  # all that it computed is published
+            table = run.tables[i]
+            blocks = held(chain, table, config.window), table[chain.sealed :]
         if until is None:
             _give_back(draft, *blocks)
         else:

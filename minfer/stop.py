@@ -5,6 +5,7 @@ and the columns are made anew once.
 """
 
 from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from minfer.config import EngineConfig
 from minfer.lifecycle import Leaver, end, leaver
@@ -29,9 +30,9 @@ def stopped(config: EngineConfig, state: EngineState, stops: Sequence[Stop]) -> 
     unread, done, reasons = iter(finished), list[Finished](), list[Reason]()
     for stop, each in zip(stops, leavers, strict=True):
         own = [_cut(stop, next(unread)) for _ in each]
-        done += sorted(own, key=lambda one: one.sample)
-        ends = [Ended(one.id, one.sample, one.reason) for one in done[len(done) - len(own) :]]
-        reasons += ends or [_ignored(stop)]
+        own.sort(key=attrgetter("sample"))
+        done += own
+        reasons += [Ended(one.id, one.sample, one.reason) for one in own] or [_ignored(stop)]
     return Transition(after, (Emit((), (), tuple(done)),) if done else (), tuple(reasons))
 
 

@@ -8,6 +8,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minfer.arrive import objection
 from minfer.blocks import blocks_for
 from minfer.config import ConfigError, EngineConfig
 from minfer.effects.memory import (
@@ -23,7 +24,6 @@ from minfer.effects.memory import (
 )
 from minfer.effects.options import EngineArgs, prepare
 from minfer.effects.spec import ModelSpec, kv_bytes_per_token, parse_spec, weight_bytes
-from minfer.engine import objection
 from minfer.request import Request
 from minfer.state import initial
 from tests.effects.tiny_model import CONFIG

@@ -1,0 +1,108 @@
+"""Requests arrive: those that could never run are rejected, the others get a place in line.
+
+Many in a row enter at once: each is looked at and ranked in its turn, but the line, which is
+persistent, is made anew once.
+"""
+
+from collections.abc import Iterable
+
+from minfer import consult
+from minfer.blocks import blocks_for
+from minfer.config import EngineConfig
+from minfer.keys import extend_keys
+from minfer.messages import Emit, Ended, Finished, Ignored, Reason, clip
+from minfer.policy import Rank
+from minfer.record import evolve
+from minfer.request import MAX_SAMPLES, Request
+from minfer.sequence import Sequence
+from minfer.state import EngineState, Live, Transition
+
+
+def objection(config: EngineConfig, state: EngineState, request: Request, coming: int = 0) -> str:
+    """Why a request could never run here, or nothing; so many samples are `coming` before it."""
+    prompt = len(request.prompt)
+    known = prompt + len(request.output)
+    most = min(prompt + request.max_tokens, config.max_model_len)
+    needs = blocks_for(most, config.block_size)
+    if not prompt:
+        return "the prompt is empty"
+    if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
+        return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
+    if request.max_tokens < 1:
+        return "max_tokens must be at least 1"
+    if prompt >= config.max_model_len:
+        return (
+            f"the prompt has {prompt} tokens; this model's maximum context length is "
+            f"{config.max_model_len} tokens, of which at least one must be left for the output"
+        )
+    if known >= most:
+        return f"the request was resumed with all of its {most - prompt} output tokens"
+    if needs > config.num_blocks:
+        what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
+        return f"{what}; the cache has {config.num_blocks}"
+    if len(state.waiting) + coming + request.n > config.max_waiting:
+        return f"the waiting line is full ({config.max_waiting} samples)"
+    if request.largest >= config.vocab_size:
+        return f"token ids must be from 0 to {config.vocab_size - 1}"
+    return ""
+
+
+def submitted(config: EngineConfig, state: EngineState, requests: Iterable[Request]) -> Transition:
+    """Let requests into the line, in order: the line and the requests are changed once for all."""
+    came = _Arrivals(config, state)
+    for request in requests:
+        came.submit(request)
+    return came.done()
+
+
+class _Arrivals:
+    """Requests on their way into the line. Never kept, never shared."""
+
+    def __init__(self, config: EngineConfig, state: EngineState) -> None:
+        self.config, self.state = config, state
+        self.live, self.new = state.requests.mutate(), list[Sequence]()
+        self.arrivals = state.arrivals
+        self.rejected, self.reasons = list[Finished](), list[Reason]()
+
+    def submit(self, request: Request) -> None:
+        """Place a request's samples in line, or say why it could never run."""
+        config = self.config
+        if request.id in self.live:  # its end would be taken for that of the other one
+            detail = f"{clip(repr(request.id))} is being served"
+            self.reasons.append(Ignored("submit", detail))
+            return
+        why = objection(config, self.state, request, len(self.new))
+        if why:
+            for sample in range(max(1, min(request.n, MAX_SAMPLES))):
+                self.rejected.append(Finished(request.id, sample, "rejected", 0, why))
+                self.reasons.append(Ended(request.id, sample, "rejected", why))
+            return
+        rank = self._rank(request)
+        history = request.prompt + request.output
+        given = request.keys[: len(request.prompt) // config.block_size]
+        keys = extend_keys(given, request.root, history, config.block_size)
+        for sample in range(request.n):
+            place = (rank, self.arrivals, sample)
+            self.new.append(Sequence(request, sample, place, self.state.time, history, keys))
+        self.live[request.id] = Live((rank, self.arrivals, 0), request.n)
+        self.arrivals += 1
+
+    def _rank(self, request: Request) -> Rank:
+        """What the policy says; if it has to be overruled, everybody before is in line first."""
+        rank, state = consult.rank(self.config, self.state, request)
+        if state.overruled is not self.state.overruled:
+            self._line_up()
+            rank, state = consult.rank(self.config, self.state, request)
+        self.state = state
+        return rank
+
+    def _line_up(self) -> None:
+        self.state = evolve(self.state, waiting=self.state.waiting.insert_many(self.new))
+        self.new = []
+
+    def done(self) -> Transition:
+        """The state with all of them in line, and one word about those that were rejected."""
+        self._line_up()
+        state = evolve(self.state, requests=self.live.finish(), arrivals=self.arrivals)
+        emits = (Emit((), (), tuple(self.rejected)),) if self.rejected else ()
+        return Transition(state, emits, tuple(self.reasons))
