@@ -197,13 +197,11 @@ class Draft:
         if new and leaf != ROOT:  # its count of users stays: a holder less, a live child more
             key, parent, users, kids, ticket = nodes[leaf]
             nodes[leaf] = (key, parent, users, kids + 1, ticket)
-        for key, block in zip(keys[twins:], new, strict=True):
+        last = len(new) - 1  # that one has no child yet
+        for at, (key, block) in enumerate(zip(keys[twins:], new, strict=True)):
             index[key] = block
-            nodes[block] = (key, leaf, 1, 1, NONE)
+            nodes[block] = (key, leaf, 1, int(at < last), NONE)
             leaf = block
-        if new:
-            key, parent, _, _, _ = nodes[leaf]
-            nodes[leaf] = (key, parent, 1, 0, NONE)  # the last one has no child yet
         self.live += len(new)
         return leaf, private[:twins]
 

@@ -8,7 +8,7 @@ from attrs import frozen
 from minfer import consult
 from minfer.blocks import Draft, outside
 from minfer.config import EngineConfig
-from minfer.keys import block_key, extend_keys
+from minfer.keys import Key, block_key, extend_keys
 from minfer.messages import Finished, Preempted, Reason
 from minfer.pmap import Map
 from minfer.policy import Rank
@@ -76,16 +76,18 @@ def all_committed(
 
 def named(config: EngineConfig, run: Running, i: int, upto: int) -> tuple[Chain, tuple[int, ...]]:
     """Give keys to the full blocks of `i` below `upto`; their tokens leave the tail."""
-    chain, tail, root = run.chains[i], run.tails[i] + run.fresh[i], run.seqs[i].request.root
-    if upto <= len(chain.keys):
+    chain, tail = run.chains[i], run.tails[i] + run.fresh[i]
+    have, size, recent = len(chain.keys), config.block_size, config.thresholds.recent_entries
+    if upto <= have:
         return chain, tail
-    block_size, recent = config.block_size, config.thresholds.recent_entries
-    keys, chunks = chain.keys, chain.chunks
-    while len(keys) < upto:
-        tokens, tail = tail[:block_size], tail[block_size:]
-        key = block_key(keys[len(keys) - 1] if keys else root, tokens)
-        keys, chunks = keys.extended((key,), recent), chunks.extended((tokens,), recent)
-    return evolve(chain, keys=keys, chunks=chunks), tail
+    parent = chain.keys[have - 1] if have else run.seqs[i].request.root
+    keys, chunks, end = list[Key](), list[tuple[int, ...]](), (upto - have) * size
+    for start in range(0, end, size):
+        chunks.append(tail[start : start + size])
+        parent = block_key(parent, chunks[-1])
+        keys.append(parent)
+    every, told = chain.keys.extended((*keys,), recent), chain.chunks.extended((*chunks,), recent)
+    return Chain(every, chain.sealed, chain.leaf, told, chain.low), tail[end:]
 
 
 def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> EngineState:
@@ -107,7 +109,7 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
             chain = _slid(config, draft, chain, run.tables[i], count, committed(config, state, i))
         elif chain.keys[chain.sealed] not in draft.index:
             leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
-            chain = evolve(chain, sealed=count, leaf=leaf)
+            chain = Chain(chain.keys, count, leaf, chain.chunks, chain.low)
         chains[i] = chain
         ripe[i] = ripe_at(config, max(count, run.base[i] // config.block_size), run.last[i])
     run = edited(run, chains=chains, tails=tails, fresh=dict.fromkeys(tails, ()), ripe=ripe)

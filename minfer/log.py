@@ -31,14 +31,15 @@ class Log(Generic[T]):
     @overload
     def __getitem__(self, at: slice) -> tuple[T, ...]: ...
     def __getitem__(self, at: int | slice) -> T | tuple[T, ...]:
-        cut = len(self.old)
+        old, recent = self.old, self.recent
+        cut = len(old)
         if isinstance(at, int):
-            place = at if at >= 0 else at + len(self)
-            return self.old[place] if place < cut else self.recent[place - cut]
-        start, stop, _ = at.indices(len(self))  # steps are not used here
+            place = at if at >= 0 else at + cut + len(recent)
+            return old[place] if place < cut else recent[place - cut]
+        start, stop, _ = at.indices(cut + len(recent))  # steps are not used here
         if start >= cut:
-            return self.recent[start - cut : max(0, stop - cut)]
-        return self.old[start:stop] + self.recent[: max(0, stop - cut)]
+            return recent[start - cut : max(0, stop - cut)]
+        return old[start:stop] + recent[: max(0, stop - cut)]
 
     def extended(self, more: tuple[T, ...], recent_entries: int) -> "Log[T]":
         """The log with `more` entries; from `recent_entries` on the recent ones join the old."""
