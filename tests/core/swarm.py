@@ -9,41 +9,58 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 
+from attrs import define, field
+
+from tests.core.paths import PATHS
 from tests.core.world import run_swarm
 
 TURNS = 60  # of one world before it is healed
 
 
-def run_many(first: int, worlds: int) -> tuple[int, int]:
-    """Worlds of seeds first .. first+worlds-1; returns turns taken and sequences preempted."""
-    turns = preempted = 0
+@define
+class Score:
+    """What some worlds went through."""
+
+    turns: int = 0
+    preempted: int = 0
+    worlds: int = 0
+    paths: Counter[str] = field(factory=Counter)  # of the core: how many turns took each
+
+    def add(self, other: "Score") -> None:
+        """Count other worlds in."""
+        self.turns += other.turns
+        self.preempted += other.preempted
+        self.worlds += other.worlds
+        self.paths += other.paths
+
+
+def run_many(first: int, worlds: int) -> Score:
+    """Worlds of seeds first .. first+worlds-1. Raises AssertionError with the seed that failed."""
+    score = Score()
     for seed in range(first, first + worlds):
         try:
             world = run_swarm(seed, TURNS)
         except BaseException as error:
             story = traceback.format_exc()
             raise AssertionError(f"swarm seed {seed}: {error!r}\n{story}") from None
-        turns += world.turns
-        preempted += world.preempted
-    return turns, preempted
+        score.add(Score(world.turns, world.preempted, 1, world.paths))
+    return score
 
 
-def run_steps(steps: int, first: int = 0, jobs: int | None = None) -> tuple[int, int, int]:
-    """At least `steps` turns over all cores; returns turns, preemptions and worlds."""
-    jobs = jobs or os.cpu_count() or 1
-    turns = preempted = worlds = 0
+def run_steps(steps: int, first: int = 0, jobs: int | None = None) -> Score:
+    """At least `steps` turns over all cores."""
+    jobs, score = jobs or os.cpu_count() or 1, Score()
     with ProcessPoolExecutor(jobs) as pool:
-        while turns < steps:
-            missing = max(1, (steps - turns) // TURNS // jobs)
+        while score.turns < steps:
+            missing = max(1, (steps - score.turns) // (2 * TURNS) // (2 * jobs))
             batch = min(200, missing)
-            starts = [first + worlds + i * batch for i in range(jobs * 2)]
-            for took, gave in pool.map(run_many, starts, [batch] * len(starts)):
-                turns += took
-                preempted += gave
-            worlds += batch * len(starts)
-    return turns, preempted, worlds
+            starts = [first + score.worlds + i * batch for i in range(jobs * 2)]
+            for one in pool.map(run_many, starts, [batch] * len(starts)):
+                score.add(one)
+    return score
 
 
 def main() -> int:
@@ -52,12 +69,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the first world")
     args = parser.parse_args()
     begin = time.perf_counter()
-    turns, preempted, worlds = run_steps(args.steps, args.seed)
+    score = run_steps(args.steps, args.seed)
     took = time.perf_counter() - begin
     print(
-        f"{turns} checked steps in {worlds} worlds, {preempted} preemptions, no violation, "
-        f"{took:.0f} s"
+        f"{score.turns} checked steps in {score.worlds} worlds, {score.preempted} preemptions, "
+        f"no violation, {took:.0f} s"
     )
+    for path in PATHS:
+        print(f"{score.paths[path]:>10} turns: {path}")
     return 0
 
 

@@ -2,22 +2,23 @@
 
 from collections.abc import Sequence
 from random import Random
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from attrs import evolve
 from hypothesis import given
 
-from minfer.config import EngineConfig
+from minfer.config import EngineConfig, Thresholds
 from minfer.engine import step
 from minfer.keys import root_key
 from minfer.messages import Emit, Execute, Executed, Submit, Tick
 from minfer.oracle import Oracle
 from minfer.request import Request
 from minfer.sequence import SampleId
-from minfer.state import initial
+from minfer.state import Transition, initial
 from tests.circles import examples
-from tests.core.world import VOCAB, World
+from tests.core.world import VOCAB, World, big_config, tiny_config, tiny_thresholds
 
 ROOMY = EngineConfig(
     num_blocks=4096, block_size=4, max_model_len=64, max_num_seqs=64,
@@ -53,7 +54,14 @@ def some_requests(seed: int) -> list[Request]:
     maker = World(ROOMY, Random(seed))
     made = [maker.some_request() for _ in range(8)]
     return [
-        evolve(r, id=str(i), prompt=r.prompt[:30] or (1,), max_tokens=min(r.max_tokens, 30))
+        evolve(
+            r,
+            id=str(i),
+            prompt=r.prompt[:30] or (1,),
+            max_tokens=min(r.max_tokens, 30),
+            keys=(),
+            output=r.output[: min(r.max_tokens, 30) - 1],
+        )
         for i, r in enumerate(made)
     ]
 
@@ -104,3 +112,42 @@ def test_the_same_events_give_the_same_commands() -> None:
             moved = step(ROOMY, moved.state, (done,))
         runs.append(story)
     assert runs[0] == runs[1]
+
+
+class Told(World):
+    """A world that remembers all that was decided."""
+
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.story: list[tuple[Any, Any]] = []
+
+    def _perform(self, turn: Transition) -> None:
+        self.story.append((turn.commands, turn.reasons))
+        super()._perform(turn)
+
+
+def decided(seed: int, config: EngineConfig) -> list[tuple[Any, Any]]:
+    """All commands and reasons of one world under fire."""
+    world = Told(config, Random(seed))
+    world.hungry, world.big = True, config.max_model_len > 100
+    for number in range(40):
+        if number % 4 == 0:
+            world.burst(4)
+            world.cancel_some()
+        world.fail() if number % 9 == 8 else world.turn()
+    world.drain()
+    return world.story
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_thresholds_change_no_decision(seed: int) -> None:
+    """Nor do they change what is told to the device: each is another way to the same result.
+
+    All but one: in which order freed blocks are handed out depends on the size of a run of them.
+    """
+    rng = Random(seed)
+    config = big_config(rng) if seed % 12 == 0 else tiny_config(rng)
+    config = evolve(config, max_num_seqs=6, max_num_batched_tokens=64)
+    small, usual = evolve(tiny_thresholds(rng), freed_run=64), Thresholds(freed_run=64)
+    stories = [decided(seed, evolve(config, thresholds=sizes)) for sizes in (small, usual)]
+    assert stories[0] == stories[1]

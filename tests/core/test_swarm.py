@@ -3,12 +3,18 @@
 import pytest
 
 from tests.circles import long
+from tests.core.paths import LARGE, PATHS
 from tests.core.swarm import run_steps
 
+STEPS = 300_000
 
-@pytest.mark.parametrize("steps", [2_000, *long([300_000])])
+
+@pytest.mark.parametrize("steps", [2_000, *long([STEPS])])
 def test_swarm(steps: int) -> None:
-    turns, preempted, worlds = run_steps(steps)
-    print(f"{turns} checked steps, {worlds} worlds, {preempted} preemptions")
-    assert turns >= steps
-    assert preempted > steps / 200, "the worlds have become too kind: hardly anybody gives way"
+    score = run_steps(steps)
+    print(f"{score.turns} checked steps, {score.worlds} worlds, {score.preempted} preemptions")
+    print(*(f"{score.paths[path]} x {path}" for path in PATHS), sep="\n")
+    assert score.turns >= steps
+    assert score.preempted > steps / 200, "the worlds are too kind: hardly anybody gives way"
+    rare = [path for path in (LARGE if steps < STEPS else PATHS) if not score.paths[path]]
+    assert not rare, "these paths were never taken"

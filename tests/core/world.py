@@ -6,7 +6,7 @@ turn; at a sample's end it compares what was emitted with `reference`.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from random import Random
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from minfer.blocks import outside
-from minfer.config import EngineConfig
+from minfer.config import EngineConfig, Thresholds
 from minfer.engine import step
 from minfer.invariants import check
-from minfer.keys import root_key
+from minfer.keys import block_keys, root_key
 from minfer.ledger import Ledger, Watched
 from minfer.messages import (
     Cancel,
@@ -38,8 +38,10 @@ from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request, SamplingParams
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
+from tests.core.paths import taken
 
 VOCAB = 40
+BIG_SHARE = 0.01  # of worlds
 
 
 @frozen
@@ -84,10 +86,12 @@ def tiny_config(rng: Random) -> EngineConfig:
     """Pools so small, and budgets so tight, that everything happens at once."""
     seqs = rng.randint(1, 6)
     size = rng.choice((1, 2, 4, 5))
+    shrunk, longest = rng.random() < 0.8, rng.choice((16, 32, 48))
+    just = -(-longest // size)  # blocks in which the longest request has room, and no other
     return EngineConfig(
-        num_blocks=rng.randint(4, 40),
+        num_blocks=rng.randint(*rng.choice(((4, 12), (just, just + 4), (10, 40)))),
         block_size=size,
-        max_model_len=rng.choice((16, 32, 48)),
+        max_model_len=longest,
         max_num_seqs=seqs,
         max_num_batched_tokens=max(seqs, rng.choice((1, 2, 3, 5, 8, 16, 64))),
         vocab_size=VOCAB,
@@ -95,8 +99,42 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_repeat=rng.choice((1, 1, 2, 5)),
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
-        policy=rng.choice((*POLICIES, Sparing())),
+        max_waiting=rng.choice((2**20, 2**20, 6)),
+        policy=rng.choice((*POLICIES, Sparing(), Fair(clients=2), Fair(clients=1))),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
+        thresholds=tiny_thresholds(rng) if shrunk else Thresholds(),
+    )
+
+
+def tiny_thresholds(rng: Random) -> Thresholds:
+    """Sizes at which every large path begins at once."""
+    return Thresholds(
+        line_bucket=rng.choice((2, 3, 4)),
+        recent_entries=rng.choice((1, 2, 3)),
+        freed_run=rng.choice((1, 2, 3)),
+        aligned_window=rng.choice((1, 2, 3)),
+        fresh_steps=rng.choice((2, 3, 5)),
+        stop_ids=rng.choice((0, 2, 3)),
+        long_prefix=rng.choice((1, 2)),
+        neighbours=rng.choice((1, 2, 3)),
+    )
+
+
+def big_config(rng: Random) -> EngineConfig:
+    """A pool of hundreds of blocks, long lines and prompts, and token ids of more than 16 bits."""
+    seqs = rng.choice((8, 24, 72))
+    return EngineConfig(
+        num_blocks=rng.randint(200, 600),
+        block_size=rng.choice((1, 2)),
+        max_model_len=160,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=rng.choice((128, 512)),
+        vocab_size=rng.choice((VOCAB, 2**17, 2**31)),
+        depth=rng.choice((1, 2)),
+        max_repeat=rng.choice((1, 3)),
+        policy=rng.choice(POLICIES),
+        window=rng.choice((0, 0, 0, 50)),
+        thresholds=rng.choice((Thresholds(), tiny_thresholds(rng))),
     )
 
 
@@ -134,6 +172,11 @@ class World:
     clock: float = 0.0
     turns: int = 0
     preempted: int = 0
+    named: int = 0  # ids given
+    big: bool = False  # its requests are long
+    hungry: bool = False  # its outputs are long, so that blocks run out
+    shuffled: bool = False  # what the next turn takes comes in any order
+    paths: Counter[str] = field(factory=Counter)  # of module paths, and how often
     audit: bool = True
     poisonous: float = 0.0  # share of requests whose every step fails
     poison: set[str] = field(factory=set)
@@ -144,7 +187,7 @@ class World:
         self.ledger = Ledger(self.config, self.state)
         policy: Any = Watched(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
-        sizes = self.config.block_size, VOCAB, self.config.window
+        sizes = self.config.block_size, self.config.vocab_size, self.config.window
         self.oracle = Shy(Random(self.rng.random()), *sizes) if self.variable else Oracle(*sizes)
 
     # --- actions ---------------------------------------------------------------------------------
@@ -159,31 +202,73 @@ class World:
             self.submit(self.some_request())
 
     def some_request(self) -> Request:
+        """A request that has much in common with those before it."""
         rng, size = self.rng, self.config.block_size
-        length = max(1, rng.randint(0, 4) * size + rng.choice((-1, 0, 0, 1, 2)))
-        prompt = tuple(rng.randrange(VOCAB) for _ in range(length))
+        name, salt = self._name(), rng.choice((b"", b"other"))
+        root, prompt = root_key(b"tests", salt), self._prompt()
+        if rng.random() < self.poisonous:
+            self.poison.add(name)
+        n = rng.choice((1, 1, 1, 2, 4))
+        output = self._tokens(rng.choice((0, 0, 0, 0, 1, 3))) if n == 1 else ()
+        keys = block_keys(root, prompt, size)  # the edge may know some of them
+        return Request(
+            id=name,
+            prompt=prompt,
+            max_tokens=rng.choice((40, 12, 2 * size, *(() if self.hungry else (1, 2, 3, size)))),
+            stop_ids=frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
+            n=n,
+            seed=rng.randrange(4),
+            sampling=SamplingParams(temperature=rng.choice((0.0, 1.0))),
+            priority=rng.randint(0, 2),
+            client=rng.choice(("", "a", f"c{rng.randrange(9)}")),
+            deadline=rng.choice((math.inf, 2.0, 20.0)),
+            root=root,
+            keys=keys[: rng.choice((0, 0, len(keys), rng.randint(0, len(keys))))],
+            output=output,
+        )
+
+    def _name(self) -> str:
+        """A new id, or one whose samples have all ended."""
+        if self.rng.random() < 0.05:
+            used = {name for name, _ in self.ended} - self.requests_open()
+            if used:
+                name = self.rng.choice(sorted(used))
+                for sample in range(self.requests[name].n):
+                    self.ended.pop((name, sample), None)
+                    self.cut.discard((name, sample))
+                self.poison.discard(name)
+                self.paths["id used anew"] += 1
+                return name
+        self.named += 1
+        return f"r{self.named}"
+
+    def requests_open(self) -> set[str]:
+        """Ids that are served, or about to be."""
+        coming = {event.request.id for event in self.inbox if isinstance(event, Submit)}
+        return coming.union(self.state.requests)
+
+    def _tokens(self, count: int) -> tuple[int, ...]:
+        """Token ids; of a large vocabulary, such as differ in their high bits only."""
+        rng, vocab = self.rng, self.config.vocab_size
+        tokens = (rng.randrange(VOCAB) for _ in range(count))
+        high = range(0, vocab - VOCAB, 2**16) if vocab > 2**16 else range(1)
+        return tuple(token + rng.choice(high[:3]) for token in tokens)
+
+    def _prompt(self) -> tuple[int, ...]:
+        """A prompt of some blocks, often the beginning of an earlier one and a bit more."""
+        rng, size = self.rng, self.config.block_size
+        blocks = rng.randint(0, 4) if not self.big else rng.choice((0, 3, 20, 40, 60))
+        prompt = self._tokens(max(1, blocks * size + rng.choice((-1, 0, 0, 1, 2))))
         if self.past and rng.random() < 0.6:
             base = rng.choice(self.past)
             keep = rng.choice((len(base), len(base) // size * size, rng.randint(1, len(base))))
             prompt = base[:keep] + prompt[: rng.randint(0, len(prompt))]
+            if self.config.vocab_size > 2**16 and rng.random() < 0.3:  # one high bit is another
+                at = rng.randrange(len(prompt))
+                prompt = (*prompt[:at], prompt[at] ^ 2**16, *prompt[at + 1 :])
         if prompt:
             self.past.append(prompt)
-        name, salt = f"r{len(self.requests)}", rng.choice((b"", b"other"))
-        if rng.random() < self.poisonous:
-            self.poison.add(name)
-        return Request(
-            id=name,
-            prompt=prompt,
-            max_tokens=rng.choice((1, 2, 3, size, 2 * size, 12, 40)),
-            stop_ids=frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
-            n=rng.choice((1, 1, 1, 2, 4)),
-            seed=rng.randrange(4),
-            sampling=SamplingParams(temperature=rng.choice((0.0, 1.0))),
-            priority=rng.randint(0, 2),
-            client=rng.choice(("", "a", "b")),
-            deadline=rng.choice((math.inf, 2.0, 20.0)),
-            root=root_key(b"tests", salt),
-        )
+        return prompt
 
     def cancel_some(self) -> None:
         """Cancel any request: waiting, running, ended or unknown."""
@@ -192,12 +277,33 @@ class World:
         self.inbox.append(Cancel(self.rng.choice(names)))
 
     def finish_some(self) -> None:
-        """The text layer ends a sample at some length."""
-        if self.out:
-            name, sample = self.rng.choice(list(self.out))
-            length = self.rng.randint(0, len(self.out[name, sample]) + 1)
+        """The text layer ends a sample at some length, one that has ended or never was as well."""
+        names = [*self.out, *self.state.running.ids, *(s.id for s in self.state.waiting)]
+        if names:
+            name, sample = self.rng.choice(names)
+            sample += self.rng.choice((0, 0, 0, 0, 0, 1, -1))
+            length = self.rng.randint(-1, len(self.out.get((name, sample), ())) + 3)
             self.cut.add((name, sample))
-            self.inbox.append(Finish(name, sample, length))
+            self.inbox.append(Finish(name, sample, length, self.rng.choice(("stop", "tool"))))
+
+    def submit_again(self) -> None:
+        """Somebody submits a request once more: it is being served, or was, or has just ended."""
+        live = [*sorted(self.state.requests), *list(self.requests)[-2:]]
+        if live:
+            request = self.requests[self.rng.choice(live)]
+            if request.id in self.state.requests:
+                self.inbox.append(Submit(request))
+
+    def storm(self) -> None:
+        """Several things happen to several requests in one turn, and its step fails, or does not.
+
+        In any order: the first results of the turn may come between two cancels.
+        """
+        for _ in range(self.rng.randint(2, 5)):
+            kinds = (self.cancel_some, self.finish_some, self.submit_again, self.noise)
+            self.rng.choice(kinds)()
+        self.shuffled = True
+        self.rng.choice((self.turn, self.fail, self.garble, self.late))()
 
     def turn(self) -> None:
         """One turn in which the earliest step in flight completes, or fails if it is poisoned."""
@@ -233,9 +339,13 @@ class World:
         wrong: list[Event] = [
             Executed(done.step, (*done.yields, (1,))),
             Executed(done.step, tuple((*y, *[1] * 9) for y in done.yields)),
-            Executed(done.step, tuple((VOCAB,) * len(y) for y in done.yields)),
+            Executed(done.step, tuple((self.config.vocab_size,) * len(y) for y in done.yields)),
             Executed(done.step, tuple((-1,) * len(y) for y in done.yields)),
             Failed(done.step, "x" * 1000),
+            Executed(done.step, tuple(list(y) for y in done.yields)),  # type: ignore[misc]
+            Executed(done.step, tuple(("one",) * len(y) for y in done.yields)),  # type: ignore[misc]
+            Executed(done.step, None),  # type: ignore[arg-type]
+            Failed(done.step, None),  # type: ignore[arg-type]
         ]
         if self.state.inflight[1:]:
             wrong += [Executed(self.state.inflight[-1].step, done.yields)] * 3
@@ -248,9 +358,18 @@ class World:
         return self._take((event,))
 
     def noise(self) -> None:
-        """Results and failures of steps that nobody knows."""
+        """Results and failures of steps that nobody knows, and what is no event at all."""
         known = self.state.next_step
-        self.inbox.append(self.rng.choice((Executed(known + 3, ()), Failed(known + 3), Tick(-1.0))))
+        odd: tuple[Any, ...] = (
+            Executed(known + 3, ()),
+            Failed(known + 3),
+            Executed("0", ((1,),)),  # type: ignore[arg-type]
+            Failed(-1, None),  # type: ignore[arg-type]
+            Tick(-1.0),
+            None,
+            ("Cancel", "r0"),
+        )
+        self.inbox.append(self.rng.choice(odd))
 
     def drain(self) -> None:
         """No more arrivals and no more faults: everything must end, in bounded time."""
@@ -274,13 +393,18 @@ class World:
     def _take(self, results: tuple[Event, ...]) -> None:
         self.turns += 1
         self.clock += self.rng.random()
-        events = (Tick(self.clock), *results, *self.inbox)
+        told = [*results, *self.inbox]
+        if self.shuffled:
+            self.rng.shuffle(told)
+            self.shuffled = False
+        events = (Tick(self.clock), *told)
         self.inbox.clear()
         self.budgets.clear()
-        turn = step(self.watched, self.state, events)
+        before, turn = self.state, step(self.watched, self.state, events)
         self.state = turn.state
         if self.audit:
             self.ledger.take(events, turn, self.budgets)
+            self.paths += taken(self.config, before, events, turn)
         self.preempted += sum(isinstance(r, Preempted) for r in turn.reasons)
         self._perform(turn)
 
@@ -290,16 +414,15 @@ class World:
                 self.oracle.launch(command.plan)
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
-                    assert not (tokens and name in self.ended), f"tokens of {name} after its end"
                     self.out.setdefault(name, []).extend(tokens)
                 for done in command.finished:
                     self._end(done)
 
     def _end(self, done: Finished) -> None:
         name = (done.id, done.sample)
-        assert name not in self.ended, f"{name} ended twice"
         self.ended[name] = done
         request, out = self.requests[done.id], self.out.pop(name, [])
+        before = len(request.output)  # it was resumed with so many
         if done.reason == "rejected":
             assert not out
             assert done.error
@@ -309,25 +432,28 @@ class World:
         right = self.reference(request, done.sample)
         if done.reason in ("stop", "length") and name not in self.cut:
             assert out == right, f"{name}: {out} is not {right}"
-            assert done.length == len(out), f"{name}: {done.length} tokens, {len(out)} emitted"
+            assert done.length == before + len(out), f"{name}: {done.length} tokens, {out} emitted"
             stopped = out[-1] in request.stop_ids
             assert done.reason == ("stop" if stopped else "length")
         else:
             assert out == right[: len(out)], f"{name}: {out} does not begin {right}"
-            assert done.length <= len(out)
-        self.past.append(request.prompt + tuple(right[: done.length]))
+            assert done.length <= before + len(out)
+        whole = (*request.prompt, *request.output, *right)
+        self.past.append(whole[: len(request.prompt) + done.length])
 
     def reference(self, request: Request, sample: int) -> list[int]:
         own = self.config
         size, limit = own.block_size, own.max_model_len
-        return reference(request, sample, size, VOCAB, limit, own.window)
+        return reference(request, sample, size, own.vocab_size, limit, own.window)
 
 
 def run_swarm(seed: int, turns: int) -> World:
     """One world under random fire for `turns` turns, healed and drained."""
     rng = Random(seed)
-    world = World(tiny_config(rng), rng, variable=rng.random() < 0.3)
-    world.poisonous = rng.choice((0.0, 0.1))
+    big = rng.random() < BIG_SHARE
+    config = big_config(rng) if big else tiny_config(rng)
+    world = World(config, rng, variable=rng.random() < 0.3)
+    world.big, world.hungry, world.poisonous = big, rng.random() < 0.6, rng.choice((0.0, 0.1))
     # Swarm testing: each run leaves out some kinds of trouble, so that others get further.
     trouble = [
         a
@@ -338,19 +464,23 @@ def run_swarm(seed: int, turns: int) -> World:
             (world.finish_some, 0.4),
             (world.late, 0.6),
             (world.noise, 0.3),
+            (world.submit_again, 0.3),
+            (world.storm, 0.4),
         )
         if rng.random() < share
     ]
-    rate = rng.choice((0.05, 0.2, 0.5))
-    ends = world.turns + turns
+    rate, often = rng.choice((0.05, 0.2, 0.5)), rng.choice((0.05, 0.15, 0.3))
+    ends = world.turns + (turns // 3 if big else turns)
+    if big:
+        world.burst(rng.choice((20, 90, 150)))
     while world.turns < ends:
         if rng.random() < rate and len(world.state.waiting) < 12:
             world.burst(rng.choice((1, 1, 2, 5)))
-        if trouble and rng.random() < 0.15:
+        if trouble and rng.random() < often:
             rng.choice(trouble)()
         world.turn()
     world.drain()
     return world
 
 
-__all__ = ["VOCAB", "World", "evolve", "run_swarm", "tiny_config"]
+__all__ = ["VOCAB", "World", "big_config", "evolve", "run_swarm", "tiny_config", "tiny_thresholds"]

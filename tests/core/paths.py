@@ -1,0 +1,128 @@
+"""How often the worlds take each path of the core that begins at a size, or that is rare.
+
+Told from outside, by what states and turns look like: the core is as it is when it serves.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from minfer.config import EngineConfig
+from minfer.messages import (
+    Admitted,
+    Cancel,
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Finish,
+    Preempted,
+    Submit,
+    Voided,
+)
+from minfer.policies import Shares
+from minfer.sequence import Running
+from minfer.state import EngineState, Transition
+
+LARGE = (
+    "line in buckets", "log in two levels", "runs of freed blocks", "aligned past a window",
+    "fresh tokens kept", "stop ids sorted out", "prefix of a neighbour",
+)  # fmt: skip
+RARE = (
+    "preempted", "displaced", "evicted", "repeated", "copied", "slid", "voided", "blamed",
+    "clients forgotten", "submitted again", "id used anew", "resumed",
+    "ended while filled", "all at once",
+)  # fmt: skip
+BIG = (
+    "line of more than 128", "pool of hundreds", "hit of more than 32 blocks",
+    "vocabulary above 65,536", "more than 64 running",
+)  # fmt: skip
+PATHS = (*LARGE, *RARE, *BIG)
+
+
+def taken(
+    config: EngineConfig, before: EngineState, events: Sequence[Event], turn: Transition
+) -> Counter[str]:
+    """The paths that one turn took."""
+    after, seen = turn.state, Counter[str]()
+    run = after.running
+    seen["line in buckets"] = len(after.waiting.buckets) > 1
+    seen["line of more than 128"] = len(after.waiting) > 128
+    seen["more than 64 running"] = len(run) > 64
+    seen["log in two levels"] = any(table.old for table in run.tables)
+    seen["runs of freed blocks"] = len(after.blocks.freed) > 0
+    seen["evicted"] = after.blocks.low > before.blocks.low
+    seen["slid"] = config.window > 0 and any(chain.low for chain in run.chains)
+    seen["vocabulary above 65,536"] = config.vocab_size > 65_536
+    seen["pool of hundreds"] = config.num_blocks >= 200
+    _results(config, before, events, seen)
+    _decisions(config, before, turn, seen)
+    if isinstance(before.policy, Shares):
+        seen["clients forgotten"] = len(after.policy.tags) < len(before.policy.tags)
+    return +seen
+
+
+def _results(
+    config: EngineConfig, before: EngineState, events: Sequence[Event], seen: Counter[str]
+) -> None:
+    plan = before.inflight[0] if before.inflight else None
+    kinds = {type(event) for event in events}
+    good = Executed in kinds and plan is not None
+    if good and plan is not None:
+        sizes = len(plan.gens), config.thresholds.aligned_window
+        seen["aligned past a window"] = plan.gens != before.running.gens and sizes[0] > sizes[1]
+        seen["fresh tokens kept"] = plan.step % config.thresholds.fresh_steps > 0
+        seen["repeated"] = plan.repeat > 1
+    seen["submitted again"] = any(
+        isinstance(event, Submit) and event.request.id in before.requests for event in events
+    )
+    several = any(
+        isinstance(event, Cancel)
+        and event.id in before.requests
+        and before.requests[event.id].samples > 1
+        for event in events
+    )
+    seen["all at once"] = several and Finish in kinds and len(kinds) > 3
+
+
+def _decisions(
+    config: EngineConfig, before: EngineState, turn: Transition, seen: Counter[str]
+) -> None:
+    after, admitted = turn.state, list[Admitted]()
+    waiting = {seq.id for seq in before.waiting}
+    for reason in turn.reasons:
+        match reason:
+            case Admitted():
+                admitted.append(reason)
+                seen["copied"] += reason.copied > 0
+                seen["resumed"] += reason.known > reason.prompt > 0
+            case Preempted():
+                seen["preempted"] += 1
+                seen["displaced"] += reason.by in waiting
+            case Voided():
+                seen["voided"] += 1
+    for command in turn.commands:
+        if isinstance(command, Emit):
+            seen["blamed"] += sum(done.reason == "error" for done in command.finished)
+            if command.finished and any(
+                isinstance(c, Execute) and c.plan.fills for c in turn.commands
+            ):
+                seen["ended while filled"] += 1
+    seen["stop ids sorted out"] = bool(
+        admitted and len(before.stops) > config.thresholds.stop_ids and after.stops < before.stops
+    )
+    for got in admitted:
+        blocks = got.hit // config.block_size
+        seen["hit of more than 32 blocks"] += blocks > 32
+        if blocks >= config.thresholds.long_prefix and not config.window:
+            seen["prefix of a neighbour"] += _neighbour(config, after.running, got, blocks)
+
+
+def _neighbour(config: EngineConfig, run: Running, got: Admitted, blocks: int) -> bool:
+    """Whether somebody else who runs has the same table as far as a newcomer's hit."""
+    name = (got.id, got.sample)
+    if name not in run.ids:
+        return False
+    mine = run.tables[run.ids.index(name)][:blocks]
+    few = config.thresholds.neighbours
+    near = zip(run.ids[-few - 1 :], run.tables[-few - 1 :], strict=True)
+    return any(other != name and table[:blocks] == mine for other, table in near)
