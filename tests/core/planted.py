@@ -632,7 +632,7 @@ ESCAPED: Final = (
         "_finish",
         "(event.sample,)",
         "(0,)",
-        "test_engine.py",
+        "test_lifecycle.py",
     ),
 )
 
