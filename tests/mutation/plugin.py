@@ -1,7 +1,7 @@
 """pytest's part in a mutant's run: changes the module, bounds the time, and notes what happened.
 
 Loaded with `-p`, before anything of the core is imported. A test that takes more than `TEST_CPU`
-seconds of CPU is endless: no sound test takes a third of that. A run that takes more than
+seconds of CPU is endless: no sound test takes half of that. A run that takes more than
 `RUN_CPU` in all ends there, and has found nothing. Notes are lines of JSON in the file `NOTES`
 names, so that a run which had to be killed tells how far it came.
 """
@@ -23,7 +23,7 @@ from tests.mutation.loader import install
 
 MUTANT: Final = "MINFER_MUTANT"  # variables of the environment: a mutant's key, or nothing
 NOTES: Final = "MINFER_MUTANT_NOTES"  # a path
-TEST_CPU: Final = 10  # seconds
+TEST_CPU: Final = 6  # seconds
 RUN_CPU: Final = 60
 MEMORY: Final = 4 * 2**30  # bytes of address space; mutants may build lists without end
 ENDLESS: Final = 77  # exit statuses beside pytest's own
@@ -73,7 +73,7 @@ def pytest_configure() -> None:
         parent=hypothesis.settings.get_profile("suite"),
         phases=(hypothesis.Phase.explicit, hypothesis.Phase.generate),
         report_multiple_bugs=False,
-        max_examples=60,
+        max_examples=40,
     )
     hypothesis.settings.load_profile("mutants")
 
