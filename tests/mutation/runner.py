@@ -15,7 +15,7 @@ from typing import Final
 
 from attrs import asdict, frozen
 
-from tests.mutation.catalogue import CORE, Mutant, source_of
+from tests.mutation.catalogue import CORE, LEFT_OUT, Mutant, source_of
 from tests.mutation.plugin import ENDLESS, MUTANT, NOTES, RUN_CPU, TEST_CPU, UNFINISHED
 
 ROOT: Final = CORE.parent
@@ -23,17 +23,10 @@ TESTS: Final = ROOT / "tests" / "core"
 
 # Tests of the core that mutants do not run, and why not.
 NOT_RUN: Final = {
-    "test_codec.py": "of a file that follows",
-    "test_decisions.py": "of a file that follows",
-    "test_explain.py": "of a file that follows",
-    "test_fork.py": "of a file that follows",
-    "test_journal.py": "of a file that follows",
     "test_mutants.py": "runs mutants",
     "test_planted.py": "runs the swarm on planted bugs, for minutes",
-    "test_redact.py": "of a file that follows",
-    "test_replay.py": "of a file that follows",
-    "test_simulate.py": "of a file that follows",
     "test_swarm.py": "runs for minutes; `worlds` has a few of its worlds",
+    **{f"test_{file}": why for file, why in LEFT_OUT.items() if why.startswith("follows")},
 }
 # Files of tests in which a mutant of a file is likeliest to fail, beside that of its name.
 ALSO: Final = {
