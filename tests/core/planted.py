@@ -108,8 +108,8 @@ BUGS: Final = (
         "v#41400, s#36475: what a cancelled step was going to write is published",
         "lifecycle.py",
         "retire",
-        "upto = committed(config, state, i) // config.block_size",
-        "upto = run.sched[i] // config.block_size",
+        "sure // config.block_size",
+        "run.sched[i] // config.block_size",
     ),
     Bug(
         "last sampled token counted as KV",
@@ -226,9 +226,9 @@ BUGS: Final = (
         "copy lost with its plan",
         "prototype: after a failed step a fork counts the tail as KV that was to be copied",
         "lifecycle.py",
-        "committed",
-        "return run.chains[i].sealed * config.block_size if copied else start",
-        "return start",
+        "all_committed",
+        "run.chains[i].sealed * config.block_size if into else start",
+        "start",
     ),
     Bug(
         "last chunk of one token",
@@ -363,8 +363,25 @@ BUGS: Final = (
         "v#50265: what was planned stays counted although it never ran",
         "lifecycle.py",
         "restart",
-        '("seqs", "gens", "starts", "base", "sched", "ripe", "chains", "tails", "fresh")',
-        '("seqs", "gens", "starts", "base", "ripe", "chains", "tails", "fresh")',
+        (
+            "run = edited(\n"
+            "    run,\n"
+            "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    starts=starts,\n"
+            "    base={i: run.known[i] for i in spots},\n"
+            "    sched=starts,\n"
+            "    ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},\n"
+            ")"
+        ),
+        (
+            "run = edited(\n"
+            "    run,\n"
+            "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
+            "    starts=starts,\n"
+            "    base={i: run.known[i] for i in spots},\n"
+            "    ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},\n"
+            ")"
+        ),
     ),
     Bug(
         "short yield counted in full",
@@ -385,18 +402,18 @@ BUGS: Final = (
     Bug(
         "cancel leaves siblings waiting",
         "v#51629: of n samples only the first is taken out of the line",
-        "engine.py",
-        "_stop",
-        "_waiting(state, (name, sample))",
-        "_waiting(state, (name, sample)) if sample == next(iter(samples)) else None",
+        "stop.py",
+        "_asked",
+        "state.waiting.find(live.place_of(sample))",
+        "state.waiting.find(live.place_of(sample)) if sample == samples[0] else None",
     ),
     Bug(
         "cancel leaves siblings running",
         "v#51629: of n samples only the first that runs is ended",
-        "engine.py",
-        "_stop",
-        "state, ended = end(config, state, running)",
-        "state, ended = end(config, state, dict(list(running.items())[:1]))",
+        "stop.py",
+        "_asked",
+        "sorted(running)",
+        "sorted(running)[:1]",
     ),
     Bug(
         "never fits, waits for ever",
@@ -435,16 +452,16 @@ BUGS: Final = (
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends again",
         "commit.py",
         "_void",
-        "state, finished = end(config, state, lost)",
-        "_, finished = end(config, state, lost)",
+        "state, finished = end(config, state, [leaver(run, i, 'error', why) for i in lost])",
+        "_, finished = end(config, state, [leaver(run, i, 'error', why) for i in lost])",
     ),
     Bug(
         "side table outlives the request",
         "v#51629: what was noted about a sample is never cleared",
         "lifecycle.py",
-        "count_out",
-        "state = evolve(state, requests=requests, faults=faults)",
-        "state = evolve(state, requests=requests)",
+        "_counted_out",
+        "evolve(state, requests=requests.finish(), faults=faults)",
+        "evolve(state, requests=requests.finish())",
     ),
     Bug(
         "poison is retried for ever",
@@ -491,8 +508,8 @@ BUGS: Final = (
         "any engine: a prefix counts as cached though a block of its last window is gone",
         "blocks.py",
         "lookup_window",
-        "outside(hit * block_size, window, block_size)",
-        "outside((hit + 1) * block_size, window, block_size)",
+        "-(-(window - 1) // block_size)",
+        "max(0, -(-(window - 1) // block_size) - 1)",
     ),
     Bug(
         "given back twice",
@@ -628,9 +645,9 @@ ESCAPED: Final = (
     Bug(
         "finish for another sample",
         _LET,
-        "engine.py",
-        "_finish",
-        "(event.sample,)",
+        "stop.py",
+        "_asked",
+        "(stop.sample,)",
         "(0,)",
         "test_lifecycle.py",
     ),

@@ -23,7 +23,7 @@ from tests.mutation.loader import install
 
 MUTANT: Final = "MINFER_MUTANT"  # variables of the environment: a mutant's key, or nothing
 NOTES: Final = "MINFER_MUTANT_NOTES"  # a path
-TEST_CPU: Final = 10  # seconds
+TEST_CPU: Final = 6  # seconds
 RUN_CPU: Final = 60
 MEMORY: Final = 4 * 2**30  # bytes of address space; mutants may build lists without end
 ENDLESS: Final = 77  # exit statuses beside pytest's own
