@@ -213,3 +213,21 @@ def test_who_was_displaced_is_in_no_plan_of_that_turn() -> None:
     assert [name for name, _ in bench.state.running.ids] == ["urgent", "a"]
     bench.drain()
     assert len(bench.ended) == 3
+
+
+def test_of_several_that_run_the_last_is_displaced() -> None:
+    bench = Bench(evolve(CONFIG, policy=Priority()))
+    bench.give(*(Submit(ask(f"r{rank}", 4, 9, priority=rank)) for rank in (1, 2, 3, 4)))
+    bench.turn()
+    bench.turn(Submit(ask("urgent", 4, 9)))
+    assert [gone.id for gone in bench.reasons_of(Preempted)] == ["r4"]
+    bench.drain()
+
+
+def test_two_steps_may_be_one_plan() -> None:
+    bench = Bench(evolve(CONFIG, max_repeat=2))
+    bench.give(Submit(ask("a", 4, 9)))
+    bench.turn()
+    assert (bench.plans[-1].repeat, bench.plans[-1].most) == (2, (2,))
+    bench.drain()
+    assert bench.out["a", 0] == bench.right(ask("a", 4, 9))
