@@ -272,3 +272,14 @@ def test_a_place_is_kept_by_who_is_displaced() -> None:
     (seq,) = bench.state.waiting
     assert seq.place == ((3.0,), 0, 0)
     bench.drain()
+
+
+def test_who_ran_and_was_sent_back_counts_as_having_run_when_it_is_cancelled() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9, policy=Heard()))
+    bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    while not bench.state.waiting:
+        bench.turn()
+    had = len(bench.out["ccc", 0])
+    bench.give(Cancel("ccc"))
+    assert bench.state.policy == (("ccc", had, True),)
+    bench.drain()

@@ -30,8 +30,10 @@ NOT_RUN: Final = {
 }
 # Files of tests in which a mutant of a file is likeliest to fail, beside that of its name.
 ALSO: Final = {
-    "config.py": ("test_params.py",), "request.py": ("test_params.py",),
-    "policy.py": ("test_policies.py",),
+    "config.py": ("test_params.py",), "engine.py": ("test_events.py",),
+    "messages.py": ("test_totality.py",), "policies.py": ("test_policy_answers.py",),
+    "policy.py": ("test_policy_answers.py",), "request.py": ("test_params.py",),
+    "stop.py": ("test_events.py",),
 }  # fmt: skip
 LAST: Final = ("test_window.py", "test_machine.py", "test_policies.py", "test_sample.py")
 
@@ -91,7 +93,7 @@ def test_files(file: str) -> list[str]:
     stem, within = file.removesuffix(".py"), "tests.core."
     if file:
         names = [n for n in names if f"minfer.{stem}" in reached(within + n.removesuffix(".py"))]
-    first = [name for name in (f"test_{file}", *ALSO.get(file, ())) if name in names]
+    first = [name for name in (*ALSO.get(file, ()), f"test_{file}") if name in names]
     middle = [name for name in names if name not in first and name not in LAST]
     last = [name for name in LAST if name in names and name not in first]
     files = [f"tests/core/{name}" for name in [*first, *middle, *last]]
