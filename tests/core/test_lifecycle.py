@@ -277,7 +277,7 @@ def test_a_place_is_kept_by_who_is_displaced() -> None:
 def test_who_ran_and_was_sent_back_counts_as_having_run_when_it_is_cancelled() -> None:
     bench = Bench(evolve(CONFIG, num_blocks=9, policy=Heard()))
     bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
-    while not bench.state.waiting:
+    while not bench.reasons_of(Preempted):
         bench.turn()
     had = len(bench.out["ccc", 0])
     bench.give(Cancel("ccc"))
