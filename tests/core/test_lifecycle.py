@@ -283,3 +283,16 @@ def test_who_ran_and_was_sent_back_counts_as_having_run_when_it_is_cancelled() -
     bench.give(Cancel("ccc"))
     assert bench.state.policy == (("ccc", had, True),)
     bench.drain()
+
+
+def test_a_sample_knows_how_often_it_was_sent_back() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=9))
+    bench.give(*(Submit(ask(name, 8, 24)) for name in ("a", "bb", "ccc")))
+    most = 0
+    while bench.state.requests:
+        bench.turn()
+        gone = [reason.id for reason in bench.reasons_of(Preempted)]
+        for seq in (*bench.state.waiting, *bench.state.running.seqs):
+            assert seq.preempted == gone.count(seq.request.id)
+            most = max(most, seq.preempted)
+    assert most > 1
