@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.arrive import objection
 from minfer.config import EngineConfig
-from minfer.engine import objection, step
+from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import (
     Admitted,
