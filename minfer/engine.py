@@ -73,4 +73,5 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
             stops = [event for event in events if isinstance(event, Cancel | Finish)]
             return stopped(config, state, stops)
         case _:  # not as typed; but a turn may hold anything
-            return ignored(state, type(events[0]).__name__, "it is no event")  # type: ignore[unreachable]
+            what = f"a {type(events[0]).__name__} is no event"  # type: ignore[unreachable]
+            return ignored(state, "event", what)

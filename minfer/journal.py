@@ -45,7 +45,7 @@ from minfer.codec import RECORDS, CodecError, dump, load
 from minfer.config import EngineConfig
 from minfer.decisions import Facts, chained, compact, facts, state_digest
 from minfer.keys import block_keys
-from minfer.messages import Event, Executed, Submit, Tick
+from minfer.messages import Event, Executed, Failed, Submit, Tick
 from minfer.plan import Plan, Yields
 from minfer.request import Request
 from minfer.state import EngineState, Turn, initial
@@ -56,6 +56,7 @@ EVERY: Final = 1 << 14  # turns from one digest of the state to the next
 _FRAME: Final = struct.Struct("<II")
 _TURN: Final = struct.Struct("<cBd8sBI")
 _MARK: Final = struct.Struct("<cQ")
+_NO_STEP: Final = 2**63  # a number that no step has
 _TICK: Final = 1
 _RESULT: Final = 2
 START: Final = bytes(8)  # the digest before the first turn
@@ -145,12 +146,23 @@ def _event(event: Event, ids: "array[int]") -> Any:
         told = dump(request, without=("prompt", "keys"))
         told["prompt"], told["keys"] = len(request.prompt), len(request.keys)
         return {"is": "Submit", "request": told}
+    if isinstance(event, Executed | Failed):
+        return dump(_recorded(event))
+    return dump(event) if isinstance(event, Event) else None  # what is no event is ignored
+
+
+def _recorded(event: Executed | Failed) -> Executed | Failed:
+    """A result as it can be written. What cannot be is refused or ignored in its place as well."""
+    fits = type(event.step) is int and 0 <= event.step < _NO_STEP
+    step = event.step if fits else _NO_STEP
+    if isinstance(event, Failed):
+        return Failed(step, event.error if isinstance(event.error, str) else "")
     try:
-        return dump(event)
-    except CodecError:
-        if not isinstance(event, Executed):
-            raise
-        return dump(Executed(event.step, ()))  # results that cannot be: refused either way
+        array("I", chain.from_iterable(event.yields))
+        good = type(event.yields) is tuple and set(map(type, event.yields)) <= {tuple}
+    except Exception:  # an object in the place of rows or tokens may raise anything
+        good = False
+    return Executed(step, event.yields if good else ())
 
 
 def state_record(turns: int, state: EngineState) -> bytes:
@@ -277,8 +289,8 @@ def _split(ids: tuple[int, ...], sizes: tuple[int, ...]) -> Yields:
 
 
 def _read_event(told: Any, ids: tuple[int, ...], at: int, size: int) -> tuple[Event, int]:
-    if told["is"] != "Submit":
-        event: Event = load(told)
+    if told is None or told["is"] != "Submit":
+        event: Event = load(told)  # None was no event when it came, and is none now
         return event, at
     fields = dict(told["request"])
     end, keys = at + fields.pop("prompt"), fields.pop("keys")

@@ -5,7 +5,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -88,6 +88,21 @@ def test_results_that_cannot_be_are_recorded_too(yields: Any) -> None:
                 (Tick(2.0), Failed(1, "why")), (Tick(3.0),))  # fmt: skip
     found = [turn.transition.state for turn in opened(encode_journal(config, turns)).turns()]
     assert found == [turn.transition.state for turn in turns]
+
+
+def test_what_is_no_event_replays_as_nothing() -> None:
+    config = EngineConfig(num_blocks=4, vocab_size=50)
+    odd: tuple[Any, ...] = (
+        None,
+        object(),
+        [1],
+        Executed(cast(int, None), ()),
+        Failed(10**5000, "x"),
+    )
+    turns = run(config, (Tick(0.0), *odd))
+    (read,) = opened(encode_journal(config, turns)).turns()
+    told = [(type(r).__name__, getattr(r, "event", "")) for r in read.transition.reasons]
+    assert told == [("Ignored", name) for name in ("event", "event", "event", "executed", "failed")]
 
 
 def test_keys_do_not_cross_the_border_of_a_process() -> None:
