@@ -203,8 +203,8 @@ def first_eviction() -> Measure:
 
 
 def _cold(keys: bool) -> Measure:
+    """Nobody else runs: all of the turn is the prompt's."""
     engine = Engine()
-    engine.fill(ROWS - 1, _spread)
     cold = engine.request(100_000)
     return engine.again(Submit(cold if keys else evolve(cold, keys=())))
 

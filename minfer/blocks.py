@@ -157,8 +157,7 @@ class Draft:
                 return
             self.live += 1
             if not kids:
-                del self.idle[ticket]
-                drop(self.words, ticket)
+                self._unlisted(ticket)
             leaf = parent
 
     def release(self, leaf: int) -> None:
@@ -174,8 +173,7 @@ class Draft:
             if block == leaf:
                 self.high += 1
                 if not kids:
-                    self.idle[last_use] = leaf
-                    add(self.words, last_use)
+                    self._listed(leaf, last_use)
                 last_use = NONE  # of the others nobody knows more than that it was before
             block = parent
 
@@ -216,20 +214,19 @@ class Draft:
 
     def _evict(self, count: int) -> None:
         """Forget the `count` longest unused idle blocks, of which there are as many."""
-        idle, nodes, low = self.idle, self.nodes, self.low
+        nodes, index, low = self.nodes, self.index, self.low
         gone: list[int] = []
         while len(gone) < count:
             low = least(self.words)
-            block = idle.pop(low)
-            drop(self.words, low)
+            block = self._unlisted(low)
+            key, parent, _, _, _ = nodes.pop(block)
             while True:
-                key, parent, _, _, _ = nodes.pop(block)
-                del self.index[key]
+                del index[key]
                 gone.append(block)
                 if parent == ROOT:
                     break
                 block = parent
-                key, parent, users, kids, ticket = nodes[block]
+                key, parent, users, kids, ticket = nodes.pop(block)
                 if kids > 1 or users:
                     nodes[block] = (key, parent, users, kids - 1, ticket)
                     break
@@ -237,8 +234,17 @@ class Draft:
                 if ticket > low or len(gone) == count:
                     ticket = max(ticket, low)
                     nodes[block] = (key, parent, 0, 0, ticket)
-                    idle[ticket] = block
-                    add(self.words, ticket)
+                    self._listed(block, ticket)
                     break
         self.low = low
         self.give(tuple(gone))
+
+    def _listed(self, block: int, ticket: int) -> None:
+        """From now on `block` can be evicted: it was last used at `ticket`."""
+        self.idle[ticket] = block
+        add(self.words, ticket)
+
+    def _unlisted(self, ticket: int) -> int:
+        """The block last used at `ticket`, which is not to be evicted any more, or just now."""
+        drop(self.words, ticket)
+        return self.idle.pop(ticket)

@@ -107,8 +107,8 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
         new = slice(chain.sealed, count)
         if config.window:
             chain = _slid(config, draft, chain, run.tables[i], count, committed(config, state, i))
-        elif chain.keys[chain.sealed] not in draft.index:
-            leaf, _ = draft.publish(chain.leaf, chain.keys[new], run.tables[i][new])
+        elif (keys := chain.keys[new])[0] not in draft.index:
+            leaf, _ = draft.publish(chain.leaf, keys, run.tables[i][new])
             chain = Chain(chain.keys, count, leaf, chain.chunks, chain.low)
         chains[i] = chain
         ripe[i] = ripe_at(config, max(count, run.base[i] // config.block_size), run.last[i])
