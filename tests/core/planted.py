@@ -323,15 +323,15 @@ BUGS: Final = (
         "s#22819, s#20010: an inner node of the tree is thrown out, its children stay findable",
         "blocks.py",
         "Draft.release",
-        ("if not kids:\n    self.idle[last_use] = leaf"),
-        "self.idle[last_use] = leaf",
+        ("if not kids:\n    self._listed(leaf, last_use)"),
+        "self._listed(leaf, last_use)",
     ),
     Bug(
         "hit stays evictable",
         "v#37164: a cached block that somebody took up again is still listed as idle",
         "blocks.py",
         "Draft.hold",
-        ("if not kids:\n    del self.idle[ticket]"),
+        ("if not kids:\n    self._unlisted(ticket)"),
         "",
     ),
     Bug(
@@ -418,7 +418,7 @@ BUGS: Final = (
     Bug(
         "never fits, waits for ever",
         "v#39734, v#35541: a request longer than the whole cache is queued and blocks the line",
-        "engine.py",
+        "arrive.py",
         "objection",
         "needs > config.num_blocks",
         "needs > 4 * config.num_blocks",
@@ -636,10 +636,8 @@ ESCAPED: Final = (
         _LET,
         "blocks.py",
         "Draft._evict",
-        "block = idle.pop(low)",
-        "low = max(ticket for ticket in range(low, self.high) if ticket in idle)\n"
-        "block = idle.pop(low)\n"
-        "low = self.low",
+        "low = least(self.words)",
+        "low = max(self.idle)",
         "test_blocks.py",
     ),
     Bug(
