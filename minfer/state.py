@@ -26,7 +26,9 @@ class Live:
     def place_of(self, sample: int) -> Place:
         """Where a sample is in order, whether it waits or runs."""
         rank, arrival, _ = self.place
-        return dict(self.moved).get(sample, rank), arrival, sample
+        if self.moved:
+            rank = dict(self.moved).get(sample, rank)
+        return rank, arrival, sample
 
 
 @frozen

@@ -1,8 +1,8 @@
 """Tickets: a persistent set of whole numbers whose least is found in a few steps, however sparse.
 
 Theory. The numbers are the leaves of a tree of bits. A word of the lowest level has a bit for each
-of 256 consecutive numbers; a word of a higher level has a bit for each of 256 words below it that
-is not empty. Adding and dropping mostly change one word, and go up only where a word was empty or
+of 4,096 consecutive numbers; a word of a higher level has one for each of 4,096 words below that
+are not empty. Adding and dropping mostly change one word, and go up only where a word was empty or
 becomes so; the least is found by following the lowest bits down. Empty words are not kept.
 """
 
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from minfer.pmap import Map
 
-_BITS: Final = 8  # of a number, that a level tells apart
-_LEVELS: Final = 6  # numbers below 2^48: a million uses a second for nine years
+_BITS: Final = 12  # of a number, that a level tells apart
+_LEVELS: Final = 4  # numbers below 2^48: a million uses a second for nine years
 _LOW: Final = (1 << _BITS) - 1
 
 Words = Map[int, int]  # level and place of a word, as one number -> its bits
