@@ -39,7 +39,7 @@ class Account:
     known: tuple[int, ...]  # tokens: prompt and output
     last: int  # index of the last token it may have
     arrived: float  # seconds
-    stage: Stage = Stage.WAITING
+    stage: Stage = Stage.NEW
     cached: int = 0  # prompt tokens that the cache gave at its first admission
     faults: int = 0  # failed steps since its last good one
     seat: Seat | None = None  # while it runs
@@ -72,6 +72,7 @@ class Told:
     finished: list[tuple[str, int, str, int, int]] = field(factory=list)  # as in `Finished`
     ignored: list[str] = field(factory=list)  # kinds of events
     voided: list[tuple[int, int, int]] = field(factory=list)  # as in `Voided`
+    progress: bool = False  # somebody who runs has the results of a good step
 
 
 def account(config: EngineConfig, request: Request, sample: int, now: float) -> Account:

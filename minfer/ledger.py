@@ -50,6 +50,7 @@ from minfer.messages import (
 from minfer.plan import Plan
 from minfer.plan_laws import Planning, check_plan, good
 from minfer.policy import Load, Policy
+from minfer.progress import Measure, check_progress, measure
 from minfer.request import MAX_SAMPLES, Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition
@@ -106,6 +107,8 @@ class Ledger:
     # each with the steps of which one opens it; no account: it was preempted, or is unknown
     left: list[tuple[Account, Seat]] = field(factory=list)  # seats that were left in this turn
     contents: dict[int, Content] = field(factory=dict)  # of published blocks
+    measure: Measure = ()  # what is left of all
+    moves: Counter[tuple[Stage, Cause]] = field(factory=Counter)  # how often each was made
     whole: bool = field(init=False)  # it was opened before anything happened
 
     def __attrs_post_init__(self) -> None:
@@ -131,6 +134,7 @@ class Ledger:
         for plan in state.inflight:
             self.flights.append(self._flight(plan))
         self.leaving = [(None, frozenset((fence.until,))) for fence in state.fences]
+        self.measure = measure(self.accounts, state)
         return self
 
     def take(
@@ -149,6 +153,10 @@ class Ledger:
         planning = self._plan(turn, budgets)
         self._settle(turn.state)
         check_line(self.config, before, turn, planning, self.accounts)
+        last = all(one in planning.gave_way for one, _ in planning.preempted)
+        if told.progress and last and not any(isinstance(e, _OUTSIDE) for e in events):
+            check_progress(self.measure, self.accounts)
+        self.measure = measure(self.accounts, turn.state)
         if turn.state.blocks.nodes is not before.blocks.nodes:
             self._publish(turn.state)
         self.state = turn.state
@@ -190,12 +198,14 @@ class Ledger:
             return
         waiting = sum(one.stage is not Stage.RUNNING for one in self.accounts.values())
         if not can_run(self.config, request, waiting):
-            samples = range(max(1, min(request.n, MAX_SAMPLES)))
-            told.finished += [(request.id, sample, "rejected", 0, 0) for sample in samples]
+            for sample in range(max(1, min(request.n, MAX_SAMPLES))):
+                self._move(account(self.config, request, sample, self.time), Cause.REJECTED)
+                told.finished.append((request.id, sample, "rejected", 0, 0))
             return
         self.lives[request.id] = request.n
         for sample in range(request.n):
             one = account(self.config, request, sample, self.time)
+            self._move(one, Cause.SUBMITTED)
             self.accounts[one.id] = one
 
     def _move(self, one: Account, cause: Cause) -> None:
@@ -203,6 +213,7 @@ class Ledger:
         target = MOVES.get((one.stage, cause))
         if target is None:
             raise InvariantError("lifetime", f"{one.id} is {one.stage}; then {cause}?")
+        self.moves[one.stage, cause] += 1
         one.stage = target
 
     def _end(self, one: Account, cause: Cause, reason: str, length: int, told: Told) -> None:
@@ -247,7 +258,7 @@ class Ledger:
             one = seat.account
             if one.seat is not seat:
                 continue  # it left before its results came
-            one.faults = 0
+            one.faults, told.progress = 0, True
             self._move(one, Cause.ADVANCED)
             seat.sched -= plan.most[at] - len(tokens)
             kept, why = _cut(one, tokens)
@@ -337,7 +348,11 @@ class Ledger:
         planning.admitted.append(one.id)
 
     def _preempt(self, one: Account, why: Preempted, steps: list[int], planning: Planning) -> None:
-        seat = one.seat
+        seat, state = one.seat, self.state
+        places = {seq.id: seq.place for seq in (*state.running.seqs, *state.waiting)}
+        running = [name for name, other in self.accounts.items() if other.stage is Stage.RUNNING]
+        if one.id == max(running, key=lambda name: places.get(name, ())):
+            planning.gave_way.add(one.id)
         self._move(one, Cause.DISPLACED)
         if seat is not None:
             right = (why.known, why.computed) == (len(one.known), seat.kv)
@@ -482,6 +497,7 @@ class Ledger:
 
 
 _NOBODY = Request(id="", prompt=(), max_tokens=1)
+_OUTSIDE = (Submit, Cancel, Finish, Failed)  # what changes from outside how much is left
 _NEVER = -1  # among the steps that may open a fence: perhaps there is none
 
 

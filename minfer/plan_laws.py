@@ -30,6 +30,7 @@ class Planning:
     newcomers: dict[SampleId, Admitted] = field(factory=dict)  # let in, by the next plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)  # who, for whom
+    gave_way: set[SampleId] = field(factory=set)  # of them those who were the last that ran
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
     lately: set[SampleId] = field(factory=set)  # let in by the last plan
     starved: list[SampleId] = field(factory=list)  # left out of a plan for want of a block

@@ -584,3 +584,21 @@ def test_a_line_that_does_not_find_its_own_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Line, "find", lambda *_: None)
     with pytest.raises(InvariantError, match="is not found"):
         check(evolve(CONFIG, depth=2), state)
+
+
+def test_a_good_step_after_which_as_much_is_left_as_before_is_named() -> None:
+    turns = played(CONFIG, STEADY)
+    ledger = Ledger(CONFIG, initial(CONFIG))
+    for turn in turns:
+        if decoding(turn):
+            break
+        ledger.take(turn.events, turn.transition)
+    still, less = deepcopy(ledger), deepcopy(ledger)
+    still.measure = tuple(
+        (place, name, (tokens - 1, 1, 0)) for place, name, (tokens, _, _) in ledger.measure
+    )
+    less.measure = tuple((place, name, (0, 0, 0)) for place, name, _ in ledger.measure)
+    for wrong, why in ((still, "nothing has changed"), (less, "is left, and was")):
+        with pytest.raises(InvariantError, match=f"progress: .*{why}"):
+            wrong.take(turn.events, turn.transition)
+    ledger.take(turn.events, turn.transition)

@@ -8,6 +8,7 @@ turn; at a sample's end it compares what was emitted with `reference`.
 import math
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import islice
 from random import Random
 from typing import Any
 
@@ -257,7 +258,9 @@ class World:
     def _prompt(self) -> tuple[int, ...]:
         """A prompt of some blocks, often the beginning of an earlier one and a bit more."""
         rng, size = self.rng, self.config.block_size
-        blocks = rng.randint(0, 4) if not self.big else rng.choice((0, 3, 20, 40, 60))
+        blocks = rng.randint(0, 4)
+        if self.big and self.hungry:  # else there are many
+            blocks = rng.choice((0, 3, 20, 40, 60))
         prompt = self._tokens(max(1, blocks * size + rng.choice((-1, 0, 0, 1, 2))))
         if self.past and rng.random() < 0.6:
             base = rng.choice(self.past)
@@ -278,7 +281,9 @@ class World:
 
     def finish_some(self) -> None:
         """The text layer ends a sample at some length, one that has ended or never was as well."""
-        names = [*self.out, *self.state.running.ids, *(s.id for s in self.state.waiting)]
+        line = list(islice(self.state.waiting, 20))
+        back = [seq.id for seq in line if seq.preempted] * 4
+        names = [*self.out, *self.state.running.ids, *(seq.id for seq in line), *back]
         if names:
             name, sample = self.rng.choice(names)
             sample += self.rng.choice((0, 0, 0, 0, 0, 1, -1))
