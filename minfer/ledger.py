@@ -28,7 +28,7 @@ from minfer.invariants import InvariantError, check, free_blocks, require
 from minfer.keys import block_keys
 from minfer.lifecycle import committed
 from minfer.lifetime import MOVES, Cause, Stage
-from minfer.line_laws import check_line
+from minfer.line_laws import check_evictions, check_line
 from minfer.messages import (
     Admitted,
     Cancel,
@@ -158,6 +158,7 @@ class Ledger:
             check_progress(self.measure, self.accounts)
         self.measure = measure(self.accounts, turn.state)
         if turn.state.blocks.nodes is not before.blocks.nodes:
+            check_evictions(before.blocks, turn.state.blocks)
             self._publish(turn.state)
         self.state = turn.state
 

@@ -6,9 +6,10 @@ its way it should not be in line.
 """
 
 from collections.abc import Mapping
+from typing import Final
 
 from minfer.accounts import Account
-from minfer.blocks import outside
+from minfer.blocks import Blocks, Node, outside
 from minfer.config import EngineConfig
 from minfer.invariants import InvariantError, require
 from minfer.lifecycle import committed
@@ -17,6 +18,8 @@ from minfer.messages import Execute, Held, Overruled, WakeAt
 from minfer.plan_laws import Planning, left_out, suspects
 from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
+
+_NO_NODE: Final[Node] = (b"", 0, 0, 0, 0)
 
 
 def check_line(
@@ -165,6 +168,26 @@ def _sibling(config: EngineConfig, after: EngineState, seq: Sequence, planning: 
     if first is None:
         return bool(siblings)
     return committed(config, after, first) < len(seq.history) - 1
+
+
+def check_evictions(before: Blocks, after: Blocks) -> None:
+    """Raise InvariantError unless what was evicted in a turn was unused for longest.
+
+    Of blocks that were idle leaves before it: nobody can have stood on those that keep their
+    ticket, so none of them was used earlier than one that is gone.
+    """
+    gone, kept = -1, after.high
+    for ticket, block in before.idle.items():
+        if after.nodes.get(block, _NO_NODE)[0] != before.nodes[block][0]:
+            gone = max(gone, ticket)
+        elif after.idle.get(ticket) == block:
+            kept = min(kept, ticket)
+    require(gone < kept, "eviction", f"ticket {gone} is gone, and {kept} is kept")
+    for ticket, block in after.idle.items():
+        was = before.nodes.get(block)
+        if was is not None and was[2] and not was[3] and was[0] == after.nodes[block][0]:
+            late = ticket >= before.high
+            require(late, "eviction", f"block {block} was in use, and has the old ticket {ticket}")
 
 
 def _news(before: EngineState, turn: Transition) -> None:

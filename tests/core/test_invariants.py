@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
+from minfer.blocks import Blocks
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.invariants import InvariantError, check
 from minfer.ledger import Ledger
+from minfer.line_laws import check_evictions
 from minfer.log import Log
 from minfer.messages import (
     Admitted,
@@ -34,6 +36,7 @@ from minfer.messages import (
 )
 from minfer.oracle import Oracle
 from minfer.plan import Fill, Open, Plan
+from minfer.pmap import Map
 from minfer.policies import Priority
 from minfer.sequence import Running
 from minfer.state import EngineState, Fence, Transition, Turn, initial
@@ -602,3 +605,29 @@ def test_a_good_step_after_which_as_much_is_left_as_before_is_named() -> None:
         with pytest.raises(InvariantError, match=f"progress: .*{why}"):
             wrong.take(turn.events, turn.transition)
     ledger.take(turn.events, turn.transition)
+
+
+def pool(**changes: Any) -> Blocks:
+    """Three idle blocks, unused since turns 4, 5 and 6."""
+    nodes = {block: (bytes([block]), -1, 0, 0, 4 + block) for block in range(3)}
+    idle = {4 + block: block for block in range(3)}
+    return evolve(Blocks(total=9), nodes=Map(nodes), idle=Map(idle), high=7, **changes)
+
+
+def test_what_was_used_last_is_evicted_last() -> None:
+    before = pool()
+    first = evolve(before, nodes=before.nodes.delete(0), idle=before.idle.delete(4))
+    check_evictions(before, first)
+    last = evolve(before, nodes=before.nodes.delete(2), idle=before.idle.delete(6))
+    with pytest.raises(InvariantError, match="eviction: ticket 6 is gone, and 4 is kept"):
+        check_evictions(before, last)
+
+
+def test_what_was_in_use_is_not_as_old_as_it_looks() -> None:
+    before = pool()
+    live = evolve(
+        before, nodes=before.nodes.set(2, (b"\2", -1, 1, 0, -1)), idle=before.idle.delete(6)
+    )
+    with pytest.raises(InvariantError, match="eviction: block 2 was in use"):
+        check_evictions(live, before)
+    check_evictions(evolve(live, high=6), before)

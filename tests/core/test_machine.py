@@ -52,6 +52,14 @@ class EngineMachine(RuleBasedStateMachine):
         self.world.garble()
 
     @rule()
+    def submit_again(self) -> None:
+        self.world.submit_again()
+
+    @rule()
+    def storm(self) -> None:
+        self.world.storm()
+
+    @rule()
     def noise(self) -> None:
         self.world.noise()
 

@@ -101,7 +101,9 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
         max_waiting=rng.choice((2**20, 2**20, 6)),
-        policy=rng.choice((*POLICIES, Sparing(), Fair(clients=2), Fair(clients=1))),
+        policy=rng.choice(
+            (*POLICIES, Priority(), Priority(), Sparing(), Fair(clients=2), Fair(clients=1))
+        ),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
         thresholds=tiny_thresholds(rng) if shrunk else Thresholds(),
     )
@@ -175,6 +177,7 @@ class World:
     preempted: int = 0
     named: int = 0  # ids given
     big: bool = False  # its requests are long
+    common: tuple[int, ...] = ()  # what the prompts of a burst begin with
     hungry: bool = False  # its outputs are long, so that blocks run out
     shuffled: bool = False  # what the next turn takes comes in any order
     paths: Counter[str] = field(factory=Counter)  # of module paths, and how often
@@ -199,13 +202,15 @@ class World:
 
     def burst(self, count: int) -> None:
         """Some requests arrive: related prompts, lengths at block ends, several samples."""
+        self.common = self._prompt() if self.rng.random() < 0.4 else ()
         for _ in range(count):
             self.submit(self.some_request())
+        self.common = ()
 
     def some_request(self) -> Request:
         """A request that has much in common with those before it."""
         rng, size = self.rng, self.config.block_size
-        name, salt = self._name(), rng.choice((b"", b"other"))
+        name, salt = self._name(), rng.choice((b"", b"", b"", b"other"))
         root, prompt = root_key(b"tests", salt), self._prompt()
         if rng.random() < self.poisonous:
             self.poison.add(name)
@@ -262,6 +267,8 @@ class World:
         if self.big and self.hungry:  # else there are many
             blocks = rng.choice((0, 3, 20, 40, 60))
         prompt = self._tokens(max(1, blocks * size + rng.choice((-1, 0, 0, 1, 2))))
+        if self.common:  # all of a burst begin alike
+            return self.common + prompt[: rng.choice((0, 0, 1, 2))]
         if self.past and rng.random() < 0.6:
             base = rng.choice(self.past)
             keep = rng.choice((len(base), len(base) // size * size, rng.randint(1, len(base))))
