@@ -107,7 +107,7 @@ class Ledger:
     # each with the steps of which one opens it; no account: it was preempted, or is unknown
     left: list[tuple[Account, Seat]] = field(factory=list)  # seats that were left in this turn
     contents: dict[int, Content] = field(factory=dict)  # of published blocks
-    measure: Measure = ()  # what is left of all
+    measure: Measure = field(factory=dict)  # what is left of all
     moves: Counter[tuple[Stage, Cause]] = field(factory=Counter)  # how often each was made
     whole: bool = field(init=False)  # it was opened before anything happened
 
@@ -153,10 +153,11 @@ class Ledger:
         planning = self._plan(turn, budgets)
         self._settle(turn.state)
         check_line(self.config, before, turn, planning, self.accounts)
-        last = all(one in planning.gave_way for one, _ in planning.preempted)
-        if told.progress and last and not any(isinstance(e, _OUTSIDE) for e in events):
-            check_progress(self.measure, self.accounts)
-        self.measure = measure(self.accounts, turn.state)
+        less = measure(self.accounts, turn.state)
+        usual = all(one in planning.gave_way for one, _ in planning.preempted)
+        if told.progress and usual and not any(isinstance(e, _OUTSIDE) for e in events):
+            check_progress(self.measure, less)
+        self.measure = less
         if turn.state.blocks.nodes is not before.blocks.nodes:
             check_evictions(before.blocks, turn.state.blocks)
             self._publish(turn.state)

@@ -597,10 +597,8 @@ def test_a_good_step_after_which_as_much_is_left_as_before_is_named() -> None:
             break
         ledger.take(turn.events, turn.transition)
     still, less = deepcopy(ledger), deepcopy(ledger)
-    still.measure = tuple(
-        (place, name, (tokens - 1, 1, 0)) for place, name, (tokens, _, _) in ledger.measure
-    )
-    less.measure = tuple((place, name, (0, 0, 0)) for place, name, _ in ledger.measure)
+    still.measure = {name: (tokens - 1, 1, 0) for name, (tokens, _, _) in ledger.measure.items()}
+    less.measure = dict.fromkeys(ledger.measure, (0, 0, 0))
     for wrong, why in ((still, "nothing has changed"), (less, "is left, and was")):
         with pytest.raises(InvariantError, match=f"progress: .*{why}"):
             wrong.take(turn.events, turn.transition)
