@@ -137,3 +137,19 @@ def test_repeated_steps_end_with_the_last_token() -> None:
     assert bench.plans[-1].repeat == 6
     bench.drain()
     assert len(bench.out["bb", 0]) == 9
+
+
+def test_a_row_that_is_sent_anew_gets_its_table_with_that_and_does_not_grow() -> None:
+    both = 0
+    for turns in range(8, 20):
+        bench = Bench(evolve(WIDE, block_size=16, max_num_seqs=6, num_blocks=64))
+        bench.give(*(Submit(ask(f"r{n}", 2, 40)) for n in range(6)))
+        for _ in range(turns):
+            bench.turn()
+        before = [len(table) for table in bench.state.running.tables]
+        bench.give(bench.oracle.fail("boom", halfway=False))
+        plan = bench.plans[-1]
+        both += before != [len(table) for table in bench.state.running.tables]
+        assert len(plan.opens) == 6
+        assert not plan.grows
+    assert both, "some tables grew in a plan that opened their rows"

@@ -197,6 +197,8 @@ def test_who_is_sent_back_keeps_all_it_knows_and_may_get_a_better_place() -> Non
         assert back.history == back.request.prompt + bench.out["ccc", 0]
         assert len(back.keys) == len(back.history) // 4
         assert back.preempted == 1
+        moved = bench.state.requests["ccc"].moved
+        assert moved == (((0, rank),) if rank else ()), "only a new rank has to be remembered"
         (gone,) = bench.reasons_of(Preempted)
         assert gone.known == len(back.history)
         assert gone.computed == len(back.history) - 1
