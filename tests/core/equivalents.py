@@ -6,4 +6,63 @@ Keyed by the mutant's name (file, function, rule, expression before and after), 
 
 from typing import Final
 
-EQUIVALENT: Final[dict[str, str]] = {}
+EQUIVALENT: Final[dict[str, str]] = {
+    ("log.py | Log.__getitem__ | comparison | start >= cut -> start > cut"): (
+        "At start == cut the other branch joins no old entry to the same recent ones."
+    ),
+    (
+        "sequence.py | positions | condition | list(compress(range(len(run)), "
+        "map(gens.__contains__, run.gens))) if gens else [] -> list(compress(range(len(run)), "
+        "map(gens.__contains__, run.gens)))"
+    ): ("A shortcut: of no generations, none is found in the columns either."),
+    (
+        "admit.py | _seat | condition | draft.take(-(-known // size) - hit) or () -> "
+        "draft.take(-(-known // size) - hit)"
+    ): (
+        "For the type checker: `needed` has counted the blocks, so that the pool has as many; and"
+        " an empty tuple stays one."
+    ),
+    ("commit.py | _flaw | bound | min(1, most) -> 1"): (
+        "Differs for rows that may yield nothing, chunks of prompts. Where a plan has one, nobody"
+        " may yield more than one token, so that sizes differ from `most` only if some row is "
+        "wrong."
+    ),
+    ("commit.py | _endings | swap | run.known[i] - len(tokens) -> len(tokens) - run.known[i]"): (
+        "Makes room larger. No plan lets a row yield beyond its last token, so that room is never"
+        " less than what came; and of an end by length only the comparison with that is used."
+    ),
+    (
+        "commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < len(new[i]) ->"
+        " for i, (keep, _) in ends.items()"
+    ): ("keep is at most what came; where it is all of it, what is taken back is nothing."),
+    ("commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])"): (
+        "Where all is kept, what is taken back is nothing."
+    ),
+    (
+        "commit.py | _cut | update | edited(run, known={i: run.known[i] - more for i, more in "
+        "extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - more for i, more in "
+        "extra.items()})"
+    ): (
+        "Who is cut leaves in this turn, and keys are given only to blocks below what is known: "
+        "the tokens beyond are never looked at."
+    ),
+    ("schedule.py | _suspect | condition | count >= few and sample in run.ids -> count >= few"): (
+        "Who has failed that often runs: faults of who ends go with it, and while there is a "
+        "suspect only the suspect's table could grow, which holds what the failed step was to "
+        "write."
+    ),
+    (
+        "lifecycle.py | all_committed | condition | reversed(state.inflight) if rest else () -> "
+        "reversed(state.inflight)"
+    ): ("A shortcut: of no generations, none is found in the plans either."),
+    ("lifecycle.py | end | condition | if waiting -> if True"): (
+        "A shortcut: a line from which nobody is removed is equal."
+    ),
+    (
+        "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, len(table) * "
+        "size - sched)) -> min(config.max_repeat, last - sched, len(table) * size - sched)"
+    ): (
+        "Who may run has an input left and a place for it, at least one; for who is idle the "
+        "number is not used, and the largest of all is that of somebody who runs."
+    ),
+}
