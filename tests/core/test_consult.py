@@ -11,6 +11,7 @@ from minfer.admit import load
 from minfer.messages import Overruled, Submit
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load, Rank
+from minfer.request import Request
 from minfer.state import EngineState
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -202,3 +203,27 @@ def test_an_answer_that_was_overruled_is_said_with_the_turn_and_not_kept() -> No
     assert not bench.state.overruled
     bench.drain()
     assert bench.ended["a", 0].reason == "length"
+
+
+class Half(FirstCome):
+    """Has an answer only for priorities from 0 on."""
+
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
+        del time
+        if request.priority < 0:
+            raise ValueError(request.priority)
+        return (float(request.priority),), (*(state or ()), request.id)
+
+
+def test_who_gets_no_rank_is_behind_all_that_came_before_in_the_same_turn_too() -> None:
+    bench = Bench(evolve(CONFIG, max_num_seqs=1, policy=Half()))
+    bench.give(Submit(ask("runs", 4, 9)))
+    bench.give(*(Submit(ask(f"r{p}", 4, 9, priority=p)) for p in (7, -1, 3, -1 - 1)))
+    line = [(seq.request.id, seq.place) for seq in bench.state.waiting]
+    assert line == [
+        ("r3", ((3.0,), 3, 0)), ("r7", ((7.0,), 1, 0)),
+        ("r-1", ((7.0,), 2, 0)), ("r-2", ((7.0,), 4, 0)),
+    ]  # fmt: skip
+    assert bench.state.policy == ("runs", "r7", "r3")
+    why = Overruled("rank", "raised ValueError")
+    assert bench.reasons_of(Overruled) == [why, why]

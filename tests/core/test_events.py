@@ -112,7 +112,8 @@ def test_a_request_waits_as_its_samples_at_the_time_it_came() -> None:
         (("c", 0), ((), 2, 0), 2.0),
     ]  # fmt: skip
     assert bench.state.arrivals == 3
-    assert (bench.state.requests["b"].samples, bench.state.requests["b"].ended) == (3, 0)
+    live = bench.state.requests["b"]
+    assert (live.place, live.samples, live.ended, live.moved) == (((), 1, 0), 3, 0, ())
 
 
 def test_keys_that_came_along_are_taken_for_full_blocks_of_the_prompt_alone() -> None:
