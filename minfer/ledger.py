@@ -307,7 +307,7 @@ class Ledger:
         plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
         planning = Planning(len(self.flights), list(budgets) if budgets is not None else None)
         missed = {(r.id, r.sample): r for r in turn.reasons if isinstance(r, Missed)}
-        for reason in turn.reasons:
+        for number, reason in enumerate(turn.reasons):
             if not isinstance(reason, Admitted | Preempted):
                 continue
             name = (reason.id, reason.sample)
@@ -320,7 +320,9 @@ class Ledger:
                 require(plans, "reason", f"{reason}, but no plan opens its row")
                 self._admit(one, reason, plans[0], missed.get(name), planning)
             else:
-                while one.seat is not None and any(_has(plan, one.seat) for plan in plans):
+                later = [r for r in turn.reasons[number:] if isinstance(r, Admitted)]
+                again = sum((r.id, r.sample) == name for r in later)  # its row is opened for these
+                while one.seat is not None and _planned(plans, one.seat, again):
                     self._launch(plans.popleft(), turn.state, planning)
                 self._preempt(one, reason, [plan.step for plan in plans], planning)
         while plans:
@@ -517,10 +519,11 @@ def _opened(plan: Plan) -> dict[SampleId, int]:
     return {(one.request.id, one.sample): one.index for one in plan.opens}
 
 
-def _has(plan: Plan, seat: Seat) -> bool:
+def _planned(plans: Iterable[Plan], seat: Seat, again: int) -> bool:
+    """Whether a seat is in any of these plans, of which `again` open its row for later ones."""
     if seat.gen == NOT_SEEN:
-        return seat.account.id in _opened(plan)
-    return seat.gen in plan.gens
+        return sum(seat.account.id in _opened(plan) for plan in plans) > again
+    return any(seat.gen in plan.gens for plan in plans)
 
 
 def _compare(told: Told, turn: Transition) -> None:
