@@ -30,7 +30,8 @@ NOT_RUN: Final = {
 }
 # Files of tests in which a mutant of a file is likeliest to fail, beside that of its name.
 ALSO: Final = {
-    "config.py": ("test_params.py",), "engine.py": ("test_events.py",),
+    "arrive.py": ("test_events.py",), "config.py": ("test_params.py",),
+    "engine.py": ("test_events.py",),
     "messages.py": ("test_totality.py",), "policies.py": ("test_policy_answers.py",),
     "policy.py": ("test_policy_answers.py",), "request.py": ("test_params.py",),
     "stop.py": ("test_events.py",),
