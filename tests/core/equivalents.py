@@ -7,14 +7,23 @@ Keyed by the mutant's name (file, function, rule, expression before and after), 
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
-    ("log.py | Log.__getitem__ | comparison | start >= cut -> start > cut"): (
-        "At start == cut the other branch joins no old entry to the same recent ones."
+    ("admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit"): (
+        "A neighbour's table is a shortcut to the blocks that the index gives one by one: a table"
+        " that ends with the leaf gives the same."
     ),
-    (
-        "sequence.py | positions | condition | list(compress(range(len(run)), "
-        "map(gens.__contains__, run.gens))) if gens else [] -> list(compress(range(len(run)), "
-        "map(gens.__contains__, run.gens)))"
-    ): ("A shortcut: of no generations, none is found in the columns either."),
+    ("admit.py | _prefix | negation | -thresholds.neighbours -> thresholds.neighbours"): (
+        "A neighbour's table is a shortcut to the blocks that the index gives one by one: whose "
+        "are looked at decides nothing."
+    ),
+    ("admit.py | _prefix | offset | 1 -> 0"): (
+        "A neighbour's table is a shortcut to the blocks that the index gives one by one: a leaf "
+        "is never one place on, so that none is found."
+    ),
+    ("admit.py | _prefix | swap | hit - 1 -> 1 - hit"): (
+        "A neighbour's table is a shortcut to the blocks that the index gives one by one: a "
+        "published block has one place in every table that holds it, so that a table in which it "
+        "is found anywhere has the same path before it."
+    ),
     (
         "admit.py | _seat | condition | draft.take(-(-known // size) - hit) or () -> "
         "draft.take(-(-known // size) - hit)"
@@ -22,22 +31,17 @@ EQUIVALENT: Final[dict[str, str]] = {
         "For the type checker: `needed` has counted the blocks, so that the pool has as many; and"
         " an empty tuple stays one."
     ),
-    ("commit.py | _flaw | bound | min(1, most) -> 1"): (
-        "Differs for rows that may yield nothing, chunks of prompts. Where a plan has one, nobody"
-        " may yield more than one token, so that sizes differ from `most` only if some row is "
-        "wrong."
+    ("blocks.py | lookup_window | comparison | found >= 0 -> found > 0"): (
+        "rfind gives 0 only if exactly so many leading blocks are cached, and those are then "
+        "counted."
     ),
-    ("commit.py | _endings | swap | run.known[i] - len(tokens) -> len(tokens) - run.known[i]"): (
-        "Makes room larger. No plan lets a row yield beyond its last token, so that room is never"
-        " less than what came; and of an end by length only the comparison with that is used."
+    ("commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])"): (
+        "Where all is kept, what is taken back is nothing."
     ),
     (
         "commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < len(new[i]) ->"
         " for i, (keep, _) in ends.items()"
     ): ("keep is at most what came; where it is all of it, what is taken back is nothing."),
-    ("commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])"): (
-        "Where all is kept, what is taken back is nothing."
-    ),
     (
         "commit.py | _cut | update | edited(run, known={i: run.known[i] - more for i, more in "
         "extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - more for i, more in "
@@ -46,17 +50,21 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Who is cut leaves in this turn, and keys are given only to blocks below what is known: "
         "the tokens beyond are never looked at."
     ),
-    ("schedule.py | _suspect | condition | count >= few and sample in run.ids -> count >= few"): (
-        "Who has failed that often runs: faults of who ends go with it, and while there is a "
-        "suspect only the suspect's table could grow, which holds what the failed step was to "
-        "write."
+    ("commit.py | _endings | swap | run.known[i] - len(tokens) -> len(tokens) - run.known[i]"): (
+        "Makes room larger. No plan lets a row yield beyond its last token, so that room is never"
+        " less than what came; and of an end by length only the comparison with that is used."
+    ),
+    ("commit.py | _flaw | bound | min(1, most) -> 1"): (
+        "Differs for rows that may yield nothing, chunks of prompts. Where a plan has one, nobody"
+        " may yield more than one token, so that sizes differ from `most` only if some row is "
+        "wrong."
     ),
     (
-        "lifecycle.py | all_committed | condition | reversed(state.inflight) if rest else () -> "
-        "reversed(state.inflight)"
-    ): ("A shortcut: of no generations, none is found in the plans either."),
-    ("lifecycle.py | end | condition | if waiting -> if True"): (
-        "A shortcut: a line from which nobody is removed is equal."
+        "consult.py | _with_policy | condition | state if policy is state.policy else "
+        "evolve(state, policy=policy) -> evolve(state, policy=policy)"
+    ): ("A shortcut: with the policy's state that it has, the state is equal."),
+    ("consult.py | displaces | comparison | waiting > running -> waiting >= running"): (
+        "Places are never equal: arrival and sample are part of them."
     ),
     (
         "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, len(table) * "
@@ -65,4 +73,24 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Who may run has an input left and a place for it, at least one; for who is idle the "
         "number is not used, and the largest of all is that of somebody who runs."
     ),
+    (
+        "lifecycle.py | all_committed | condition | reversed(state.inflight) if rest else () -> "
+        "reversed(state.inflight)"
+    ): ("A shortcut: of no generations, none is found in the plans either."),
+    ("lifecycle.py | end | condition | if waiting -> if True"): (
+        "A shortcut: a line from which nobody is removed is equal."
+    ),
+    ("log.py | Log.__getitem__ | comparison | start >= cut -> start > cut"): (
+        "At start == cut the other branch joins no old entry to the same recent ones."
+    ),
+    ("schedule.py | _suspect | condition | count >= few and sample in run.ids -> count >= few"): (
+        "Who has failed that often runs: faults of who ends go with it, and while there is a "
+        "suspect only the suspect's table could grow, which holds what the failed step was to "
+        "write."
+    ),
+    (
+        "sequence.py | positions | condition | list(compress(range(len(run)), "
+        "map(gens.__contains__, run.gens))) if gens else [] -> list(compress(range(len(run)), "
+        "map(gens.__contains__, run.gens)))"
+    ): ("A shortcut: of no generations, none is found in the columns either."),
 }

@@ -7,6 +7,7 @@ from hypothesis import given
 
 from minfer.commit import aligned
 from minfer.config import Thresholds
+from minfer.keys import block_keys
 from minfer.messages import Cancel, Emit, Ended, Executed, Failed, Ignored, Submit, Voided
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 
@@ -176,3 +177,18 @@ def test_what_is_emitted_names_everybody_who_runs_and_ends_nobody_else() -> None
     assert [(done.id, done.reason, done.length) for done in emit.finished] == [("a", "length", 2)]
     bench.turn(Cancel("bb"))
     assert not bench.state.requests
+
+
+def test_what_is_published_at_an_end_is_of_the_tokens_that_count() -> None:
+    plain = ask("a", 5, 20)
+    right, cut = Bench().right(plain), 0
+    for stop in range(1, 16):
+        request = evolve(plain, stop_ids=frozenset(right[stop : stop + 1]))
+        bench = Bench(evolve(CONFIG, max_repeat=6, thresholds=Thresholds(fresh_steps=50)))
+        bench.give(Submit(request))
+        bench.drain()
+        out = bench.out["a", 0]
+        cut += sum(plan.most[0] for plan in bench.plans) > len(out)
+        known = (*request.prompt, *out)
+        assert set(bench.state.blocks.index) == set(block_keys(b"", known[:-1], 4))
+    assert cut, "some of what came was taken back"

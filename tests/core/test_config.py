@@ -80,3 +80,10 @@ def test_a_number_is_finite_of_its_kind_and_from_its_least_on() -> None:
         Numbers(0)
     with pytest.raises(ConfigError, match=r"^whole must be a whole number from -2"):
         Numbers(whole=-3)
+
+
+def test_a_wrong_value_is_quoted_unless_nobody_could_read_it() -> None:
+    with pytest.raises(ConfigError, match=r"not 0$"):
+        evolve(GOOD, num_blocks=0)
+    with pytest.raises(ConfigError, match=r"not one that large$"):
+        evolve(GOOD, num_blocks=-(10**400))
