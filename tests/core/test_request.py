@@ -99,3 +99,9 @@ def test_numbers_that_nobody_could_read_are_not_written_out() -> None:
         check_number([10**400], "x", 0, 1)
     with pytest.raises(ParameterError, match="whole number, not 'a'"):
         check_number("a", "x", 0, 1, whole=True)
+
+
+def test_a_value_of_a_wrong_type_is_quoted_if_it_is_plain() -> None:
+    for value, quoted in ((True, "True"), (1.5, "1.5"), ("a", "'a'"), ([], "a list")):
+        with pytest.raises(ParameterError, match=f"not {quoted}$"):
+            check_number(value, "x", 0, 1, whole=True)

@@ -32,7 +32,7 @@ NOT_RUN: Final = {
 ALSO: Final = {
     "arrive.py": ("test_events.py",), "config.py": ("test_params.py",),
     "engine.py": ("test_events.py",),
-    "messages.py": ("test_totality.py",), "policies.py": ("test_policy_answers.py",),
+"policies.py": ("test_policy_answers.py",),
     "policy.py": ("test_policy_answers.py",), "request.py": ("test_params.py",),
     "stop.py": ("test_events.py",),
 }  # fmt: skip
