@@ -67,6 +67,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Places are never equal: arrival and sample are part of them."
     ),
     (
+        "engine.py | _fold | condition | for event in events if isinstance(event, Submit) -> for "
+        "event in events"
+    ): ("For the type checker: only events of one kind are folded together."),
+    (
         "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, len(table) * "
         "size - sched)) -> min(config.max_repeat, last - sched, len(table) * size - sched)"
     ): (
@@ -80,13 +84,30 @@ EQUIVALENT: Final[dict[str, str]] = {
     ("lifecycle.py | end | condition | if waiting -> if True"): (
         "A shortcut: a line from which nobody is removed is equal."
     ),
+    ("lifecycle.py | named | comparison | upto <= have -> upto < have"): (
+        "With as many keys as are asked for, none is made and no token leaves the tail: the chain"
+        " is equal."
+    ),
+    ("lifecycle.py | retire | comparison | upto > chain.sealed -> upto >= chain.sealed"): (
+        "A shortcut: where all is published, there is nothing to name or to publish."
+    ),
     ("log.py | Log.__getitem__ | comparison | start >= cut -> start > cut"): (
         "At start == cut the other branch joins no old entry to the same recent ones."
+    ),
+    ("policies.py | Ageing.displaces | offset | 0 -> -1"): (
+        "A rank of this policy is one number: its first is its last."
+    ),
+    ("policies.py | Fair.admitted | offset | 0 -> -1"): (
+        "A rank of this policy is one number: its first is its last."
     ),
     ("schedule.py | _suspect | condition | count >= few and sample in run.ids -> count >= few"): (
         "Who has failed that often runs: faults of who ends go with it, and while there is a "
         "suspect only the suspect's table could grow, which holds what the failed step was to "
         "write."
+    ),
+    ("sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < len(history)"): (
+        "Which way is taken to the same tokens: history from the last block's end on is in the "
+        "tail, too."
     ),
     (
         "sequence.py | positions | condition | list(compress(range(len(run)), "

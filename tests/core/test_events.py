@@ -211,6 +211,7 @@ def test_time_is_that_of_the_latest_tick_and_plans_go_on_until_there_are_enough(
 def test_failures_of_unknown_steps_and_cancels_of_nobody_change_nothing() -> None:
     turn = step(CONFIG, STATE, (Failed(3, "x"), Cancel("nobody"), Finish("nobody", 0, 1)))
     assert turn.state == STATE
+    assert not turn.commands
     assert [reason.event for reason in turn.reasons if isinstance(reason, Ignored)] == [
         "failed", "cancel", "finish",
     ]  # fmt: skip

@@ -231,3 +231,19 @@ def test_two_steps_may_be_one_plan() -> None:
     assert (bench.plans[-1].repeat, bench.plans[-1].most) == (2, (2,))
     bench.drain()
     assert bench.out["a", 0] == bench.right(ask("a", 4, 9))
+
+
+def test_who_has_to_run_alone_gets_all_of_the_budget() -> None:
+    bench = Bench(evolve(CONFIG, policy=Priority()))
+    bench.give(Submit(ask("low", 40, 3, priority=5)))
+    bench.turn()
+    bench.turn(Submit(ask("urgent", 40, 3, priority=1)))
+    assert bench.plans[-1].counts == (8, 8), "each has a chunk of its prompt in this step"
+    for _ in range(2):
+        bench.give(bench.oracle.fail("boom", halfway=False))
+    bench.turn()
+    alone = bench.plans[-2:]
+    assert [plan.counts for plan in alone] == [(16,), (8,)]
+    assert alone[0].gens != alone[1].gens
+    bench.drain()
+    assert {done.reason for done in bench.ended.values()} == {"length"}

@@ -88,3 +88,16 @@ def test_all_known_tokens_are_history_named_blocks_tail_and_fresh_ones() -> None
             out = bench.out.get(("a", 0), ())
             known: Any = bench.state.running.tokens(0, size)
             assert known == request.prompt + out
+
+
+def test_inputs_are_known_tokens_wherever_they_are_kept() -> None:
+    for size in (1, 3, 4):
+        bench = Bench(evolve(CONFIG, block_size=size, num_blocks=64))
+        bench.give(Submit(ask("a", 6, 20)))
+        for _ in range(11):
+            bench.turn()
+        run = bench.state.running
+        tokens = run.tokens(0, size)
+        for start in range(len(tokens)):
+            for stop in range(start + 1, len(tokens) + 1):
+                assert run.inputs(0, start, stop, size) == tokens[start:stop]

@@ -103,3 +103,10 @@ def test_many_share_the_buckets_that_they_do_not_touch() -> None:
     longer = line.insert_many([entry(700), entry(707)])
     assert longer.buckets[0] is line.buckets[0]
     assert longer.remove_many([entry(700).place]).buckets[0] is line.buckets[0]
+
+
+def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
+    line = Line(full=8).insert_many(entry(7 * number) for number in range(1, 8))
+    assert [len(bucket) for bucket in line.buckets] == [7]
+    line = line.insert_many(entry(7 * number) for number in range(8, 11))
+    assert [len(bucket) for bucket in line.buckets] == [4, 4, 2]
