@@ -84,10 +84,11 @@ def _seat(
 ) -> tuple[EngineState, Newcomer | Held]:
     size, known = config.block_size, len(seq.history)
     full = (known - 1) // size  # at least one token is computed, or there would be no logits
-    alone = not len(state.running) and not others
-    needs = needed(config, state.blocks, seq, alone=alone)
-    if needs > state.blocks.available:
-        return state, Held(*seq.id, "blocks", needs, state.blocks.available)
+    alone, room = not len(state.running) and not others, state.blocks.available
+    if uncached(config, seq, alone=alone) > room:
+        needs = needed(config, state.blocks, seq, alone=alone)
+        if needs > room:
+            return state, Held(*seq.id, "blocks", needs, room)
     draft = Draft(state.blocks)
     low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)
     new = draft.take(-(-known // size) - hit) or ()  # never None: they were counted
@@ -101,7 +102,7 @@ def _seat(
     if not seq.preempted:  # its first admission: what counts for hit shares and usage
         prompt = len(seq.request.prompt)
         cached = min(hit * size, prompt)
-        seq = evolve(seq, cached=cached)
+        seq = evolve(seq, cached=cached) if cached else seq
     seat = seated(config, seq, state.next_gen, state.free_rows[-1], table, chain, start)
     waited, copied = state.time - seq.arrived, copy.count if copy else 0
     admitted = Admitted(*seq.id, waited, hit * size, known, copied, cached, prompt)
@@ -112,27 +113,35 @@ def _seat(
     return _let_in(state, seq, draft.done()), Newcomer(seat, copy, reasons)
 
 
+def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
+    """How many blocks it takes to let `seq` in if nothing of it is cached; `alone`: nobody else
+    runs.
+    """
+    size, known = config.block_size, len(seq.history)
+    # If its blocks are full, it needs one more in its second step, or is sent back from its first.
+    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
+    one_more = known % size == 0 and known + 1 < ends
+    spare = 0 if alone else max(config.watermark, one_more)
+    return -(-known // size) + spare
+
+
 def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) -> int:
-    """How many of the available blocks it takes to let `seq` in; `alone`: nobody else runs.
+    """How many of the available blocks it takes to let `seq` in.
 
     Its cached blocks on which others stand cost nothing; those that are idle are available blocks
     like any other until it stands on them. So this falls when a neighbour publishes the same
     prefix, without any block being freed. It is O(log n) in the length of the prompt: what is live
     of a path in the forest is its beginning.
     """
-    size, known = config.block_size, len(seq.history)
-    full = (known - 1) // size
+    size = config.block_size
+    full = (len(seq.history) - 1) // size
     if config.window:
         hit = lookup_window(blocks, seq.keys, full, config.window, size)
         low = outside(hit * size, config.window, size)
         free_of_charge = hit - sum(not live(blocks, key) for key in seq.keys[low:hit])
     else:
         free_of_charge = bisect_left(seq.keys, True, hi=full, key=lambda key: not live(blocks, key))
-    # If its blocks are full, it needs one more in its second step, or is sent back from its first.
-    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
-    one_more = known % size == 0 and known + 1 < ends
-    spare = 0 if alone else max(config.watermark, one_more)
-    return -(-known // size) - free_of_charge + spare
+    return uncached(config, seq, alone=alone) - free_of_charge
 
 
 def _hit(

@@ -101,6 +101,8 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
     require(rows == list(range(config.max_num_seqs)), "rows", "a device row is lost or shared")
     past = {gen for gen in run.gens if gen < state.next_gen}
     require(len(past) == len(run), "generations", "not unique, or from the future")
+    behind = any(start < base for start, base in zip(run.sched, run.base, strict=True))
+    require(state.filling or not behind, "filling", "inputs from the host are not looked for")
     stops = frozenset().union(*(seq.request.stop_ids for seq in run.seqs))
     require(stops <= state.stops, "stops", "a stop id is not looked for")
 

@@ -291,4 +291,4 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
         sched=starts,
         ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},
     )
-    return evolve(state, running=run, next_gen=state.next_gen + len(spots))
+    return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)

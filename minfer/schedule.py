@@ -62,7 +62,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
         run, stops = joined(state.running, [n.seat for n in newcomers]), state.stops
         if len(stops) > config.thresholds.stop_ids:  # some are of sequences long gone
             stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
-        state = evolve(state, running=run, stops=stops)
+        state = evolve(state, running=run, stops=stops, filling=True)
     if len(idle) == len(state.running):
         return Transition(state, wake, reasons)
     most = None
@@ -89,7 +89,12 @@ def _shares(
     budget, state = consult.budget(config, state, load(config, state))
     room = budget - (len(run) - len(idle))
     shares: Shares = {}
-    for i in compress(range(len(run)), map(lt, run.sched, run.base)):
+    if not state.filling:
+        return state, shares, room
+    filled = tuple(compress(range(len(run)), map(lt, run.sched, run.base)))
+    if not filled:
+        state = evolve(state, filling=False)
+    for i in filled:
         if run.gens[i] not in idle:
             more = max(0, min(room, run.base[i] - run.sched[i] - 1))
             shares[run.gens[i]] = 1 + more

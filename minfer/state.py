@@ -54,6 +54,7 @@ class EngineState:
     waiting: Line = Line()
     running: Running = Running()
     stops: frozenset[int] = frozenset()  # at least the stop ids of all that run
+    filling: bool = False  # whether some that run may have inputs from the host to take
     requests: Map[str, Live] = Map()
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
