@@ -146,13 +146,16 @@ def _event(event: Event, ids: "array[int]") -> Any:
         told = dump(request, without=("prompt", "keys"))
         told["prompt"], told["keys"] = len(request.prompt), len(request.keys)
         return {"is": "Submit", "request": told}
-    if isinstance(event, Executed | Failed):
-        return dump(_recorded(event))
-    return dump(event) if isinstance(event, Event) else None  # what is no event is ignored
+    return dump(as_written(event))
 
 
-def _recorded(event: Executed | Failed) -> Executed | Failed:
-    """A result as it can be written. What cannot be is refused or ignored in its place as well."""
+def as_written(event: Any) -> Event | None:
+    """An event as it can be written: of what is none, nothing, and of results that cannot be, none.
+
+    What cannot be written is refused or ignored, and so is what is written in its place.
+    """
+    if not isinstance(event, Executed | Failed):
+        return event if isinstance(event, Event) else None
     fits = type(event.step) is int and 0 <= event.step < _NO_STEP
     step = event.step if fits else _NO_STEP
     if isinstance(event, Failed):

@@ -76,8 +76,10 @@ def _order(before: EngineState, after: EngineState, planning: Planning) -> None:
     inside = [seq.place for seq in after.running.seqs if seq.id in admitted]
     require(not line or not inside or max(inside) < min(line), "order", "somebody was overtaken")
     if before.running.seqs and back:
-        others = (s for s in (*after.running.seqs, *after.waiting) if s.id not in back)
-        first = min((s.place, s.id) for s in (*before.running.seqs, *others))
+        here = (*after.running.seqs, *after.waiting)
+        left = {seq.place[1:] for seq in here}  # of who ended, the id may be somebody else's now
+        were = (seq for seq in before.running.seqs if seq.place[1:] in left)
+        first = min((s.place, s.id) for s in (*were, *(s for s in here if s.id not in back)))
         require(first[1] not in back, "order", "the first in rank was preempted")
 
 

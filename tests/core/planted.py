@@ -427,7 +427,7 @@ BUGS: Final = (
         "reserve kept from the only request",
         "v#39734, v#45388: the watermark holds even when nobody else could free a block",
         "admit.py",
-        "needed",
+        "uncached",
         "0 if alone else max(config.watermark, one_more)",
         "max(config.watermark, one_more)",
     ),

@@ -9,6 +9,7 @@ from attrs import evolve
 from minfer.codec import RECORDS
 from minfer.config import EngineConfig
 from minfer.engine import step
+from minfer.journal import as_written
 from minfer.messages import Cancel, Emit, Event, Execute, Finish, Submit, Tick
 from minfer.oracle import Oracle
 from minfer.policy import FirstCome, Load, Rank
@@ -19,10 +20,11 @@ from tests.core.world import VOCAB, Sparing, run_swarm, tiny_config
 
 
 def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
-    """A swarm world's configuration, and its turns."""
+    """A swarm world's configuration, and its turns as a journal keeps them."""
     log: list[Turn] = []
 
     def spy(config: EngineConfig, state: Any, events: Any) -> Any:
+        events = tuple(map(as_written, events))
         transition = step(config, state, events)
         log.append(Turn(len(log), state, events, transition))
         return transition

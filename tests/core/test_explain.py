@@ -43,12 +43,24 @@ SEEDS = st.integers(0, 10**6)
 
 
 def submitted(turns: Iterable[Turn]) -> dict[str, tuple[Turn, Request]]:
+    """Of each id the first request that was served, or else the last that was rejected."""
     found: dict[str, tuple[Turn, Request]] = {}
+    refused = set[str]()
     for turn in turns:
-        for event in turn.events:
-            if isinstance(event, Submit):
-                found.setdefault(event.request.id, (turn, event.request))
+        for request in (event.request for event in turn.events if isinstance(event, Submit)):
+            if request.id not in found or request.id in refused:
+                found[request.id] = turn, request
+                refused.discard(request.id)
+                refused |= {request.id} if was_refused(turn, request) else set()
     return found
+
+
+def was_refused(turn: Turn, request: Request) -> bool:
+    state = turn.transition.state
+    if any(seq.request is request for seq in (*state.waiting, *state.running.seqs)):
+        return False
+    ends = (done for c in turn.transition.commands if isinstance(c, Emit) for done in c.finished)
+    return any(done.id == request.id and done.reason == "rejected" for done in ends)
 
 
 def seconds(life: Life, *kinds: str, preempted: int | None = None) -> float:
@@ -239,23 +251,21 @@ def test_what_was_shared_and_what_was_cached(seed: int) -> None:
     size = config.block_size
     for name in submitted(turns):
         one = explain(config, turns, name)
-        prefix = one.prefix
+        prefix, history = one.prefix, one.request.prompt + one.request.output
         let_in = [n for life in one.lives for n, r in life.reasons if isinstance(r, Admitted)]
         assert (prefix is None) == (not let_in)
         if prefix is None:
             continue
         at = min(let_in)
         others = knew(turns, one, at)
-        assert prefix.shared == max(
-            (common(one.request.prompt, o) for o in others.values()), default=0
-        )
+        assert prefix.shared == max((common(history, o) for o in others.values()), default=0)
         if prefix.shared_with is not None:
-            assert common(one.request.prompt, others[prefix.shared_with]) == prefix.shared
+            assert common(history, others[prefix.shared_with]) == prefix.shared
         assert prefix.earlier >= len(others)  # an id's tokens before it gave way count, too
-        assert prefix.known == len(one.request.prompt)
+        assert prefix.known == len(history)
         assert prefix.hit <= prefix.cached <= prefix.computed <= prefix.shared
         if not config.window:  # behind a window, blocks are given back before they are published
-            keys = block_keys(one.request.root, one.request.prompt, size)
+            keys = block_keys(one.request.root, history, size)
             there = [first.get(key, at + 1) <= at for key in keys]
             assert prefix.cached // size == (there.index(False) if False in there else len(there))
 

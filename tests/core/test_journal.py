@@ -298,7 +298,7 @@ def test_the_facts_of_a_turn_with_two_plans() -> None:
 
 @pytest.mark.parametrize("every", [97, *long([1])])
 def test_a_torn_tail_loses_the_last_record_alone(every: int) -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     starts = [0, *_ends(data)]
     ends = {at + near for at in starts[2:-1] for near in (-1, 0, 1) if at + near >= starts[2]}
@@ -320,7 +320,7 @@ def _ends(data: bytes | bytearray) -> list[int]:
 
 
 def test_a_last_record_that_was_not_written_whole_is_torn() -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = bytearray(encode_journal(config, turns))
     del data[_ends(data)[len(turns)] :]  # the engine did not get to its end
     data[-1] ^= 1
@@ -330,7 +330,7 @@ def test_a_last_record_that_was_not_written_whole_is_torn() -> None:
 
 
 def test_damage_is_named_with_its_place() -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     ends = _ends(data)
     broken = bytearray(data)
@@ -343,7 +343,7 @@ def test_damage_is_named_with_its_place() -> None:
 
 
 def test_turns_that_were_taken_away_are_missed() -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     ends = _ends(data)
     for kept in (3, len(turns) - 1):  # then the digest of the last state, and the end
@@ -358,7 +358,7 @@ def test_turns_that_were_taken_away_are_missed() -> None:
 
 
 def test_a_length_that_is_wrong_is_no_torn_tail() -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     for bit in (5, 12, 30):
         broken = bytearray(data)
@@ -369,7 +369,7 @@ def test_a_length_that_is_wrong_is_no_torn_tail() -> None:
 
 
 def test_zeros_are_a_torn_tail_only_at_the_end() -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     cut = _ends(data)[6]
     journal = opened(data[:cut] + bytes(4096))
@@ -380,7 +380,7 @@ def test_zeros_are_a_torn_tail_only_at_the_end() -> None:
 
 
 def test_reordered_records_diverge() -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     ends = _ends(data)
     parts = [data[a:b] for a, b in zip([len(MAGIC), *ends], ends, strict=False)]
@@ -424,7 +424,7 @@ def test_a_head_of_another_format_or_with_unknown_records_is_refused() -> None:
 
 
 def test_a_turn_that_is_not_of_its_state_is_refused() -> None:
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     body = list(payloads(data, "run"))
     later = next(p for p in body[2:] if p[1] == 3)  # a result, when nothing is in flight
@@ -436,7 +436,7 @@ def test_a_turn_that_is_not_of_its_state_is_refused() -> None:
 
 def test_a_result_that_lacks_tokens_is_refused() -> None:
     """So it is where a turn before it is missing."""
-    config, turns = recorded(2, 20)
+    config, turns = recorded(8, 20)
     data = encode_journal(config, turns)
     at = next(i for i, turn in enumerate(payloads(data, "run")) if turn[:1] == b"T" and turn[1] & 2)
     turn = list(payloads(data, "run"))[at]
