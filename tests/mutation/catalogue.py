@@ -38,6 +38,7 @@ LEFT_OUT: Final = {
     "plan.py": "records without functions",
     "plan_laws.py": "judges what decides",
     "pmap.py": "one import",
+    "progress.py": "judges what decides",
     "record.py": "a faster attrs.evolve",
     "redact.py": "follows: takes tokens out of journals",
     "replay.py": "follows: runs what decides again",
