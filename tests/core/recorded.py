@@ -1,5 +1,6 @@
 """Runs of hostile worlds as turns."""
 
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -21,6 +22,12 @@ from tests.core.world import VOCAB, Sparing, run_swarm, tiny_config
 
 def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
     """A swarm world's configuration, and its turns as a journal keeps them."""
+    config, log = _ran(seed, turns)
+    return config, [*log]
+
+
+@lru_cache(maxsize=64)  # tests ask for the same few worlds again and again
+def _ran(seed: int, turns: int) -> tuple[EngineConfig, tuple[Turn, ...]]:
     log: list[Turn] = []
 
     def spy(config: EngineConfig, state: Any, events: Any) -> Any:
@@ -32,7 +39,7 @@ def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worlds, "step", spy)
         world = run_swarm(seed, turns)
-    return world.config, log
+    return world.config, (*log,)
 
 
 def storm(seed: int, turns: int) -> tuple[EngineConfig, list[Turn]]:

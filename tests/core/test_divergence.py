@@ -46,7 +46,7 @@ def otherwise(config: EngineConfig, turn: Turn) -> bool:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@seeds(16, 200)
+@seeds(8, 200)
 def test_changed_schedulers_are_told_in_the_right_turn_and_under_request_ids(
     seeds: range, change: str
 ) -> None:
@@ -77,7 +77,7 @@ def test_changed_schedulers_are_told_in_the_right_turn_and_under_request_ids(
     assert found > len(seeds) / 20
 
 
-@seeds(6, 200)
+@seeds(3, 200)
 def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
     """Names, rows, figures and tables of every plan of hostile runs."""
     for seed in seeds:
@@ -245,8 +245,9 @@ def test_reasons_come_before_plans() -> None:
     assert where.legend.startswith("[Admitted, id, sample, waited, hit, known")
 
 
-def test_every_fact_has_a_legend() -> None:
-    for seed in range(5):
+@seeds(2, 5)
+def test_every_fact_has_a_legend(seeds: range) -> None:
+    for seed in seeds:
         _, turns = recorded(seed)
         for turn in turns:
             known = told(turn)

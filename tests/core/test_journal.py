@@ -38,7 +38,7 @@ def run(config: EngineConfig, *turns: tuple[Event, ...]) -> list[Turn]:
     return log
 
 
-@seeds(6, 40)
+@seeds(3, 40)
 def test_replay_gives_every_turn_back(seeds: range) -> None:
     """Faults, cancels, preemptions, garbled and late results: all of them are events."""
     for seed in seeds:

@@ -13,7 +13,7 @@ def names(bugs: tuple[Bug, ...]) -> list[str]:
     return [bug.name.replace(" ", "-") for bug in bugs]
 
 
-@pytest.mark.parametrize("bug", [*BUGS[:2], *long(BUGS[2:])], ids=names(BUGS))
+@pytest.mark.parametrize("bug", [*BUGS[:1], *long(BUGS[1:])], ids=names(BUGS))
 def test_planted_bug_is_caught(bug: Bug) -> None:
     caught = find(bug)
     assert caught is not None, f"nothing objects to: {bug.seen}"
@@ -26,7 +26,7 @@ def test_bug_that_once_escaped_is_caught(bug: Bug) -> None:
     assert caught is not None, f"nothing in {bug.tests} objects"
 
 
-@pytest.mark.parametrize("worlds", [12, *long([WORLDS])])
+@pytest.mark.parametrize("worlds", [4, *long([WORLDS])])
 def test_sound_core_passes_the_same_worlds(worlds: int) -> None:
     assert find(None, worlds) is None
 

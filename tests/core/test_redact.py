@@ -26,7 +26,7 @@ def blind(config: EngineConfig, turns: list[Turn], secret: bytes = SECRET) -> by
     return encode_journal(redacted_config(config), told, states=False)
 
 
-@seeds(12, 120)
+@seeds(5, 120)
 def test_decisions_replay_without_tokens(seeds: range) -> None:
     """Whatever happens: hits on outputs, resumed and cancelled requests, garbled results."""
     hits = 0
