@@ -12,7 +12,6 @@ tests that find it at once.
 """
 
 import argparse
-import ast
 import json
 import os
 import signal
@@ -27,6 +26,7 @@ from unittest.mock import patch
 
 from attrs import asdict, frozen
 
+from tests.mutation.catalogue import tree_of
 from tests.mutation.loader import install
 from tests.mutation.planting import planted
 
@@ -57,8 +57,7 @@ class Bug:
 
     def check(self) -> None:
         """Raise LookupError unless what is to be changed is there, once."""
-        tree = ast.parse((ROOT / "minfer" / self.file).read_text("utf-8"))
-        planted(tree, self.function, self.old, self.new)
+        planted(tree_of(self.file), self.function, self.old, self.new)
 
 
 @frozen

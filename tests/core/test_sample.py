@@ -23,6 +23,7 @@ from minfer.sample import (
     noise_bits,
     stream,
 )
+from tests.circles import long
 
 PINNED_STREAM = 0x57E1FABA65107204
 PINNED_KEY = 0xD57E07847A4E7936
@@ -45,17 +46,23 @@ def shares(logits: Sequence[float], temperature: float, ids: Sequence[int]) -> l
     return [w / sum(weights) for w in weights]
 
 
-@pytest.mark.parametrize("vary", ["seed", "sample", "position"])
+KEPT = [
+    (SamplingParams(), [0, 1, 2, 3, 4, 5]),
+    (SamplingParams(temperature=0.6), [0, 1, 2, 3, 4, 5]),
+    (SamplingParams(temperature=2.5), [0, 1, 2, 3, 4, 5]),
+    (SamplingParams(top_k=3), [0, 2, 4]),
+    (SamplingParams(top_p=0.7), [2, 4]),
+    (SamplingParams(temperature=2.0, top_k=4, top_p=0.8), [0, 2, 4]),
+    (SamplingParams(min_p=0.2), [0, 2, 4]),
+]
+
+
 @pytest.mark.parametrize(
-    ("params", "ids"),
+    ("params", "ids", "vary"),
     [
-        (SamplingParams(), [0, 1, 2, 3, 4, 5]),
-        (SamplingParams(temperature=0.6), [0, 1, 2, 3, 4, 5]),
-        (SamplingParams(temperature=2.5), [0, 1, 2, 3, 4, 5]),
-        (SamplingParams(top_k=3), [0, 2, 4]),
-        (SamplingParams(top_p=0.7), [2, 4]),
-        (SamplingParams(temperature=2.0, top_k=4, top_p=0.8), [0, 2, 4]),
-        (SamplingParams(min_p=0.2), [0, 2, 4]),
+        *((*case, "seed") for case in KEPT),
+        *((*KEPT[0], vary) for vary in ("sample", "position")),
+        *long((*case, vary) for case in KEPT[1:] for vary in ("sample", "position")),
     ],
 )
 def test_draws_have_the_distribution_of_the_softmax(

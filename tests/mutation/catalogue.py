@@ -84,7 +84,8 @@ def source_of(file: str) -> str:
     return hashlib.sha256(ast.dump(tree_of(file)).encode()).hexdigest()[:16]
 
 
-def all_of(file: str) -> list[Mutant]:
+@cache
+def all_of(file: str) -> tuple[Mutant, ...]:
     """Every mutant that the rules make of a file."""
     seen: Counter[tuple[str, str, str, str]] = Counter()
     made = []
@@ -92,7 +93,7 @@ def all_of(file: str) -> list[Mutant]:
         name = (spot.function, spot.rule, spot.before, spot.after)
         made.append(Mutant(file, spot, seen[name]))
         seen[name] += 1
-    return made
+    return (*made,)
 
 
 def chosen(names: Iterable[str], each: int = EACH) -> list[Mutant]:

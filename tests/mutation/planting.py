@@ -14,7 +14,9 @@ Body = list[ast.stmt]
 
 def planted(tree: ast.Module, function: str, old: str, new: str) -> ast.Module:
     """A copy of a module in which `old` is `new` in one function. Raises LookupError, TypeError."""
-    tree = copy.deepcopy(tree)
+    name = function.partition(".")[0]
+    others = {id(one): one for one in tree.body if getattr(one, "name", "") != name}
+    tree = copy.deepcopy(tree, others)  # shares them: nothing is changed there
     body = _parsed(old)
     for_old, for_new = body[0], _parsed(new)
     where = _function(tree, function)

@@ -21,7 +21,7 @@ from tests.mutation.plugin import ENDLESS, MUTANT, NOTES, RUN_CPU, TEST_CPU, UNF
 ROOT: Final = CORE.parent
 TESTS: Final = ROOT / "tests" / "core"
 
-# Tests of the core that mutants do not run, and why not.
+# Tests that mutants do not run, and why not.
 NOT_RUN: Final = {
     "test_mutants.py": "runs mutants",
     "test_planted.py": "runs the swarm on planted bugs, for minutes",
