@@ -156,7 +156,8 @@ class Ledger:
         less = measure(self.accounts, turn.state)
         usual = all(one in planning.gave_way for one, _ in planning.preempted)
         if told.progress and usual and not any(isinstance(e, _OUTSIDE) for e in events):
-            check_progress(self.measure, less)
+            selfless = {one for one, other in planning.preempted if one == other}
+            check_progress(self.measure, less, selfless)
         self.measure = less
         if turn.state.blocks.nodes is not before.blocks.nodes:
             check_evictions(before.blocks, turn.state.blocks)

@@ -38,6 +38,7 @@ from minfer.oracle import Oracle
 from minfer.plan import Fill, Open, Plan
 from minfer.pmap import Map
 from minfer.policies import Priority
+from minfer.progress import check_progress
 from minfer.sequence import Running
 from minfer.state import EngineState, Fence, Transition, Turn, initial
 from minfer.waiting import Line
@@ -587,6 +588,16 @@ def test_a_line_that_does_not_find_its_own_is_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Line, "find", lambda *_: None)
     with pytest.raises(InvariantError, match="is not found"):
         check(evolve(CONFIG, depth=2), state)
+
+
+def test_who_gives_way_for_itself_may_have_more_left_while_others_before_it_are_in_flight() -> None:
+    first, last = ("first", 0), ("last", 0)
+    before, after = {first: (3, 0, 0), last: (9, 7, 0)}, {first: (3, 0, 0), last: (9, 7, 2)}
+    check_progress(before, after, {last})
+    idle = {name: {**left, first: (3, 0, 1)} for name, left in (("was", before), ("is", after))}
+    for wrong in ((before, after, ()), (before, after, {first}), (idle["was"], idle["is"], {last})):
+        with pytest.raises(InvariantError, match="is left, and was"):
+            check_progress(*wrong)
 
 
 def test_a_good_step_after_which_as_much_is_left_as_before_is_named() -> None:
