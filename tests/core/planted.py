@@ -5,8 +5,8 @@ statements of one function into what a real engine once did, in the syntax tree,
 matters; `hunt` then runs the swarm on that core, in a process of its own, until an invariant, the
 oracle or the world objects. The references are issues and pull requests of vLLM (v#) and SGLang
 (s#), advisories, and two bugs that a prototype of this engine fell into; where there is none, a
-kind of bug that all engines share. `ESCAPED` are small bugs that the swarm once let live: each has
-tests that find it at once.
+kind of bug that all engines share. `ESCAPED` are small bugs that the swarm lets live, or once did:
+each has tests that find it at once.
 
 `python -m tests.core.planted` prints what caught each of them, and after how many turns.
 """
@@ -185,14 +185,6 @@ BUGS: Final = (
         "extend_keys",
         "parent = out[-1] if out else root",
         'parent = out[-1] if out else b""',
-    ),
-    Bug(
-        "salt left out of the root",
-        "CVE-2025-46570: the salt is accepted and never looked at",
-        "keys.py",
-        "root_key",
-        'parts = (b"minfer.kv.1", fingerprint, salt)',
-        'parts = (b"minfer.kv.1", fingerprint, salt[:0])',
     ),
     Bug(
         "parent left out of the key",
@@ -538,6 +530,15 @@ BUGS: Final = (
 
 _LET = "an attack on the tests: 43 of 108 small bugs lived, this among them"
 ESCAPED: Final = (
+    Bug(
+        "salt left out of the root",
+        "CVE-2025-46570: the salt is accepted and never looked at",
+        "keys.py",
+        "root_key",
+        'parts = (b"minfer.kv.1", fingerprint, salt)',
+        'parts = (b"minfer.kv.1", fingerprint, salt[:0])',
+        "test_keys.py",
+    ),
     Bug(
         "neighbour's table taken unseen",
         _LET,
