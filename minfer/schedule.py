@@ -51,7 +51,7 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     wake: tuple[WakeAt, ...] = ()
     if state.waiting and solo is None:
         before = state.running.gens
-        state, wake, more = _move_up(config, state, room, newcomers, shares)
+        state, wake, more = _move_up(config, state, room, newcomers, idle, shares)
         reasons += more
         if state.running.gens is not before:  # somebody was displaced
             gone = set(before).difference(state.running.gens)
@@ -103,7 +103,12 @@ def _shares(
 
 
 def _move_up(
-    config: EngineConfig, state: EngineState, room: int, newcomers: list[Newcomer], shares: Shares
+    config: EngineConfig,
+    state: EngineState,
+    room: int,
+    newcomers: list[Newcomer],
+    idle: set[int],
+    shares: Shares,
 ) -> tuple[EngineState, tuple[WakeAt, ...], tuple[Reason, ...]]:
     """Let in who can be let in; `newcomers` and `shares` are added to."""
     reasons: tuple[Reason, ...] = ()
@@ -113,8 +118,13 @@ def _move_up(
         if start > state.time and (now.running or start < inf):
             wake = (WakeAt(start),) if start < inf else ()
             return _hold(state, Held(*first.id, "policy"), reasons, wake)
+        gave_way: Reason | None
         if room <= 0:
-            return _hold(state, Held(*first.id, "budget"), reasons)
+            state, gave_way, room = _make_room(config, state, room, idle, shares)
+            if gave_way is None:
+                return _hold(state, Held(*first.id, "budget"), reasons)
+            reasons += (gave_way,)
+            continue
         state, got = admit(config, state, newcomers)
         if isinstance(got, Held):
             gave_way = None
@@ -130,6 +140,26 @@ def _move_up(
         shares[got.seat.gens[0]] = share
         room -= share
     return state, (), reasons
+
+
+def _make_room(
+    config: EngineConfig, state: EngineState, room: int, idle: set[int], shares: Shares
+) -> tuple[EngineState, Reason | None, int]:
+    """Take the last that runs its tokens of this step for the first in line, if they are enough
+    and the policy says so; returns why it gave way, if it did, and what is left of the budget.
+    """
+    run = state.running
+    if state.fences or not len(run) or run.gens[-1] in idle:
+        return state, None, room
+    last = run.gens[-1]
+    tokens = shares.get(last, 1)
+    if room + tokens <= 0:
+        return state, None, room
+    state, gave_way = displace(config, state)
+    if gave_way is None:
+        return state, None, room
+    shares.pop(last, None)
+    return state, gave_way, room + tokens
 
 
 def _hold(

@@ -1,9 +1,9 @@
 """Scheduling stories that once went wrong: who should be let in when, told turn by turn."""
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
-from minfer.messages import Admitted, Submit
+from minfer.messages import Admitted, Preempted, Submit
 from minfer.policies import Priority
 from minfer.request import Request
 from tests.core.test_engine import VOCAB, Bench
@@ -63,6 +63,45 @@ def test_who_is_urgent_waits_as_long_in_one_turn_as_in_two() -> None:
     for event in URGENT:
         bench.turn(event)
     assert [turns_until_admitted(bench, name) for name in ("urgent a", "urgent b")] == [0, 0]
+    bench.drain()
+
+
+def test_who_is_urgent_does_not_wait_for_a_long_prompt_that_takes_the_whole_budget() -> None:
+    """Once it waited 24 turns, until the prompt that it outranks had been read."""
+    config = evolve(CONFIG, num_blocks=64, max_model_len=256, max_num_batched_tokens=8)
+    bench = Bench(evolve(config, policy=Priority()))
+    bench.give(asked("low", own(1, 200), 4, priority=5))
+    bench.turn()
+    bench.turn(asked("urgent", own(2, 4), 2))
+    assert turns_until_admitted(bench, "urgent") == 0
+    bench.drain()
+    assert len(bench.out["low", 0]) == 4
+
+
+def test_who_is_urgent_does_not_wait_where_rows_that_decode_take_the_whole_budget() -> None:
+    config = evolve(CONFIG, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=4)
+    bench = Bench(evolve(config, policy=Priority()))
+    bench.give(*(asked(f"low {n}", own(n, 1), 30, priority=5) for n in range(4)))
+    for _ in range(4):
+        bench.turn()
+    bench.turn(asked("urgent", own(9, 4), 2))
+    assert turns_until_admitted(bench, "urgent") == 0
+    bench.drain()
+    assert len(bench.ended) == 5
+
+
+def test_a_policy_that_takes_no_tokens_sends_nobody_back_for_them() -> None:
+    @frozen
+    class Nothing(Priority):
+        def budget(self, *_: object) -> int:
+            return 0
+
+    bench = Bench(evolve(CONFIG, policy=Nothing()))
+    bench.give(asked("low", own(1, 4), 20, priority=5))
+    bench.turn()
+    bench.turn(asked("urgent", own(2, 4), 2))
+    assert turns_until_admitted(bench, "urgent") > 10
+    assert not any(isinstance(r, Preempted) for r in bench.reasons)
     bench.drain()
 
 
