@@ -98,8 +98,8 @@ class Run:
                 self._note("Submit", self._sample(request, sample))
         for event in turn.events:
             if isinstance(event, say.Executed):
-                done = event.step if event.step in flying else done
-            elif not isinstance(event, say.Tick | say.Submit):
+                done = event.step if type(event.step) is int and event.step in flying else done
+            elif type(event) in say.EVENTS and not isinstance(event, say.Tick | say.Submit):
                 self._say(event)
         return done
 

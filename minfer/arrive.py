@@ -11,7 +11,6 @@ from minfer.blocks import blocks_for
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
 from minfer.messages import Emit, Ended, Finished, Ignored, Reason, clip
-from minfer.policy import Rank
 from minfer.record import evolve
 from minfer.request import MAX_SAMPLES, Request
 from minfer.sequence import Sequence
@@ -61,7 +60,7 @@ class _Arrivals:
     def __init__(self, config: EngineConfig, state: EngineState) -> None:
         self.config, self.state = config, state
         self.live, self.new = state.requests.mutate(), list[Sequence]()
-        self.arrivals = state.arrivals
+        self.arrivals, self.last = state.arrivals, consult.last_rank(state)
         self.rejected, self.reasons = list[Finished](), list[Reason]()
 
     def submit(self, request: Request) -> None:
@@ -77,7 +76,8 @@ class _Arrivals:
                 self.rejected.append(Finished(request.id, sample, "rejected", 0, why))
                 self.reasons.append(Ended(request.id, sample, "rejected", why))
             return
-        rank = self._rank(request)
+        rank, self.state = consult.rank(config, self.state, request, self.last)
+        self.last = max(self.last, rank)
         history = request.prompt + request.output
         given = request.keys[: len(request.prompt) // config.block_size]
         keys = extend_keys(given, request.root, history, config.block_size)
@@ -87,22 +87,13 @@ class _Arrivals:
         self.live[request.id] = Live((rank, self.arrivals, 0), request.n)
         self.arrivals += 1
 
-    def _rank(self, request: Request) -> Rank:
-        """What the policy says; if it has to be overruled, everybody before is in line first."""
-        rank, state = consult.rank(self.config, self.state, request)
-        if state.overruled is not self.state.overruled:
-            self._line_up()
-            rank, state = consult.rank(self.config, self.state, request)
-        self.state = state
-        return rank
-
-    def _line_up(self) -> None:
-        self.state = evolve(self.state, waiting=self.state.waiting.insert_many(self.new))
-        self.new = []
-
     def done(self) -> Transition:
         """The state with all of them in line, and one word about those that were rejected."""
-        self._line_up()
-        state = evolve(self.state, requests=self.live.finish(), arrivals=self.arrivals)
+        state = evolve(
+            self.state,
+            waiting=self.state.waiting.insert_many(self.new),
+            requests=self.live.finish(),
+            arrivals=self.arrivals,
+        )
         emits = (Emit((), (), tuple(self.rejected)),) if self.rejected else ()
         return Transition(state, emits, tuple(self.reasons))

@@ -5,15 +5,14 @@ finish a chunk of their prompt are looked at one by one. Sealing is spread (`lif
 that a batch whose blocks fill at the same step does not stop the engine.
 """
 
-from array import array
 from collections.abc import Container, Iterable
-from itertools import chain, compress, count, islice, repeat
+from itertools import compress, count, islice, repeat
 from operator import add, ge, ne, sub
 
 from minfer.config import EngineConfig, Thresholds
 from minfer.lifecycle import end, leaver, open_fences, restart, sealed, spread
 from minfer.messages import Executed, Failed, Finished, Voided, clip
-from minfer.plan import Plan, Yields
+from minfer.plan import Plan, Yields, tokens_of
 from minfer.record import evolve
 from minfer.sequence import Running, edited, positions
 from minfer.state import EngineState, Transition, emitted, ignored
@@ -34,10 +33,11 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
     plan = state.inflight[0]
     if event.step != plan.step:
         return _void(config, state, event.step, f"step {plan.step} was skipped")
-    if type(event.yields) is not tuple or not set(map(type, event.yields)) <= {tuple}:
-        return _void(config, state, plan.step, "results must be a tuple of tuples of token ids")
+    tokens = tokens_of(event.yields)
+    if tokens is None:
+        return _void(config, state, plan.step, "results must be a tuple of tuples of whole numbers")
     sizes = tuple(map(len, event.yields))  # tokens per row
-    flaw = _flaw(config, plan, event.yields, sizes)
+    flaw = _flaw(config, plan, sizes, tokens)
     if flaw:
         return _void(config, state, plan.step, flaw)
     advanced, new = _advanced(config.thresholds, state.running, plan, event.yields, sizes)
@@ -46,7 +46,7 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
         ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
     ripe = tuple(compress(range(len(advanced)), map(ge, advanced.known, advanced.ripe)))
-    ends = _endings(state, new, ripe)
+    ends = _endings(state, tokens, new, ripe)
     if ends:
         run, new = _cut(state.running, new, ends)
         state = evolve(state, running=run)
@@ -106,34 +106,35 @@ def aligned(before: tuple[int, ...], now: tuple[int, ...], yields: Yields, windo
     return tuple(out)
 
 
-def _flaw(config: EngineConfig, plan: Plan, yields: Yields, sizes: tuple[int, ...]) -> str:
+def _flaw(config: EngineConfig, plan: Plan, sizes: tuple[int, ...], tokens: tuple[int, ...]) -> str:
     """What is wrong with results, or nothing: the laws are those of module plan."""
     if len(sizes) != len(plan.gens):
-        return f"{len(yields)} results for {len(plan.gens)} rows"
+        return f"{len(sizes)} results for {len(plan.gens)} rows"
     pairs = zip(sizes, plan.most, strict=True)
     if sizes != plan.most and not all(min(1, most) <= size <= most for size, most in pairs):
         return "a row yielded more or less than it may"
-    try:
-        ids = array("I", chain.from_iterable(yields))
-    except Exception:  # an object in a token's place may raise anything
-        return "token ids must be whole numbers from 0"
-    if ids and max(ids) >= config.vocab_size:
-        return f"token ids must be below {config.vocab_size}"
+    if tokens and not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
+        return f"token ids must be from 0 to {config.vocab_size - 1}"
     return ""
 
 
-def _endings(state: EngineState, new: Yields, ripe: tuple[int, ...]) -> dict[int, tuple[int, str]]:
-    """Who ends with these tokens: position -> how many of them count, and the reason."""
+def _endings(
+    state: EngineState, tokens: tuple[int, ...], new: Yields, ripe: tuple[int, ...]
+) -> dict[int, tuple[int, str]]:
+    """Who ends with these tokens: position -> how many of them count, and the reason.
+
+    `tokens` are all of the step, those of sequences that have left included.
+    """
     run = state.running
     over = {i for i in ripe if run.known[i] > run.last[i]}
-    if not state.stops.isdisjoint(chain.from_iterable(new)):
+    if not state.stops.isdisjoint(tokens):
         seqs = enumerate(run.seqs)
         over.update(i for i, seq in seqs if not seq.request.stop_ids.isdisjoint(new[i]))
     ends = {}
     for i in over:
-        tokens, stop_ids = new[i], run.seqs[i].request.stop_ids
-        room = run.last[i] + 1 - (run.known[i] - len(tokens))
-        stop = next((j for j, t in enumerate(tokens[:room]) if t in stop_ids), None)
+        mine, stop_ids = new[i], run.seqs[i].request.stop_ids
+        room = run.last[i] + 1 - (run.known[i] - len(mine))
+        stop = next((j for j, t in enumerate(mine[:room]) if t in stop_ids), None)
         ends[i] = (room, "length") if stop is None else (stop + 1, "stop")
     return ends
 

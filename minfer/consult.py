@@ -20,37 +20,50 @@ from minfer.state import EngineState
 _WIDEST: Final = 2**63  # whole numbers that journals and drivers can hold
 
 
-def _number_flaw(answer: Any) -> str:
-    """What keeps an answer from being a point on a line, or nothing; infinities are points."""
+class _UnusableError(Exception):
+    """An answer is none; the message says what it is."""
+
+
+def _number(answer: Any) -> float:
+    """A point on a line, as a plain number; infinities are points."""
     if isinstance(answer, float):
-        return "returned NaN" if math.isnan(answer) else ""
-    if not isinstance(answer, int):
-        return f"returned a {type(answer).__name__}"
-    return "" if -_WIDEST <= answer < _WIDEST else "returned a number too large to hold"
+        if math.isnan(answer):
+            raise _UnusableError("returned NaN")
+        return float(answer)
+    if not isinstance(answer, int) or isinstance(answer, bool):
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    if not -_WIDEST <= answer < _WIDEST:
+        raise _UnusableError("returned a number too large to hold")
+    return int(answer)
 
 
-def _rank_flaw(answer: Any) -> str:
+def _rank(answer: Any) -> Rank:
+    """A plain tuple of plain numbers: others could do anything when they are compared."""
     if not isinstance(answer, tuple):
-        return f"returned a {type(answer).__name__}"
-    return next(filter(None, map(_number_flaw, answer)), "")
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    return tuple([_number(one) for one in answer])
 
 
-def _placing_flaw(answer: Any) -> str:
-    if not isinstance(answer, tuple) or len(answer) != 2:
-        return "returned no pair of rank and state"
-    return _rank_flaw(answer[0])
+def _placing(answer: Any) -> tuple[Rank, Any]:
+    if type(answer) is not tuple or len(answer) != 2:
+        raise _UnusableError("returned no pair of rank and state")
+    return _rank(answer[0]), answer[1]
 
 
-def _flag_flaw(answer: Any) -> str:
-    return "" if isinstance(answer, bool) else f"returned a {type(answer).__name__}"
+def _flag(answer: Any) -> bool:
+    if type(answer) is not bool:
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    return answer
 
 
-def _count_flaw(answer: Any) -> str:
-    return _number_flaw(answer) if type(answer) is int else f"returned a {type(answer).__name__}"
+def _count(answer: Any) -> int:
+    if type(answer) is not int:
+        raise _UnusableError(f"returned a {type(answer).__name__}")
+    return int(_number(answer))
 
 
-def _any_state(_: Any) -> str:
-    return ""  # a policy's state is its own business
+def _as_it_is(answer: Any) -> Any:
+    return answer  # a policy's state is its own business
 
 
 def _asked(
@@ -58,37 +71,38 @@ def _asked(
     state: EngineState,
     question: str,
     *about: Any,
-    flaw: Callable[[Any], str],
+    read: Callable[[Any], Any],
     instead: Any,
 ) -> tuple[Any, EngineState]:
-    """The policy's answer, or `instead` of one that has a flaw."""
+    """The policy's answer as `read` gives it, or `instead` of one that cannot be used."""
     try:
-        answer = getattr(config.policy, question)(state.policy, *about)
-        wrong = flaw(answer)
+        return read(getattr(config.policy, question)(state.policy, *about)), state
+    except _UnusableError as error:
+        why = str(error)
     except Exception as error:  # whatever it is, it is the policy's and not the engine's
-        answer, wrong = None, f"raised {type(error).__name__}"
-    if not wrong:
-        return answer, state
-    overruled = (*state.overruled, Overruled(question, wrong))
-    return instead, evolve(state, overruled=overruled)
+        why = f"raised {type(error).__name__}"
+    return instead, evolve(state, overruled=(*state.overruled, Overruled(question, why)))
 
 
 def _with_policy(state: EngineState, policy: Any) -> EngineState:
     return state if policy is state.policy else evolve(state, policy=policy)
 
 
-def rank(config: EngineConfig, state: EngineState, request: Request) -> tuple[Rank, EngineState]:
-    """The rank of a new request. First come: behind all who are here."""
-    last: Rank = ()
-    if state.waiting:
-        last = state.waiting.last().place[0]
-    if len(state.running):
-        last = max(last, state.running.seqs[-1].place[0])
+def last_rank(state: EngineState) -> Rank:
+    """The rank of whoever is behind all others that wait or run."""
+    last: Rank = state.waiting.last().place[0] if state.waiting else ()
+    return max(last, state.running.seqs[-1].place[0]) if len(state.running) else last
+
+
+def rank(
+    config: EngineConfig, state: EngineState, request: Request, last: Rank
+) -> tuple[Rank, EngineState]:
+    """The rank of a new request. First come: `last`, behind all who are here."""
     instead = last, state.policy
     (found, policy), state = _asked(
-        config, state, "rank", request, state.time, flaw=_placing_flaw, instead=instead
+        config, state, "rank", request, state.time, read=_placing, instead=instead
     )
-    return tuple(found), _with_policy(state, policy)
+    return found, _with_policy(state, policy)
 
 
 def again(
@@ -99,14 +113,14 @@ def again(
     `arrived` is a time in seconds, `done` counts its output tokens.
     """
     found, state = _asked(
-        config, state, "again", old, request, arrived, done, flaw=_rank_flaw, instead=old
+        config, state, "again", old, request, arrived, done, read=_rank, instead=old
     )
-    return min(old, tuple(found)), state
+    return min(old, found), state
 
 
 def admit_from(config: EngineConfig, state: EngineState, load: Load) -> tuple[float, EngineState]:
     """The time in seconds from which the first in line may start. First come: now."""
-    found, state = _asked(config, state, "admit_from", load, flaw=_number_flaw, instead=load.time)
+    found, state = _asked(config, state, "admit_from", load, read=_number, instead=load.time)
     return found, state
 
 
@@ -115,7 +129,7 @@ def admitted(
 ) -> EngineState:
     """Tell the policy that a sample starts for the first time."""
     policy, state = _asked(
-        config, state, "admitted", place, request, load, flaw=_any_state, instead=state.policy
+        config, state, "admitted", place, request, load, read=_as_it_is, instead=state.policy
     )
     return _with_policy(state, policy)
 
@@ -125,7 +139,7 @@ def ended(
 ) -> EngineState:
     """Tell the policy that a sample has ended after `output` tokens."""
     policy, state = _asked(
-        config, state, "ended", request, output, ran, flaw=_any_state, instead=state.policy
+        config, state, "ended", request, output, ran, read=_as_it_is, instead=state.policy
     )
     return _with_policy(state, policy)
 
@@ -134,10 +148,12 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
     """Who of the running, at least two, gives its blocks back. First come: the last."""
     ranks = tuple(seq.place[0] for seq in state.running.seqs)
 
-    def flaw(answer: Any) -> str:
-        return _count_flaw(answer) or ("" if 0 < answer < len(ranks) else "chose nobody who may")
+    def seat(answer: Any) -> int:
+        if not 0 < _count(answer) < len(ranks):
+            raise _UnusableError("chose nobody who may")
+        return int(answer)
 
-    found, state = _asked(config, state, "victim", ranks, flaw=flaw, instead=len(ranks) - 1)
+    found, state = _asked(config, state, "victim", ranks, read=seat, instead=len(ranks) - 1)
     return found, state
 
 
@@ -151,7 +167,7 @@ def displaces(config: EngineConfig, state: EngineState) -> tuple[bool, EngineSta
     if waiting > running:
         return False, state
     found, state = _asked(
-        config, state, "displaces", waiting[0], running[0], flaw=_flag_flaw, instead=False
+        config, state, "displaces", waiting[0], running[0], read=_flag, instead=False
     )
     return found, state
 
@@ -161,6 +177,6 @@ def budget(config: EngineConfig, state: EngineState, load: Load) -> tuple[int, E
 
     While nothing runs it is at least one: nothing else would ever happen.
     """
-    found, state = _asked(config, state, "budget", load, flaw=_count_flaw, instead=load.budget)
+    found, state = _asked(config, state, "budget", load, read=_count, instead=load.budget)
     least = 0 if len(state.running) else 1
     return max(least, min(found, config.max_num_batched_tokens)), state

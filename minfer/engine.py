@@ -17,7 +17,7 @@ from typing import Final
 from minfer.arrive import submitted
 from minfer.commit import over
 from minfer.config import EngineConfig
-from minfer.messages import Cancel, Event, Executed, Failed, Finish, Submit, Tick
+from minfer.messages import EVENTS, Cancel, Event, Executed, Failed, Finish, Submit, Tick
 from minfer.record import evolve
 from minfer.schedule import schedule
 from minfer.state import EngineState, Transition, ignored
@@ -61,6 +61,8 @@ def _in_a_row(events: tuple[Event, ...]) -> list[list[Event]]:
 
 
 def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Transition:
+    if type(events[0]) not in EVENTS:  # not as typed; but a turn may hold anything
+        return ignored(state, "event", f"a {type(events[0]).__name__} is no event")
     match events[0]:
         case Executed() | Failed() as event:
             return over(config, state, event)
@@ -72,6 +74,3 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
         case Cancel() | Finish():
             stops = [event for event in events if isinstance(event, Cancel | Finish)]
             return stopped(config, state, stops)
-        case _:  # not as typed; but a turn may hold anything
-            what = f"a {type(events[0]).__name__} is no event"  # type: ignore[unreachable]
-            return ignored(state, "event", what)

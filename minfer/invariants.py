@@ -12,6 +12,7 @@ from minfer.keys import extend_keys
 from minfer.lifecycle import committed, held
 from minfer.sequence import COLUMNS, Running
 from minfer.state import EngineState
+from minfer.tickets import words_of
 
 
 class InvariantError(AssertionError):
@@ -85,6 +86,9 @@ def _forest(state: EngineState, window: int) -> None:
         idle = blocks.idle.get(ticket) == block
         require(idle == (not used and not kids), "evictable", "idle leaves are not as listed")
     require(blocks.live == len(users), "refcount", "live blocks are miscounted")
+    require(
+        blocks.words == words_of(blocks.idle), "evictable", "tickets are not those of idle blocks"
+    )
     leaves = sum(not node[2] and not node[3] for node in nodes.values())
     require(len(blocks.idle) == leaves, "evictable", "more is listed than is idle")
     for ticket in blocks.idle:
@@ -170,7 +174,7 @@ def _requests(state: EngineState) -> None:
     require(places == sorted(places), "order", "the line is not in order")
     for seq in (*state.waiting, *state.running.seqs):
         live = state.requests[seq.request.id]
-        require(seq.place[1:] == (live.place[1], seq.sample), "order", f"{seq.id} at {seq.place}")
+        require(seq.place == live.place_of(seq.sample), "order", f"{seq.id} at {seq.place}")
         require(seq.place[1] < state.arrivals, "order", f"{seq.id} is from the future")
         require(seq.arrived <= state.time, "time", f"{seq.id} came at {seq.arrived}")
     for seq in state.waiting:

@@ -35,7 +35,6 @@ import struct
 import zlib
 from array import array
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain
 from typing import Any, Final
 
 import attrs
@@ -45,8 +44,8 @@ from minfer.codec import RECORDS, CodecError, dump, load
 from minfer.config import EngineConfig
 from minfer.decisions import Facts, chained, compact, facts, state_digest
 from minfer.keys import block_keys
-from minfer.messages import Event, Executed, Failed, Submit, Tick
-from minfer.plan import Plan, Yields
+from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
+from minfer.plan import Plan, Yields, tokens_of
 from minfer.request import Request
 from minfer.state import EngineState, Turn, initial
 
@@ -105,10 +104,10 @@ def turn_record(turn: Turn, told: bytes, digest: bytes) -> bytes:
     first = turn.before.inflight[0] if turn.before.inflight else None
     rest: dict[str, Any] = {}
     ids = array("I")
-    if events and isinstance(events[0], Tick):
+    if events and type(events[0]) is Tick:
         time, events, flags = events[0].time, events[1:], _TICK
-    if first and events and isinstance(events[0], Executed) and events[0].step == first.step:
-        found = _yielded(first, events[0].yields, rest)
+    if first and events and type(events[0]) is Executed:
+        found = _yielded(first, events[0], rest)
         if found is not None:
             ids, events, flags = found, events[1:], flags | _RESULT
     if events:
@@ -124,15 +123,25 @@ def turn_record(turn: Turn, told: bytes, digest: bytes) -> bytes:
     return framed(b"".join([head, *planes, tail]))
 
 
-def _yielded(plan: Plan, yields: Yields, rest: dict[str, Any]) -> "array[int] | None":
-    """The token ids of a result, if they can be packed; adds their sizes to `rest` if need be."""
+def _packed_ids(yields: Any) -> "array[int] | None":
+    """The token ids of results as packed numbers, if they are any."""
+    tokens = tokens_of(yields)
     try:
-        if len(yields) != len(plan.most) or set(map(type, yields)) - {tuple}:
-            return None
-        ids = array("I", chain.from_iterable(yields))
-    except (TypeError, OverflowError):
+        return None if tokens is None else array("I", tokens)
+    except OverflowError:
         return None
-    sizes = tuple(map(len, yields))
+
+
+def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] | None":
+    """The token ids of the result of `plan`, if it is that and can be packed; adds their sizes to
+    `rest` if need be.
+    """
+    if type(event.step) is not int or event.step != plan.step:
+        return None
+    ids = _packed_ids(event.yields)
+    if ids is None or len(event.yields) != len(plan.most):
+        return None
+    sizes = tuple(map(len, event.yields))
     if sizes != plan.most:
         rest["sizes"] = sizes
     return ids
@@ -140,7 +149,7 @@ def _yielded(plan: Plan, yields: Yields, rest: dict[str, Any]) -> "array[int] | 
 
 def _event(event: Event, ids: "array[int]") -> Any:
     """An event as JSON; token ids of prompts go to `ids`."""
-    if isinstance(event, Submit):
+    if type(event) is Submit:
         request = event.request
         ids.extend(request.prompt)
         told = dump(request, without=("prompt", "keys"))
@@ -154,18 +163,13 @@ def as_written(event: Any) -> Event | None:
 
     What cannot be written is refused or ignored, and so is what is written in its place.
     """
-    if not isinstance(event, Executed | Failed):
-        return event if isinstance(event, Event) else None
+    if not isinstance(event, Executed | Failed) or type(event) not in EVENTS:
+        return event if type(event) in EVENTS else None
     fits = type(event.step) is int and 0 <= event.step < _NO_STEP
     step = event.step if fits else _NO_STEP
     if isinstance(event, Failed):
         return Failed(step, event.error if isinstance(event.error, str) else "")
-    try:
-        array("I", chain.from_iterable(event.yields))
-        good = type(event.yields) is tuple and set(map(type, event.yields)) <= {tuple}
-    except Exception:  # an object in the place of rows or tokens may raise anything
-        good = False
-    return Executed(step, event.yields if good else ())
+    return Executed(step, event.yields if _packed_ids(event.yields) is not None else ())
 
 
 def state_record(turns: int, state: EngineState) -> bytes:

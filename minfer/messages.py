@@ -7,7 +7,7 @@ end. The engine judges them, and counts a step with results that cannot be as fa
 
 import sys
 from math import inf
-from typing import Final
+from typing import Final, get_args
 
 from attrs import frozen
 
@@ -15,6 +15,7 @@ from minfer.plan import Plan, Yields
 from minfer.request import ParameterError, Request, check_number, check_text, check_whole
 from minfer.sequence import SampleId, SampleIds
 
+OWN_ENDS: Final = frozenset({"cancelled", "rejected", "error"})  # the engine's reasons of ends
 LARGEST: Final = sys.float_info.max  # times are finite
 
 
@@ -37,8 +38,9 @@ class Tick:
     time: float
 
     def __attrs_post_init__(self) -> None:
-        if not isinstance(self.time, float) or not -inf < self.time < inf:  # the usual case first
+        if type(self.time) is not float or not -inf < self.time < inf:  # the usual case first
             check_number(self.time, "time", -LARGEST, LARGEST)
+            object.__setattr__(self, "time", float(self.time))  # as a journal gives it back
 
 
 @frozen
@@ -74,6 +76,8 @@ class Finish(OfSample):
         check_whole(self.sample, "sample")
         check_whole(self.length, "length")
         check_text(self.reason, "reason")
+        if self.reason in OWN_ENDS:
+            raise ParameterError("reason", f"{self.reason!r} is the engine's own to give")
 
 
 @frozen
@@ -93,6 +97,8 @@ class Failed:
 
 
 Event = Tick | Submit | Cancel | Finish | Executed | Failed
+# A subclass of one is none: nobody could write it down and read it again.
+EVENTS: Final = frozenset(get_args(Event))
 
 
 @frozen

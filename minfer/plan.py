@@ -18,11 +18,22 @@ Contract of an executor:
   handed over will touch the cache any more.
 """
 
+from itertools import chain
+from typing import Any
+
 from attrs import frozen
 
 from minfer.request import Request
 
 Yields = tuple[tuple[int, ...], ...]  # token ids per row
+
+
+def tokens_of(yields: Any) -> tuple[int, ...] | None:
+    """All tokens of results, row after row; None of what is no tuple of tuples of whole numbers."""
+    if type(yields) is not tuple or not set(map(type, yields)) <= {tuple}:
+        return None
+    tokens = tuple(chain.from_iterable(yields))
+    return tokens if set(map(type, tokens)) <= {int} else None
 
 
 @frozen

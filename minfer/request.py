@@ -44,8 +44,8 @@ def check_whole(value: Any, param: str) -> None:
 
 
 def check_text(value: Any, param: str) -> None:
-    """Raise ParameterError unless `value` is a string."""
-    if not isinstance(value, str):
+    """Raise ParameterError unless `value` is a string; a subclass of it may do anything."""
+    if type(value) is not str:
         raise ParameterError(param, f"must be a string, not a {type(value).__name__}")
 
 
@@ -128,7 +128,8 @@ class Request:
     client: str = ""  # who asks; heeded by fair shares
     deadline: float = math.inf  # seconds after its arrival; heeded by earliest deadline
     root: Key = b""  # the key before the first block: fingerprint and salt
-    # Trusted: a wrong key would give this request another one's KV. So they are made where the
+    # Trusted: a wrong key gives this request another one's KV, and keys that contradict those of
+    # others break the pool, which nothing else that is said can do. So they are made where the
     # prompt is, within this process; whatever crosses a border of processes (a journal, a wire)
     # carries tokens, and keys are computed from them again on the other side.
     keys: Keys = ()
@@ -136,10 +137,12 @@ class Request:
     largest: int = field(init=False, eq=False, repr=False)  # token id: looked up once, at the edge
 
     def __attrs_post_init__(self) -> None:
+        why = "token ids must be whole numbers from 0, in a tuple"
+        if type(self.prompt) is not tuple or type(self.output) is not tuple:
+            raise ParameterError("prompt", why)
         try:
             ids = array("I", self.prompt + self.output)
         except (TypeError, OverflowError):
-            why = "token ids must be whole numbers from 0, in a tuple"
             raise ParameterError("prompt", why) from None
         object.__setattr__(self, "largest", max(ids, default=-1))
         self._check_types()
@@ -150,7 +153,9 @@ class Request:
         for param in ("max_tokens", "n", "seed"):
             check_whole(getattr(self, param), param)
         check_number(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
-        check_number(self.deadline, "deadline", 0, math.inf)
+        if type(self.deadline) is not float or not self.deadline >= 0:
+            check_number(self.deadline, "deadline", 0, MOST)
+            object.__setattr__(self, "deadline", float(self.deadline))
         if not isinstance(self.sampling, SamplingParams):
             raise ParameterError("sampling", "must be SamplingParams")
         if not isinstance(self.stop_ids, frozenset):

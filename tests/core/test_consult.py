@@ -49,7 +49,7 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
     found: Any
     after: Any
     if question == "rank":
-        found, after = consult.rank(config, state, request)
+        found, after = consult.rank(config, state, request, consult.last_rank(state))
     elif question == "again":
         found, after = consult.again(config, state, (4.0,), request, 1.0, 2)
     elif question == "admit_from":
@@ -143,16 +143,16 @@ def test_a_policy_that_raises_gives_way_to_first_come(question: str, instead: An
 def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
     config, state = evolve(CONFIG, policy=Says(None)), crowd()
     request = ask("new", 4, 9)
-    assert consult.rank(config, state, request)[0] == (5.0,)
+    assert consult.rank(config, state, request, consult.last_rank(state))[0] == (5.0,)
     nobody = Bench(config).state
-    assert consult.rank(config, nobody, request)[0] == ()
+    assert consult.rank(config, nobody, request, consult.last_rank(nobody))[0] == ()
     runs_first = evolve(nobody, waiting=state.waiting)
-    assert consult.rank(config, runs_first, request)[0] == (3.0,)
+    assert consult.rank(config, runs_first, request, consult.last_rank(runs_first))[0] == (3.0,)
 
 
 def test_a_new_rank_brings_the_policys_new_state() -> None:
     config = evolve(CONFIG, policy=Says(((1.0,), "new")))
-    assert consult.rank(config, crowd(), ask("new", 4, 9))[1].policy == "new"
+    assert consult.rank(config, crowd(), ask("new", 4, 9), ())[1].policy == "new"
 
 
 def test_whom_the_first_in_line_would_displace_is_the_last_that_runs() -> None:

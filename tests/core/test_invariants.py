@@ -233,7 +233,10 @@ def earlier(turn: Turn) -> Transition:
     state, first = turn.transition.state, turn.transition.state.waiting.first()
     place = ((-1.0,), *first.place[1:])
     held = place, state.held[1] if state.held else ""
-    return evolve(turn.transition, state=evolve(_first_waits(state, place=place), held=held))
+    state = evolve(_first_waits(state, place=place), held=held)
+    live = evolve(state.requests[first.request.id], moved=((first.sample, (-1.0,)),))
+    requests = state.requests.set(first.request.id, live)
+    return evolve(turn.transition, state=evolve(state, requests=requests))
 
 
 STEADY = tuple(Submit(ask("x" * n, 9, 12)) for n in (1, 2, 3))

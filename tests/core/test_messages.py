@@ -13,7 +13,7 @@ LARGEST = 1.7976931348623157e308
 
 def test_times_are_finite_numbers() -> None:
     for good in (0, 0.0, -5.5, LARGEST, -LARGEST, 10**300):
-        assert Tick(good).time == good
+        assert Tick(good).time == float(good)
     for bad in (math.nan, math.inf, -math.inf, 10**400, True, "1", None):
         with pytest.raises(ParameterError) as caught:
             Tick(bad)  # type: ignore[arg-type]  # wrong on purpose

@@ -67,7 +67,7 @@ def test_who_is_urgent_waits_as_long_in_one_turn_as_in_two() -> None:
 
 
 def test_who_is_urgent_does_not_wait_for_a_long_prompt_that_takes_the_whole_budget() -> None:
-    """Once it waited 24 turns, until the prompt that it outranks had been read."""
+    """Once it waited 23 turns, until the prompt that it outranks had been read."""
     config = evolve(CONFIG, num_blocks=64, max_model_len=256, max_num_batched_tokens=8)
     bench = Bench(evolve(config, policy=Priority()))
     bench.give(asked("low", own(1, 200), 4, priority=5))

@@ -10,8 +10,10 @@ from attrs import evolve, fields, frozen
 from hypothesis import given
 
 from minfer.config import ConfigError, EngineConfig, Thresholds
+from minfer.decisions import chained, compact, facts
 from minfer.engine import step
 from minfer.invariants import check
+from minfer.journal import MAGIC, Head, head_record, turn_record
 from minfer.messages import (
     Cancel,
     Emit,
@@ -27,11 +29,29 @@ from minfer.messages import (
 from minfer.pmap import Map
 from minfer.policies import POLICIES, Fair, Priority
 from minfer.policy import FirstCome, Policy
+from minfer.redact import redacted
+from minfer.replay import Journal, open_segments
 from minfer.request import ParameterError, Request, SamplingParams
-from minfer.state import EngineState
+from minfer.state import EngineState, Turn
 from tests.core.test_engine import CONFIG, Bench, ask
 
 HUGE = 10**5000  # too long for Python to write out
+
+
+class Whole:
+    """Says that it is a whole number, and cannot be looked up in a set."""
+
+    __hash__ = None  # type: ignore[assignment]  # that is the point
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __index__(self) -> int:
+        return 3
+
+
+class Later(Tick):
+    """An event of a kind of its own."""
 
 
 def kind_of(value: object) -> str:
@@ -69,6 +89,7 @@ others: st.SearchStrategy[Any] = (
     | st.builds(iter, st.just((1, 2)))
 )
 anything = numbers | others
+floats = st.integers(0, 9).map(float)
 
 
 def made(kind: Callable[..., Any], values: dict[str, st.SearchStrategy[Any]]) -> Any:
@@ -106,7 +127,12 @@ _requests = made(
         "output": mostly(()),
     },
 )
-_results = mostly(((1,), (2,), (3,)))
+_results = mostly(((1,), (2,), (3,))) | st.sampled_from(
+    (
+        [(1,), (2,), (3,)], ([1], (2,), (3,)), ((True,), (2,), (3,)), ((1,), (2,), (2**40,)),
+        {(1,): 0, (2,): 0, (3,): 0}, ((1.0,), (2,), (3,)),
+    )
+) | st.builds(lambda: ((Whole(),), (2,), (3,)))  # fmt: skip
 events = st.one_of(
     made(Tick, {"time": anything}),
     made(Submit, {"request": _requests | anything}),
@@ -120,8 +146,10 @@ events = st.one_of(
             "reason": mostly("stop"),
         },
     ),
-    made(Executed, {"step": st.integers(0, 9) | anything, "yields": _results}),
-    made(Failed, {"step": st.integers(0, 9) | anything, "error": mostly("boom")}),
+    made(Executed, {"step": st.integers(0, 9) | floats | anything, "yields": _results}),
+    made(Failed, {"step": st.integers(0, 9) | floats | anything, "error": mostly("boom")}),
+    st.builds(Later, st.just(3.0)),
+    st.integers(0, 99).map(Tick),
     anything,
 )
 
@@ -136,12 +164,31 @@ def busy() -> tuple[EngineConfig, EngineState]:
 
 
 @given(st.lists(events, max_size=6))
-def test_whatever_comes_the_engine_answers_and_goes_on(told: list[Any]) -> None:
+def test_whatever_comes_the_engine_answers_and_its_journal_replays(told: list[Any]) -> None:
     config, state = busy()
+    turns = list[Turn]()
     for some in (tuple(told[:3]), tuple(told[3:])):
-        turn = step(config, state, some)
-        check(config, turn.state)
-        state = turn.state
+        after = step(config, state, some)
+        check(config, after.state)
+        turns.append(Turn(len(turns), state, some, after))
+        state = after.state
+    head = Head(config=config, state=turns[0].before)
+    journal = journalled(head, turns)
+    assert [turn.transition.state for turn in journal.turns()] == [
+        turn.transition.state for turn in turns
+    ]
+    for turn in turns:
+        redacted(config, turn.before, turn.events, b"secret")
+
+
+def journalled(head: Head, turns: list[Turn]) -> Journal:
+    """A journal that begins in the midst of things."""
+    data, digest = [MAGIC, head_record(head)], head.digest
+    for turn in turns:
+        told = compact(facts(turn.before, turn.transition))
+        digest = chained(digest, turn.transition, told)
+        data.append(turn_record(turn, told, digest))
+    return Journal(open_segments({"run": b"".join(data)}))
 
 
 @pytest.mark.parametrize("event", [None, 3, "submit", (), object(), Odd(), Request])
@@ -198,6 +245,7 @@ def test_a_step_of_no_known_number_is_ignored(kind: Any, number: Any) -> None:
         (Finish, ("x", "0", 1), "sample"),
         (Finish, ("x", 0, HUGE), "length"),
         (Finish, ("x", 0, 1, None), "reason"),
+        (Finish, ("x", 0, 1, "rejected"), "reason"),
     ],
     ids=kind_of,
 )
@@ -212,7 +260,8 @@ def test_a_wrong_value_is_refused_when_an_event_is_made(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("id", 3), ("prompt", None), ("prompt", [1]), ("prompt", "abc"), ("prompt", (-1,)),
+        ("id", 3), ("prompt", None), ("prompt", [1]), ("prompt", "abc"), ("prompt", b"abc"),
+        ("prompt", (-1,)),
         ("prompt", (2**32,)), ("output", (0.5,)), ("max_tokens", HUGE), ("max_tokens", 1.5),
         ("n", "2"), ("n", True), ("seed", None), ("seed", 2**64), ("priority", 10**400),
         ("priority", math.nan), ("client", None), ("deadline", math.nan), ("deadline", -1.0),
@@ -226,6 +275,19 @@ def test_a_wrong_value_is_refused_when_a_request_is_made(field: str, value: Any)
     with pytest.raises(ParameterError) as caught:
         evolve(ask("x"), **{field: value})
     assert caught.value.param == ("prompt" if field == "output" else field)
+
+
+def test_lists_are_no_tokens_where_there_are_two_of_them() -> None:
+    lists: Any = [1, 2]
+    with pytest.raises(ParameterError, match="in a tuple"):
+        Request(id="x", prompt=lists, output=lists, max_tokens=4)
+    with pytest.raises(ParameterError, match="deadline"):
+        Request(id="x", prompt=(1,), max_tokens=4, deadline=HUGE)
+
+
+def test_times_are_kept_as_journals_give_them_back() -> None:
+    assert [type(Tick(time).time) for time in (2, 2.0, 2**63)] == [float] * 3
+    assert type(evolve(ask("x"), deadline=3).deadline) is float
 
 
 def test_every_field_of_a_request_is_checked() -> None:
