@@ -273,7 +273,7 @@ class World:
             base = rng.choice(self.past)
             keep = rng.choice((len(base), len(base) // size * size, rng.randint(1, len(base))))
             prompt = base[:keep] + prompt[: rng.randint(0, len(prompt))]
-            if self.config.vocab_size > 2**16 and rng.random() < 0.3:  # one high bit is another
+            if prompt and self.config.vocab_size > 2**16 and rng.random() < 0.3:  # one bit differs
                 at = rng.randrange(len(prompt))
                 prompt = (*prompt[:at], prompt[at] ^ 2**16, *prompt[at + 1 :])
         if prompt:

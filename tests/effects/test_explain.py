@@ -23,7 +23,7 @@ from tests.core.recorded import recorded
 from tests.core.test_explain import Run, config, request
 from tests.effects.tiny_model import write_checkpoint
 
-HOSTILE = 10  # the seed of a world with preemptions, failures, and requests of several samples
+HOSTILE = 67  # the seed of a world with preemptions, failures, and requests of several samples
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,7 @@ def test_the_order_of_the_parts_is_always_the_same(hostile: Path) -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     (text,) = outputs
-    assert "Request 'r9': 4 prompt tokens" in text
+    assert "Request 'r9': 10 prompt tokens" in text
 
 
 def test_a_wait_behind_others_in_plain_words(

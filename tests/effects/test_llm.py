@@ -2,7 +2,6 @@
 
 import json
 import threading
-import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -713,14 +712,12 @@ class Faulty(FirstCome):
         raise ZeroDivisionError(f"a policy's own: {state} {request.id} {time}")
 
 
-def test_a_policys_error_says_where_it_was(folder: str) -> None:
-    with LLM(folder, executor="oracle", scheduling_policy=Faulty(), **SETTINGS) as broken:
-        with pytest.raises(EngineDeadError, match="a policy's own") as caught:
-            broken.generate([1, 2], GREEDY)
-        assert isinstance(caught.value.__cause__, ZeroDivisionError)
-        assert "rank" in {
-            f.name for f in traceback.extract_tb(caught.value.__cause__.__traceback__)
-        }
+def test_a_policy_that_raises_serves_as_first_come_does(folder: str) -> None:
+    outputs = []
+    for policy in (Faulty(), FirstCome()):
+        with LLM(folder, executor="oracle", scheduling_policy=policy, **SETTINGS) as llm:
+            outputs.append(ids(llm.generate([1, 2], GREEDY)[0]))
+    assert outputs[0] == outputs[1] != []
 
 
 @pytest.mark.parametrize("policy", [FirstCome, 5, object()])
