@@ -717,7 +717,7 @@ def test_a_policy_that_raises_serves_as_first_come_does(folder: str) -> None:
     for policy in (Faulty(), FirstCome()):
         with LLM(folder, executor="oracle", scheduling_policy=policy, **SETTINGS) as llm:
             outputs.append(ids(llm.generate([1, 2], GREEDY)[0]))
-    assert outputs[0] == outputs[1] != []
+    assert outputs[0] == outputs[1] != ()
 
 
 @pytest.mark.parametrize("policy", [FirstCome, 5, object()])
