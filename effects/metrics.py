@@ -1,7 +1,7 @@
 """What an engine did and does, for Prometheus: vLLM's metrics under the prefix `minfer_`.
 
-Names and meanings are vLLM's (`failed_steps`, `request_wait_seconds` and `request_preemptions` are
-minfer's); samples of a request count one by one.
+Names and meanings are vLLM's (minfer's own: `failed_steps`, `overruled_policy_answers`,
+`request_wait_seconds`, `request_preemptions`); samples of a request count one by one.
 Counters and histograms are folds over transitions, taken in the engine's thread after each turn;
 gauges are read off its state when somebody asks.
 """
@@ -19,14 +19,15 @@ from prometheus_client.registry import Collector
 from minfer.effects.assembly import Assembly
 from minfer.effects.options import Setup
 from minfer.effects.worker import Worker
-from minfer.messages import Admitted, Emit, Ended, Execute, Preempted, Voided
+from minfer.messages import Admitted, Emit, Ended, Execute, Overruled, Preempted, Voided
 from minfer.plan import Yields
 from minfer.schedule import waits_for
 from minfer.sequence import SampleId, SampleIds
 from minfer.state import Transition
 
 _COUNTERS: Final = ("prompt_tokens", "generation_tokens", "prefix_cache_queries",
-                    "prefix_cache_hits", "num_preemptions", "failed_steps")  # fmt: skip
+                    "prefix_cache_hits", "num_preemptions", "failed_steps",
+                    "overruled_policy_answers")  # fmt: skip
 _FIRST, _GAP = "time_to_first_token_seconds", "inter_token_latency_seconds"
 _TIMES: Final = (
     _FIRST, _GAP, "e2e_request_latency_seconds", "request_time_per_output_token_seconds",
@@ -97,6 +98,8 @@ class Metrics(Collector):
                     counts["num_preemptions"] += 1
                 case Voided(plans=plans):
                     counts["failed_steps"] += plans
+                case Overruled():
+                    counts["overruled_policy_answers"] += 1
 
     def _emitted(self, ids: SampleIds, tokens: Yields, now: float) -> None:
         everyone = all(tokens)

@@ -15,6 +15,7 @@ from minfer.effects.metrics import Metrics
 from minfer.messages import Admitted, Emit, Execute
 from minfer.oracle import Oracle
 from minfer.plan import Yields
+from minfer.policy import FirstCome
 from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint
 
@@ -184,6 +185,19 @@ def test_a_turn_without_news_changes_nothing(made: Made) -> None:
     before = generate_latest(metrics.registry).split(b"# HELP process_")[0]
     metrics.turn(Transition(llm.worker.driver.state))
     assert generate_latest(metrics.registry).split(b"# HELP process_")[0] == before
+
+
+def test_a_policys_answers_that_could_not_be_used_are_counted(made: Made) -> None:
+    class Raises(FirstCome):
+        def rank(self, *_: Any) -> Any:
+            raise KeyError("a policy's own")
+
+    llm, metrics, _ = made(num_gpu_blocks_override=64, scheduling_policy=Raises())
+    llm.generate([[1, 2], [3, 4], [5]], SamplingParams(max_tokens=3))
+    settle(llm)
+    found = read(metrics)
+    assert found["overruled_policy_answers_total"] == 3
+    assert found["request_success_total length"] == 3
 
 
 def test_who_is_left_out_of_a_turn_has_a_longer_gap(made: Made) -> None:
