@@ -11,13 +11,14 @@ Clients are named by keyed digests too. Request ids, lengths, times and prioriti
 errors are left out. What depends on text, such as drafts made on the host, cannot be replayed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Final
+from typing import Final, cast
 
 import attrs
 
 from minfer.config import EngineConfig
+from minfer.journal import as_written
 from minfer.keys import Key, Keys, block_keys, extend_keys
 from minfer.messages import Event, Executed, Failed, Submit
 from minfer.plan import Plan
@@ -38,7 +39,7 @@ def redacted(
 ) -> tuple[Event, ...]:
     """The events of a turn taken in `state`, without token ids."""
     out: list[Event] = []
-    for event in events:
+    for event in cast(Iterable[Event], map(as_written, events)):
         match event:
             case Submit(request):
                 out.append(Submit(_request(config, request, secret)))
