@@ -35,7 +35,6 @@ LEFT_OUT: Final = {
     "lifetime.py": "judges what decides",
     "line_laws.py": "judges what decides",
     "oracle.py": "judges what decides",
-    "plan.py": "records without functions",
     "plan_laws.py": "judges what decides",
     "pmap.py": "one import",
     "progress.py": "judges what decides",
