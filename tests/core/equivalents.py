@@ -50,7 +50,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Who is cut leaves in this turn, and keys are given only to blocks below what is known: "
         "the tokens beyond are never looked at."
     ),
-    ("commit.py | _endings | swap | run.known[i] - len(tokens) -> len(tokens) - run.known[i]"): (
+    ("commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - run.known[i]"): (
         "Makes room larger. No plan lets a row yield beyond its last token, so that room is never"
         " less than what came; and of an end by length only the comparison with that is used."
     ),
