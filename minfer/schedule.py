@@ -156,10 +156,7 @@ def _make_room(
     if room + tokens <= 0:
         return state, None, room
     state, gave_way = displace(config, state)
-    if gave_way is None:
-        return state, None, room
-    shares.pop(last, None)
-    return state, gave_way, room + tokens
+    return state, gave_way, room + tokens if gave_way else room
 
 
 def _hold(
