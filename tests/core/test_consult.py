@@ -148,6 +148,9 @@ def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
     assert consult.rank(config, nobody, request, consult.last_rank(nobody))[0] == ()
     runs_first = evolve(nobody, waiting=state.waiting)
     assert consult.rank(config, runs_first, request, consult.last_rank(runs_first))[0] == (3.0,)
+    first = state.waiting.first()
+    late = evolve(first, place=((9.0,), *first.place[1:]))
+    assert consult.last_rank(evolve(state, waiting=state.waiting.insert(late))) == (9.0,)
 
 
 def test_a_new_rank_brings_the_policys_new_state() -> None:

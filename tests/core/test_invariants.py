@@ -1,13 +1,18 @@
 """The checker bites: states and turns that are wrong on purpose are named."""
 
+import ast
+import inspect
+import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from operator import sub
+from pathlib import Path
 from typing import Any
 
 import pytest
 from attrs import evolve, frozen
 
+from minfer import accounts, invariants, ledger, lifetime, line_laws, plan_laws, progress
 from minfer.blocks import Blocks
 from minfer.config import EngineConfig
 from minfer.engine import step
@@ -41,6 +46,7 @@ from minfer.policies import Priority
 from minfer.progress import check_progress
 from minfer.sequence import Running
 from minfer.state import EngineState, Fence, Transition, Turn, initial
+from minfer.tickets import words_of
 from minfer.waiting import Line
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -82,6 +88,29 @@ def _first_waits(state: EngineState, **changes: Any) -> EngineState:
     return evolve(state, waiting=line)
 
 
+def _named_twice(state: EngineState, *, other: bool) -> EngineState:
+    """The first published block of a table is also its second, or is another sequence's."""
+    run = state.running
+    i = next(i for i, own in enumerate(run.chains) if own.sealed > 1)
+    mine = set(run.tables[i])
+    instead = next(b for b in state.blocks.nodes if b not in mine) if other else run.tables[i][1]
+    table = Log((instead, *run.tables[i][1:]))
+    return run_with(state, tables=(*run.tables[:i], table, *run.tables[i + 1 :]))
+
+
+def _first_chain(state: EngineState, **changes: Any) -> EngineState:
+    """What the first that runs has published is changed."""
+    first, *rest = state.running.chains
+    return run_with(state, chains=(evolve(first, **changes), *rest))
+
+
+def _also_stops(state: EngineState) -> EngineState:
+    """Somebody that runs ends at a token that nobody looks for."""
+    first, *rest = state.running.seqs
+    request = evolve(first.request, stop_ids=frozenset({49}))
+    return run_with(state, seqs=(evolve(first, request=request), *rest))
+
+
 def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
     def shared(s: EngineState) -> EngineState:
         tables = s.running.tables
@@ -109,6 +138,15 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "time": lambda s: evolve(s, time=0.0),
         "order: .* from the future": lambda s: evolve(s, arrivals=0),
         "history": lambda s: _first_waits(s, history=(1, 2, 3)),
+        "stops": _also_stops,
+        "filling": lambda s: run_with(
+            evolve(s, filling=False), base=(s.running.sched[0] + 1, *s.running.base[1:])
+        ),
+        "keys": lambda s: _first_chain(s, keys=Log((b"x" * 32,) * 9)),
+        "window": lambda s: _first_chain(s, low=1),
+        "self-alias": lambda s: _named_twice(s, other=False),
+        "aliasing": lambda s: _named_twice(s, other=True),
+        "evictable: tickets": lambda s: blocks_with(s, words=words_of((77,))),
     }
 
 
@@ -120,6 +158,17 @@ def test_a_wrong_state_is_named(law: str) -> None:
     with pytest.raises(InvariantError, match=law.strip(": ")) as caught:
         check(config, _bad_states()[law](state))
     assert caught.value.law
+
+
+def test_behind_a_window_nobody_stands_on_a_leaf() -> None:
+    config = evolve(CONFIG, window=8)
+    bench = Bench(config)
+    bench.give(Submit(ask("x", 20, 12)))
+    for _ in range(4):
+        bench.turn()
+    chain = evolve(bench.state.running.chains[0], leaf=next(iter(bench.state.blocks.nodes)))
+    with pytest.raises(InvariantError, match="leaf"):
+        check(config, run_with(bench.state, chains=(chain,)))
 
 
 # --- turns ----------------------------------------------------------------------------------------
@@ -643,3 +692,26 @@ def test_what_was_in_use_is_not_as_old_as_it_looks() -> None:
     with pytest.raises(InvariantError, match="eviction: block 2 was in use"):
         check_evictions(live, before)
     check_evictions(evolve(live, high=6), before)
+
+
+# Laws that no test breaks by hand; the first follows from the others.
+UNBITTEN = {"quiescence", "committed", "exclusive tail", "preemption"}
+
+
+def laws() -> set[str]:
+    """The names of all laws, read off the specification's syntax trees."""
+    found = set[str]()
+    for module in (accounts, invariants, ledger, lifetime, line_laws, plan_laws, progress):
+        for node in ast.walk(ast.parse(inspect.getsource(module))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                at = {"require": 1, "InvariantError": 0}.get(node.func.id)
+                name = node.args[at] if at is not None and len(node.args) > at else None
+                if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                    found.add(name.value)
+    return found
+
+
+def test_every_law_has_a_test_in_which_it_bites_or_is_listed() -> None:
+    here = Path(__file__).read_text("utf-8").split("UNBITTEN")[0]
+    quiet = {name for name in laws() if not re.search(rf'["|]{name}', here)}
+    assert quiet == UNBITTEN
