@@ -138,7 +138,7 @@ class Request:
 
     def __attrs_post_init__(self) -> None:
         why = "token ids must be whole numbers from 0, in a tuple"
-        if type(self.prompt) is not tuple or type(self.output) is not tuple:
+        if not type(self.prompt) is type(self.output) is tuple:
             raise ParameterError("prompt", why)
         try:
             ids = array("I", self.prompt + self.output)

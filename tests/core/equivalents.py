@@ -100,6 +100,9 @@ EQUIVALENT: Final[dict[str, str]] = {
     ("policies.py | Fair.admitted | offset | 0 -> -1"): (
         "A rank of this policy is one number: its first is its last."
     ),
+    ("request.py | Request._check_types | comparison | self.deadline >= 0 -> self.deadline > 0"): (
+        "A deadline of 0 then goes through the whole check, which it passes."
+    ),
     ("sample.py | _f32 | offset | 0 -> -1"): ("Of one entry the first is the last."),
     ("schedule.py | _suspect | condition | count >= few and sample in run.ids -> count >= few"): (
         "Who has failed that often runs: faults of who ends go with it, and while there is a "
