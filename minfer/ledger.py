@@ -156,8 +156,7 @@ class Ledger:
         less = measure(self.accounts, turn.state)
         usual = all(one in planning.gave_way for one, _ in planning.preempted)
         if told.progress and usual and not any(isinstance(e, _OUTSIDE) for e in events):
-            selfless = {one for one, other in planning.preempted if one == other}
-            check_progress(self.measure, less, selfless)
+            check_progress(self.measure, less, planning.gave_way)
         self.measure = less
         if turn.state.blocks.nodes is not before.blocks.nodes:
             check_evictions(before.blocks, turn.state.blocks)

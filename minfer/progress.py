@@ -8,9 +8,9 @@ A good step lowers it, whatever else happens in that turn inside the engine: its
 have more computed; and whoever is sent back for want of a block or a row (its second number rises)
 ranks behind somebody whose triple fell: a row that had results, or the one for whom it gave way,
 which is in a plan now or nearer to one. So preemption cannot go in circles: between two arrivals
-only so many steps can pass. One step may leave more than before: if the last in rank has results
-and gives way for want of a block of its own, while others before it are in flight. Their steps are
-good ones, or fail from outside, and of such turns there are at most as many as steps in flight.
+only so many steps can pass. One step may leave more than before: if the last in rank alone has
+results and gives way, while others before it are in flight. Their steps are good ones, or fail from
+outside, and of such turns there are at most as many as steps in flight.
 
 That holds if those who give way are the last in rank, as under all policies that come with minfer;
 what another choice of victims promises is that policy's own affair, except that the first in rank
@@ -45,10 +45,10 @@ def measure(accounts: Mapping[SampleId, Account], state: EngineState) -> Measure
     return dict(reversed(found))
 
 
-def check_progress(before: Measure, after: Measure, selfless: Container[SampleId] = ()) -> None:
+def check_progress(before: Measure, after: Measure, gave_way: Container[SampleId] = ()) -> None:
     """Raise InvariantError unless less is left than before a good step.
 
-    `selfless` are those who gave way for want of a block of their own.
+    `gave_way` are those who were sent back in line in this turn.
     """
     flying = False  # somebody before in rank, for the turns to come
     for name, was in before.items():
@@ -56,7 +56,7 @@ def check_progress(before: Measure, after: Measure, selfless: Container[SampleId
         if now == was:
             flying = flying or now[2] == 0
         else:
-            if now > was and not (flying and name in selfless):
+            if now > was and not (flying and name in gave_way):
                 raise InvariantError("progress", f"of {name} {now} is left, and was {was}")
             return
     raise InvariantError("progress", "a good step, and nothing has changed")

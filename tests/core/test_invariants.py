@@ -642,7 +642,7 @@ def test_a_line_that_does_not_find_its_own_is_named(monkeypatch: pytest.MonkeyPa
         check(evolve(CONFIG, depth=2), state)
 
 
-def test_who_gives_way_for_itself_may_have_more_left_while_others_before_it_are_in_flight() -> None:
+def test_who_gives_way_may_have_more_left_while_others_before_it_are_in_flight() -> None:
     first, last = ("first", 0), ("last", 0)
     before, after = {first: (3, 0, 0), last: (9, 7, 0)}, {first: (3, 0, 0), last: (9, 7, 2)}
     check_progress(before, after, {last})
