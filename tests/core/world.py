@@ -127,7 +127,7 @@ def big_config(rng: Random) -> EngineConfig:
     """A pool of hundreds of blocks, long lines and prompts, and token ids of more than 16 bits."""
     seqs = rng.choice((8, 24, 72))
     return EngineConfig(
-        num_blocks=rng.randint(200, 600),
+        num_blocks=rng.randint(200, 600) * (6 if seqs > 64 else 1),  # they shall run at once
         block_size=rng.choice((1, 2)),
         max_model_len=160,
         max_num_seqs=seqs,
@@ -217,10 +217,11 @@ class World:
         n = rng.choice((1, 1, 1, 2, 4))
         output = self._tokens(rng.choice((0, 0, 0, 0, 1, 3))) if n == 1 else ()
         keys = block_keys(root, prompt, size)  # the edge may know some of them
+        most = rng.choice((40, 12, 2 * size, *(() if self.hungry else (1, 2, 3, size))))
         return Request(
             id=name,
             prompt=prompt,
-            max_tokens=rng.choice((40, 12, 2 * size, *(() if self.hungry else (1, 2, 3, size)))),
+            max_tokens=90 if self.config.max_num_seqs > 64 else most,  # many run at once
             stop_ids=frozenset(rng.sample(range(VOCAB), rng.choice((0, 0, 1, 2)))),
             n=n,
             seed=rng.randrange(4),
@@ -265,7 +266,8 @@ class World:
         rng, size = self.rng, self.config.block_size
         blocks = rng.randint(0, 4)
         if self.big and self.hungry:  # else there are many
-            blocks = rng.choice((0, 3, 20, 40, 60))
+            crowd = self.config.max_num_seqs > 64  # they run at once if their prompts are short
+            blocks = rng.choice((0, 0, 3) if crowd else (0, 3, 20, 40, 60))
         prompt = self._tokens(max(1, blocks * size + rng.choice((-1, 0, 0, 1, 2))))
         if self.common:  # all of a burst begin alike
             return self.common + prompt[: rng.choice((0, 0, 1, 2))]
