@@ -41,9 +41,10 @@ def _threshold(low: int, default: int) -> Any:
 class Thresholds:
     """Sizes from which on the core takes another path to the same result. Raises ConfigError.
 
-    They are speed only: no decision depends on them. They are part of the configuration because a
-    path that begins at 128 entries is one that small tests never take: the swarm runs with all of
-    them at two or three.
+    They are for speed: who is served when does not depend on them, though which of the free blocks
+    is handed out next does on `freed_run`. They are part of the configuration because a path that
+    begins at 128 entries is one that small tests never take: the swarm runs with all of them at two
+    or three.
     """
 
     line_bucket: int = _threshold(2, 128)  # entries of the waiting line's buckets, then split
