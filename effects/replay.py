@@ -97,7 +97,8 @@ def _verify(journal: Journal, options: argparse.Namespace) -> int:
     found = {
         "about": dict(journal.about), "segments": [one.name for one in journal.segments],
         "turns": journal.count, "row_results": journal.results, "digest": journal.digest.hex(),
-        "state_digests": journal.checked, "closed": journal.closed, "torn": journal.torn,
+        "state_digests": journal.checked, "by_decisions_alone": journal.by_decisions_alone,
+        "closed": journal.closed, "torn": journal.torn,
         "divergence": None if divergence is None else asdict(divergence),
         "raised": None if raised is None else {
             name: getattr(raised, name) for name in ("turn", "time", "error", "where")},
@@ -136,8 +137,10 @@ def _summary(found: dict[str, Any]) -> Iterable[str]:
         yield _line("  then", json.dumps(one["expected"]))
         yield _line("  now", json.dumps(one["found"]))
         return
-    yield _line("verified", f"every decision; digest {found['digest']}, and "
-                f"{found['state_digests']} digests of whole states")  # fmt: skip
+    states = f"{found['state_digests']} digests of whole states"
+    if found["by_decisions_alone"]:
+        states = "no states: this journal is of an older format, replayed by its decisions"
+    yield _line("verified", f"every decision; digest {found['digest']}, and {states}")
     end = "the engine was closed" if found["closed"] else "the journal stops while the engine ran"
     yield _line("end", "; ".join([end, *found["torn"]]))
 

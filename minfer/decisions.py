@@ -1,4 +1,4 @@
-"""What a turn decided, as data: facts to name a difference by, and digests to find it.
+"""What a turn decided, as data: facts to name a difference by, and a digest to find it.
 
 Facts say how a turn's plans differ from the plan before them, who ended, and the reasons; a steady
 decode has none. Facts and the columns of plans go into a digest that is chained from turn to turn.
@@ -16,10 +16,9 @@ from typing import Any, Final
 
 import attrs
 
-from minfer.codec import dump
 from minfer.messages import Emit, Ended, Execute, Ignored, Voided, WakeAt
 from minfer.plan import Plan
-from minfer.sequence import Sequence, less
+from minfer.sequence import less
 from minfer.state import EngineState, Transition
 
 Facts = dict[str, Any]
@@ -135,26 +134,3 @@ def chained(digest: bytes, transition: Transition, told: bytes) -> bytes:
                 hashed.update(array("q", plan.rows).tobytes())
     hashed.update(told)
     return hashed.digest()
-
-
-def _about(seq: Sequence) -> tuple[Any, ...]:
-    return seq.id, seq.place, seq.arrived, len(seq.history), seq.preempted, seq.cached
-
-
-def state_digest(state: EngineState) -> bytes:
-    """A digest of all that a state says, but for token ids and content keys: 16 bytes."""
-    pool, run = state.blocks, state.running
-    told = (
-        (pool.fresh, pool.free, pool.live, pool.low, pool.high, len(pool.index), pool.spare),
-        sorted(pool.freed.items()), sorted(pool.idle.items()),
-        sorted((block, *node[1:]) for block, node in pool.nodes.items()),
-        state.free_rows, state.time, state.next_step, state.next_gen, state.arrivals,
-        list(map(_about, state.waiting)), list(map(_about, run.seqs)),
-        run.gens, run.rows, run.starts, run.base, run.known, run.sched, run.last, run.ripe,
-        run.mark, [tuple(table) for table in run.tables],
-        [(own.sealed, own.leaf, own.low, len(own.keys)) for own in run.chains],
-        [tuple(map(len, column)) for column in (run.tails, run.fresh)],
-        [(p.step, p.gens, p.rows, p.starts, p.counts, p.most, p.repeat) for p in state.inflight],
-        [(f.until, f.held, f.private) for f in state.fences], state.faults, state.held,
-        compact(dump(state.policy)), compact(dump(state.requests)))  # fmt: skip
-    return blake2b(repr(told).encode(), digest_size=16).digest()

@@ -15,7 +15,8 @@ A file is one segment:
     "minfer journal 1\n", then records: u32 length, u32 CRC-32, payload (little-endian throughout)
 
     H  head, zlib of JSON: format, version, configuration, the number of its first turn, the digest
-       before it, the state before it (null: the engine's first), and about: what ran, and where
+       before it, the state before it (null: the engine's first) and that state's digest, and about:
+       what ran, and where
     T  a turn: u8 flags (1: the first event is the time; 2: the next is the good result of the plan
        first in flight), f64 seconds, 8 bytes of digest, u8 width, u32 count; then `count` token
        ids as `width` planes of their bytes, lowest first: the result's by row, then those of
@@ -26,8 +27,10 @@ A file is one segment:
     S  digest of the state after so many turns, a multiple of 16,384 or all so far: u64, 16 bytes
     E  the engine was closed; u64 number of turns
 
-A file may end anywhere: what follows the last whole record was never acknowledged. `S` leaves out
-token ids and keys, so that a journal without token ids has the same.
+A file may end anywhere: what follows the last whole record was never acknowledged. Digests of
+states are those of `minfer.projection`, which leaves out token ids and keys, so that a journal
+without token ids has the same. Format 2 had others, over the records as they were then: its
+journals are replayed by their decisions alone.
 """
 
 import json
@@ -42,15 +45,17 @@ from attrs import frozen
 
 from minfer.codec import RECORDS, CodecError, dump, load
 from minfer.config import EngineConfig
-from minfer.decisions import Facts, chained, compact, facts, state_digest
+from minfer.decisions import Facts, chained, compact, facts
 from minfer.keys import block_keys
 from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
 from minfer.plan import Plan, Yields, tokens_of
+from minfer.projection import state_digest
 from minfer.request import Request
 from minfer.state import EngineState, Turn, initial
 
 MAGIC: Final = b"minfer journal 1\n"
-FORMAT: Final = 2  # of heads and facts; what MAGIC counts is how records are framed
+FORMAT: Final = 3  # of heads, facts and digests; what MAGIC counts is how records are framed
+OLDEST: Final = 2  # format that can be replayed
 EVERY: Final = 1 << 14  # turns from one digest of the state to the next
 _FRAME: Final = struct.Struct("<II")
 _TURN: Final = struct.Struct("<cBd8sBI")
@@ -72,7 +77,9 @@ class Head:
     config: EngineConfig
     turn: int = 0  # the number of its first turn
     digest: bytes = START
-    state: EngineState | None = None  # None: the engine's first
+    state: EngineState | None = None  # None: the engine's first, or it was not read
+    state_digest: bytes = b""  # of `state`, where that is not the engine's first; format 3 and on
+    format: int = FORMAT
     about: Mapping[str, Any] = attrs.field(factory=dict)
 
     @property
@@ -93,8 +100,11 @@ def head_record(head: Head) -> bytes:
     """The record that begins a segment. Raises CodecError for a policy that cannot be written."""
     told = {
         "format": FORMAT, "turn": head.turn, "digest": head.digest.hex(),
-        "config": dump(head.config), "about": head.about,
-        "state": None if head.state is None else dump(head.state)}  # fmt: skip
+        "config": dump(head.config), "about": head.about, "state": None,
+    }  # fmt: skip
+    if head.state is not None:
+        told["state"] = dump(head.state)
+        told["state_digest"] = state_digest(head.state).hex()
     return framed(b"H" + zlib.compress(compact(told), 1))
 
 
@@ -228,18 +238,29 @@ def headless(data: bytes, where: str) -> bool:
     return MAGIC.startswith(begin) and (begin != MAGIC or not any(payloads(data, where)))
 
 
-def read_head(data: bytes, where: str, classes: Mapping[str, type] = RECORDS) -> Head:
-    """The head of a segment; `classes` are the records that may be in it. Raises JournalError."""
+def read_head(
+    data: bytes, where: str, classes: Mapping[str, type] = RECORDS, *, with_state: bool = True
+) -> Head:
+    """The head of a segment; `classes` are the records that may be in it. Raises JournalError.
+
+    `with_state`: with the state before its first turn, which a replay needs of its first segment.
+    """
     payload = next(payloads(data, where), b"")
     if payload[:1] != b"H":
         raise JournalError(f"{where}: it has no head: nothing of it was ever acknowledged")
     try:
         told = json.loads(zlib.decompress(payload[1:]))
-        if told["format"] != FORMAT:
+        if not OLDEST <= told["format"] <= FORMAT:
             raise JournalError(f"{where}: {_other_format(told)}")
         return Head(
-            config=load(told["config"], classes), turn=told["turn"], about=told["about"],
-            digest=bytes.fromhex(told["digest"]), state=load(told["state"], classes))  # fmt: skip
+            config=load(told["config"], classes),
+            turn=told["turn"],
+            digest=bytes.fromhex(told["digest"]),
+            state=load(told["state"], classes) if with_state else None,
+            state_digest=bytes.fromhex(told.get("state_digest", "")),
+            format=told["format"],
+            about=told["about"],
+        )
     except (CodecError, KeyError, TypeError, ValueError, zlib.error) as error:
         if isinstance(error, JournalError):
             raise
@@ -248,12 +269,12 @@ def read_head(data: bytes, where: str, classes: Mapping[str, type] = RECORDS) ->
 
 def _other_format(told: Mapping[str, Any]) -> str:
     """What a head of another format is told; `told` is all that can be relied on."""
-    about, older = told.get("about") or {}, told["format"] < FORMAT
+    about, older = told.get("about") or {}, told["format"] < OLDEST
     wrote = f"minfer {about['minfer']}" if "minfer" in about else "the minfer that wrote it"
     what = "it records decisions otherwise" if older else "it is newer"
     return (
-        f"this journal has format {told['format']}, and this minfer reads format {FORMAT}: "
-        f"{what}; replay it with {wrote}"
+        f"this journal has format {told['format']}, and this minfer reads formats {OLDEST} to "
+        f"{FORMAT}: {what}; replay it with {wrote}"
     )
 
 

@@ -12,13 +12,13 @@ import pytest
 
 from minfer import replay as replays
 from minfer.config import EngineConfig
-from minfer.decisions import chained, compact, facts, state_digest
+from minfer.decisions import chained, compact, facts
 from minfer.engine import step
 from minfer.journal import MAGIC, START, JournalError, encode_journal, payloads, turn_record
 from minfer.keys import block_keys
-from minfer.log import Log
 from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Tick
 from minfer.policies import Priority
+from minfer.projection import state_digest
 from minfer.replay import DivergenceError, Journal, open_segments
 from minfer.request import Request
 from minfer.state import EngineState, Live, Transition, Turn, initial
@@ -240,22 +240,27 @@ def apart(state: Any) -> Iterator[EngineState]:
     }
     moved = {"place": ((), 999, 0)}
     lines = [rest, *(rest.insert(one) for one in each(first, **seqs, **moved))]
-    columns = ("gens", "rows", "starts", "base", "known", "sched", "last", "ripe", "mark")
+    columns = ("gens", "rows", "starts", "base", "known", "sched", "last")
     runs = [
         *each(run, **{name: with_first(getattr(run, name), 999) for name in columns}),
-        *each(run, tails=with_first(run.tails, (1,) * 99), fresh=with_first(run.fresh, (1,) * 99)),
         attrs.evolve(run, tables=with_first(run.tables, run.tables[0].extended((99,), 64))),
     ]  # fmt: skip
     runs += [
         attrs.evolve(run, seqs=with_first(run.seqs, one)) for one in each(seq, **seqs, **moved)
     ]
-    chains = each(run.chains[0], sealed=99, leaf=99, low=99, keys=Log((b"x",) * 99))
+    chains = each(run.chains[0], sealed=99, leaf=99, low=99)
     runs += [attrs.evolve(run, chains=with_first(run.chains, one)) for one in chains]
     nodes = [(*node[:cell], 999, *node[cell + 1 :]) for cell in range(1, 5)]
     pools = [
-        *each(pool, fresh=999, free=999, live=999, low=999, high=999, spare=(*pool.spare, 99),
-              freed=pool.freed.set(99, (1,)), idle=pool.idle.set(99, 1),
-              index=pool.index.set(b"x", 1)),
+        *each(
+            pool,
+            fresh=999,
+            free=999,
+            high=999,
+            spare=(*pool.spare, 99),
+            freed=pool.freed.set(99, (1,)),
+            idle=pool.idle.set(99, 1),
+        ),
         *(attrs.evolve(pool, nodes=pool.nodes.set(block, one)) for one in nodes),
     ]  # fmt: skip
     cells = {name: with_first(getattr(plan, name), 99)
@@ -263,11 +268,22 @@ def apart(state: Any) -> Iterator[EngineState]:
     plans = [with_first(state.inflight, one) for one in each(plan, step=999, repeat=9, **cells)]
     fences = [with_first(state.fences, one)
               for one in each(fence, until=99, held=(99,), private=(99,))]  # fmt: skip
-    parts = {"waiting": lines, "running": runs, "blocks": pools, "inflight": plans,
-             "fences": fences, "held": [None, ("nobody",)], "free_rows": [(*state.free_rows, 9)],
-             "time": [99.5], "next_step": [999], "next_gen": [999], "arrivals": [999],
-             "faults": [((("x", 0), 1),)], "policy": [7],
-             "requests": [state.requests.set("x", Live(((), 99, 0), 1))]}  # fmt: skip
+    parts = {
+        "waiting": lines,
+        "running": runs,
+        "blocks": pools,
+        "inflight": plans,
+        "fences": fences,
+        "held": [None, ((0, 99, 0), "blocks")],
+        "free_rows": [(*state.free_rows, 9)],
+        "time": [99.5],
+        "next_step": [999],
+        "next_gen": [999],
+        "arrivals": [999],
+        "faults": [((("x", 0), 1),)],
+        "policy": [7],
+        "requests": [state.requests.set("x", Live(((), 99, 0), 1))],
+    }
     for name, values in parts.items():
         for value in values:
             yield attrs.evolve(state, **{name: value})
@@ -416,7 +432,7 @@ def test_a_head_of_another_format_or_with_unknown_records_is_refused() -> None:
     ):
         opened(head(older))
     with pytest.raises(JournalError, match="policy of your own, name its module"):
-        opened(head(b'{"format": 2, "config": {"is": "Mine"}, "turn": 0, "about": {}}'))
+        opened(head(b'{"format": 3, "config": {"is": "Mine"}, "turn": 0, "about": {}}'))
     with pytest.raises(JournalError, match="num_blocks"):
         opened(
             head(b'{"format":2,"config":{"is":"EngineConfig","num_blocks":-1},"turn":0,"about":{}}')

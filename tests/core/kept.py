@@ -1,0 +1,69 @@
+"""Journals that are kept as data: how the engine decided when they were written, for good.
+
+Whatever is rebuilt has to decide as it did: `test_kept` replays them, digests of states included.
+There are swarm worlds and storms (tests/core/recorded.py), between them with cancels, preemptions,
+several samples, windows, failed steps, displaced sequences and every policy. Those of format 2 were
+written by the engine of that format, and are replayed by their decisions alone.
+
+`python -m tests.core.kept` writes those of today's format anew. That is due only where
+decisions are meant to change.
+"""
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from minfer.journal import FORMAT, encode_journal
+from minfer.messages import Cancel, Preempted, Submit, Voided
+from minfer.replay import Journal, open_segments
+from tests.core.recorded import recorded, storm
+
+FOLDER: Final = Path(__file__).parent / "journals"
+WORLDS: Final = (1, 2, 5, 8, 11, 13, 21, 34)  # seeds
+STORMS: Final = (0, 3, 4, 7, 9, 12)
+TURNS: Final = 80
+
+
+def kept() -> list[Path]:
+    """The files, of every format."""
+    return sorted(FOLDER.glob("*.journal"))
+
+
+def read(path: Path) -> Journal:
+    """A kept journal, not yet replayed."""
+    return Journal(open_segments({path.name: path.read_bytes()}))
+
+
+def content() -> Counter[str]:
+    """What there is in all of them together, and how often."""
+    seen = Counter[str]()
+    for path in kept():
+        journal = read(path)
+        seen[type(journal.config.policy).__name__] += 1
+        seen["window"] += journal.config.window > 0
+        seen["repeat"] += journal.config.max_repeat > 1
+        for turn in journal.turns():
+            seen["turns"] += 1
+            seen["cancels"] += sum(isinstance(one, Cancel) for one in turn.events)
+            seen["samples"] += sum(
+                isinstance(one, Submit) and one.request.n > 1 for one in turn.events
+            )
+            for reason in turn.transition.reasons:
+                seen["preemptions"] += isinstance(reason, Preempted)
+                seen["failures"] += isinstance(reason, Voided)
+    return seen
+
+
+def main() -> None:
+    for kind, run, seeds in (("world", recorded, WORLDS), ("storm", storm, STORMS)):
+        for seed in seeds:
+            config, turns = run(seed, TURNS)
+            about = {"run": f"{kind} {seed}"}
+            path = FOLDER / f"format{FORMAT}-{kind}-{seed}.journal"
+            path.write_bytes(encode_journal(config, turns, about))
+    for what, count in sorted(content().items()):
+        print(f"{count:6} {what}")
+
+
+if __name__ == "__main__":
+    main()
