@@ -1,12 +1,13 @@
 """Cost of one turn of the core (commit and plan), without any executor.
 
-The median and the 99th percentile of a turn at 1 to 1,024 running sequences, in a steady decode and
-with churn (outputs of 250 tokens on average, who has ended is replaced), with block ends spread
-over the steps and all at the same step; and that neither context length nor a pool full of idle
-cached blocks makes a turn dearer (two engines take turns, so that the machine's noise hits both).
-Results are fed back as an executor would at depth 2; making them up is not timed. Times are the
-processor's: the core waits for nothing, and what else the machine does is not its cost.
-`--before TREE` compares this tree's core with another's, in two processes that take turns.
+The median and the 99th percentile of a turn at 1 to 1,024 running sequences, in a steady
+decode and with churn (outputs of 250 tokens on average, who has ended is replaced), with
+block ends spread over the steps and all at the same step; and that neither context length
+nor a pool full of idle cached blocks makes a turn dearer (two engines take turns, so that
+the machine's noise hits both). Results are fed back as an executor would at depth 2;
+making them up is not timed. Times are the processor's: the core waits for nothing, and
+what else the machine does is not its cost. `--before TREE` compares this tree's core with
+another's, in two processes that take turns.
 """
 
 import argparse
@@ -22,13 +23,13 @@ from typing import Any
 from bench.results import percentiles, run, show, spread
 from bench.trees import HERE, Worker, serve
 from minfer.config import EngineConfig
-from minfer.effects.driver import quiet_collector
-from minfer.effects.dry import Dry
+from minfer.effects.execution.dry import Dry
+from minfer.effects.live.driver import quiet_collector
 from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import Emit, Event, Executed
 from minfer.request import Request
-from minfer.simulate import Coming, CostModel, Simulation
+from minfer.runs.simulate import Coming, CostModel, Simulation
 from minfer.state import EngineState, Transition, Turn, initial
 
 BLOCK = 64
@@ -40,19 +41,24 @@ COST = CostModel(name="any", decode=((1, 0.01),), mixed=0.01, token=0.0)
 
 
 class MadeUp(Dry):
-    """An executor of random tokens: quicker than a passage, and with less memory in use."""
+    """An executor of random tokens: quicker than a passage, and with less
+    memory in use.
+    """
 
     def collect(self) -> Executed:
         plan = self.plans.popleft()
         tokens = random.choices(range(1, VOCAB), k=len(plan.rows))
-        return Executed(plan.step, tuple((t,) * m for t, m in zip(tokens, plan.most, strict=True)))
+        return Executed(
+            plan.step, tuple((t,) * m for t, m in zip(tokens, plan.most, strict=True))
+        )
 
 
 class Load:
     """A workload that keeps `running` sequences busy, with prompts of `context` tokens.
 
-    `aligned`: block ends come at the same step. `shared`: prompts are one document, all but the
-    last block. `idle_blocks` cached blocks of requests that have ended are there from the start.
+    `aligned`: block ends come at the same step. `shared`: prompts are one document, all
+    but the last block. `idle_blocks` cached blocks of requests that have ended are there
+    from the start.
     """
 
     def __init__(
@@ -76,7 +82,12 @@ class Load:
             vocab_size=VOCAB,
         )
         self.block_size = block_size
-        self.running, self.churn, self.rng, self.made = running, churn, random.Random(0), 0
+        self.running, self.churn, self.rng, self.made = (
+            running,
+            churn,
+            random.Random(0),
+            0,
+        )
         self.lengths = range(context, context + (1 if aligned else BLOCK))
         self.document = self.tokens(context - BLOCK) if shared else ()
         self.ready, self.took, executor = deque[Request](), list[float](), MadeUp([[0]])
@@ -86,7 +97,9 @@ class Load:
         for turn in before:
             state = turn.transition.state
         self.coming = Coming((state.time, self.next()) for _ in range(running))
-        engine = Simulation(config, executor, COST, self.coming, state, state.time, step=self.step)
+        engine = Simulation(
+            config, executor, COST, self.coming, state, state.time, step=self.step
+        )
         self.turns = self.refilled(engine.turns())
         while len(next(self.turns).transition.state.running) < running:
             pass
@@ -120,10 +133,14 @@ class Load:
         own = self.rng.choice(self.lengths) - len(self.document)
         prompt = self.document + self.tokens(own)
         return Request(
-            id=str(self.made), prompt=prompt, stop_ids=frozenset((0,)),
+            id=str(self.made),
+            prompt=prompt,
+            stop_ids=frozenset((0,)),
             max_tokens=self.rng.randint(1, 499) if self.churn else MOST,
-            keys=block_keys(b"", prompt, self.block_size),  # the edge's work, not the engine's
-        )  # fmt: skip
+            keys=block_keys(
+                b"", prompt, self.block_size
+            ),  # the edge's work, not the engine's
+        )
 
     def next(self) -> Request:
         return self.ready.popleft() if self.ready else self.request()
@@ -131,8 +148,8 @@ class Load:
     def block(self, turns: int) -> list[float]:
         """Milliseconds of each turn of a block of them.
 
-        The requests that will be wanted are made before: it is the edge's work, and between two
-        turns it would throw the engine's state out of the caches.
+        The requests that will be wanted are made before: it is the edge's work, and
+        between two turns it would throw the engine's state out of the caches.
         """
         wanted = turns * self.running // 160 + 8 if self.churn else 0
         self.ready += [self.request() for _ in range(wanted - len(self.ready))]
@@ -148,9 +165,15 @@ def alone(running: int, churn: bool, aligned: bool, turns: int) -> dict[str, Any
     blocks = [load.block(turns // PARTS) for _ in range(PARTS)]
     found, middle = percentiles([*chain(*blocks)]), [*map(median, blocks)]
     return {
-        "running": running, "churn": churn, "aligned": aligned, "median_ms": found["p50"],
-        "p99_ms": found["p99"], "p99_over_median": found["p99"] / found["p50"],
-        "low_ms": min(middle), "high_ms": max(middle)}  # fmt: skip
+        "running": running,
+        "churn": churn,
+        "aligned": aligned,
+        "median_ms": found["p50"],
+        "p99_ms": found["p99"],
+        "p99_over_median": found["p99"] / found["p50"],
+        "low_ms": min(middle),
+        "high_ms": max(middle),
+    }
 
 
 def paired(what: str, loads: list[Load], turns: int) -> dict[str, Any]:
@@ -159,9 +182,15 @@ def paired(what: str, loads: list[Load], turns: int) -> dict[str, Any]:
     first, second = (median(chain(*blocks)) for blocks in zip(*pairs, strict=True))
     ratios = [median(b) / median(a) for a, b in pairs]
     return {
-        "what": what, "running": loads[0].running, "churn": loads[0].churn, "first_ms": first,
-        "second_ms": second, "ratio": second / first,
-        "ratio_low": min(ratios), "ratio_high": max(ratios)}  # fmt: skip
+        "what": what,
+        "running": loads[0].running,
+        "churn": loads[0].churn,
+        "first_ms": first,
+        "second_ms": second,
+        "ratio": second / first,
+        "ratio_low": min(ratios),
+        "ratio_high": max(ratios),
+    }
 
 
 class Blocks:
@@ -177,21 +206,31 @@ class Blocks:
 
 
 def against(before: Path, turns: int) -> list[dict[str, Any]]:
-    """This tree's core and another's, in two processes that take turns: how many times faster."""
+    """This tree's core and another's, in two processes that take turns: how many times
+    faster.
+    """
     found = []
     for running, churn in product((256, 1024), (False, True)):
-        with Worker(before, "bench.core_step") as old, Worker(HERE, "bench.core_step") as new:
+        with (
+            Worker(before, "bench.core_step") as old,
+            Worker(HERE, "bench.core_step") as new,
+        ):
             workers, case = (old, new), {"running": running, "churn": churn}
             for worker in workers:
                 worker("block", **case, turns=turns // 4)
             pairs = []
             for part in range(PAIRS):
                 order = workers[:: 1 if part % 2 else -1]  # neither is always the second
-                blocks = {worker: worker("block", **case, turns=turns // PAIRS) for worker in order}
+                blocks = {
+                    worker: worker("block", **case, turns=turns // PAIRS)
+                    for worker in order
+                }
                 pairs.append([median(blocks[worker]) for worker in workers])
         ratios = [first / second for first, second in pairs]
         first, second = (median(column) for column in zip(*pairs, strict=True))
-        found.append({**case, "before_ms": first, "now_ms": second, "faster": spread(ratios)})
+        found.append(
+            {**case, "before_ms": first, "now_ms": second, "faster": spread(ratios)}
+        )
         show(found[-1])
     return found
 
@@ -209,7 +248,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
         }
     table, pairs = list[dict[str, Any]](), list[dict[str, Any]]()
     if args.part != "ratios":
-        for running, churn, aligned in product((1, 64, 256, 1024), (False, True), (False, True)):
+        for running, churn, aligned in product(
+            (1, 64, 256, 1024), (False, True), (False, True)
+        ):
             with quiet_collector():
                 table.append(alone(running, churn, aligned, args.turns))
             show(table[-1])
@@ -217,8 +258,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
         for running, churn in product((64, 256), (False, True)):
             contexts = "context 1k -> 32k" + (" (one shared document)" if churn else "")
             cases: dict[str, list[dict[str, Any]]] = {
-                contexts: [{"context": length, "shared": churn} for length in (1024, 32768)],
-                "idle cached blocks 4k -> 64k": [{"idle_blocks": n} for n in (4096, 65536)],
+                contexts: [
+                    {"context": length, "shared": churn} for length in (1024, 32768)
+                ],
+                "idle cached blocks 4k -> 64k": [
+                    {"idle_blocks": n} for n in (4096, 65536)
+                ],
             }
             for what, kinds in cases.items():
                 with quiet_collector():
@@ -230,8 +275,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
 
 
 if __name__ == "__main__":
-    run("core_step", measure, {
-        "--turns": {"type": int, "default": 2000, "help": "timed turns of each case"},
-        "--part": {"choices": ("all", "table", "ratios"), "default": "all"},
-        "--before": {"type": Path, "help": "another tree, compared with this one; use a --name"},
-        "--serve": {"action": "store_true", "help": argparse.SUPPRESS}})  # fmt: skip
+    run(
+        "core_step",
+        measure,
+        {
+            "--turns": {"type": int, "default": 2000, "help": "timed turns of each case"},
+            "--part": {"choices": ("all", "table", "ratios"), "default": "all"},
+            "--before": {
+                "type": Path,
+                "help": "another tree, compared with this one; use a --name",
+            },
+            "--serve": {"action": "store_true", "help": argparse.SUPPRESS},
+        },
+    )

@@ -1,13 +1,15 @@
 """Tokens per second on the CPU against transformers: same weights, same prompts, one run.
 
-Batch 1: one request at a time, transformers' `generate` (greedy, its dynamic cache, sdpa) and
-minfer in turns, so that the machine's noise hits both; prompts are part of both times.
+Batch 1: one request at a time, transformers' `generate` (greedy, its dynamic cache, sdpa)
+and minfer in turns, so that the machine's noise hits both; prompts are part of both
+times.
 
-Arrivals: 16 requests of mixed lengths come at seeded random times, faster than one by one could be
-served. transformers serves static batches, as well as they can be: whenever it is free it takes
-what has arrived, up to N requests, pads on the left and generates up to the longest output asked
-for; or it waits until all have arrived. The fastest such policy is what minfer is compared with.
-Throughput counts the tokens asked for, from the first arrival to the last result.
+Arrivals: 16 requests of mixed lengths come at seeded random times, faster than one by one
+could be served. transformers serves static batches, as well as they can be: whenever it
+is free it takes what has arrived, up to N requests, pads on the left and generates up to
+the longest output asked for; or it waits until all have arrived. The fastest such policy
+is what minfer is compared with. Throughput counts the tokens asked for, from the first
+arrival to the last result.
 """
 
 import argparse
@@ -28,13 +30,14 @@ from attrs import frozen
 from bench.results import run, show, spread
 from bench.shapes import qwen
 from minfer import AsyncLLM, SamplingParams
-from minfer.effects.driver import quiet_collector
-from minfer.effects.options import bundled_folder
+from minfer.effects.live.driver import quiet_collector
+from minfer.effects.setup.options import bundled_folder
 from tests.effects.parity import their_tokens
 from tests.effects.tiny_families import save
 
 REQUESTS = 16
-SIZES = {  # output tokens alone; of arriving requests: the shortest and longest prompt, and output
+# output tokens alone; of arriving requests: the shortest and longest prompt, and output
+SIZES = {
     "bundled": (256, (8, 128), (16, 256)),
     "0.5b": (24, (16, 128), (8, 80)),
 }
@@ -65,8 +68,12 @@ async def continuous(llm: AsyncLLM, work: list[Arrival]) -> list[list[int]]:
     return await asyncio.gather(*map(one, work))
 
 
-def static_batches(model: Any, most: int, patient: bool, work: list[Arrival]) -> list[list[int]]:
-    """As transformers serves: up to `most` at once; `patient`: wait until all are there."""
+def static_batches(
+    model: Any, most: int, patient: bool, work: list[Arrival]
+) -> list[list[int]]:
+    """As transformers serves: up to `most` at once; `patient`: wait until all
+    are there.
+    """
     left, made = work, list[list[int]]()
     begin = time.perf_counter()
     while left:
@@ -88,8 +95,12 @@ def compare(ours: Serve, theirs: Serve, works: list[list[Arrival]]) -> dict[str,
         for serve in (ours, theirs) if number % 2 else (theirs, ours):
             begin = time.perf_counter()
             made[serve] = serve(work)
-            rates[serve].append(sum(a.tokens for a in work) / (time.perf_counter() - begin))
-            assert [*map(len, made[serve])] == [a.tokens for a in work], "requests have failed"
+            rates[serve].append(
+                sum(a.tokens for a in work) / (time.perf_counter() - begin)
+            )
+            assert [*map(len, made[serve])] == [a.tokens for a in work], (
+                "requests have failed"
+            )
         same += made[ours] == made[theirs]
     ratios = [mine / other for mine, other in zip(*rates.values(), strict=True)]
     found = {"minfer": spread(rates[ours]), "transformers": spread(rates[theirs])}
@@ -97,13 +108,17 @@ def compare(ours: Serve, theirs: Serve, works: list[list[Arrival]]) -> dict[str,
 
 
 def arrivals(model: str, pace: float, seed: int, rng: random.Random) -> list[Arrival]:
-    """Requests whose lengths are spread evenly over their logarithms; `pace` seconds apart.
+    """Requests whose lengths are spread evenly over their logarithms; `pace` seconds
+    apart.
 
-    `seed` decides lengths and times, `rng` the prompts: new ones each time, so none is cached.
+    `seed` decides lengths and times, `rng` the prompts: new ones each time, so none is
+    cached.
     """
     sizes, at, out = random.Random(seed), 0.0, []
     for _ in range(REQUESTS):
-        prompt, tokens = (round(a * (b / a) ** sizes.random()) for a, b in SIZES[model][1:])
+        prompt, tokens = (
+            round(a * (b / a) ** sizes.random()) for a, b in SIZES[model][1:]
+        )
         out.append(Arrival(rng.choices(IDS, k=prompt), tokens, at))
         at += sizes.expovariate(1 / pace)
     return out
@@ -113,8 +128,14 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
     rng, read = random.Random(seed), transformers.AutoModelForCausalLM
     model: Any = read.from_pretrained(folder, dtype=dtype, attn_implementation="sdpa")
     llm = AsyncLLM(
-        str(folder), dtype=dtype, skip_tokenizer_init=True, num_gpu_blocks_override=256,
-        max_model_len=1024, max_num_seqs=REQUESTS, max_num_batched_tokens=1024)  # fmt: skip
+        str(folder),
+        dtype=dtype,
+        skip_tokenizer_init=True,
+        num_gpu_blocks_override=256,
+        max_model_len=1024,
+        max_num_seqs=REQUESTS,
+        max_num_batched_tokens=1024,
+    )
 
     def ours(work: list[Arrival]) -> list[list[int]]:
         return asyncio.run(continuous(llm, work))
@@ -126,18 +147,26 @@ def measure(name: str, folder: Path, dtype: str, pairs: int, seed: int) -> dict[
     alone = compare(ours, one_by_one, single) | {"output_tokens": tokens}
     # Eight come while one could be served alone.
     pace = statistics.mean(outputs) / alone["transformers"]["median"] / 8
-    policies = {f"up to {n}": partial(static_batches, model, n, False) for n in (4, 8, 16)}
+    policies = {
+        f"up to {n}": partial(static_batches, model, n, False) for n in (4, 8, 16)
+    }
     policies["all at once"] = partial(static_batches, model, REQUESTS, True)
     tried = {
-        policy: compare(ours, serve, [arrivals(name, pace, seed, rng)])["transformers"]["median"]
+        policy: compare(ours, serve, [arrivals(name, pace, seed, rng)])["transformers"][
+            "median"
+        ]
         for policy, serve in policies.items()
     }
     best = max(tried, key=tried.__getitem__)
     works = [arrivals(name, pace, seed, rng) for _ in range(pairs)]
     arriving = compare(ours, policies[best], works) | {
-        "static_batching": best, "policies_tried": tried, "seconds_between_arrivals": pace,
-        "last_arrival": works[0][-1].at, "prompt_tokens": [len(a.prompt) for a in works[0]],
-        "output_tokens": [a.tokens for a in works[0]]}  # fmt: skip
+        "static_batching": best,
+        "policies_tried": tried,
+        "seconds_between_arrivals": pace,
+        "last_arrival": works[0][-1].at,
+        "prompt_tokens": [len(a.prompt) for a in works[0]],
+        "output_tokens": [a.tokens for a in works[0]],
+    }
     llm.close()
     return {"batch_1": alone, "arriving": arriving}
 
@@ -154,14 +183,25 @@ def every_model(args: argparse.Namespace) -> dict[str, Any]:
                 title, folder, dtypes = "Qwen2.5 0.5B", Path(path), ["bfloat16"]
                 pairs = max(3, pairs // 2)
             for dtype in dtypes:
-                done = found[f"{title}, {dtype}"] = measure(name, folder, dtype, pairs, args.seed)
+                done = found[f"{title}, {dtype}"] = measure(
+                    name, folder, dtype, pairs, args.seed
+                )
                 show({f"{title}, {dtype}": done})
     return found
 
 
 if __name__ == "__main__":
-    run("cpu_throughput", every_model, {
-        "--models": {"nargs": "+", "choices": [*SIZES], "default": [*SIZES]},
-        "--pairs": {"type": int, "default": 5, "help": "of the bundled model; others fewer"},
-        "--threads": torch.get_num_threads(),
-        "--seed": 0})  # fmt: skip
+    run(
+        "cpu_throughput",
+        every_model,
+        {
+            "--models": {"nargs": "+", "choices": [*SIZES], "default": [*SIZES]},
+            "--pairs": {
+                "type": int,
+                "default": 5,
+                "help": "of the bundled model; others fewer",
+            },
+            "--threads": torch.get_num_threads(),
+            "--seed": 0,
+        },
+    )

@@ -1,10 +1,12 @@
-"""All figures of one CUDA GPU beside their targets, vLLM's figures and what the hardware allows.
+"""All figures of one CUDA GPU beside their targets, vLLM's figures and what the hardware
+allows.
 
     python -m bench.gpu [--parts PART ...] [--report]
 
-runs the parts that are named, or else what the result file lacks: it is rewritten after each part
-and model, so an interrupted run goes on where it was. Targets stand in bench/README.md. `--report`
-needs no GPU: it only fills the table there from the file, and draws the throughputs beside that.
+runs the parts that are named, or else what the result file lacks: it is rewritten after
+each part and model, so an interrupted run goes on where it was. Targets stand in
+bench/README.md. `--report` needs no GPU: it only fills the table there from the file, and
+draws the throughputs beside that.
 """
 
 import argparse
@@ -25,10 +27,23 @@ from bench.results import ROOT, canvas, circumstances, run, write
 README: Final = ROOT / "bench" / "README.md"
 # First what needs the whole GPU, then what shares an engine: the fewest are opened.
 PARTS: Final = {
-    "7B": ("start", "kernels", "flash_decoding", "throughput", "latency", "decode", "prefill",
-           "host", "journal", "transformers", "chunked", "prefix"),
+    "7B": (
+        "start",
+        "kernels",
+        "flash_decoding",
+        "throughput",
+        "latency",
+        "decode",
+        "prefill",
+        "host",
+        "journal",
+        "transformers",
+        "chunked",
+        "prefix",
+    ),
     "1.5B": ("throughput", "latency", "decode", "graphs"),
-    "0.5B": ("throughput", "latency", "decode")}  # fmt: skip
+    "0.5B": ("throughput", "latency", "decode"),
+}
 HIGHER: Final = ("tok/s", "TB/s", "TFLOP/s", "times", "% less")  # is better
 VLLM, FLOOR = "vLLM 0.26.0", "floor"
 TARGETS: Final = ("at least", "aim", VLLM, FLOOR)
@@ -37,7 +52,11 @@ TARGETS: Final = ("at least", "aim", VLLM, FLOOR)
 def by_name(tasks: dict[str, Any]) -> Figures:
     """Every figure, by "PART MODEL: NAME"."""
     done = tasks.items()
-    return {f"{task}: {name}": one for task, did in done for name, one in did["figures"].items()}
+    return {
+        f"{task}: {name}": one
+        for task, did in done
+        for name, one in did["figures"].items()
+    }
 
 
 def number(value: float) -> str:
@@ -45,7 +64,11 @@ def number(value: float) -> str:
 
 
 def measured(one: dict[str, Any]) -> str:
-    spread = f" ({number(one['low'])} to {number(one['high'])})" if one["repetitions"] > 1 else ""
+    spread = (
+        f" ({number(one['low'])} to {number(one['high'])})"
+        if one["repetitions"] > 1
+        else ""
+    )
     return f"{number(one['median'])} {one['unit']}{spread}"
 
 
@@ -57,10 +80,16 @@ def ratio(one: dict[str, Any], other: float) -> str:
 
 def targets() -> dict[str, dict[str, float]]:
     """What the README's table names for each figure, by column."""
-    lines = [line[1:-1] for line in README.read_text("utf-8").splitlines() if line.count("|") == 8]
+    lines = [
+        line[1:-1]
+        for line in README.read_text("utf-8").splitlines()
+        if line.count("|") == 8
+    ]
     rows = ([cell.strip() for cell in line.split("|")] for line in lines[2:])
     pairs = ((name, zip(TARGETS, cells, strict=True)) for name, _, _, *cells in rows)
-    return {name: {k: float(v.replace(",", "")) for k, v in pair if v} for name, pair in pairs}
+    return {
+        name: {k: float(v.replace(",", "")) for k, v in pair if v} for name, pair in pairs
+    }
 
 
 def report(found: Figures, path: Path) -> None:
@@ -74,7 +103,9 @@ def report(found: Figures, path: Path) -> None:
     names = [name for name in rows if name.startswith("throughput") and name in found]
     axes = (figure := canvas(9, 3.5)).subplots()
     for i, label in enumerate(("minfer", VLLM, FLOOR)):
-        values = [(rows[name] | {"minfer": found[name]["median"]})[label] for name in names]
+        values = [
+            (rows[name] | {"minfer": found[name]["median"]})[label] for name in names
+        ]
         axes.bar([at + 0.27 * i for at in range(len(names))], values, 0.25, label=label)
     labels = [name.removeprefix("throughput ").replace(": ", "\n") for name in names]
     axes.set_xticks([at + 0.27 for at in range(len(names))], labels, fontsize=7)
@@ -92,7 +123,9 @@ def baseline() -> Figures:
 
 def measure(args: argparse.Namespace) -> None:
     path = args.folder / f"{args.name}.json"
-    found = json.loads(path.read_text("utf-8"))["results"] if path.exists() else {"tasks": {}}
+    found = (
+        json.loads(path.read_text("utf-8"))["results"] if path.exists() else {"tasks": {}}
+    )
     tasks, before, wanted, broken = found["tasks"], baseline(), targets(), list[str]()
     if args.report:
         report(by_name(tasks), path.with_suffix(".svg"))
@@ -101,10 +134,14 @@ def measure(args: argparse.Namespace) -> None:
         raise SystemExit("python -m bench.gpu needs a CUDA GPU; only --report does not")
     gpu = torch.cuda.get_device_name()
     if found.setdefault("gpu", gpu) != gpu:
-        raise SystemExit(f"{path} is of GPU {found['gpu']}, this is {gpu}: use another --folder")
+        raise SystemExit(
+            f"{path} is of GPU {found['gpu']}, this is {gpu}: use another --folder"
+        )
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder))
-        for part, model in ((part, model) for model, parts in PARTS.items() for part in parts):
+        for part, model in (
+            (part, model) for model, parts in PARTS.items() for part in parts
+        ):
             task = f"{part} {model}"
             if not (part in args.parts if args.parts else task not in tasks):
                 continue
@@ -120,7 +157,9 @@ def measure(args: argparse.Namespace) -> None:
             for name, one in by_name({task: tasks[task]}).items():
                 beside = {FLOOR: one[FLOOR]} if FLOOR in one else wanted.get(name, {})
                 beside |= {"baseline": before[name]["median"]} if name in before else {}
-                text = ", ".join(f"{k} {number(v)}: {ratio(one, v)}x" for k, v in beside.items())
+                text = ", ".join(
+                    f"{k} {number(v)}: {ratio(one, v)}x" for k, v in beside.items()
+                )
                 print(f"{name:52} {measured(one):36} {text}", flush=True)
         lab.close()
     if broken:
@@ -129,7 +168,19 @@ def measure(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     known = sorted(set().union(*PARTS.values()))
-    run("gpu", measure, {
-        "--parts": {"nargs": "+", "choices": known, "default": (), "help": ", ".join(known)},
-        "--report": {"action": "store_true", "help": "only fill bench/README.md, and draw"},
-    })  # fmt: skip
+    run(
+        "gpu",
+        measure,
+        {
+            "--parts": {
+                "nargs": "+",
+                "choices": known,
+                "default": (),
+                "help": ", ".join(known),
+            },
+            "--report": {
+                "action": "store_true",
+                "help": "only fill bench/README.md, and draw",
+            },
+        },
+    )

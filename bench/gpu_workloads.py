@@ -1,7 +1,8 @@
 """What bench/gpu.py measures: each part is a function of a `Lab` and a model's name.
 
-Models are Qwen2.5's shapes with random weights and a made-up tokenizer of the whole vocabulary, so
-that text is made as for users. First runs compile kernels and capture graphs: they do not count.
+Models are Qwen2.5's shapes with random weights and a made-up tokenizer of the whole
+vocabulary, so that text is made as for users. First runs compile kernels and capture
+graphs: they do not count.
 """
 
 import gc
@@ -46,7 +47,9 @@ def figure(values: Sequence[float], unit: str, **more: Any) -> dict[str, Any]:
 def against(what: str, names: tuple[str, str], runs: list[list[float]]) -> Figures:
     """Two ways in ms, and how much less the first takes."""
     less = [100 * (1 - a / b) for a, b in zip(*runs, strict=True)]
-    both = {f"{what}, {name}": figure(ms, "ms") for name, ms in zip(names, runs, strict=True)}
+    both = {
+        f"{what}, {name}": figure(ms, "ms") for name, ms in zip(names, runs, strict=True)
+    }
     return {**both, f"{what}, {names[0]} against {names[1]}": figure(less, "% less")}
 
 
@@ -75,10 +78,16 @@ class Lab:
         return str(folder)
 
     def engine(self, model: str, **more: Any) -> LLM:
-        """The engine with these settings, else as vLLM's was; another one is closed first."""
+        """The engine with these settings, else as vLLM's was; another one is closed
+        first.
+        """
         if self.llm is None or self.asked != (model, more):
             self.close()
-            settings = {"device": "cuda", "max_num_seqs": 256, "enable_prefix_caching": False}
+            settings = {
+                "device": "cuda",
+                "max_num_seqs": 256,
+                "enable_prefix_caching": False,
+            }
             self.llm = LLM(self.model(model), load_format="dummy", **(settings | more))
             self.asked = model, more
         return self.llm
@@ -100,11 +109,14 @@ class Lab:
 
 
 def watched(spans: Spans, owner: Any, name: str, stream: Any = None) -> Any:
-    """A patch: note when a method is called on the host, and between which events on a stream."""
+    """A patch: note when a method is called on the host, and between which events on a
+    stream.
+    """
     inner = getattr(owner, name)
 
     def mark() -> Any:
-        return stream and stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]  # torch's
+        # Torch's.
+        return stream and stream.record_event(torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
 
     def call(*of: Any) -> Any:
         before, begin = mark(), time.perf_counter()
@@ -117,16 +129,27 @@ def watched(spans: Spans, owner: Any, name: str, stream: Any = None) -> Any:
 
 
 def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
-    """`STEPS` steps of rows that feed themselves: ms of one on the GPU, and calls meanwhile."""
+    """`STEPS` steps of rows that feed themselves: ms of one on the GPU, and calls
+    meanwhile.
+    """
     stagger = 2 * (rows * context // llm.setup.config.max_num_batched_tokens) + 16
-    spans, driver, executor = Spans(list), llm.worker.driver, cast(Any, llm.worker.driver.executor)
+    spans, driver, executor = (
+        Spans(list),
+        llm.worker.driver,
+        cast(Any, llm.worker.driver.executor),
+    )
     with (
-        watched(spans, driver, "turn"), watched(spans, llm.worker, "_deliver"),
-        watched(spans, executor, "launch", executor.stream), watched(spans, executor, "collect"),
-        watched(spans, executor, "_replay", executor.stream)):  # fmt: skip
+        watched(spans, driver, "turn"),
+        watched(spans, llm.worker, "_deliver"),
+        watched(spans, executor, "launch", executor.stream),
+        watched(spans, executor, "collect"),
+        watched(spans, executor, "_replay", executor.stream),
+    ):
         rate(llm, lab.prompts(rows, context), [greedy(STEPS + stagger)] * rows)
     torch.cuda.synchronize()
-    decoding = [s for s in spans["launch"] if len(s.of[0].rows) == rows and not s.of[0].fills]
+    decoding = [
+        s for s in spans["launch"] if len(s.of[0].rows) == rows and not s.of[0].fills
+    ]
     first, last = decoding[-STEPS], decoding[-1]
     for name, some in spans.items():
         spans[name] = [span for span in some if first.begin <= span.begin < last.end]
@@ -138,12 +161,16 @@ def rate(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> fl
     began = time.perf_counter()
     made = [one.outputs[0] for one in llm.generate(prompts, params, use_tqdm=False)]
     seconds = time.perf_counter() - began
-    if broken := [one.error or one.finish_reason for one in made if one.finish_reason != "length"]:
+    if broken := [
+        one.error or one.finish_reason for one in made if one.finish_reason != "length"
+    ]:
         raise RuntimeError(f"{len(broken)} of {len(made)} requests failed: {broken[0]}")
     return sum(len(one.token_ids) for one in made) / seconds
 
 
-def streamed(llm: LLM, prompts: list[list[int]], params: list[SamplingParams]) -> list[list[float]]:
+def streamed(
+    llm: LLM, prompts: list[list[int]], params: list[SamplingParams]
+) -> list[list[float]]:
     """When each request's tokens came, one after the other."""
     times = defaultdict[str, list[float]](list)
     for output in llm.stream(prompts, params):
@@ -161,10 +188,14 @@ def throughput(lab: Lab, model: str) -> Figures:
     sizes = partial(dice.randint, 100, 1024)
     prompts = [[dice.randint(0, 10_000) for _ in range(sizes())] for _ in range(256)]
     most = [sizes() for _ in prompts]
-    params = [SamplingParams(temperature=0.6, max_tokens=n, ignore_eos=True) for n in most]
+    params = [
+        SamplingParams(temperature=0.6, max_tokens=n, ignore_eos=True) for n in most
+    ]
     runs = [rate(llm, prompts, params) for _ in range(4)]
     free, total = torch.cuda.mem_get_info()
-    memory = figure([(total - free) / 2**30], "GiB", planned=llm.setup.memory.total / 2**30)
+    memory = figure(
+        [(total - free) / 2**30], "GiB", planned=llm.setup.memory.total / 2**30
+    )
     return {**out, "nano": figure(runs[2:], "tok/s", tokens=sum(most)), "memory": memory}
 
 
@@ -174,7 +205,10 @@ def latency(lab: Lab, model: str) -> Figures:
         rows = list[list[float]]()
         for _ in range(5):
             began = 1e3 * time.perf_counter()
-            rows += [[began, *(1e3 * at for at in row)] for row in streamed(llm, *lab.equal(batch))]
+            rows += [
+                [began, *(1e3 * at for at in row)]
+                for row in streamed(llm, *lab.equal(batch))
+            ]
         del rows[: 2 * batch]
         for name, ms in (
             ("TTFT", [row[1] - row[0] for row in rows]),
@@ -204,7 +238,10 @@ def host(lab: Lab, model: str) -> Figures:
     llm, found = lab.engine(model), defaultdict[str, list[float]](list)
     for _ in range(3):
         _, spans = steady(lab, llm, 256, 600)
-        ms = {name: 1e3 * mean(s.end - s.begin for s in some) for name, some in spans.items()}
+        ms = {
+            name: 1e3 * mean(s.end - s.begin for s in some)
+            for name, some in spans.items()
+        }
         found["staging"].append(ms["launch"])
         found["planning, committing, staging"].append(ms["turn"] - ms["collect"])
         found["delivering"].append(ms["_deliver"])
@@ -212,52 +249,73 @@ def host(lab: Lab, model: str) -> Figures:
         whole = spans["_replay"][0].before.elapsed_time(spans["_replay"][-1].after)
         found["GPU idle"].append(100 * (1 - busy / whole))
     units = {"GPU idle": "%"}
-    return {name: figure(values[1:], units.get(name, "ms")) for name, values in found.items()}
+    return {
+        name: figure(values[1:], units.get(name, "ms")) for name, values in found.items()
+    }
 
 
 def graphs(lab: Lab, model: str) -> Figures:
     ways: tuple[dict[str, bool], ...] = ({}, {"enforce_eager": True})
-    runs = [[steady(lab, lab.engine(model, **how), 1, 600)[0] for _ in range(4)] for how in ways]
+    runs = [
+        [steady(lab, lab.engine(model, **how), 1, 600)[0] for _ in range(4)]
+        for how in ways
+    ]
     return against("step", ("graphs", "eager"), [some[1:] for some in runs])
 
 
 def journal(lab: Lab, model: str) -> Figures:
     """256 requests, with every turn recorded and without."""
     ways: tuple[dict[str, Any], ...] = ({"journal": lab.folder / "journal"}, {})
-    runs = [[1e3 / rate(lab.engine(model, **how), *lab.equal(256)) for _ in range(5)]
-            for how in ways]  # fmt: skip
+    runs = [
+        [1e3 / rate(lab.engine(model, **how), *lab.equal(256)) for _ in range(5)]
+        for how in ways
+    ]
     return against("1 token", ("recorded", "not"), [some[2:] for some in runs])
 
 
 def chunked(lab: Lab, model: str) -> Figures:
-    """The longest gap between tokens of 32 rows, in the second after a prompt of 8,192 arrives."""
+    """The longest gap between tokens of 32 rows, in the second after a prompt of 8,192
+    arrives.
+    """
     peaks = []
     for budget in (1024, 8192 + 64):
         llm, at = lab.engine(model, max_num_batched_tokens=budget), list[float]()
         with ThreadPoolExecutor(1) as pool:
-            decoding = pool.submit(streamed, llm, lab.prompts(32, 2100), [greedy(1900)] * 32)
+            decoding = pool.submit(
+                streamed, llm, lab.prompts(32, 2100), [greedy(1900)] * 32
+            )
             time.sleep(2)
             for prompt in lab.prompts(6, 8192):
                 time.sleep(1)
                 at.append(time.perf_counter())
                 rate(llm, [prompt], [greedy(1)])
-        gaps = [(b, b - a) for row in decoding.result() for a, b in itertools.pairwise(row)]
-        peaks.append([1e3 * max(gap for end, gap in gaps if a < end < a + 1) for a in at[2:]])
+        gaps = [
+            (b, b - a) for row in decoding.result() for a, b in itertools.pairwise(row)
+        ]
+        peaks.append(
+            [1e3 * max(gap for end, gap in gaps if a < end < a + 1) for a in at[2:]]
+        )
     return against("ITL peak", ("chunks of 1024", "whole"), peaks)
 
 
 def prefix(lab: Lab, model: str) -> Figures:
     llm, found = lab.engine(model, enable_prefix_caching=True), []
     for shared in lab.prompts(10, 2048):
-        cold, hit = (1e3 / rate(llm, [shared + own], [greedy(1)]) for own in lab.prompts(2, 64))
+        cold, hit = (
+            1e3 / rate(llm, [shared + own], [greedy(1)]) for own in lab.prompts(2, 64)
+        )
         found.append((hit, cold))
-    return against("TTFT", ("hit", "cold"), [list(runs) for runs in zip(*found[2:], strict=True)])
+    return against(
+        "TTFT", ("hit", "cold"), [list(runs) for runs in zip(*found[2:], strict=True)]
+    )
 
 
 def start(lab: Lab, model: str) -> Figures:
-    """A process that writes one token, with an empty cache of compiled kernels, then a full one."""
+    """A process that writes one token, with an empty cache of compiled kernels, then a
+    full one.
+    """
     out, env = Figures(), {**os.environ, "TRITON_CACHE_DIR": str(lab.folder / "compiled")}
-    command = [sys.executable, "-m", "minfer.effects.cli", "generate", "def", "--device=cuda"]
+    command = [sys.executable, "-m", "minfer", "generate", "def", "--device=cuda"]
     command += ["--model", lab.model(model), "--load-format=dummy", "--max-tokens=1"]
     for name in ("first token", "first token, compiled before"):
         began = time.perf_counter()
@@ -269,15 +327,21 @@ def start(lab: Lab, model: str) -> Figures:
 def transformers(lab: Lab, model: str) -> Figures:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    ours, theirs = [rate(lab.engine(model), *lab.equal(8)) for _ in range(5)][2:], list[float]()
+    ours, theirs = (
+        [rate(lab.engine(model), *lab.equal(8)) for _ in range(5)][2:],
+        list[float](),
+    )
     lab.close()
     config: Any = AutoConfig.from_pretrained(lab.model(model))
     with torch.device("cuda"), torch.inference_mode():
-        peer: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]  # transformers'
+        # Transformers'.
+        peer: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)  # type: ignore[no-untyped-call]
         for _ in range(3):
             ids, began = torch.tensor(lab.equal(8)[0]), time.perf_counter()
             made = peer.generate(ids, max_new_tokens=128, do_sample=False, pad_token_id=0)
-            theirs.append(made[:, ids.shape[1] :].cpu().numel() / (time.perf_counter() - began))
+            theirs.append(
+                made[:, ids.shape[1] :].cpu().numel() / (time.perf_counter() - began)
+            )
     both = {"minfer": figure(ours, "tok/s"), "transformers": figure(theirs[1:], "tok/s")}
     return {**both, "ratio": figure([median(ours) / median(theirs[1:])], "times")}
 
@@ -286,8 +350,12 @@ def tensor(*shape: int) -> Tensor:
     return torch.empty(shape, device="cuda", dtype=torch.bfloat16).normal_(0, 0.05)
 
 
-def timed(function: Callable[..., Any], size: int, build: Callable[[], Any]) -> dict[str, Any]:
-    """Microseconds of a function that moves `size` bytes, of arguments that no cache holds."""
+def timed(
+    function: Callable[..., Any], size: int, build: Callable[[], Any]
+) -> dict[str, Any]:
+    """Microseconds of a function that moves `size` bytes, of arguments that no cache
+    holds.
+    """
     calls = [partial(function, *build()) for _ in range(min(32, 1 + int(COLD // size)))]
     turns = itertools.cycle(calls)
     torch.cuda.synchronize()  # what follows is on another stream
@@ -328,25 +396,49 @@ def kernels(_lab: Lab, model: str) -> Figures:
 
     def product(function: object, outs: int, ins: int, tokens: int) -> tuple[Any, ...]:
         x, weight = t(tokens, ins), t(outs, ins)
-        return (t(tokens, outs), x, weight) if function is add else (x, t(ins), eps, weight)
+        return (
+            (t(tokens, outs), x, weight) if function is add else (x, t(ins), eps, weight)
+        )
 
     unfiltered, rotate = partial(sample.sample, filtered=False), rope.rope_and_cache
     plain, gated, add = linear.norm_linear, linear.norm_gated, linear.linear_add
     # The function, the bytes that it moves, and its arguments.
     work: dict[str, tuple[Callable[..., Any], int, Callable[[], Any]]] = {
-        "RMSNorm of a sum, 4096 tokens": (norm.rms_norm, 8 * many * hidden,
-            lambda: (t(many, hidden), t(hidden), eps, t(many, hidden))),
-        "RoPE and cache, 4096 tokens": (rotate, 4 * many * qkv, lambda: (
-            t(many, qkv), t(many, dim).float(), at, at.long(), t(*paged), t(*paged), heads,
-            kv_heads)),
-        "SiLU times up, 4096 tokens": (activation.silu_mul, 6 * many * inner,
-            lambda: (t(many, 2 * inner),)),
+        "RMSNorm of a sum, 4096 tokens": (
+            norm.rms_norm,
+            8 * many * hidden,
+            lambda: (t(many, hidden), t(hidden), eps, t(many, hidden)),
+        ),
+        "RoPE and cache, 4096 tokens": (
+            rotate,
+            4 * many * qkv,
+            lambda: (
+                t(many, qkv),
+                t(many, dim).float(),
+                at,
+                at.long(),
+                t(*paged),
+                t(*paged),
+                heads,
+                kv_heads,
+            ),
+        ),
+        "SiLU times up, 4096 tokens": (
+            activation.silu_mul,
+            6 * many * inner,
+            lambda: (t(many, 2 * inner),),
+        ),
         "greedy, 256 rows": (unfiltered, logits, partial(draw, 0.0, 1.0)),
         "temperature, 256 rows": (unfiltered, logits, partial(draw, 0.8, 1.0)),
-        "top-p, 256 rows": (sample.sample, logits, partial(draw, 0.8, 0.9))}  # fmt: skip
+        "top-p, 256 rows": (sample.sample, logits, partial(draw, 0.8, 0.9)),
+    }
     for name, function, outs, ins in (
-        ("QKV", plain, qkv, hidden), ("out", add, hidden, hidden), ("down", add, hidden, inner),
-        ("gate, up", gated, 2 * inner, hidden), ("head", plain, vocab, hidden)):  # fmt: skip
+        ("QKV", plain, qkv, hidden),
+        ("out", add, hidden, hidden),
+        ("down", add, hidden, inner),
+        ("gate, up", gated, 2 * inner, hidden),
+        ("head", plain, vocab, hidden),
+    ):
         for tokens in (1, 16):
             build = partial(product, function, outs, ins, tokens)
             work[f"{name}, {tokens} tokens"] = function, 2 * outs * ins, build

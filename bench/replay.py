@@ -1,7 +1,7 @@
 """What recording a journal costs at 256 rows, and how fast it replays in another process.
 
-Steady: 256 sequences that only decode. Churn: outputs of 200 to 300 tokens, so that one ends and
-one with a prompt of 500 tokens comes each turn. The executor costs nothing.
+Steady: 256 sequences that only decode. Churn: outputs of 200 to 300 tokens, so that one
+ends and one with a prompt of 500 tokens comes each turn. The executor costs nothing.
 """
 
 import argparse
@@ -19,16 +19,16 @@ from typing import Any
 
 from bench.results import percentiles, run, show
 from minfer.config import EngineConfig
-from minfer.effects.driver import Driver, quiet_collector
-from minfer.effects.dry import Dry
-from minfer.effects.journal import Writer
+from minfer.effects.execution.dry import Dry
+from minfer.effects.live.driver import Driver, quiet_collector
+from minfer.effects.live.journal_files import Writer
 from minfer.messages import Executed, Submit
 from minfer.request import Request
 from minfer.state import Turn
 
 REPLAY = """
 import sys
-from minfer.effects.cli import main
+from minfer.effects.cli.main import main
 code = main(["replay", sys.argv[1], "--json"])
 assert "torch" not in sys.modules
 sys.exit(code)
@@ -37,8 +37,12 @@ sys.exit(code)
 
 def replayed(folder: Path) -> dict[str, Any]:
     """What `minfer replay` finds in a process of another hash seed."""
-    done = subprocess.run([sys.executable, "-c", REPLAY, str(folder)], capture_output=True,
-                          text=True, env={**os.environ, "PYTHONHASHSEED": "4711"})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", REPLAY, str(folder)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONHASHSEED": "4711"},
+    )
     assert done.stdout, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
@@ -50,7 +54,9 @@ class Fixed(Dry):
     def __init__(self) -> None:
         super().__init__([[0]])
         rng = random.Random(1)
-        self.drawn = [tuple((rng.randrange(150_000),) for _ in range(256)) for _ in range(64)]
+        self.drawn = [
+            tuple((rng.randrange(150_000),) for _ in range(256)) for _ in range(64)
+        ]
 
     def collect(self) -> Executed:
         plan = self.plans.popleft()
@@ -60,9 +66,16 @@ class Fixed(Dry):
 
 
 def recording(turns: int, *, churn: bool) -> dict[str, Any]:
-    """What a turn over 256 rows costs to record; with `churn`, outputs are 200 to 300 tokens."""
-    config = EngineConfig(num_blocks=20_000, max_num_seqs=256, max_num_batched_tokens=8192,
-                          max_model_len=16_384, vocab_size=151_936)  # fmt: skip
+    """What a turn over 256 rows costs to record; with `churn`, outputs are 200 to 300
+    tokens.
+    """
+    config = EngineConfig(
+        num_blocks=20_000,
+        max_num_seqs=256,
+        max_num_batched_tokens=8192,
+        max_model_len=16_384,
+        vocab_size=151_936,
+    )
     rng, names, record, whole = random.Random(0), count(), list[float](), list[float]()
     with tempfile.TemporaryDirectory() as folder:
         writer = Writer(Path(folder), config, {})
@@ -96,7 +109,8 @@ def recording(turns: int, *, churn: bool) -> dict[str, Any]:
         "microseconds": {"mean": mean(micro), **percentiles(micro)},
         "share_of_the_turn": sum(record[skip:]) / sum(whole[skip:]),
         "bytes": {"mean": mean(sizes[skip:]), "median": median(sizes[skip:])},
-        "row_results_per_second_of_replay": found["row_results_per_second"]}  # fmt: skip
+        "row_results_per_second_of_replay": found["row_results_per_second"],
+    }
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

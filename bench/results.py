@@ -1,7 +1,7 @@
 """What all benchmarks share: command line, figures on the screen, and results as JSON.
 
-`write` puts the commit, versions, machine, threads, date and seed beside the figures, so that no
-script can forget one of them. Every script runs as `python -m bench.NAME`.
+`write` puts the commit, versions, machine, threads, date and seed beside the figures, so
+that no script can forget one of them. Every script runs as `python -m bench.NAME`.
 """
 
 import argparse
@@ -55,13 +55,17 @@ def write(
 
 
 def circumstances(seed: int | None) -> dict[str, Any]:
-    """Commit, versions, machine, date: what figures depend on besides the code's arguments."""
+    """Commit, versions, machine, date: what figures depend on besides the code's
+    arguments.
+    """
     found = {package.name: package.version for package in distributions()}
     torch = sys.modules.get("torch")  # if the benchmark uses it
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
-        "changed": bool(_git("status", "--porcelain", "--untracked-files=no")),  # since the commit
+        "changed": bool(
+            _git("status", "--porcelain", "--untracked-files=no")
+        ),  # since the commit
         "seed": seed,
         "python": platform.python_version(),
         "versions": {name: found[name] for name in PACKAGES if name in found},
@@ -74,7 +78,12 @@ def circumstances(seed: int | None) -> dict[str, Any]:
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Median, lowest and highest of repeated measurements, and their number."""
     low, high = min(values), max(values)
-    return {"median": median(values), "low": low, "high": high, "repetitions": len(values)}
+    return {
+        "median": median(values),
+        "low": low,
+        "high": high,
+        "repetitions": len(values),
+    }
 
 
 def percentiles(values: Sequence[float]) -> dict[str, float]:
@@ -83,7 +92,9 @@ def percentiles(values: Sequence[float]) -> dict[str, float]:
     return {"p50": float(middle), "p99": float(high)}
 
 
-def canvas(width: float, height: float) -> Any:  # of matplotlib, which few benchmarks need
+def canvas(
+    width: float, height: float
+) -> Any:  # of matplotlib, which few benchmarks need
     """A figure of so many inches; as SVG, the same data gives the same file."""
     from matplotlib import rcParams
     from matplotlib.figure import Figure
@@ -110,7 +121,9 @@ def _text(value: Any) -> str:
 
 def _git(*arguments: str) -> str:
     try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", *arguments], cwd=ROOT, capture_output=True, text=True
+        )
     except OSError:  # there is no git
         return ""
     return done.stdout.strip()  # an unpacked archive has no history
@@ -118,5 +131,9 @@ def _git(*arguments: str) -> str:
 
 def _cpu() -> str:
     info = Path("/proc/cpuinfo")  # Linux's
-    found = re.search("model name\t: (.*)", info.read_text("utf-8")) if info.exists() else None
+    found = (
+        re.search("model name\t: (.*)", info.read_text("utf-8"))
+        if info.exists()
+        else None
+    )
     return found[1] if found else platform.processor() or platform.machine()

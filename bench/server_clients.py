@@ -1,8 +1,9 @@
 """Throughput of the server at 1, 2, 4 and 8 clients that stream, as the clients see it.
 
-A process, `minfer serve`, with the 0.5B shape (Qwen2.5's, random weights) and a tokenizer that has
-a text for each token, so that each token is an event. Clients send one request after the other,
-each with a prompt of its own. The numbers of clients take turns, so that a slow minute hits all.
+A process, `minfer serve`, with the 0.5B shape (Qwen2.5's, random weights) and a tokenizer
+that has a text for each token, so that each token is an event. Clients send one request
+after the other, each with a prompt of its own. The numbers of clients take turns, so that
+a slow minute hits all.
 """
 
 import argparse
@@ -28,9 +29,16 @@ CLIENTS = (1, 2, 4, 8)
 PROMPT, OUTPUT = 32, 32  # tokens
 MODEL = qwen("0.5B")
 VOCABULARY = int(MODEL["vocab_size"])
-BODY = {"max_tokens": OUTPUT, "temperature": 0, "ignore_eos": True, "stream": True,
-        "stream_options": {"include_usage": True}}  # fmt: skip
-Cell = defaultdict[str, list[float]]  # what was measured at one number of clients, over all repeats
+BODY = {
+    "max_tokens": OUTPUT,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+    "stream_options": {"include_usage": True},
+}
+Cell = defaultdict[
+    str, list[float]
+]  # what was measured at one number of clients, over all repeats
 
 
 def write_model(folder: Path) -> None:
@@ -47,14 +55,18 @@ def write_model(folder: Path) -> None:
 def request(client: httpx.Client, prompt: list[int], cell: Cell) -> int:
     """Stream one completion; returns its output tokens."""
     times, tokens = [time.perf_counter()], 0
-    with client.stream("POST", "/v1/completions", json={"prompt": prompt, **BODY}) as answer:
+    with client.stream(
+        "POST", "/v1/completions", json={"prompt": prompt, **BODY}
+    ) as answer:
         answer.raise_for_status()
         for line in answer.iter_lines():
             if line.startswith("data: {"):
                 times.append(time.perf_counter())
                 usage = json.loads(line[6:])["usage"]
                 tokens = usage["completion_tokens"] if usage else 0
-    gaps = [later - sooner for sooner, later in itertools.pairwise(times[:-1])]  # less the usage's
+    gaps = [
+        later - sooner for sooner, later in itertools.pairwise(times[:-1])
+    ]  # less the usage's
     cell["ttft_seconds"].append(gaps[0])
     cell["itl_seconds"] += gaps[1:]
     return tokens
@@ -62,7 +74,9 @@ def request(client: httpx.Client, prompt: list[int], cell: Cell) -> int:
 
 def repeat(url: str, clients: int, requests: int, cell: Cell, rng: random.Random) -> None:
     """So many clients at once, each with so many requests in a row."""
-    prompts = [rng.choices(range(VOCABULARY), k=PROMPT) for _ in range(clients * requests)]
+    prompts = [
+        rng.choices(range(VOCABULARY), k=PROMPT) for _ in range(clients * requests)
+    ]
 
     def one(i: int) -> int:
         with httpx.Client(base_url=url, timeout=300) as client:
@@ -76,7 +90,9 @@ def repeat(url: str, clients: int, requests: int, cell: Cell, rng: random.Random
 
 def figures(cell: Cell) -> dict[str, Any]:
     rate = spread(cell["output_tokens_per_second"])
-    latencies = {name: percentiles(cell[name]) for name in ("ttft_seconds", "itl_seconds")}
+    latencies = {
+        name: percentiles(cell[name]) for name in ("ttft_seconds", "itl_seconds")
+    }
     requests = len(cell["ttft_seconds"])
     return {"output_tokens_per_second": rate, **latencies, "requests": requests}
 
@@ -86,8 +102,12 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
     figure = canvas(8, 3.2)
     left, right = figure.subplots(1, 2)
     rates = [one["output_tokens_per_second"] for one in found]
-    bars = [[abs(rate["median"] - rate[end]) for rate in rates] for end in ("low", "high")]
-    left.errorbar(CLIENTS, [rate["median"] for rate in rates], bars, marker="o", capsize=3)
+    bars = [
+        [abs(rate["median"] - rate[end]) for rate in rates] for end in ("low", "high")
+    ]
+    left.errorbar(
+        CLIENTS, [rate["median"] for rate in rates], bars, marker="o", capsize=3
+    )
     left.set(xlabel="clients", ylabel="output tokens/s", xticks=CLIENTS, ylim=(0, None))
     for name, mark in (("ttft", "o"), ("itl", "s")):
         for share in ("p50", "p99"):
@@ -102,8 +122,16 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rng, cells = random.Random(args.seed), {clients: Cell(list) for clients in CLIENTS}
     with tempfile.TemporaryDirectory() as path:
         write_model(Path(path))
-        command = [sys.executable, "-m", "minfer.effects.cli", "serve", "--port=0",
-                   f"--model={path}", "--load-format=dummy", "--max-model-len=1024"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "minfer",
+            "serve",
+            "--port=0",
+            f"--model={path}",
+            "--load-format=dummy",
+            "--max-model-len=1024",
+        ]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
             try:

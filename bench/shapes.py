@@ -2,15 +2,29 @@
 
 from typing import Any, Final
 
-FIELDS: Final = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                 "num_key_value_heads", "vocab_size", "tie_word_embeddings")  # fmt: skip
+FIELDS: Final = (
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "vocab_size",
+    "tie_word_embeddings",
+)
 SHAPES: Final[dict[str, tuple[int, ...]]] = {
-    "0.5B": (896, 4864, 24, 14, 2, 151_936, True), "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
-    "7B": (3584, 18_944, 28, 28, 4, 152_064, False)}  # fmt: skip
+    "0.5B": (896, 4864, 24, 14, 2, 151_936, True),
+    "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
+    "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
+}
 
 
 def qwen(name: str) -> dict[str, Any]:
     """What config.json says of the model of this size."""
-    made = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "dtype": "bfloat16",
-            "max_position_embeddings": 32_768, "rope_theta": 1e6}  # fmt: skip
+    made = {
+        "architectures": ["Qwen2ForCausalLM"],
+        "model_type": "qwen2",
+        "dtype": "bfloat16",
+        "max_position_embeddings": 32_768,
+        "rope_theta": 1e6,
+    }
     return made | dict(zip(FIELDS, SHAPES[name], strict=True))

@@ -1,10 +1,11 @@
 """The simulator beside reality: throughput and latencies, predicted and measured.
 
-The bundled model on the CPU, or with `--shape 7B` random weights of Qwen2.5's shapes on the GPU,
-serves synthetic traces, one after the other and again, so that the machine's noise hits all. In
-each round, what steps cost is fitted to two of them, and the others are predicted from their
-arrivals alone. `error` is of the medians of all rounds. The clock leaves out time in which the
-engine was ready to run and other processes had its core.
+The bundled model on the CPU, or with `--shape 7B` random weights of Qwen2.5's shapes on
+the GPU, serves synthetic traces, one after the other and again, so that the machine's
+noise hits all. In each round, what steps cost is fitted to two of them, and the others
+are predicted from their arrivals alone. `error` is of the medians of all rounds. The
+clock leaves out time in which the engine was ready to run and other processes had its
+core.
 """
 
 import argparse
@@ -21,42 +22,58 @@ from typing import Any
 
 from bench.results import run, show, spread
 from minfer.config import EngineConfig
-from minfer.effects.costs import Step, fit, steps
-from minfer.effects.report import Report
-from minfer.effects.traces import Trace, read_trace
+from minfer.effects.runs.costs import Step, fit, steps
+from minfer.effects.runs.report import Report
+from minfer.effects.runs.traces import Trace, read_trace
 from minfer.request import Request
-from minfer.simulate import CostModel, Simulated, Simulation
+from minfer.runs.simulate import CostModel, Simulated, Simulation
 from minfer.state import EngineState, Turn
 
 CPU = {
-    "fitted": "rate=10,requests=60,prompt=300,output=60,spread=0.8,seed=1",
-    "fitted too": "rate=1000,requests=60,prompt=80,output=60,spread=0.8,seed=5",
-    "twice the rate, shorter": "rate=20,requests=140,prompt=120,output=50,spread=0.8,seed=2",
-    "longer, some alike": "rate=7,requests=50,prompt=400,output=80,spread=0.4,shared=0.5,seed=3",
-    "all at once": "rate=1000,requests=90,prompt=150,output=60,spread=0.6,seed=4",
+    "fitted": ("rate=10,requests=60,prompt=300,output=60,spread=0.8,seed=1"),
+    "fitted too": ("rate=1000,requests=60,prompt=80,output=60,spread=0.8,seed=5"),
+    "twice the rate, shorter": (
+        "rate=20,requests=140,prompt=120,output=50,spread=0.8,seed=2"
+    ),
+    "longer, some alike": (
+        "rate=7,requests=50,prompt=400,output=80,spread=0.4,shared=0.5,seed=3"
+    ),
+    "all at once": ("rate=1000,requests=90,prompt=150,output=60,spread=0.6,seed=4"),
 }
 GPU = {
-    "fitted": "rate=16,requests=160,prompt=1200,output=100,spread=0.9,seed=1",
-    "fitted too": "rate=1000,requests=200,prompt=300,output=100,spread=0.5,seed=5",
-    "twice the rate, shorter": "rate=50,requests=300,prompt=300,output=80,spread=0.5,seed=2",
-    "longer, some alike": "rate=10,requests=60,prompt=2000,output=120,spread=0.4,shared=0.5,seed=3",
-    "all at once": "rate=1000,requests=300,prompt=512,output=80,spread=0.5,seed=4",
+    "fitted": ("rate=16,requests=160,prompt=1200,output=100,spread=0.9,seed=1"),
+    "fitted too": ("rate=1000,requests=200,prompt=300,output=100,spread=0.5,seed=5"),
+    "twice the rate, shorter": (
+        "rate=50,requests=300,prompt=300,output=80,spread=0.5,seed=2"
+    ),
+    "longer, some alike": (
+        "rate=10,requests=60,prompt=2000,output=120,spread=0.4,shared=0.5,seed=3"
+    ),
+    "all at once": ("rate=1000,requests=300,prompt=512,output=80,spread=0.5,seed=4"),
 }
 Runs = dict[str, list[dict[str, float]]]
 
 
 class Clock:
-    """Seconds but for those in which the engine's thread was ready and others had its core."""
+    """Seconds but for those in which the engine's thread was ready and others had its
+    core.
+    """
 
     def __init__(self) -> None:
-        self.thread, self.waited, self.before = 0, 0.0, 0.0  # of this thread, of those before
+        self.thread, self.waited, self.before = (
+            0,
+            0.0,
+            0.0,
+        )  # of this thread, of those before
 
     def __call__(self) -> float:
         if threading.current_thread().name == "minfer-engine":
             if self.thread != threading.get_native_id():
                 self.before, self.waited = self.before + self.waited, 0.0
             self.thread = threading.get_native_id()
-        with contextlib.suppress(OSError):  # no such thread any more, or not on this system
+        with contextlib.suppress(
+            OSError
+        ):  # no such thread any more, or not on this system
             told = Path(f"/proc/self/task/{self.thread}/schedstat").read_text("ascii")
             self.waited = int(told.split()[1]) / 1e9
         return time.monotonic() - self.before - self.waited
@@ -72,14 +89,18 @@ class Kept(list[Turn]):
 
 
 def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, float]]:
-    """Serve a trace in real time; `salt` keeps its prefixes apart from those of other runs."""
+    """Serve a trace in real time; `salt` keeps its prefixes apart from those of other
+    runs.
+    """
     from minfer import SamplingParams
 
     driver, turns, report = llm.worker.driver, Kept(), Report(llm.setup.config)
     driver.record, begin = turns, driver.clock() + 0.1
 
     async def one(at: float, request: Request) -> None:
-        how = SamplingParams(temperature=0, max_tokens=request.max_tokens, ignore_eos=True)
+        how = SamplingParams(
+            temperature=0, max_tokens=request.max_tokens, ignore_eos=True
+        )
         ids = [10 + token % 2000 for token in request.prompt]
         asked = {"prompt_token_ids": ids, "cache_salt": salt}
         while (left := begin + at - driver.clock()) > 0:
@@ -89,7 +110,9 @@ def serve(llm: Any, trace: Trace, salt: str) -> tuple[list[Step], dict[str, floa
             pass
 
     async def every() -> None:
-        arrivals = ((at, one) for at, one in trace.arrivals(64) if isinstance(one, Request))
+        arrivals = (
+            (at, one) for at, one in trace.arrivals(64) if isinstance(one, Request)
+        )
         await asyncio.gather(*(one(at, request) for at, request in arrivals))
 
     asyncio.run(every())
@@ -107,7 +130,9 @@ def simulated(trace: Trace, config: EngineConfig, cost: CostModel) -> dict[str, 
 def told(report: Report) -> dict[str, float]:
     figures = report.figures()
     found = {"tokens_per_second": figures["tokens_per_second"]}
-    return found | {f"{n}_{p}": figures[n][p] for n, p in product(("ttft", "tpot"), ("p50", "p99"))}
+    return found | {
+        f"{n}_{p}": figures[n][p] for n, p in product(("ttft", "tpot"), ("p50", "p99"))
+    }
 
 
 def engine(shape: str, folder: Path) -> Any:
@@ -116,13 +141,24 @@ def engine(shape: str, folder: Path) -> Any:
     if shape:
         from bench.gpu_workloads import Lab
 
-        return AsyncLLM(Lab(folder).model(shape), load_format="dummy", device="cuda",
-                        skip_tokenizer_init=True, max_num_seqs=256)  # fmt: skip
+        return AsyncLLM(
+            Lab(folder).model(shape),
+            load_format="dummy",
+            device="cuda",
+            skip_tokenizer_init=True,
+            max_num_seqs=256,
+        )
     import torch
 
     torch.set_num_threads(1)
-    return AsyncLLM(device="cpu", dtype="float32", skip_tokenizer_init=True, max_num_seqs=32,
-                    num_gpu_blocks_override=2048, max_num_batched_tokens=512)  # fmt: skip
+    return AsyncLLM(
+        device="cpu",
+        dtype="float32",
+        skip_tokenizer_init=True,
+        max_num_seqs=32,
+        num_gpu_blocks_override=2048,
+        max_num_batched_tokens=512,
+    )
 
 
 def live(args: argparse.Namespace) -> dict[str, Any]:
@@ -131,7 +167,9 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
     llm.worker.driver.clock = Clock()
     works = (GPU if args.shape else CPU).items()
     traces = {name: read_trace(f"poisson:{how}") for name, how in works}
-    for number, (name, trace) in product(range(2), traces.items()):  # the second time with graphs
+    for number, (name, trace) in product(
+        range(2), traces.items()
+    ):  # the second time with graphs
         serve(llm, trace, f"warm {number} {name}")
     said, seen, off = Runs(), Runs(), []
     for number in range(args.rounds):
@@ -149,8 +187,11 @@ def live(args: argparse.Namespace) -> dict[str, Any]:
     found: dict[str, Any] = {"held_out_error": held}
     for name, figure in product(traces, said["fitted"][0]):
         ours, real = ([one[figure] for one in runs[name]] for runs in (said, seen))
-        pair = {"predicted": spread(ours), "measured": spread(real),
-                "error": median(ours) / median(real) - 1}  # fmt: skip
+        pair = {
+            "predicted": spread(ours),
+            "measured": spread(real),
+            "error": median(ours) / median(real) - 1,
+        }
         found.setdefault(name, {})[figure] = pair
         show({f"{name}: {figure}": pair})
     return found

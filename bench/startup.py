@@ -1,7 +1,8 @@
 """Start-up times: whole processes, from the command to its end, medians of several runs.
 
-Claims: `import minfer` costs under 0.15 s more than a bare interpreter and loads no torch,
-`minfer --help` ends under 0.4 s, and the first token of the bundled model is there within 5 s.
+Claims: `import minfer` costs under 0.15 s more than a bare interpreter and loads no
+torch, `minfer --help` ends under 0.4 s, and the first token of the bundled model is there
+within 5 s.
 """
 
 import argparse
@@ -12,7 +13,7 @@ from typing import Any
 
 from bench.results import run, show, spread
 
-CLI = ["-m", "minfer.effects.cli"]
+CLI = ["-m", "minfer"]
 CASES = {
     "bare interpreter": ["-c", "pass"],
     "import minfer": ["-c", "import minfer"],

@@ -1,8 +1,10 @@
-"""A benchmark's worker with the core of any tree of the repository: two trees in one comparison.
+"""A benchmark's worker with the core of any tree of the repository: two trees in one
+comparison.
 
-A worker is a process that imports `minfer` from one tree and `bench` from this one, so that old and
-new code are measured by the same script. It answers a call, one line of JSON, with another. While
-it is not asked it does nothing: two workers asked in alternation share the machine's noise.
+A worker is a process that imports `minfer` from one tree and `bench` from this one, so
+that old and new code are measured by the same script. It answers a call, one line of
+JSON, with another. While it is not asked it does nothing: two workers asked in
+alternation share the machine's noise.
 """
 
 import json

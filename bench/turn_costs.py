@@ -1,10 +1,11 @@
 """Turns that touch everything, as multiples of a steady turn in the same run.
 
-A steady turn commits and plans 1,024 running sequences at depth 2 with 64-token blocks. Beside it,
-in the same process and in alternation: turns in which all are cancelled, thousands arrive, a step
-fails, blocks run out, blocks are small, an eviction comes after a million uses, or a long prompt is
-new. Most are one turn taken again and again from the same state, which is a value; a storm and
-churn are runs of turns. `--before TREE` measures the core of another tree as well, case by case.
+A steady turn commits and plans 1,024 running sequences at depth 2 with 64-token blocks.
+Beside it, in the same process and in alternation: turns in which all are cancelled,
+thousands arrive, a step fails, blocks run out, blocks are small, an eviction comes after
+a million uses, or a long prompt is new. Most are one turn taken again and again from the
+same state, which is a value; a storm and churn are runs of turns. `--before TREE`
+measures the core of another tree as well, case by case.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from bench.results import percentiles, run, show
 from bench.trees import HERE, Worker, serve
 from minfer.blocks import Draft
 from minfer.config import EngineConfig
-from minfer.effects.driver import quiet_collector
+from minfer.effects.live.driver import quiet_collector
 from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import Cancel, Event, Failed, Finish, Submit, Tick
@@ -77,16 +78,23 @@ class Engine:
 
     def request(self, length: int, **more: Any) -> Request:
         self.made += 1
-        prompt = tuple((self.made * 7919 + 31 * i) % (VOCAB - 1) + 1 for i in range(length))
+        prompt = tuple(
+            (self.made * 7919 + 31 * i) % (VOCAB - 1) + 1 for i in range(length)
+        )
         keys = block_keys(b"", prompt, self.config.block_size)
         settings = {"max_tokens": MOST, "stop_ids": frozenset((0,)), "keys": keys, **more}
         return Request(id=f"r{self.made}", prompt=prompt, **settings)
 
-    def fill(self, rows: int, length: Callable[[int], int], turns: int = 70, **more: Any) -> None:
+    def fill(
+        self, rows: int, length: Callable[[int], int], turns: int = 70, **more: Any
+    ) -> None:
         """Let `rows` sequences run, and `turns` pass once they do."""
         count = rows // more.get("n", 1)
         self.turn(*(Submit(self.request(length(i), **more)) for i in range(count)))
-        while len(self.state.running) < rows or self.state.running.base > self.state.running.sched:
+        while (
+            len(self.state.running) < rows
+            or self.state.running.base > self.state.running.sched
+        ):
             self.turn()
         for _ in range(turns):
             self.turn()
@@ -241,7 +249,9 @@ CASES = {
     "churn": Case("churn, blocks of 16 tokens", churn, 3),
     "first_eviction": Case("the first eviction after a million uses", first_eviction, 5),
     "cold_prompt": Case("a new prompt of 100,000 tokens with its keys", cold_prompt, 1),
-    "cold_prompt_without_keys": Case("the same without keys", cold_prompt_without_keys, 7),
+    "cold_prompt_without_keys": Case(
+        "the same without keys", cold_prompt_without_keys, 7
+    ),
 }
 
 
@@ -293,7 +303,11 @@ if __name__ == "__main__":
         measure,
         {
             "--before": {"type": Path, "help": "another tree, to be measured as well"},
-            "--cases": {"nargs": "*", "choices": [*CASES], "help": "these only, not written"},
+            "--cases": {
+                "nargs": "*",
+                "choices": [*CASES],
+                "help": "these only, not written",
+            },
             "--repetitions": {"type": int, "default": 15},
             "--serve": {"action": "store_true", "help": argparse.SUPPRESS},
         },

@@ -2,7 +2,9 @@
 
 from torch import Tensor
 
-interpreting = False  # the kernels' tests run them without a GPU, under Triton's interpreter
+interpreting = (
+    False  # the kernels' tests run them without a GPU, under Triton's interpreter
+)
 
 
 def on_triton(x: Tensor) -> bool:

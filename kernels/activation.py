@@ -1,4 +1,6 @@
-"""SiLU(gate) * up (Shazeer 2020). Bound by memory: 4,096 x 18,944 take 111 us at 4.2 TB/s."""
+"""SiLU(gate) * up (Shazeer 2020). Bound by memory: 4,096 x 18,944 take 111 us at 4.2
+TB/s.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -13,23 +15,31 @@ TILE, WARPS = 1024, 4  # elements of a program: 8 a thread, in loads of 16 bytes
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _silu_mul(gate_up, out, stride, out_stride, size, tile: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
+# Triton's.
+def _silu_mul(gate_up, out, stride, out_stride, size, tile: tl.constexpr):  # type: ignore[no-untyped-def]
     follow()
     row = tl.program_id(0).to(tl.int64)
     lane = tl.program_id(1) * tile + tl.arange(0, tile)
     gate = tl.load(gate_up + row * stride + lane, mask=lane < size)
     up = tl.load(gate_up + row * stride + size + lane, mask=lane < size)
     wide = gate.to(tl.float32)
-    active = (wide / (1 + tl.exp(-wide))).to(gate.dtype)  # rounded where transformers rounds
+    active = (wide / (1 + tl.exp(-wide))).to(
+        gate.dtype
+    )  # rounded where transformers rounds
     tl.store(out + row * out_stride + lane, active * up, mask=lane < size)
 
 
 def silu_mul(gate_up: Tensor, out: Tensor | None = None) -> Tensor:
-    """[tokens, 2 * intermediate], gate then up, rows contiguous -> [tokens, intermediate]."""
+    """[tokens, 2 * intermediate], gate then up, rows contiguous -> [tokens,
+    intermediate].
+    """
     tokens, size = len(gate_up), gate_up.shape[1] // 2
     out = gate_up.new_empty(tokens, size) if out is None else out
     if not on_triton(gate_up):  # the reference
         return torch.mul(F.silu(gate_up[:, :size]), gate_up[:, size:], out=out)
-    grid, sizes = (tokens, triton.cdiv(size, TILE)), (gate_up.stride(0), out.stride(0), size)
+    grid, sizes = (
+        (tokens, triton.cdiv(size, TILE)),
+        (gate_up.stride(0), out.stride(0), size),
+    )
     _silu_mul[grid](gate_up, out, *sizes, TILE, num_warps=WARPS, launch_pdl=early(out))
     return out

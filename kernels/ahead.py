@@ -1,8 +1,9 @@
-"""Kernels compiled before they are needed, side by side: one by one they are half of a cold start.
+"""Kernels compiled before they are needed, side by side: one by one they are half of a
+cold start.
 
-A step is made with its launches left out, which tells what it needs: 7 s become 2 s (H200 and 16
-processors, Qwen2.5 7B, 2026-11-22). Triton compiles beside Python; so does the C compiler, which
-builds what launches each kernel.
+A step is made with its launches left out, which tells what it needs: 7 s become 2 s (H200
+and 16 processors, Qwen2.5 7B, 2026-11-22). Triton compiles beside Python; so does the C
+compiler, which builds what launches each kernel.
 """
 
 import threading
@@ -23,8 +24,8 @@ _one_at_a_time = threading.Lock()
 def compiled() -> Iterator[None]:
     """What this thread launches in here is compiled and loaded instead, by the end of it.
 
-    Other threads' launches go on. A kernel that cannot be compiled is left to its first launch,
-    which will say so. Raises what Triton does where one cannot be loaded.
+    Other threads' launches go on. A kernel that cannot be compiled is left to its first
+    launch, which will say so. Raises what Triton does where one cannot be loaded.
     """
     run, mine, made = JITFunction.run, threading.get_ident(), list[Any]()
 
@@ -39,5 +40,7 @@ def compiled() -> Iterator[None]:
         mode = AsyncCompileMode(pool, ignore_errors=True)
         with patch.object(JITFunction, "run", compile_or_run), mode:
             yield
-        kernels = {one.result(True) if isinstance(one, FutureKernel) else one for one in made}
+        kernels = {
+            one.result(True) if isinstance(one, FutureKernel) else one for one in made
+        }
         list(pool.map(lambda one: one and one.run, kernels))  # which loads it

@@ -1,32 +1,36 @@
-"""Attention over the paged KV cache: of one new token per sequence, and of chunks of them.
+"""Attention over the paged KV cache: of one new token per sequence, and of chunks of
+them.
 
-Theory. Softmax is associative (Milakov and Gimelshein 2018): parts of a context, each known by its
-maximum, its sum of exponentials and its weighted values, merge into the whole. So keys come tile by
-tile, through the block table, and are folded into a running softmax (FlashAttention-2, Dao 2023).
-A program's rows are (query, query head of one key head) pairs, flattened: heads that share a key
-head share every tile that is loaded, and a tile of 128 rows spans few positions, so few keys that
-causality hides are multiplied in vain. Decoding is a chunk of one token: its rows are padded to the
-16 of the tensor cores, as its time is bytes / bandwidth.
+Theory. Softmax is associative (Milakov and Gimelshein 2018): parts of a context, each
+known by its maximum, its sum of exponentials and its weighted values, merge into the
+whole. So keys come tile by tile, through the block table, and are folded into a running
+softmax (FlashAttention-2, Dao 2023). A program's rows are (query, query head of one key
+head) pairs, flattened: heads that share a key head share every tile that is loaded, and a
+tile of 128 rows spans few positions, so few keys that causality hides are multiplied in
+vain. Decoding is a chunk of one token: its rows are padded to the 16 of the tensor cores,
+as its time is bytes / bandwidth.
 
-A decode step must keep enough bytes in flight, so a context is cut into `splits` ranges for a
-program each (Flash-Decoding, Dao et al. 2023). Each leaves its result in memory and counts itself;
-the last to arrive merges all, in the order of the ranges. Ranges are whole tiles at absolute
-positions: a token's result depends on its context and on `splits`, never on its neighbours or on
-who was last. Grids follow from shapes alone: a program finds its range when it runs, and one
-without a range ends. The last one sets the count to zero again, so calls can be captured in a CUDA
-graph; they must not overlap on several streams, as all count in the same place.
+A decode step must keep enough bytes in flight, so a context is cut into `splits` ranges
+for a program each (Flash-Decoding, Dao et al. 2023). Each leaves its result in memory and
+counts itself; the last to arrive merges all, in the order of the ranges. Ranges are whole
+tiles at absolute positions: a token's result depends on its context and on `splits`,
+never on its neighbours or on who was last. Grids follow from shapes alone: a program
+finds its range when it runs, and one without a range ends. The last one sets the count to
+zero again, so calls can be captured in a CUDA graph; they must not overlap on several
+streams, as all count in the same place.
 
-Arithmetic, for 28 query heads over 4 key heads of 128 dimensions in 2 bytes (a 7B model), on 132
-processors at 4.2 TB/s. A token costs 2 * 4 * 128 * 2 = 2,048 bytes a layer. Latency near 0.8 us
-asks for 4.2e12 * 0.8e-6 = 3.4 MB in flight, 25 KB for each processor. A tile of 64 tokens of one
-key head is 16 KB of keys and as much of values; with 3 stages the next tile is always under way and
-the one after it most of the time, 32 to 64 KB for a program that takes 70 KB of shared memory:
-three fit a processor's 227 KB.
-Batch 1: 132 / 4 = 33 splits. 4,096 tokens are 8.4 MB (2.0 us at full bandwidth), two tiles for each
-program: a launch, loads in a row and the merge are what takes time, 10 us. 32,768 tokens are 67 MB
-(16 us), 16 tiles for each range. Batch 64: 256 programs of one split, and nothing is merged.
-Chunks: 64 keys against 128 rows are 4.2 MFLOP for 32 KB, 128 FLOP a byte: at 600 TFLOP/s, 4.7 TB/s
-from the second-level cache. 128 rows of 128 sums in 8 warps take 64 of a thread's registers.
+Arithmetic, for 28 query heads over 4 key heads of 128 dimensions in 2 bytes (a 7B model),
+on 132 processors at 4.2 TB/s. A token costs 2 * 4 * 128 * 2 = 2,048 bytes a layer.
+Latency near 0.8 us asks for 4.2e12 * 0.8e-6 = 3.4 MB in flight, 25 KB for each processor.
+A tile of 64 tokens of one key head is 16 KB of keys and as much of values; with 3 stages
+the next tile is always under way and the one after it most of the time, 32 to 64 KB for a
+program that takes 70 KB of shared memory: three fit a processor's 227 KB. Batch 1: 132 /
+4 = 33 splits. 4,096 tokens are 8.4 MB (2.0 us at full bandwidth), two tiles for each
+program: a launch, loads in a row and the merge are what takes time, 10 us. 32,768 tokens
+are 67 MB (16 us), 16 tiles for each range. Batch 64: 256 programs of one split, and
+nothing is merged. Chunks: 64 keys against 128 rows are 4.2 MFLOP for 32 KB, 128 FLOP a
+byte: at 600 TFLOP/s, 4.7 TB/s from the second-level cache. 128 rows of 128 sums in 8
+warps take 64 of a thread's registers.
 
 Exponentials are to base 2 (log2 e goes into the scale), which is the hardware's own.
 """
@@ -44,35 +48,51 @@ from minfer.kernels.attention_kernels import attend_kernel
 from minfer.kernels.pdl import arrivals, early
 
 PROCESSORS = 132  # streaming multiprocessors of an H100 or H200
-# Programs for each, by padded head_dim, if there are so many before contexts are cut: attention
-# then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). From 32 on (7B, batch 8) as well,
-# but a step took 4.88 ms instead of 4.69.
+# Programs for each, by padded head_dim, if there are so many before contexts are cut:
+# attention then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). From 32 on
+# (7B, batch 8) as well, but a step took 4.88 ms instead of 4.69.
 AT_ONCE, MANY = {64: 4, 128: 2, 256: 1}, 64
 HAVE_99_KB = ((8, 6), (8, 9), (12, 0), (12, 1))  # of shared memory for a program
 SPLIT_TOKENS = 8192  # a range no program exceeds: one long context among many short ones
 MAX_SPLITS = 128  # beyond, merging takes longer than the ranges
-MERGE_VALUES = {64: 64, 128: 128, 256: 128}  # results a merging thread loads at once, by dim
+MERGE_VALUES = {
+    64: 64,
+    128: 128,
+    256: 128,
+}  # results a merging thread loads at once, by dim
 Tune = tuple[int, int, int]
-# (bytes of an element, padded head_dim) -> (tile of keys, warps, stages) for decoding, and
-# (rows of a tile at most, tile of keys, stages) for chunks: 8 warps from 128 rows on, else 4.
-# float32 products do not use the tensor cores: small tiles, or sums do not fit the registers.
+# (bytes of an element, padded head_dim) -> (tile of keys, warps, stages) for decoding,
+# and (rows of a tile at most, tile of keys, stages) for chunks: 8 warps from 128 rows on,
+# else 4. float32 products do not use the tensor cores: small tiles, or sums do not fit
+# the registers.
 DECODE: dict[tuple[int, int], Tune] = {
-    (2, 64): (64, 4, 4), (2, 128): (64, 4, 3), (2, 256): (32, 4, 3),
-    (4, 64): (32, 4, 3), (4, 128): (16, 4, 3), (4, 256): (16, 4, 3)}  # fmt: skip
-# Programs that a processor holds, by stages, for rows of `DECODE` that have a choice: programs come
-# in rounds, of which the last should be full. Of 128 dimensions, 512 take 0.85 of the time with 2
-# stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
+    (2, 64): (64, 4, 4),
+    (2, 128): (64, 4, 3),
+    (2, 256): (32, 4, 3),
+    (4, 64): (32, 4, 3),
+    (4, 128): (16, 4, 3),
+    (4, 256): (16, 4, 3),
+}
+# Programs that a processor holds, by stages, for rows of `DECODE` that have a choice:
+# programs come in rounds, of which the last should be full. Of 128 dimensions, 512 take
+# 0.85 of the time with 2 stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
 HELD = {(2, 128): {3: 3, 2: 4}}
 PREFILL: dict[tuple[int, int], Tune] = {
-    (2, 64): (128, 64, 3), (2, 128): (128, 64, 3), (2, 256): (128, 32, 3),
-    (4, 64): (32, 16, 2), (4, 128): (16, 16, 2), (4, 256): (16, 16, 2)}  # fmt: skip
+    (2, 64): (128, 64, 3),
+    (2, 128): (128, 64, 3),
+    (2, 256): (128, 32, 3),
+    (4, 64): (32, 16, 2),
+    (4, 128): (16, 16, 2),
+    (4, 256): (16, 16, 2),
+}
 
 
 def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
-    """Into how many ranges contexts are cut: from shapes alone, so the same at every replay.
+    """Into how many ranges contexts are cut: from shapes alone, so the same at every
+    replay.
 
-    Enough for the programs that a processor runs best, and for no range above `SPLIT_TOKENS`; at
-    most one for 64 tokens.
+    Enough for the programs that a processor runs best, and for no range above
+    `SPLIT_TOKENS`; at most one for 64 tokens.
     """
     programs = max(1, batch * kv_heads)
     fill = PROCESSORS * (1 if programs < MANY else AT_ONCE[_tiled(dim)]) // programs
@@ -81,48 +101,102 @@ def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
 
 
 def decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, rows: Tensor, contexts: Tensor,
-    scale: float, *, window: int = 0, splits: int | None = None, out: Tensor | None = None,
-    tune: Tune | None = None) -> Tensor:  # fmt: skip
-    """Attention of one query per sequence over its cached context; returns `out`, as q in shape.
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    contexts: Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    splits: int | None = None,
+    out: Tensor | None = None,
+    tune: Tune | None = None,
+) -> Tensor:
+    """Attention of one query per sequence over its cached context; returns `out`, as q in
+    shape.
 
-    q [batch, heads, head_dim], any strides but the last; k_cache and v_cache
-    [blocks, block_size, kv_heads, head_dim], the query's own key and value already written; table
-    [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch], the tokens
-    each attends to (0 gives zeros). window > 0: only the last `window` of them. Table entries
-    outside are never read. scale > 0 multiplies the scores.
+    q [batch, heads, head_dim], any strides but the last; k_cache and v_cache [blocks,
+    block_size, kv_heads, head_dim], the query's own key and value already written; table
+    [max_rows, max_blocks] int32, of which sequence i uses row rows[i]; contexts [batch],
+    the tokens each attends to (0 gives zeros). window > 0: only the last `window` of
+    them. Table entries outside are never read. scale > 0 multiplies the scores.
 
-    splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is `num_splits` of the
-    table's width. tune: (tile, warps, stages) instead of `DECODE`. Raises ValueError for shapes,
-    strides or types that do not fit together.
+    splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
+    `num_splits` of the table's width. tune: (tile, warps, stages) instead of `DECODE`.
+    Raises ValueError for shapes, strides or types that do not fit together.
     """
     _check(q, k_cache, v_cache, table, out)
     if not on_triton(q):
         ones, places = torch.ones_like(contexts), torch.arange(len(q), device=q.device)
         return attention_reference(
-            q, k_cache, v_cache, table, rows, contexts - 1, ones, places, scale, window, out
+            q,
+            k_cache,
+            v_cache,
+            table,
+            rows,
+            contexts - 1,
+            ones,
+            places,
+            scale,
+            window,
+            out,
         )
     if splits is None:
         block_size, kv_heads, dim = k_cache.shape[1:]
         splits = num_splits(len(q), kv_heads, dim, table.shape[1] * block_size)
-    tile, warps, stages = tune or _decode_tune(_table_row(q), len(q) * k_cache.shape[2], splits)
+    tile, warps, stages = tune or _decode_tune(
+        _table_row(q), len(q) * k_cache.shape[2], splits
+    )
     return _launch(
-        q, k_cache, v_cache, table, rows, contexts, None, None, scale, window, 1, splits, out,
-        _padded(q.shape[1] // k_cache.shape[2]), tile, warps, stages)  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        table,
+        rows,
+        contexts,
+        None,
+        None,
+        scale,
+        window,
+        1,
+        splits,
+        out,
+        _padded(q.shape[1] // k_cache.shape[2]),
+        tile,
+        warps,
+        stages,
+    )
 
 
 def prefill_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, rows: Tensor, starts: Tensor,
-    counts: Tensor, offsets: Tensor, scale: float, *, window: int = 0, max_count: int,
-    splits: int = 1, out: Tensor | None = None, tune: Tune | None = None) -> Tensor:  # fmt: skip
-    """Causal attention of packed chunks over their cached contexts; returns `out`, as q in shape.
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    scale: float,
+    *,
+    window: int = 0,
+    max_count: int,
+    splits: int = 1,
+    out: Tensor | None = None,
+    tune: Tune | None = None,
+) -> Tensor:
+    """Causal attention of packed chunks over their cached contexts; returns `out`, as q
+    in shape.
 
-    Chunk i is the queries q[offsets[i] : offsets[i] + counts[i]], at positions starts[i] onwards of
-    the sequence in row rows[i] of the table; their own keys and values are already in the cache.
-    rows, starts, counts and offsets are [chunks] int32 or int64. No count may be above max_count,
-    which sets the grid and, for few rows, their tile. Chunks of count 0 and tokens of no chunk
-    leave `out` as it was. The rest is as in `decode_attention`; splits are for few short chunks of
-    long contexts (drafts to verify). tune: (rows, tile, stages) instead of `PREFILL`.
+    Chunk i is the queries q[offsets[i] : offsets[i] + counts[i]], at positions starts[i]
+    onwards of the sequence in row rows[i] of the table; their own keys and values are
+    already in the cache. rows, starts, counts and offsets are [chunks] int32 or int64. No
+    count may be above max_count, which sets the grid and, for few rows, their tile.
+    Chunks of count 0 and tokens of no chunk leave `out` as it was. The rest is as in
+    `decode_attention`; splits are for few short chunks of long contexts (drafts to
+    verify). tune: (rows, tile, stages) instead of `PREFILL`.
     """
     _check(q, k_cache, v_cache, table, out)
     if not on_triton(q):
@@ -132,15 +206,45 @@ def prefill_attention(
     most, tile, stages = tune or _prefill_tune(_table_row(q), q.device)
     rows_tile = min(most, _padded(max_count * q.shape[1] // k_cache.shape[2]))
     return _launch(
-        q, k_cache, v_cache, table, rows, starts, counts, offsets, scale, window, max_count, splits,
-        out, rows_tile, tile, 8 if rows_tile >= 128 else 4, stages)  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        table,
+        rows,
+        starts,
+        counts,
+        offsets,
+        scale,
+        window,
+        max_count,
+        splits,
+        out,
+        rows_tile,
+        tile,
+        8 if rows_tile >= 128 else 4,
+        stages,
+    )
 
 
 def _launch(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, rows: Tensor, starts: Tensor,
-    counts: Tensor | None, offsets: Tensor | None, scale: float, window: int, max_count: int,
-    splits: int, out: Tensor | None, rows_tile: int, tile: int, warps: int, stages: int,
-) -> Tensor:  # fmt: skip
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    counts: Tensor | None,
+    offsets: Tensor | None,
+    scale: float,
+    window: int,
+    max_count: int,
+    splits: int,
+    out: Tensor | None,
+    rows_tile: int,
+    tile: int,
+    warps: int,
+    stages: int,
+) -> Tensor:
     """Run the kernel, with room for its ranges' results."""
     (tokens, heads, dim), (block_size, kv_heads) = q.shape, k_cache.shape[1:3]
     if not 1 <= splits <= MAX_SPLITS:
@@ -154,17 +258,45 @@ def _launch(
     merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
     depth = max(1, MERGE_VALUES[_table_row(q)[1]] * 32 * warps // (merge_rows * dim_pad))
     attend_kernel[tiles * splits, len(rows), kv_heads](
-        q, k_cache, v_cache, table, rows, starts, counts, offsets, out, parts, parts[found * dim :],
-        arrivals(q.device, needed) if splits > 1 else None, scale * math.log2(math.e), splits,
-        *q.stride()[:2], *out.stride()[:2], table.stride(0), *k_cache.stride()[:3],
-        window=window, split=splits > 1, group=group, rows_tile=rows_tile,
-        block_size=block_size, tile=tile, dim=dim, dim_pad=dim_pad, merge_rows=merge_rows,
-        depth=depth, num_warps=warps, num_stages=stages, launch_pdl=early(q))  # fmt: skip
+        q,
+        k_cache,
+        v_cache,
+        table,
+        rows,
+        starts,
+        counts,
+        offsets,
+        out,
+        parts,
+        parts[found * dim :],
+        arrivals(q.device, needed) if splits > 1 else None,
+        scale * math.log2(math.e),
+        splits,
+        *q.stride()[:2],
+        *out.stride()[:2],
+        table.stride(0),
+        *k_cache.stride()[:3],
+        window=window,
+        split=splits > 1,
+        group=group,
+        rows_tile=rows_tile,
+        block_size=block_size,
+        tile=tile,
+        dim=dim,
+        dim_pad=dim_pad,
+        merge_rows=merge_rows,
+        depth=depth,
+        num_warps=warps,
+        num_stages=stages,
+        launch_pdl=early(q),
+    )
     return out
 
 
 def _decode_tune(row: tuple[int, int], programs: int, splits: int) -> Tune:
-    """From `DECODE`; of contexts that are whole, the stages with the least room left over."""
+    """From `DECODE`; of contexts that are whole, the stages with the least room left
+    over.
+    """
     tile, warps, stages = DECODE[row]
     if splits == 1 and (held := HELD.get(row)):
         stages = min(held, key=lambda n: -(-programs // (PROCESSORS * held[n])) * held[n])
@@ -194,28 +326,49 @@ def _padded(size: int) -> int:
     return max(16, int(triton.next_power_of_2(size)))
 
 
-def _check(q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, out: Tensor | None) -> None:
+def _check(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, out: Tensor | None
+) -> None:
     """ValueError if the tensors of a call do not fit together; looks at no contents."""
     if q.dim() != 3 or k_cache.dim() != 4 or table.dim() != 2:
-        raise ValueError("q is [tokens, heads, dim], a cache 4-dimensional, a table 2-dimensional")
+        raise ValueError(
+            "q is [tokens, heads, dim], a cache 4-dimensional, a table 2-dimensional"
+        )
     if k_cache.shape != v_cache.shape or k_cache.stride() != v_cache.stride():
         raise ValueError("k_cache and v_cache differ in shape or strides")
     if q.shape[2] != k_cache.shape[3] or q.shape[1] % k_cache.shape[2]:
-        raise ValueError(f"q {tuple(q.shape)} does not fit a cache of {tuple(k_cache.shape)}")
+        raise ValueError(
+            f"q {tuple(q.shape)} does not fit a cache of {tuple(k_cache.shape)}"
+        )
     out = q if out is None else out
     if out.shape != q.shape or not q.dtype == k_cache.dtype == v_cache.dtype == out.dtype:
-        found = f"q is {q.dtype}, caches {k_cache.dtype}, {v_cache.dtype}, out {out.dtype}"
+        found = (
+            f"q is {q.dtype}, caches {k_cache.dtype}, {v_cache.dtype}, out {out.dtype}"
+        )
         wanted = f"they have one type, and out has the shape {tuple(q.shape)}"
         raise ValueError(f"{found}, {tuple(out.shape)}; {wanted}")
     if any(t.stride(-1) != 1 for t in (q, k_cache, table, out)):
-        raise ValueError("the last dimension of q, caches, table and out must be contiguous")
+        raise ValueError(
+            "the last dimension of q, caches, table and out must be contiguous"
+        )
 
 
 def attention_reference(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, table: Tensor, rows: Tensor, starts: Tensor,
-    counts: Tensor, offsets: Tensor, scale: float, window: int = 0, out: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """`prefill_attention` in plain torch, float32 inside; decoding is chunks of one token."""
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    table: Tensor,
+    rows: Tensor,
+    starts: Tensor,
+    counts: Tensor,
+    offsets: Tensor,
+    scale: float,
+    window: int = 0,
+    out: Tensor | None = None,
+) -> Tensor:
+    """`prefill_attention` in plain torch, float32 inside; decoding is chunks of one
+    token.
+    """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     block_size, kv_heads, dim = k_cache.shape[1:]
     lists: list[Any] = [part.tolist() for part in (rows, starts, counts, offsets)]
@@ -223,12 +376,18 @@ def attention_reference(
         first = max(0, start - window + 1) if window else 0
         tokens = torch.arange(first, start + count, device=q.device)
         blocks = table[row, tokens // block_size].long()
-        key, value = (cache[blocks, tokens % block_size].float() for cache in (k_cache, v_cache))
+        key, value = (
+            cache[blocks, tokens % block_size].float() for cache in (k_cache, v_cache)
+        )
         here = slice(offset, offset + count)
         query = q[here].float().view(count, kv_heads, q.shape[1] // kv_heads, dim)
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
         behind = torch.arange(start, start + count, device=q.device)[:, None] - tokens
         unseen = (behind < 0) | (behind >= window) if window else behind < 0
         weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
-        out[here] = torch.einsum("hgqk,khd->qhgd", weights, value).reshape(out[here].shape).to(out)
+        out[here] = (
+            torch.einsum("hgqk,khd->qhgd", weights, value)
+            .reshape(out[here].shape)
+            .to(out)
+        )
     return out

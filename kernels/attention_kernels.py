@@ -1,4 +1,6 @@
-"""The Triton kernels of paged attention; attention.py has their theory, and launches them."""
+"""The Triton kernels of paged attention; attention.py has their theory, and launches
+them.
+"""
 
 import triton
 import triton.language as tl
@@ -8,14 +10,34 @@ from minfer.kernels.pdl import follow
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
-    q, acc, top, total, positions, lo, hi, first_key, last_key, keys, values, blocks,
-    stride_block, stride_token, scale, window: tl.constexpr, masked: tl.constexpr,
-    block_size: tl.constexpr, tile: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr,
-):  # fmt: skip
-    """Fold tiles lo .. hi - 1 of one key head into the softmax (acc, top, total) of q's rows.
+    q,
+    acc,
+    top,
+    total,
+    positions,
+    lo,
+    hi,
+    first_key,
+    last_key,
+    keys,
+    values,
+    blocks,
+    stride_block,
+    stride_token,
+    scale,
+    window: tl.constexpr,
+    masked: tl.constexpr,
+    block_size: tl.constexpr,
+    tile: tl.constexpr,
+    dim: tl.constexpr,
+    dim_pad: tl.constexpr,
+):
+    """Fold tiles lo .. hi - 1 of one key head into the softmax (acc, top, total) of q's
+    rows.
 
-    q is [rows, dim_pad], row r stands at positions[r]. Only keys from first_key to last_key are
-    loaded, and only table entries of those. `masked` False: every row sees every key of every tile.
+    q is [rows, dim_pad], row r stands at positions[r]. Only keys from first_key to
+    last_key are loaded, and only table entries of those. `masked` False: every row sees
+    every key of every tile.
     """
     lanes = tl.arange(0, tile)
     dims = tl.arange(0, dim_pad)
@@ -25,8 +47,8 @@ def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
     for index in range(lo, hi):
         tokens = index * tile + lanes
         at = ids.to(tl.int64) * stride_block + (tokens % block_size) * stride_token
-        # The next tile's block ids come while this tile's keys are on their way: were they loaded
-        # where they are used, every tile would wait for two loads in a row.
+        # The next tile's block ids come while this tile's keys are on their way: were
+        # they loaded where they are used, every tile would wait for two loads in a row.
         inside = (tokens + tile >= first_key) & (tokens + tile <= last_key)
         ids = tl.load(blocks + (tokens + tile) // block_size, mask=inside, other=0)
         where = at[:, None] + dims[None, :]
@@ -41,21 +63,34 @@ def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
             if window > 0:
                 seen = seen & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
-        # `top` starts at a finite number, so a row that sees nothing yet meets no inf - inf.
+        # `top` starts at a finite number, so a row that sees nothing yet meets no inf -
+        # inf.
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weights, 1)
-        acc = tl.dot(weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee")
+        acc = tl.dot(
+            weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee"
+        )
         top = higher
     return acc, top, total
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _merge(  # type: ignore[no-untyped-def]  # arguments have Triton's types
-    parts, sums, at, mine, used,
-    rows: tl.constexpr, depth: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr):  # fmt: skip
-    """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged by sums, `depth` at once."""
+    parts,
+    sums,
+    at,
+    mine,
+    used,
+    rows: tl.constexpr,
+    depth: tl.constexpr,
+    dim: tl.constexpr,
+    dim_pad: tl.constexpr,
+):
+    """[rows, dim_pad]: results at[row] to at[row] + used - 1, averaged by sums, `depth`
+    at once.
+    """
     dims = tl.arange(0, dim_pad)
     acc, total = tl.zeros([rows, dim_pad], tl.float32), tl.zeros([rows], tl.float32)
     top = tl.full([rows], -1e30, tl.float32)
@@ -75,14 +110,44 @@ def _merge(  # type: ignore[no-untyped-def]  # arguments have Triton's types
     return acc / tl.where(total > 0, total, 1.0)[:, None]
 
 
-@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]  # Triton ships no types
+# Triton ships no types.
+@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]
 def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's types
-    q, k_cache, v_cache, table, rows, starts, counts, offsets, out, parts, sums, arrivals, scale,
-    splits, q_row, q_head, out_row, out_head, table_row, stride_block, stride_token, stride_head,
-    window: tl.constexpr, split: tl.constexpr, group: tl.constexpr, rows_tile: tl.constexpr,
-    block_size: tl.constexpr, tile: tl.constexpr, dim: tl.constexpr, dim_pad: tl.constexpr,
-    merge_rows: tl.constexpr, depth: tl.constexpr):  # fmt: skip
-    """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are contexts.
+    q,
+    k_cache,
+    v_cache,
+    table,
+    rows,
+    starts,
+    counts,
+    offsets,
+    out,
+    parts,
+    sums,
+    arrivals,
+    scale,
+    splits,
+    q_row,
+    q_head,
+    out_row,
+    out_head,
+    table_row,
+    stride_block,
+    stride_token,
+    stride_head,
+    window: tl.constexpr,
+    split: tl.constexpr,
+    group: tl.constexpr,
+    rows_tile: tl.constexpr,
+    block_size: tl.constexpr,
+    tile: tl.constexpr,
+    dim: tl.constexpr,
+    dim_pad: tl.constexpr,
+    merge_rows: tl.constexpr,
+    depth: tl.constexpr,
+):
+    """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
+    contexts.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -94,14 +159,19 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
     else:
         count = tl.load(counts + chunk).to(tl.int32)
         offset = tl.load(offsets + chunk).to(tl.int64)
-    # The last rows of a chunk see the most: they are launched first, short work fills in behind.
+    # The last rows of a chunk see the most: they are launched first, short work fills in
+    # behind.
     index = tl.cdiv(count * group, rows_tile) - 1 - tl.program_id(0) // splits
     if index < 0:
         return
     blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
     flat = index * rows_tile + tl.arange(0, rows_tile)
     query = flat * 0 if counts is None else flat // group
-    token, head, positions = offset + query, kv_head * group + flat - query * group, start + query
+    token, head, positions = (
+        offset + query,
+        kv_head * group + flat - query * group,
+        start + query,
+    )
     first = start + index * rows_tile // group
     last = start + tl.minimum((index * rows_tile + rows_tile - 1) // group, count - 1)
 
@@ -111,7 +181,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
     queries = tl.load(where, mask=mine, other=0.0)
     keys, values = k_cache + kv_head * stride_head, v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)
-    top, total = tl.full([rows_tile], -1e30, tl.float32), tl.zeros([rows_tile], tl.float32)
+    top, total = (
+        tl.full([rows_tile], -1e30, tl.float32),
+        tl.zeros([rows_tile], tl.float32),
+    )
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
     lo, hi = first_key // tile, tl.cdiv(last + 1, tile)
     if counts is None or split:
@@ -127,18 +200,75 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
         if window > 0:
             cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
             acc, top, total = _scan(
-                queries, acc, top, total, positions, lo, cut, first_key, last, keys, values, blocks,
-                stride_block, stride_token, scale, window, True, block_size, tile, dim, dim_pad,
-            )  # fmt: skip
+                queries,
+                acc,
+                top,
+                total,
+                positions,
+                lo,
+                cut,
+                first_key,
+                last,
+                keys,
+                values,
+                blocks,
+                stride_block,
+                stride_token,
+                scale,
+                window,
+                True,
+                block_size,
+                tile,
+                dim,
+                dim_pad,
+            )
         lo = tl.maximum((first + 1) // tile, cut)
         acc, top, total = _scan(
-            queries, acc, top, total, positions, cut, lo, first_key, last, keys, values, blocks,
-            stride_block, stride_token, scale, window, False, block_size, tile, dim, dim_pad,
-        )  # fmt: skip
+            queries,
+            acc,
+            top,
+            total,
+            positions,
+            cut,
+            lo,
+            first_key,
+            last,
+            keys,
+            values,
+            blocks,
+            stride_block,
+            stride_token,
+            scale,
+            window,
+            False,
+            block_size,
+            tile,
+            dim,
+            dim_pad,
+        )
     acc, top, total = _scan(
-        queries, acc, top, total, positions, lo, hi, first_key, last, keys, values, blocks,
-        stride_block, stride_token, scale, window, True, block_size, tile, dim, dim_pad,
-    )  # fmt: skip
+        queries,
+        acc,
+        top,
+        total,
+        positions,
+        lo,
+        hi,
+        first_key,
+        last,
+        keys,
+        values,
+        blocks,
+        stride_block,
+        stride_token,
+        scale,
+        window,
+        True,
+        block_size,
+        tile,
+        dim,
+        dim_pad,
+    )
 
     some = tl.where(total > 0, total, 1.0)
     result = acc / some[:, None]
@@ -149,16 +279,22 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
         logs = tl.where(total > 0, top + tl.log2(some), float("-inf"))
         tl.store(sums + at, logs, mask=flat < count * group)
         tl.store(parts + at[:, None] * dim + dims[None, :], result, mask=mine)
-        arrival = arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2) + kv_head
+        arrival = (
+            arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2) + kv_head
+        )
         tl.debug_barrier()  # all threads have stored, before one of them says so
         if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == used - 1:
             tl.store(arrival, 0)
             row = index * rows_tile + tl.arange(0, merge_rows)
             to, by = offset + row // group, kv_head * group + row % group
             base, ours = (to * heads + by) * splits, row < count * group
-            merged = _merge(parts, sums, base, ours, used, merge_rows, depth, dim, dim_pad)
+            merged = _merge(
+                parts, sums, base, ours, used, merge_rows, depth, dim, dim_pad
+            )
             place = out + to[:, None] * out_row + by[:, None] * out_head + dims[None, :]
-            tl.store(place, merged.to(out.dtype.element_ty), mask=ours[:, None] & (dims < dim))
+            tl.store(
+                place, merged.to(out.dtype.element_ty), mask=ours[:, None] & (dims < dim)
+            )
     else:
         where = out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]
         tl.store(where, result.to(out.dtype.element_ty), mask=mine)

@@ -1,10 +1,11 @@
-"""Attention of long chunks by flash-attn's kernels (package flash-attn-4), where it is installed.
+"""Attention of long chunks by flash-attn's kernels (package flash-attn-4), where it is
+installed.
 
-Hopper's asynchronous copies and products: 600 TFLOP/s and more where Triton's kernel has 430. Whole
-tiles of keys are read, and what is hidden gets a weight of zero, but 0 * NaN is NaN. In blocks of
-64 tokens and less, what is behind a context does not reach the result (measured); in blocks of 128
-it does, and with a window what is before it may. Neither is served: a request's overflow must not
-harm another's.
+Hopper's asynchronous copies and products: 600 TFLOP/s and more where Triton's kernel has
+430. Whole tiles of keys are read, and what is hidden gets a weight of zero, but 0 * NaN
+is NaN. In blocks of 64 tokens and less, what is behind a context does not reach the
+result (measured); in blocks of 128 it does, and with a window what is before it may.
+Neither is served: a request's overflow must not harm another's.
 """
 
 from importlib import import_module
@@ -16,18 +17,25 @@ from torch import Tensor
 from minfer.kernels.packages import FLASH, missing
 
 
-def flash_missing(head_dim: int, dtype: torch.dtype, block_size: int, device: torch.device) -> str:
+def flash_missing(
+    head_dim: int, dtype: torch.dtype, block_size: int, device: torch.device
+) -> str:
     """Why `flash_attention` cannot serve such a cache on this device; empty if it can."""
     why = missing(FLASH, dtype, device)
     if not why and (head_dim % 8 or head_dim > 128 or block_size not in (16, 32, 64)):
-        why = f"heads of {head_dim} in blocks of {block_size} tokens are none of flash-attn's"
+        why = (
+            f"heads of {head_dim} in blocks of {block_size} tokens are none of "
+            f"flash-attn's"
+        )
     return why
 
 
 class FlashWork(NamedTuple):
     """Chunks as flash-attn wants them: prepared once a step, the same in all layers."""
 
-    bounds: Tensor  # [chunks + 1] int32: where chunks begin among the queries, and the end
+    bounds: (
+        Tensor  # [chunks + 1] int32: where chunks begin among the queries, and the end
+    )
     contexts: Tensor  # [chunks] int32: tokens up to a chunk's last
     table: Tensor  # [chunks, max_blocks] int32
     longest: int  # count
@@ -36,16 +44,35 @@ class FlashWork(NamedTuple):
     def of(
         cls, rows: Tensor, starts: Tensor, counts: Tensor, table: Tensor, longest: int
     ) -> "FlashWork":
-        """Arguments as in `prefill_attention`; chunks lie one after another from query 0 on."""
+        """Arguments as in `prefill_attention`; chunks lie one after another from query 0
+        on.
+        """
         bounds = torch.nn.functional.pad(counts.cumsum(0, dtype=torch.int32), (1, 0))
         return cls(bounds, (starts + counts).int(), table[rows], longest)
 
 
 def flash_attention(
-    work: FlashWork, q: Tensor, k_cache: Tensor, v_cache: Tensor, scale: float, out: Tensor
+    work: FlashWork,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    scale: float,
+    out: Tensor,
 ) -> None:
-    """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16 bytes."""
-    import_module(FLASH)._flash_attn_fwd(  # the public function fills no tensor of its caller's
-        q, k_cache, v_cache, cu_seqlens_q=work.bounds, seqused_k=work.contexts,
-        max_seqlen_q=work.longest, page_table=work.table, softmax_scale=scale, causal=True, out=out,
-    )  # fmt: skip
+    """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16
+    bytes.
+    """
+    import_module(
+        FLASH
+    )._flash_attn_fwd(  # the public function fills no tensor of its caller's
+        q,
+        k_cache,
+        v_cache,
+        cu_seqlens_q=work.bounds,
+        seqused_k=work.contexts,
+        max_seqlen_q=work.longest,
+        page_table=work.table,
+        softmax_scale=scale,
+        causal=True,
+        out=out,
+    )

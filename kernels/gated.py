@@ -1,11 +1,12 @@
-"""silu(gate) * up of a product in one kernel: quack's, by asynchronous copies and products.
+"""silu(gate) * up of a product in one kernel: quack's, by asynchronous copies and
+products.
 
-Theory. The product itself, twice as wide as what is wanted, never reaches memory, and the kernel is
-as fast as cuBLAS's. But its tiles are large: two processors make 256 rows of 192 columns together,
-and all go through as many rounds as the last needs. Where those are filled to 76 % or more, it took
-0.65 to 0.90 of the time of cuBLAS and silu_mul, below 75 % 0.98 to 1.68 (192 to 8,192 tokens at the
-shapes of Qwen2.5 0.5B, 1.5B and 7B, H200, 2026-11-22). Products added to the residual are faster in
-cuBLAS.
+Theory. The product itself, twice as wide as what is wanted, never reaches memory, and the
+kernel is as fast as cuBLAS's. But its tiles are large: two processors make 256 rows of
+192 columns together, and all go through as many rounds as the last needs. Where those are
+filled to 76 % or more, it took 0.65 to 0.90 of the time of cuBLAS and silu_mul, below 75
+% 0.98 to 1.68 (192 to 8,192 tokens at the shapes of Qwen2.5 0.5B, 1.5B and 7B, H200,
+2026-11-22). Products added to the residual are faster in cuBLAS.
 """
 
 from importlib import import_module
@@ -26,10 +27,17 @@ def pays(tokens: int, inter: int) -> bool:
 
 
 def gated(x: Tensor, gate_up: Tensor) -> Tensor:
-    """silu(gate) * up [tokens, inter] of [gate, up] = x @ gate_up.T: [tokens, hidden], [2 * inter,
-    hidden], one dtype. Call it before a CUDA graph captures it."""
+    """silu(gate) * up [tokens, inter] of [gate, up] = x @ gate_up.T: [tokens, hidden], [2
+    * inter, hidden], one dtype. Call it before a CUDA graph captures it.
+    """
     out = x.new_empty(x.shape[0], gate_up.shape[0] // 2)
     import_module(QUACK).gemm_act(
-        x, gate_up.t(), activation="swiglu", postact_out=out, store_preact=False, tuned=False,
-        concat_layout=("B",))  # fmt: skip
+        x,
+        gate_up.t(),
+        activation="swiglu",
+        postact_out=out,
+        store_preact=False,
+        tuned=False,
+        concat_layout=("B",),
+    )
     return out

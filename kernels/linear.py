@@ -1,13 +1,16 @@
-"""A decode step's matrix products, with the norm before, the gate or the sum after them inside.
+"""A decode step's matrix products, with the norm before, the gate or the sum after them
+inside.
 
-Theory. For few tokens a product costs its weights' bytes / bandwidth and a launch, so norm, gate
-and sum ride along: a layer takes 4 launches around attention, not 8. x * norm_weight is multiplied
-as it comes while its squares add up; rsqrt(mean) scales the sums, a step of rounding off norm.py's.
-One token (`rows` 1): weights times x in float32, summed over lanes at the end. More: x is padded to
-the 16 rows of the tensor cores, of which those that are there are loaded. Latency near 0.8 us at
-4.2 TB/s asks for 25 KB in flight on each of 132 processors: for few columns, some `splits` programs
-share a tile's depth and leave their sums; the last to arrive adds all of them up, in order. While
-the kernel before runs (pdl.py), the first weights come: to registers (HELD), else to the cache.
+Theory. For few tokens a product costs its weights' bytes / bandwidth and a launch, so
+norm, gate and sum ride along: a layer takes 4 launches around attention, not 8. x *
+norm_weight is multiplied as it comes while its squares add up; rsqrt(mean) scales the
+sums, a step of rounding off norm.py's. One token (`rows` 1): weights times x in float32,
+summed over lanes at the end. More: x is padded to the 16 rows of the tensor cores, of
+which those that are there are loaded. Latency near 0.8 us at 4.2 TB/s asks for 25 KB in
+flight on each of 132 processors: for few columns, some `splits` programs share a tile's
+depth and leave their sums; the last to arrive adds all of them up, in order. While the
+kernel before runs (pdl.py), the first weights come: to registers (HELD), else to the
+cache.
 """
 
 import torch
@@ -22,42 +25,64 @@ from minfer.kernels.gated import gated, pays
 from minfer.kernels.norm import rms_norm
 from minfer.kernels.pdl import arrivals, early, follow, prefetch
 
-# Rows of a program (1: a token each; else at least all), its columns, depth of a pass (a warp's
-# share at least 256 for one row, else 64, or loads change their layout), splits, warps, stages.
+# Rows of a program (1: a token each; else at least all), its columns, depth of a pass (a
+# warp's share at least 256 for one row, else 64, or loads change their layout), splits,
+# warps, stages.
 Tune = tuple[int, int, int, int, int, int]
-# Bytes of weights that a thread may hold when it starts to wait for x, if `stages` is 1 and there
-# are at most so many weights: with more, programs come in waves, and only the first would gain.
+# Bytes of weights that a thread may hold when it starts to wait for x, if `stages` is 1
+# and there are at most so many weights: with more, programs come in waves, and only the
+# first would gain.
 HELD, HELD_WEIGHTS = 256, 12e6
 MOST = 16  # tokens of any entry
-# (tokens at most, millions of weights at most, constants): the first that fits; if none, cuBLAS.
-# Best of 875 candidates at the shapes of Qwen2.5 0.5B, 1.5B and 7B on an H200, in CUDA graphs over
-# 220 MB of weights (2026-11-20). Against norm, cuBLAS and activation apart, a step's products take
-# at 1 token 0.58, 0.69 and 0.86 of the time, at 16 tokens 0.95, 0.98 and 0.96.
+# (tokens at most, millions of weights at most, constants): the first that fits; if none,
+# cuBLAS. Best of 875 candidates at the shapes of Qwen2.5 0.5B, 1.5B and 7B on an H200, in
+# CUDA graphs over 220 MB of weights (2026-11-20). Against norm, cuBLAS and activation
+# apart, a step's products take at 1 token 0.58, 0.69 and 0.86 of the time, at 16 tokens
+# 0.95, 0.98 and 0.96.
 TABLE: dict[str, list[tuple[int, float, Tune | None]]] = {
     "norm_linear": [
-        (4, 2, (1, 2, 512, 1, 2, 1)), (4, 8, (1, 4, 256, 1, 1, 4)),
-        (1, 99, (1, 4, 256, 1, 1, 4)), (2, 99, (1, 8, 256, 1, 1, 4)),
+        (4, 2, (1, 2, 512, 1, 2, 1)),
+        (4, 8, (1, 4, 256, 1, 1, 4)),
+        (1, 99, (1, 4, 256, 1, 1, 4)),
+        (2, 99, (1, 8, 256, 1, 1, 4)),
     ],
     "linear_add": [
-        (2, 1.5, (1, 2, 1024, 1, 4, 1)), (1, 3, (1, 2, 2048, 1, 8, 1)),
-        (1, 8, (1, 2, 4096, 1, 8, 1)), (1, 13, (1, 1, 512, 1, 1, 1)),
-        (1, 20, (1, 4, 1024, 1, 4, 4)), (1, 999, (1, 4, 512, 1, 1, 4)),
-        (2, 3, (1, 2, 1024, 1, 4, 1)), (2, 8, (1, 4, 1024, 1, 2, 4)), (2, 13, (1, 8, 256, 1, 1, 4)),
-        (2, 20, (1, 4, 512, 1, 2, 4)), (2, 999, (1, 4, 256, 1, 1, 4)),
-        (4, 1.5, (1, 4, 512, 1, 2, 1)), (4, 3, (1, 4, 256, 1, 1, 4)),
-        (16, 1.5, (16, 16, 256, 1, 2, 5)), (16, 3, (16, 16, 128, 4, 2, 6)),
-        (16, 8, (16, 64, 128, 8, 4, 4)), (16, 13, (16, 64, 64, 4, 4, 6)),
-        (16, 20, (16, 32, 128, 4, 2, 6)), (16, 999, (16, 64, 64, 4, 2, 6)),
+        (2, 1.5, (1, 2, 1024, 1, 4, 1)),
+        (1, 3, (1, 2, 2048, 1, 8, 1)),
+        (1, 8, (1, 2, 4096, 1, 8, 1)),
+        (1, 13, (1, 1, 512, 1, 1, 1)),
+        (1, 20, (1, 4, 1024, 1, 4, 4)),
+        (1, 999, (1, 4, 512, 1, 1, 4)),
+        (2, 3, (1, 2, 1024, 1, 4, 1)),
+        (2, 8, (1, 4, 1024, 1, 2, 4)),
+        (2, 13, (1, 8, 256, 1, 1, 4)),
+        (2, 20, (1, 4, 512, 1, 2, 4)),
+        (2, 999, (1, 4, 256, 1, 1, 4)),
+        (4, 1.5, (1, 4, 512, 1, 2, 1)),
+        (4, 3, (1, 4, 256, 1, 1, 4)),
+        (16, 1.5, (16, 16, 256, 1, 2, 5)),
+        (16, 3, (16, 16, 128, 4, 2, 6)),
+        (16, 8, (16, 64, 128, 8, 4, 4)),
+        (16, 13, (16, 64, 64, 4, 4, 6)),
+        (16, 20, (16, 32, 128, 4, 2, 6)),
+        (16, 999, (16, 64, 64, 4, 2, 6)),
     ],
     "norm_gated": [
-        (2, 12, (1, 2, 1024, 1, 1, 1)), (2, 60, (1, 1, 2048, 1, 1, 1)),
-        (1, 999, (1, 2, 4096, 1, 8, 1)), (16, 60, None), (16, 999, (16, 64, 128, 1, 2, 3)),
-    ]}  # fmt: skip
+        (2, 12, (1, 2, 1024, 1, 1, 1)),
+        (2, 60, (1, 1, 2048, 1, 1, 1)),
+        (1, 999, (1, 2, 4096, 1, 8, 1)),
+        (16, 60, None),
+        (16, 999, (16, 64, 128, 1, 2, 3)),
+    ],
+}
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _tile(weight, norm, k, size: tl.constexpr, depth: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
-    """What a pass multiplies x with: weights and the norm's; and which of them are there."""
+# Triton's.
+def _tile(weight, norm, k, size: tl.constexpr, depth: tl.constexpr):  # type: ignore[no-untyped-def]
+    """What a pass multiplies x with: weights and the norm's; and which of
+    them are there.
+    """
     lane = k + tl.arange(0, depth)[None, :]
     inside = (lane < size) | (size % depth == 0)
     w = tl.load(weight + lane, mask=inside, other=0.0)
@@ -66,8 +91,11 @@ def _tile(weight, norm, k, size: tl.constexpr, depth: tl.constexpr):  # type: ig
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _pass(acc, squares, x, there, tile, normed: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
-    """Sums with a tile's products more; those of one row are not yet summed over the depth."""
+# Triton's.
+def _pass(acc, squares, x, there, tile, normed: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Sums with a tile's products more; those of one row are not yet summed over the
+    depth.
+    """
     w, n, inside = tile
     y = tl.load(x + tl.arange(0, w.shape[1])[None, :], mask=there & inside, other=0.0)
     if normed:
@@ -83,10 +111,23 @@ def _pass(acc, squares, x, there, tile, normed: tl.constexpr):  # type: ignore[n
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _products(  # type: ignore[no-untyped-def]  # Triton's
-    x, norm, weight, tiles, there, first, last, size: tl.constexpr, rows: tl.constexpr,
-    lines: tl.constexpr, depth: tl.constexpr, stages: tl.constexpr, held: tl.constexpr,
-):  # fmt: skip
-    """Sums from `first` to `last`: with `lines` of weights [rows, lines], of squares [rows]."""
+    x,
+    norm,
+    weight,
+    tiles,
+    there,
+    first,
+    last,
+    size: tl.constexpr,
+    rows: tl.constexpr,
+    lines: tl.constexpr,
+    depth: tl.constexpr,
+    stages: tl.constexpr,
+    held: tl.constexpr,
+):
+    """Sums from `first` to `last`: with `lines` of weights [rows, lines], of squares
+    [rows].
+    """
     acc = tl.zeros([lines, depth] if rows == 1 else [rows, lines], tl.float32)
     squares = tl.zeros([rows, depth], tl.float32)
     for i in tl.static_range(held):
@@ -101,17 +142,37 @@ def _products(  # type: ignore[no-untyped-def]  # Triton's
     return acc, tl.sum(squares, 1)
 
 
-@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]  # Triton ships no types
+# Triton ships no types.
+@triton.jit(do_not_specialize=["tokens"])  # type: ignore[untyped-decorator]
 def _linear(  # type: ignore[no-untyped-def]  # Triton's
-    x, norm, weight, bias, out, parts, arrivals, eps, tokens, columns, gated: tl.constexpr,
-    size: tl.constexpr, rows: tl.constexpr, cols: tl.constexpr, depth: tl.constexpr,
-    splits: tl.constexpr, stages: tl.constexpr, held: tl.constexpr):  # fmt: skip
-    """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; no norm: out +=."""
+    x,
+    norm,
+    weight,
+    bias,
+    out,
+    parts,
+    arrivals,
+    eps,
+    tokens,
+    columns,
+    gated: tl.constexpr,
+    size: tl.constexpr,
+    rows: tl.constexpr,
+    cols: tl.constexpr,
+    depth: tl.constexpr,
+    splits: tl.constexpr,
+    stages: tl.constexpr,
+    held: tl.constexpr,
+):
+    """Grid [tiles of rows, tiles of columns * splits]; all rows contiguous; no norm: out
+    +=.
+    """
     tile, part = tl.program_id(1) // splits, tl.program_id(1) % splits
     row = (tl.program_id(0) * rows + tl.arange(0, rows))[:, None]
     column = tile * cols + tl.arange(0, cols)
     where, mine = out + row * columns + column, (row < tokens) & (column < columns)
-    # Gates and what they multiply take turns. Lines past the end are the last: it needs no mask.
+    # Gates and what they multiply take turns. Lines past the end are the last: it needs
+    # no mask.
     each: tl.constexpr = 1 + gated
     lines: tl.constexpr = cols * each
     line = tl.arange(0, lines)
@@ -126,13 +187,27 @@ def _linear(  # type: ignore[no-untyped-def]  # Triton's
     for i in tl.static_range(held):
         tiles += (_tile(at, norm, first + i * depth, size, depth),)
     for i in tl.static_range(0 if held else stages):
-        prefetch(at + tl.minimum(first + i * depth + tl.arange(0, depth // 16) * 16, size - 16))
+        prefetch(
+            at + tl.minimum(first + i * depth + tl.arange(0, depth // 16) * 16, size - 16)
+        )
     follow()
     if norm is None:
         start += tl.load(where, mask=mine, other=0.0)
     acc, total = _products(
-        x + row * size, norm, at, tiles, row < tokens, first, tl.minimum(first + share, size), size,
-        rows, lines, depth, stages, held)  # fmt: skip
+        x + row * size,
+        norm,
+        at,
+        tiles,
+        row < tokens,
+        first,
+        tl.minimum(first + share, size),
+        size,
+        rows,
+        lines,
+        depth,
+        stages,
+        held,
+    )
     if splits > 1:
         cell, lot = tile * tl.num_programs(0) + tl.program_id(0), rows * (lines + 1)
         base = parts + cell.to(tl.int64) * (splits * lot)
@@ -162,7 +237,8 @@ def _pick(name: str, x: Tensor, weight: Tensor) -> Tune | None:
     count, size = x.shape[0], weight.numel()
     for tokens, millions, tune in TABLE[name] if count <= MOST else ():
         if count <= tokens and size <= millions * 1e6:
-            # Tensor cores do not multiply float32, and x * norm_weight may be too much for float16.
+            # Tensor cores do not multiply float32, and x * norm_weight may be too much
+            # for float16.
             half = x.dtype is torch.float16 and name != "linear_add"
             wide = tune is not None and tune[0] > 1 and (half or x.dtype is torch.float32)
             return None if wide else tune
@@ -170,13 +246,22 @@ def _pick(name: str, x: Tensor, weight: Tensor) -> Tune | None:
 
 
 def _run(
-    name: str, tune: Tune | None, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor,
-    bias: Tensor | None, out: Tensor | None = None) -> Tensor | None:  # fmt: skip
+    name: str,
+    tune: Tune | None,
+    x: Tensor,
+    norm: Tensor | None,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None,
+    out: Tensor | None = None,
+) -> Tensor | None:
     """Launch the kernel into `out`, or a new tensor; None: it is not for this."""
     (tokens, size), gated = x.shape, name == "norm_gated"
     columns, tune = len(weight) // (1 + gated), tune or _pick(name, x, weight)
     fits = tokens > 0 and size % 16 == columns % 16 == 0 and on_triton(x)
-    if not (tune and fits and all(t is None or t.is_contiguous() for t in (x, weight, out))):
+    if not (
+        tune and fits and all(t is None or t.is_contiguous() for t in (x, weight, out))
+    ):
         return None
     rows, cols, depth, splits, warps, stages = tune
     heights, tiles = triton.cdiv(tokens, rows), triton.cdiv(columns, cols)
@@ -186,36 +271,79 @@ def _run(
     counts = arrivals(x.device, heights * tiles) if splits > 1 else None
     out = x.new_empty(tokens, columns) if out is None else out
     few = lines * depth * passes * x.element_size() <= HELD * 32 * warps
-    few = few and weight.numel() <= HELD_WEIGHTS and (splits == 1 or size % (depth * splits) == 0)
+    few = (
+        few
+        and weight.numel() <= HELD_WEIGHTS
+        and (splits == 1 or size % (depth * splits) == 0)
+    )
     held = passes if rows == stages == 1 and few else 0
     _linear[heights, tiles * splits](
-        x, norm, weight, bias, out, parts, counts, eps, tokens, columns, gated, size, rows, cols,
-        depth, splits, stages, held, num_warps=warps, launch_pdl=early(x))  # fmt: skip
+        x,
+        norm,
+        weight,
+        bias,
+        out,
+        parts,
+        counts,
+        eps,
+        tokens,
+        columns,
+        gated,
+        size,
+        rows,
+        cols,
+        depth,
+        splits,
+        stages,
+        held,
+        num_warps=warps,
+        launch_pdl=early(x),
+    )
     return out
 
 
 def norm_linear(
-    x: Tensor, norm_weight: Tensor, eps: float, weight: Tensor, bias: Tensor | None = None,
-    tune: Tune | None = None) -> Tensor:  # fmt: skip
-    """rms_norm(x) @ weight.T + bias: x [tokens, hidden], weight [out, hidden] -> [tokens, out].
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    tune: Tune | None = None,
+) -> Tensor:
+    """rms_norm(x) @ weight.T + bias: x [tokens, hidden], weight [out, hidden] -> [tokens,
+    out].
 
-    One dtype. Call it before a CUDA graph captures it. tune: constants instead of `TABLE`'s."""
+    One dtype. Call it before a CUDA graph captures it. tune: constants instead of
+    `TABLE`'s."""
     out = _run("norm_linear", tune, x, norm_weight, eps, weight, bias)
     return F.linear(rms_norm(x, norm_weight, eps), weight, bias) if out is None else out
 
 
 def linear_add(
-    residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None,
-    tune: Tune | None = None) -> None:  # fmt: skip
-    """residual [tokens, out] += x [tokens, in] @ weight.T + bias. The rest is as above."""
+    residual: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    tune: Tune | None = None,
+) -> None:
+    """residual [tokens, out] += x [tokens, in] @ weight.T + bias. The rest is
+    as above.
+    """
     if _run("linear_add", tune, x, None, 0.0, weight, bias, residual) is None:
         plain.linear_add(residual, x, weight, bias)
 
 
 def norm_gated(
-    x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, bias: Tensor | None = None,
-    fused: bool = False, tune: Tune | None = None) -> Tensor:  # fmt: skip
-    """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias. The rest is as above.
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up: Tensor,
+    bias: Tensor | None = None,
+    fused: bool = False,
+    tune: Tune | None = None,
+) -> Tensor:
+    """silu(gate) * up of [gate, up] = rms_norm(x) @ gate_up.T + bias. The rest is as
+    above.
 
     fused: gated.py serves it where that pays."""
     if (out := _run("norm_gated", tune, x, norm_weight, eps, gate_up, bias)) is not None:

@@ -1,10 +1,12 @@
-"""Log-probabilities of the tokens drawn, and the likeliest tokens, without normalising the logits.
+"""Log-probabilities of the tokens drawn, and the likeliest tokens, without normalising
+the logits.
 
-Theory. A token's *key* is an integer: its logit's order, then its id turned round; so the larger
-key is the likelier token's, or the lower id's of two that tie. `_scan` reads each chunk of a row
-once: its log-sum-exp in two numbers, how many keys reach the drawn token's, and its k largest keys,
-one maximum after the other, in registers. `_finish` does the same with what the chunks found. Rows
-that do not ask end after one load; a row's result depends on that row alone.
+Theory. A token's *key* is an integer: its logit's order, then its id turned round; so the
+larger key is the likelier token's, or the lower id's of two that tie. `_scan` reads each
+chunk of a row once: its log-sum-exp in two numbers, how many keys reach the drawn
+token's, and its k largest keys, one maximum after the other, in registers. `_finish` does
+the same with what the chunks found. Rows that do not ask end after one load; a row's
+result depends on that row alone.
 """
 
 import torch
@@ -28,7 +30,16 @@ def _key(x, ids):  # type: ignore[no-untyped-def]  # Triton's
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _scan(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, tokens, who, asked, stats, lists, vocab, most: tl.constexpr, chunk: tl.constexpr
+    logits,
+    stride,
+    tokens,
+    who,
+    asked,
+    stats,
+    lists,
+    vocab,
+    most: tl.constexpr,
+    chunk: tl.constexpr,
 ):
     follow()
     part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
@@ -39,7 +50,9 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
         token = tl.load(tokens + row)
         own = _key(tl.load(line + token).to(tl.float32), token)
         keys = tl.where(ids < vocab, _key(x, ids), NONE)
-        top = tl.maximum(tl.max(x, 0), -3.4028234663852886e38)  # finite: -inf - -inf would be NaN
+        top = tl.maximum(
+            tl.max(x, 0), -3.4028234663852886e38
+        )  # finite: -inf - -inf would be NaN
         here = stats + row * 3 * parts + part
         tl.store(here, top)
         tl.store(here + parts, tl.sum(tl.exp(x - top), 0))
@@ -52,8 +65,19 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
 def _finish(  # type: ignore[no-untyped-def]  # Triton's
-    logits, stride, tokens, who, asked, stats, lists, out, parts, most: tl.constexpr,
-    pad: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+    logits,
+    stride,
+    tokens,
+    who,
+    asked,
+    stats,
+    lists,
+    out,
+    parts,
+    most: tl.constexpr,
+    pad: tl.constexpr,
+    wide: tl.constexpr,
+):
     follow()
     row, lanes, at = tl.program_id(0).to(tl.int64), tl.arange(0, pad), tl.arange(0, wide)
     count = tl.load(asked + tl.load(who + row))
@@ -68,7 +92,9 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
         chosen = tl.load(logits + row * stride + tl.load(tokens + row)).to(tl.float32)
         tl.store(ids, rank.to(tl.int32))
         tl.store(values, (chosen - largest - total).to(tl.int32, bitcast=True))
-        keys = tl.load(lists + row * most * parts + at, mask=at < (count - 1) * parts, other=NONE)
+        keys = tl.load(
+            lists + row * most * parts + at, mask=at < (count - 1) * parts, other=NONE
+        )
         for i in range(1, count):
             best = tl.max(keys, 0)
             order = (best >> 32).to(tl.int32)
@@ -78,14 +104,18 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
             keys = tl.where(keys == best, NONE, keys)
 
 
-def logprobs(logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor) -> None:
-    """Natural log-probabilities, in float32, of the tokens drawn and of the likeliest ones.
+def logprobs(
+    logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
+) -> None:
+    """Natural log-probabilities, in float32, of the tokens drawn and of the likeliest
+    ones.
 
-    `logits` [rows, vocab], rows contiguous; `tokens` and `who` [rows] int32: what was drawn, and
-    for which device row; `asked` [device rows] int32: 0 for nothing, else 1 + k, with k <= vocab.
-    Of a row that asks, `out` [rows, 2, 1 + most] int32 gets, first, the drawn token's rank (1 is
-    the likeliest) and the k <= most likeliest ids; second, the bits of the log-probabilities of
-    the drawn token and of these. Of tokens that tie, the lower id counts as the likelier.
+    `logits` [rows, vocab], rows contiguous; `tokens` and `who` [rows] int32: what was
+    drawn, and for which device row; `asked` [device rows] int32: 0 for nothing, else 1 +
+    k, with k <= vocab. Of a row that asks, `out` [rows, 2, 1 + most] int32 gets, first,
+    the drawn token's rank (1 is the likeliest) and the k <= most likeliest ids; second,
+    the bits of the log-probabilities of the drawn token and of these. Of tokens that tie,
+    the lower id counts as the likelier.
     """
     if not on_triton(logits):
         plain.logprobs(logits, tokens, who, asked, out)
@@ -95,6 +125,9 @@ def logprobs(logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Te
     stats = logits.new_empty(rows, 3, parts, dtype=torch.float32)
     lists = logits.new_empty(rows, most, parts, dtype=torch.int64)
     line = (logits, logits.stride(0), tokens, who, asked, stats, lists)
-    pads, how = (triton.next_power_of_2(parts), triton.next_power_of_2(most * parts)), early(logits)
+    pads, how = (
+        (triton.next_power_of_2(parts), triton.next_power_of_2(most * parts)),
+        early(logits),
+    )
     _scan[parts, rows](*line, vocab, most, CHUNK, num_warps=4, launch_pdl=how)
     _finish[rows,](*line, out, parts, most, *pads, num_warps=8, launch_pdl=how)

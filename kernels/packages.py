@@ -1,4 +1,6 @@
-"""Other packages' kernels, which need not be installed: flash-attn-4's, and quack-kernels'."""
+"""Other packages' kernels, which need not be installed: flash-attn-4's, and
+quack-kernels'.
+"""
 
 import warnings
 from functools import cache
@@ -22,7 +24,9 @@ def missing(package: str, dtype: torch.dtype, device: torch.device) -> str:
         return f"{NAMES[package]} takes bfloat16 and float16, not {dtype}"
     top, part, *_ = package.split(".")
     places = found.submodule_search_locations or () if (found := find_spec(top)) else ()
-    if not any(Path(place, part + end).exists() for place in places for end in ("", ".py")):
+    if not any(
+        Path(place, part + end).exists() for place in places for end in ("", ".py")
+    ):
         return f"{NAMES[package]} is not installed"
     return ""
 
@@ -32,7 +36,9 @@ def load(package: str) -> str:
     """Import it, which takes seconds; returns why that failed, or nothing."""
     try:
         import_module(package)
-    except Exception as error:  # however an optional package is broken, there are other kernels
+    except (
+        Exception
+    ) as error:  # however an optional package is broken, there are other kernels
         return f"{NAMES[package]} is not importable: {type(error).__name__}: {error}"
     warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)  # of its compiler
     return ""

@@ -1,12 +1,13 @@
 """Programmatic dependent launch: a kernel gets ready while the one before it still runs.
 
-Theory. At batch 1 a step is a chain of kernels of few microseconds, whose gaps and first loads
-count. From Hopper on, one launched with `early` starts once all programs of the one before called
-`follow`. It fetches what no kernel writes (weights, older than the kernel before), and calls
-`follow` itself: that waits until the one before is complete and its writes are visible. Only then
-may it read what kernels write, or write: others may still read there. As all programs do so, a
-kernel completes after all before it, and waiting for one is waiting for all. Others (torch's,
-cuBLAS's) start after all before them, and let the next start when they end.
+Theory. At batch 1 a step is a chain of kernels of few microseconds, whose gaps and first
+loads count. From Hopper on, one launched with `early` starts once all programs of the one
+before called `follow`. It fetches what no kernel writes (weights, older than the kernel
+before), and calls `follow` itself: that waits until the one before is complete and its
+writes are visible. Only then may it read what kernels write, or write: others may still
+read there. As all programs do so, a kernel completes after all before it, and waiting for
+one is waiting for all. Others (torch's, cuBLAS's) start after all before them, and let
+the next start when they end.
 """
 
 from functools import cache
@@ -17,11 +18,14 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-MOST = 64  # rows of a tensor up to which launches are what counts: at 256 a step got 1 % slower
+# rows of a tensor up to which launches are what counts: at 256 a step got 1 % slower
+MOST = 64
 
 
 def early(x: Tensor) -> bool:
-    """Whether a kernel that calls `follow` is launched early for this tensor (`launch_pdl`)."""
+    """Whether a kernel that calls `follow` is launched early for this tensor
+    (`launch_pdl`).
+    """
     return x.is_cuda and x.shape[0] <= MOST and _able(x.device)
 
 
@@ -31,12 +35,16 @@ def _able(device: torch.device) -> bool:
 
 
 def arrivals(device: torch.device, size: int) -> Tensor:
-    """Zeros to count in: a kernel leaves them zero. The first of a size is not to be captured.
+    """Zeros to count in: a kernel leaves them zero. The first of a size is not to be
+    captured.
 
-    Kernels of two streams (engines of one process) may run at once: each stream has its own.
+    Kernels of two streams (engines of one process) may run at once: each stream has its
+    own.
     """
     cuda = device.type == "cuda"
-    return _zeros(device, size, torch.cuda.current_stream(device).cuda_stream if cuda else 0)
+    return _zeros(
+        device, size, torch.cuda.current_stream(device).cuda_stream if cuda else 0
+    )
 
 
 @cache
@@ -56,5 +64,9 @@ def follow():  # type: ignore[no-untyped-def]  # Triton's
 def prefetch(at):  # type: ignore[no-untyped-def]  # Triton's
     """Have the 32 bytes at each of these addresses come into the second-level cache."""
     if tl.target_info.cuda_capability_geq(9, 0):
-        asm: tl.constexpr = "prefetch.global.L2 [$1]; mov.b32 $0, 0;"  # it has to return something
-        tl.inline_asm_elementwise(asm, "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1)
+        asm: tl.constexpr = (
+            "prefetch.global.L2 [$1]; mov.b32 $0, 0;"  # it has to return something
+        )
+        tl.inline_asm_elementwise(
+            asm, "=r,l", [at.to(tl.int64)], tl.int32, is_pure=False, pack=1
+        )

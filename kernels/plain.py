@@ -1,7 +1,8 @@
-"""What the CPU runs in place of linear, logprobs, norm and rows.py: plain torch, without Triton.
+"""What the CPU runs in place of linear, logprobs, norm and rows.py: plain torch, without
+Triton.
 
-These are the kernels' references too. Few operations matter more than few bytes: a small model's
-step is as long as its launches.
+These are the kernels' references too. Few operations matter more than few bytes: a small
+model's step is as long as its launches.
 """
 
 import functools
@@ -13,7 +14,9 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, out: Tensor | None = None) -> Tensor:
-    """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see `norm.rms_norm`."""
+    """Normalise over the last dimension of `x` (Zhang and Sennrich 2019); see
+    `norm.rms_norm`.
+    """
     plain = x.dtype is torch.float32
     wide = x if plain else x.float()
     # sqrt(mean(x^2) + eps) = hypot(|x|, sqrt(eps * n)) / sqrt(n): two launches less.
@@ -37,7 +40,9 @@ def norm_linear(
     return F.linear(rms_norm(x, norm_weight, eps), weight, bias)
 
 
-def linear_add(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+def linear_add(
+    residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None
+) -> None:
     """residual [tokens, out] += x [tokens, in] @ weight.T + bias, within the product."""
     residual.addmm_(x, weight.t())
     if bias is not None:
@@ -45,9 +50,15 @@ def linear_add(residual: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None 
 
 
 def norm_gated(
-    x: Tensor, norm_weight: Tensor, eps: float, gate_up: Tensor, bias: Tensor | None = None,
+    x: Tensor,
+    norm_weight: Tensor,
+    eps: float,
+    gate_up: Tensor,
+    bias: Tensor | None = None,
     fused: bool = False) -> Tensor:  # noqa: ARG001  # fmt: skip  # the GPU's
-    """silu(gate) * up [tokens, intermediate], with [gate, up] = norm_linear(x) (Shazeer 2020)."""
+    """silu(gate) * up [tokens, intermediate], with [gate, up] = norm_linear(x) (Shazeer
+    2020).
+    """
     gate, up = norm_linear(x, norm_weight, eps, gate_up, bias).chunk(2, -1)
     return F.silu(gate).mul_(up)
 
@@ -59,9 +70,17 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
 
 
 def gather(
-    rows: Tensor, given: Tensor | None, last: Tensor, next_: Tensor, table: Tensor,
-    block_size: int, tokens: Tensor, positions: Tensor, ahead: Tensor, slots: Tensor,
-) -> None:  # fmt: skip
+    rows: Tensor,
+    given: Tensor | None,
+    last: Tensor,
+    next_: Tensor,
+    table: Tensor,
+    block_size: int,
+    tokens: Tensor,
+    positions: Tensor,
+    ahead: Tensor,
+    slots: Tensor,
+) -> None:
     """Inputs of a step: of rows that feed themselves, then of history; see rows.py."""
     token, position = last.index_select(0, rows), next_.index_select(0, rows)
     if given is not None:
@@ -75,8 +94,15 @@ def gather(
 
 
 def advance(
-    rows: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, last: Tensor, next_: Tensor,
-    scratch: int, out: Tensor) -> None:  # fmt: skip
+    rows: Tensor,
+    positions: Tensor,
+    drawn: Tensor,
+    broken: Tensor,
+    last: Tensor,
+    next_: Tensor,
+    scratch: int,
+    out: Tensor,
+) -> None:
     """Keep what rows drew, but of `scratch`, which stays at position 0; see rows.py."""
     index = rows.long()
     last.index_copy_(0, index, drawn)
@@ -85,7 +111,9 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
-def logprobs(logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor) -> None:
+def logprobs(
+    logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
+) -> None:
     """Log-probabilities of `tokens`, and of the likeliest; see logprobs.py."""
     for i, count in enumerate(asked[who.long()].tolist()):
         if count:

@@ -1,10 +1,10 @@
 """What the device knows of its rows, read and changed in one launch each.
 
-Theory. All that a row needs between steps (last token, next position, sampling, block table) lies
-in one int32 *arena*, so a step's changes are (index, value) pairs, whatever they are about: one
-packed copy and one scatter. `gather` collects what a step's rows need into the batch's own
-buffers; `advance` writes back what they drew. Rows that pad a batch to its graph's size are the
-scratch row, which never advances.
+Theory. All that a row needs between steps (last token, next position, sampling, block
+table) lies in one int32 *arena*, so a step's changes are (index, value) pairs, whatever
+they are about: one packed copy and one scatter. `gather` collects what a step's rows need
+into the batch's own buffers; `advance` writes back what they drew. Rows that pad a batch
+to its graph's size are the scratch row, which never advances.
 """
 
 from typing import Any
@@ -19,8 +19,10 @@ from minfer.kernels.pdl import early, follow
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]  # Triton ships no types
-def _scatter(arena, pairs, count, block: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton types its kernels itself
+# Triton ships no types.
+@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
+# Triton types its kernels itself.
+def _scatter(arena, pairs, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < count
@@ -42,10 +44,25 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
     _scatter[grid](arena, pairs, count, block=BLOCK, launch_pdl=early(pairs))
 
 
-@triton.jit(do_not_specialize=["given_stride", "alone", "count"])  # type: ignore[untyped-decorator]  # Triton ships no types
+# Triton ships no types.
+@triton.jit(do_not_specialize=["given_stride", "alone", "count"])  # type: ignore[untyped-decorator]
 def _gather(  # type: ignore[no-untyped-def]  # as above
-    rows, given, given_stride, last, next_, table, table_stride, block_size, alone, count,
-    tokens, positions, ahead, slots, block: tl.constexpr):  # fmt: skip
+    rows,
+    given,
+    given_stride,
+    last,
+    next_,
+    table,
+    table_stride,
+    block_size,
+    alone,
+    count,
+    tokens,
+    positions,
+    ahead,
+    slots,
+    block: tl.constexpr,
+):
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
     fed, inside = at < alone, at < count
@@ -61,31 +78,65 @@ def _gather(  # type: ignore[no-untyped-def]  # as above
 
 
 def gather(
-    rows: Tensor, given: Tensor | None, last: Tensor, next_: Tensor, table: Tensor,
-    block_size: int, tokens: Tensor, positions: Tensor, ahead: Tensor, slots: Tensor,
-) -> None:  # fmt: skip
+    rows: Tensor,
+    given: Tensor | None,
+    last: Tensor,
+    next_: Tensor,
+    table: Tensor,
+    block_size: int,
+    tokens: Tensor,
+    positions: Tensor,
+    ahead: Tensor,
+    slots: Tensor,
+) -> None:
     """Inputs of a step: of rows that feed themselves, then of history.
 
-    rows [alone] int32 feed themselves: their `last` tokens, at positions `next_` ([device rows]
-    int32). given [3, history] int32: tokens, positions and rows of the others, or None. table
-    [device rows, blocks] int32. Writes [alone + history] each: tokens, positions and `ahead`
-    (positions + 1) int32, slots (where keys and values go) int64.
+    rows [alone] int32 feed themselves: their `last` tokens, at positions `next_` ([device
+    rows] int32). given [3, history] int32: tokens, positions and rows of the others, or
+    None. table [device rows, blocks] int32. Writes [alone + history] each: tokens,
+    positions and `ahead` (positions + 1) int32, slots (where keys and values go) int64.
     """
     if not on_triton(rows):
-        plain.gather(rows, given, last, next_, table, block_size, tokens, positions, ahead, slots)
+        plain.gather(
+            rows, given, last, next_, table, block_size, tokens, positions, ahead, slots
+        )
         return
     history = rows if given is None else given
     stride = 0 if given is None else given.stride(0)
     _gather[(triton.cdiv(len(tokens), BLOCK),)](
-        rows, history, stride, last, next_, table, table.stride(0), block_size, len(rows),
-        len(tokens), tokens, positions, ahead, slots, block=BLOCK, launch_pdl=early(rows),
-    )  # fmt: skip
+        rows,
+        history,
+        stride,
+        last,
+        next_,
+        table,
+        table.stride(0),
+        block_size,
+        len(rows),
+        len(tokens),
+        tokens,
+        positions,
+        ahead,
+        slots,
+        block=BLOCK,
+        launch_pdl=early(rows),
+    )
 
 
-@triton.jit(do_not_specialize=["scratch", "count"])  # type: ignore[untyped-decorator]  # Triton ships no types
+# Triton ships no types.
+@triton.jit(do_not_specialize=["scratch", "count"])  # type: ignore[untyped-decorator]
 def _advance(  # type: ignore[no-untyped-def]  # as above
-    rows, positions, drawn, broken, last, next_, scratch, out, count, block: tl.constexpr,
-):  # fmt: skip
+    rows,
+    positions,
+    drawn,
+    broken,
+    last,
+    next_,
+    scratch,
+    out,
+    count,
+    block: tl.constexpr,
+):
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < count
@@ -97,16 +148,35 @@ def _advance(  # type: ignore[no-untyped-def]  # as above
 
 
 def advance(
-    rows: Tensor, positions: Tensor, drawn: Tensor, broken: Tensor, last: Tensor, next_: Tensor,
-    scratch: int, out: Tensor) -> None:  # fmt: skip
-    """Keep what rows drew: their last token, and the position it takes; not of row `scratch`.
+    rows: Tensor,
+    positions: Tensor,
+    drawn: Tensor,
+    broken: Tensor,
+    last: Tensor,
+    next_: Tensor,
+    scratch: int,
+    out: Tensor,
+) -> None:
+    """Keep what rows drew: their last token, and the position it takes; not of row
+    `scratch`.
 
-    rows, positions, drawn and broken are [rows] int32. `out` gets the tokens too, less `broken`.
+    rows, positions, drawn and broken are [rows] int32. `out` gets the tokens too, less
+    `broken`.
     """
     if not on_triton(rows):
         plain.advance(rows, positions, drawn, broken, last, next_, scratch, out)
         return
     grid: Any = (triton.cdiv(len(rows), BLOCK),)
     _advance[grid](
-        rows, positions, drawn, broken, last, next_, scratch, out, len(rows), block=BLOCK,
-        launch_pdl=early(rows))  # fmt: skip
+        rows,
+        positions,
+        drawn,
+        broken,
+        last,
+        next_,
+        scratch,
+        out,
+        len(rows),
+        block=BLOCK,
+        launch_pdl=early(rows),
+    )

@@ -1,7 +1,8 @@
 """minfer: an LLM inference engine whose whole control plane is a pure function.
 
-`from minfer import LLM, SamplingParams` is the library; `minfer.engine.step` is the engine. The
-core loads no torch: what executes is in `minfer.effects` and is imported when it is asked for.
+`from minfer import LLM, SamplingParams` is the library; `minfer.engine.step` is the
+engine. The core loads no torch: what executes is in `minfer.effects` and is imported when
+it is asked for.
 """
 
 from importlib import import_module
@@ -9,25 +10,36 @@ from typing import TYPE_CHECKING, Any
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.request import ParameterError, Request, SamplingParams
+from minfer.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from minfer.effects.async_llm import AsyncLLM as AsyncLLM
-    from minfer.effects.chat import ChatTemplateError as ChatTemplateError
-    from minfer.effects.edge import OverloadedError as OverloadedError
-    from minfer.effects.edge import RequestError as RequestError
-    from minfer.effects.llm import LLM as LLM
-    from minfer.effects.outputs import RequestOutput as RequestOutput
-    from minfer.effects.spec import CheckpointError as CheckpointError
-    from minfer.effects.worker import EngineDeadError as EngineDeadError
+    from minfer.effects.live.async_llm import AsyncLLM as AsyncLLM
+    from minfer.effects.live.edge import OverloadedError as OverloadedError
+    from minfer.effects.live.edge import RequestError as RequestError
+    from minfer.effects.live.llm import LLM as LLM
+    from minfer.effects.live.worker import EngineDeadError as EngineDeadError
+    from minfer.effects.models.spec import CheckpointError as CheckpointError
+    from minfer.effects.text.chat import ChatTemplateError as ChatTemplateError
+    from minfer.effects.text.outputs import RequestOutput as RequestOutput
 
 _LAZY = {
-    "AsyncLLM": "async_llm", "ChatTemplateError": "chat", "CheckpointError": "spec",
-    "EngineDeadError": "worker", "LLM": "llm", "OverloadedError": "edge", "RequestError": "edge",
-    "RequestOutput": "outputs"}  # fmt: skip
+    "AsyncLLM": "live.async_llm",
+    "ChatTemplateError": "text.chat",
+    "CheckpointError": "models.spec",
+    "EngineDeadError": "live.worker",
+    "LLM": "live.llm",
+    "OverloadedError": "live.edge",
+    "RequestError": "live.edge",
+    "RequestOutput": "text.outputs",
+}
 __all__ = [
-    "ConfigError", "EngineConfig", "ParameterError", "Request", "SamplingParams", *_LAZY,
-]  # fmt: skip
-__version__ = "0.1.0"
+    "ConfigError",
+    "EngineConfig",
+    "ParameterError",
+    "Request",
+    "SamplingParams",
+    *_LAZY,
+]
 
 
 def __getattr__(name: str) -> Any:

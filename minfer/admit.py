@@ -1,9 +1,10 @@
-"""Admission: the first in line gets a device row, blocks for all it knows, and its cached prefix.
+"""Admission: the first in line gets a device row, blocks for all it knows, and its cached
+prefix.
 
-Blocks for the whole history are taken at once, so a sequence that was let in never has to stop in
-the middle of its prompt, and half-admitted sequences cannot block each other. Samples of one
-request are forks: the second finds the full blocks of the first in the cache and copies the
-partial tail of its prompt, so it computes one token.
+Blocks for the whole history are taken at once, so a sequence that was let in never has to
+stop in the middle of its prompt, and half-admitted sequences cannot block each other.
+Samples of one request are forks: the second finds the full blocks of the first in the
+cache and copies the partial tail of its prompt, so it computes one token.
 """
 
 from bisect import bisect_left
@@ -54,9 +55,13 @@ def admit(
         return state, Held(*seq.id, "rows")
     sibling = None
     if seq.request.n > 1 and len(seq.history) == len(seq.request.prompt):
-        owners = enumerate(state.running.ids)  # of running samples, whose prompt it can share
+        owners = enumerate(
+            state.running.ids
+        )  # of running samples, whose prompt it can share
         sibling = next((i for i, (owner, _) in owners if owner == seq.request.id), None)
-        if sibling is None and any(o.seat.seqs[0].request.id == seq.request.id for o in others):
+        if sibling is None and any(
+            o.seat.seqs[0].request.id == seq.request.id for o in others
+        ):
             return state, Held(*seq.id, "sibling")
     if sibling is not None:
         shared = len(seq.history) - 1
@@ -66,8 +71,11 @@ def admit(
     return _seat(config, state, seq, sibling, len(others))
 
 
-def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Reason | None]:
-    """Make room for the first in line at the cost of the last that runs, if the policy says so.
+def displace(
+    config: EngineConfig, state: EngineState
+) -> tuple[EngineState, Reason | None]:
+    """Make room for the first in line at the cost of the last that runs, if the policy
+    says so.
 
     Returns the reason if it did.
     """
@@ -80,10 +88,16 @@ def displace(config: EngineConfig, state: EngineState) -> tuple[EngineState, Rea
 
 
 def _seat(
-    config: EngineConfig, state: EngineState, seq: Sequence, sibling: int | None, others: int
+    config: EngineConfig,
+    state: EngineState,
+    seq: Sequence,
+    sibling: int | None,
+    others: int,
 ) -> tuple[EngineState, Newcomer | Held]:
     size, known = config.block_size, len(seq.history)
-    full = (known - 1) // size  # at least one token is computed, or there would be no logits
+    full = (
+        known - 1
+    ) // size  # at least one token is computed, or there would be no logits
     alone, room = not len(state.running) and not others, state.blocks.available
     if uncached(config, seq, alone=alone) > room:
         needs = needed(config, state.blocks, seq, alone=alone)
@@ -94,7 +108,11 @@ def _seat(
     new = draft.take(-(-known // size) - hit) or ()  # never None: they were counted
     table = Log(prefix, new)
     start, copy, run = hit * size, None, state.running
-    if sibling is not None and run.chains[sibling].low <= full == hit and known - 1 > start:
+    if (
+        sibling is not None
+        and run.chains[sibling].low <= full == hit
+        and known - 1 > start
+    ):
         copy = Copy(run.tables[sibling][full], table[full], known - 1 - start)
         start = known - 1
     chain = Chain(Log(seq.keys), hit, leaf, low=low)
@@ -114,11 +132,12 @@ def _seat(
 
 
 def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
-    """How many blocks it takes to let `seq` in if nothing of it is cached; `alone`: nobody else
-    runs.
+    """How many blocks it takes to let `seq` in if nothing of it is cached; `alone`:
+    nobody else runs.
     """
     size, known = config.block_size, len(seq.history)
-    # If its blocks are full, it needs one more in its second step, or is sent back from its first.
+    # If its blocks are full, it needs one more in its second step, or is sent back from
+    # its first.
     ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
     one_more = known % size == 0 and known + 1 < ends
     spare = 0 if alone else max(config.watermark, one_more)
@@ -128,10 +147,10 @@ def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
 def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) -> int:
     """How many of the available blocks it takes to let `seq` in.
 
-    Its cached blocks on which others stand cost nothing; those that are idle are available blocks
-    like any other until it stands on them. So this falls when a neighbour publishes the same
-    prefix, without any block being freed. It is O(log n) in the length of the prompt: what is live
-    of a path in the forest is its beginning.
+    Its cached blocks on which others stand cost nothing; those that are idle are
+    available blocks like any other until it stands on them. So this falls when a
+    neighbour publishes the same prefix, without any block being freed. It is O(log n) in
+    the length of the prompt: what is live of a path in the forest is its beginning.
     """
     size = config.block_size
     full = (len(seq.history) - 1) // size
@@ -140,7 +159,9 @@ def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) 
         low = outside(hit * size, config.window, size)
         free_of_charge = hit - sum(not live(blocks, key) for key in seq.keys[low:hit])
     else:
-        free_of_charge = bisect_left(seq.keys, True, hi=full, key=lambda key: not live(blocks, key))
+        free_of_charge = bisect_left(
+            seq.keys, True, hi=full, key=lambda key: not live(blocks, key)
+        )
     return uncached(config, seq, alone=alone) - free_of_charge
 
 
@@ -149,7 +170,8 @@ def _hit(
 ) -> tuple[int, int, tuple[int, ...], int]:
     """Take hold of what is cached of the first `full` blocks.
 
-    Returns how many are out of the window, how many count as hit, the table so far, and the leaf.
+    Returns how many are out of the window, how many count as hit, the table so far, and
+    the leaf.
     """
     if not config.window:
         hit = lookup(state.blocks, keys, full)
@@ -170,8 +192,8 @@ def _prefix(
 ) -> tuple[int, ...]:
     """The blocks of the first `hit` keys, the last of which is `leaf`.
 
-    A path in the forest is unique: if a neighbour stands on `leaf` at that place, its table has
-    them all, and requests that share a long prefix tend to come together.
+    A path in the forest is unique: if a neighbour stands on `leaf` at that place, its
+    table has them all, and requests that share a long prefix tend to come together.
     """
     long = hit >= thresholds.long_prefix
     for table in state.running.tables[-thresholds.neighbours :] if long else ():
@@ -183,4 +205,6 @@ def _prefix(
 def _let_in(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:
     line, rows = state.waiting.remove(seq.place), state.free_rows[:-1]
     gen, stops = state.next_gen + 1, state.stops | seq.request.stop_ids
-    return evolve(state, blocks=blocks, waiting=line, free_rows=rows, next_gen=gen, stops=stops)
+    return evolve(
+        state, blocks=blocks, waiting=line, free_rows=rows, next_gen=gen, stops=stops
+    )

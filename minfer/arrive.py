@@ -1,7 +1,8 @@
-"""Requests arrive: those that could never run are rejected, the others get a place in line.
+"""Requests arrive: those that could never run are rejected, the others get a place in
+line.
 
-Many in a row enter at once: each is looked at and ranked in its turn, but the line, which is
-persistent, is made anew once.
+Many in a row enter at once: each is looked at and ranked in its turn, but the line, which
+is persistent, is made anew once.
 """
 
 from collections.abc import Iterable
@@ -17,8 +18,12 @@ from minfer.sequence import Sequence
 from minfer.state import EngineState, Live, Transition
 
 
-def objection(config: EngineConfig, state: EngineState, request: Request, coming: int = 0) -> str:
-    """Why a request could never run here, or nothing; so many samples are `coming` before it."""
+def objection(
+    config: EngineConfig, state: EngineState, request: Request, coming: int = 0
+) -> str:
+    """Why a request could never run here, or nothing; so many samples are `coming` before
+    it.
+    """
     prompt = len(request.prompt)
     known = prompt + len(request.output)
     most = min(prompt + request.max_tokens, config.max_model_len)
@@ -32,7 +37,8 @@ def objection(config: EngineConfig, state: EngineState, request: Request, coming
     if prompt >= config.max_model_len:
         return (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
-            f"{config.max_model_len} tokens, of which at least one must be left for the output"
+            f"{config.max_model_len} tokens, of which at least one must be left for the "
+            f"output"
         )
     if known >= most:
         return f"the request was resumed with all of its {most - prompt} output tokens"
@@ -46,8 +52,12 @@ def objection(config: EngineConfig, state: EngineState, request: Request, coming
     return ""
 
 
-def submitted(config: EngineConfig, state: EngineState, requests: Iterable[Request]) -> Transition:
-    """Let requests into the line, in order: the line and the requests are changed once for all."""
+def submitted(
+    config: EngineConfig, state: EngineState, requests: Iterable[Request]
+) -> Transition:
+    """Let requests into the line, in order: the line and the requests are changed once
+    for all.
+    """
     came = _Arrivals(config, state)
     for request in requests:
         came.submit(request)
@@ -83,12 +93,16 @@ class _Arrivals:
         keys = extend_keys(given, request.root, history, config.block_size)
         for sample in range(request.n):
             place = (rank, self.arrivals, sample)
-            self.new.append(Sequence(request, sample, place, self.state.time, history, keys))
+            self.new.append(
+                Sequence(request, sample, place, self.state.time, history, keys)
+            )
         self.live[request.id] = Live((rank, self.arrivals, 0), request.n)
         self.arrivals += 1
 
     def done(self) -> Transition:
-        """The state with all of them in line, and one word about those that were rejected."""
+        """The state with all of them in line, and one word about those that were
+        rejected.
+        """
         state = evolve(
             self.state,
             waiting=self.state.waiting.insert_many(self.new),

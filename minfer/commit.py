@@ -1,8 +1,9 @@
 """Results become state: what a step yielded, and what to do when it failed.
 
-A good step costs a few passes over the columns in C; only sequences that end, fill a block or
-finish a chunk of their prompt are looked at one by one. Sealing is spread (`lifecycle.spread`), so
-that a batch whose blocks fill at the same step does not stop the engine.
+A good step costs a few passes over the columns in C; only sequences that end, fill a
+block or finish a chunk of their prompt are looked at one by one. Sealing is spread
+(`lifecycle.spread`), so that a batch whose blocks fill at the same step does not stop the
+engine.
 """
 
 from collections.abc import Container, Iterable
@@ -18,10 +19,13 @@ from minfer.sequence import Running, edited, positions
 from minfer.state import EngineState, Transition, emitted, ignored
 
 
-def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> Transition:
+def over(
+    config: EngineConfig, state: EngineState, event: Executed | Failed
+) -> Transition:
     """Commit the results of the step that is first in flight, or void a failed one.
 
-    A failed step and all after it are forgotten; their sequences begin again from committed KV.
+    A failed step and all after it are forgotten; their sequences begin again from
+    committed KV.
     """
     kind = type(event).__name__.lower()
     if type(event.step) is not int:
@@ -35,7 +39,9 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
         return _void(config, state, event.step, f"step {plan.step} was skipped")
     tokens = tokens_of(event.yields)
     if tokens is None:
-        return _void(config, state, plan.step, "results must be a tuple of tuples of whole numbers")
+        return _void(
+            config, state, plan.step, "results must be a tuple of tuples of whole numbers"
+        )
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
     if flaw:
@@ -60,14 +66,20 @@ def over(config: EngineConfig, state: EngineState, event: Executed | Failed) -> 
 
 
 def _advanced(
-    thresholds: Thresholds, run: Running, plan: Plan, yields: Yields, sizes: tuple[int, ...]
+    thresholds: Thresholds,
+    run: Running,
+    plan: Plan,
+    yields: Yields,
+    sizes: tuple[int, ...],
 ) -> tuple[Running, Yields]:
     """The columns after a step, and what it yielded as one of them."""
     new, grown, sched = yields, sizes, run.sched
     if plan.gens != run.gens:  # sequences came or went since this was planned
         new = aligned(plan.gens, run.gens, yields, thresholds.aligned_window)
         grown = tuple(map(len, new))
-    if sizes != plan.most:  # rows yielded short of their most: later plans only said "at latest"
+    if (
+        sizes != plan.most
+    ):  # rows yielded short of their most: later plans only said "at latest"
         short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
         sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))
     if plan.step % thresholds.fresh_steps:
@@ -75,16 +87,32 @@ def _advanced(
     else:
         tails, fresh = tuple(map(add, run.tails, run.fresh)), new
     return Running(
-        run.seqs, run.ids, run.gens, run.rows, run.starts, run.base,
-        tuple(map(add, run.known, grown)), sched, run.last, run.ripe, run.mark,
-        run.tables, run.chains, tails, fresh), new  # fmt: skip
+        run.seqs,
+        run.ids,
+        run.gens,
+        run.rows,
+        run.starts,
+        run.base,
+        tuple(map(add, run.known, grown)),
+        sched,
+        run.last,
+        run.ripe,
+        run.mark,
+        run.tables,
+        run.chains,
+        tails,
+        fresh,
+    ), new
 
 
-def aligned(before: tuple[int, ...], now: tuple[int, ...], yields: Yields, window: int) -> Yields:
-    """What generations `now` have of the yields of the generations `before`; nothing for others.
+def aligned(
+    before: tuple[int, ...], now: tuple[int, ...], yields: Yields, window: int
+) -> Yields:
+    """What generations `now` have of the yields of the generations `before`; nothing for
+    others.
 
-    The two are in the same order and differ in few places, so stretches of `window` are compared
-    whole; a dictionary of all would cost five times as much.
+    The two are in the same order and differ in few places, so stretches of `window` are
+    compared whole; a dictionary of all would cost five times as much.
     """
     out: list[tuple[int, ...]] = []
     i = j = 0
@@ -106,12 +134,16 @@ def aligned(before: tuple[int, ...], now: tuple[int, ...], yields: Yields, windo
     return tuple(out)
 
 
-def _flaw(config: EngineConfig, plan: Plan, sizes: tuple[int, ...], tokens: tuple[int, ...]) -> str:
+def _flaw(
+    config: EngineConfig, plan: Plan, sizes: tuple[int, ...], tokens: tuple[int, ...]
+) -> str:
     """What is wrong with results, or nothing: the laws are those of module plan."""
     if len(sizes) != len(plan.gens):
         return f"{len(sizes)} results for {len(plan.gens)} rows"
     pairs = zip(sizes, plan.most, strict=True)
-    if sizes != plan.most and not all(min(1, most) <= size <= most for size, most in pairs):
+    if sizes != plan.most and not all(
+        min(1, most) <= size <= most for size, most in pairs
+    ):
         return "a row yielded more or less than it may"
     if tokens and not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
@@ -139,13 +171,17 @@ def _endings(
     return ends
 
 
-def _cut(run: Running, new: Yields, ends: dict[int, tuple[int, str]]) -> tuple[Running, Yields]:
+def _cut(
+    run: Running, new: Yields, ends: dict[int, tuple[int, str]]
+) -> tuple[Running, Yields]:
     """Take back the tokens that came after an end."""
     extra = {i: len(new[i]) - keep for i, (keep, _) in ends.items() if keep < len(new[i])}
     if not extra:
         return run, new
     cut = {i: run.fresh[i][: len(run.fresh[i]) - more] for i, more in extra.items()}
-    run = edited(run, known={i: run.known[i] - more for i, more in extra.items()}, fresh=cut)
+    run = edited(
+        run, known={i: run.known[i] - more for i, more in extra.items()}, fresh=cut
+    )
     kept = list(new)
     for i in extra:
         kept[i] = new[i][: ends[i][0]]
@@ -153,15 +189,22 @@ def _cut(run: Running, new: Yields, ends: dict[int, tuple[int, str]]) -> tuple[R
 
 
 def _fillings(
-    config: EngineConfig, run: Running, plan: Plan, ripe: Iterable[int], ends: Container[int]
+    config: EngineConfig,
+    run: Running,
+    plan: Plan,
+    ripe: Iterable[int],
+    ends: Container[int],
 ) -> dict[int, int]:
-    """Who has full blocks to publish, and how many in all; those that end do so on their way out.
+    """Who has full blocks to publish, and how many in all; those that end do so on their
+    way out.
 
-    Chunks of prompts publish at once: others may be about to ask for them. Blocks of sampled
-    tokens can wait.
+    Chunks of prompts publish at once: others may be about to ask for them. Blocks of
+    sampled tokens can wait.
     """
     size = config.block_size
-    some = islice((i for i in ripe if i not in ends), spread(config, len(run) * plan.repeat))
+    some = islice(
+        (i for i in ripe if i not in ends), spread(config, len(run) * plan.repeat)
+    )
     upto = {i: (run.known[i] - 1) // size for i in some}
     spots = (fill.index for fill in plan.fills)
     done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}
@@ -181,7 +224,9 @@ def _void(config: EngineConfig, state: EngineState, step: int, error: str) -> Tr
         faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1
     spots = positions(run, touched)
     reason = Voided(step, error, len(state.inflight), len(spots))
-    state = evolve(restart(config, state, spots), inflight=(), faults=tuple(faults.items()))
+    state = evolve(
+        restart(config, state, spots), inflight=(), faults=tuple(faults.items())
+    )
     state = open_fences(state, None)
     why = f"its step failed {config.max_failures} times, at last with: {error}"
     run, most = state.running, config.max_failures

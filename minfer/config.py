@@ -6,11 +6,14 @@ from attrs import Attribute, field, frozen
 
 from minfer.policy import FirstCome, Policy
 
-# What is varied, when sizes are compared: in forks, simulations, and what a page is headed by.
+# What is varied, when sizes are compared: in forks, simulations, and what a page is
+# headed by.
 SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
 
 
-_TOO_LARGE: Final = 2**63  # whole numbers and floats from here on are no setting of anything
+_TOO_LARGE: Final = (
+    2**63
+)  # whole numbers and floats from here on are no setting of anything
 
 
 class ConfigError(ValueError):
@@ -18,11 +21,15 @@ class ConfigError(ValueError):
 
 
 def number(low: float, *, above: bool = False, of: str = "") -> Any:
-    """A field's validator: a finite number from `low` or above it, whole if its type is int."""
+    """A field's validator: a finite number from `low` or above it, whole if its type is
+    int.
+    """
 
     def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
         whole = attribute.type is int
-        right = isinstance(value, int if whole else int | float) and not isinstance(value, bool)
+        right = isinstance(value, int if whole else int | float) and not isinstance(
+            value, bool
+        )
         if not right or not low <= value < _TOO_LARGE or (above and value == low):
             want = f"a {'whole ' * whole}number {'above' if above else 'from'} {low}"
             # Python refuses to write out integers of thousands of digits.
@@ -39,22 +46,37 @@ def _threshold(low: int, default: int) -> Any:
 
 @frozen(kw_only=True)
 class Thresholds:
-    """Sizes from which on the core takes another path to the same result. Raises ConfigError.
+    """Sizes from which on the core takes another path to the same result. Raises
+    ConfigError.
 
-    They are for speed: who is served when does not depend on them, though which of the free blocks
-    is handed out next does on `freed_run`. They are part of the configuration because a path that
-    begins at 128 entries is one that small tests never take: the swarm runs with all of them at two
-    or three.
+    They are for speed: who is served when does not depend on them, though which of the
+    free blocks is handed out next does on `freed_run`. They are part of the configuration
+    because a path that begins at 128 entries is one that small tests never take: the
+    swarm runs with all of them at two or three.
     """
 
-    line_bucket: int = _threshold(2, 128)  # entries of the waiting line's buckets, then split
-    recent_entries: int = _threshold(1, 64)  # of a growing history; then they join the old ones
-    freed_run: int = _threshold(1, 64)  # freed blocks at hand; then they are put by as a run
-    aligned_window: int = _threshold(1, 64)  # generations compared at once, plan with running
+    line_bucket: int = _threshold(
+        2, 128
+    )  # entries of the waiting line's buckets, then split
+    recent_entries: int = _threshold(
+        1, 64
+    )  # of a growing history; then they join the old ones
+    freed_run: int = _threshold(
+        1, 64
+    )  # freed blocks at hand; then they are put by as a run
+    aligned_window: int = _threshold(
+        1, 64
+    )  # generations compared at once, plan with running
     fresh_steps: int = _threshold(1, 8)  # after which fresh tokens join the tails
-    stop_ids: int = _threshold(0, 256)  # looked for, before those of who left are sorted out
-    long_prefix: int = _threshold(1, 32)  # blocks of a hit that a neighbour's table may give whole
-    neighbours: int = _threshold(1, 8)  # running sequences whose tables are looked at for that
+    stop_ids: int = _threshold(
+        0, 256
+    )  # looked for, before those of who left are sorted out
+    long_prefix: int = _threshold(
+        1, 32
+    )  # blocks of a hit that a neighbour's table may give whole
+    neighbours: int = _threshold(
+        1, 8
+    )  # running sequences whose tables are looked at for that
 
 
 @frozen(kw_only=True)
@@ -65,27 +87,44 @@ class EngineConfig:
     block_size: int = field(default=64, validator=number(1))  # tokens per block
     max_model_len: int = field(default=2048, validator=number(2))  # prompt plus output
     max_num_seqs: int = field(default=256, validator=number(1))  # device rows
-    max_num_batched_tokens: int = field(default=2048, validator=number(1))  # a forward's budget
+    max_num_batched_tokens: int = field(
+        default=2048, validator=number(1)
+    )  # a forward's budget
     vocab_size: int = field(default=2**31, validator=number(1))
     depth: int = field(default=2, validator=number(1))  # steps in flight
-    max_repeat: int = field(default=1, validator=number(1))  # decode steps in one plan, at most
+    max_repeat: int = field(
+        default=1, validator=number(1)
+    )  # decode steps in one plan, at most
     max_failures: int = field(default=3, validator=number(1))  # of one sequence's steps
     max_waiting: int = field(default=2**20, validator=number(1))  # samples that may wait
-    window: int = field(default=0, validator=number(0))  # keys a query reads, itself included
-    watermark: int = field(default=0, validator=number(0))  # blocks that admission leaves free
+    window: int = field(
+        default=0, validator=number(0)
+    )  # keys a query reads, itself included
+    watermark: int = field(
+        default=0, validator=number(0)
+    )  # blocks that admission leaves free
     policy: Policy = FirstCome()
     thresholds: Thresholds = Thresholds()
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.thresholds, Thresholds):
-            raise ConfigError(f"thresholds must be Thresholds, not {self.thresholds!r:.80}")
+            raise ConfigError(
+                f"thresholds must be Thresholds, not {self.thresholds!r:.80}"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(
-                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at least "
-                f"max_num_seqs ({self.max_num_seqs}): every running sequence gets a token a step"
+                f"max_num_batched_tokens ({self.max_num_batched_tokens}) must be at "
+                f"least "
+                f"max_num_seqs ({self.max_num_seqs}): every running sequence gets a "
+                f"token a step"
             )
         if self.window == 1:
-            raise ConfigError("window must be 0 (none) or at least 2: a query reads itself")
+            raise ConfigError(
+                "window must be 0 (none) or at least 2: a query reads itself"
+            )
         if self.watermark >= self.num_blocks:
-            what = f"watermark ({self.watermark}) must be below num_blocks ({self.num_blocks})"
+            what = (
+                f"watermark ({self.watermark}) must be below num_blocks "
+                f"({self.num_blocks})"
+            )
             raise ConfigError(what)

@@ -1,9 +1,9 @@
 """What the policy says, as far as it can be used.
 
-A policy is somebody else's code. It may raise, or answer with what is no answer (NaN, None, a rank
-that cannot be ordered), and the engine must go on: then the answer is that of first come, first
-served, and a reason says which question was overruled and why. The reasons of a turn are collected
-in its state and leave with the transition.
+A policy is somebody else's code. It may raise, or answer with what is no answer (NaN,
+None, a rank that cannot be ordered), and the engine must go on: then the answer is that
+of first come, first served, and a reason says which question was overruled and why. The
+reasons of a turn are collected in its state and leave with the transition.
 """
 
 import math
@@ -106,9 +106,15 @@ def rank(
 
 
 def again(
-    config: EngineConfig, state: EngineState, old: Rank, request: Request, arrived: float, done: int
+    config: EngineConfig,
+    state: EngineState,
+    old: Rank,
+    request: Request,
+    arrived: float,
+    done: int,
 ) -> tuple[Rank, EngineState]:
-    """The rank of a sequence that was preempted: never behind its `old` one, which is the default.
+    """The rank of a sequence that was preempted: never behind its `old` one, which is the
+    default.
 
     `arrived` is a time in seconds, `done` counts its output tokens.
     """
@@ -118,9 +124,13 @@ def again(
     return min(old, found), state
 
 
-def admit_from(config: EngineConfig, state: EngineState, load: Load) -> tuple[float, EngineState]:
+def admit_from(
+    config: EngineConfig, state: EngineState, load: Load
+) -> tuple[float, EngineState]:
     """The time in seconds from which the first in line may start. First come: now."""
-    found, state = _asked(config, state, "admit_from", load, read=_number, instead=load.time)
+    found, state = _asked(
+        config, state, "admit_from", load, read=_number, instead=load.time
+    )
     return found, state
 
 
@@ -129,7 +139,14 @@ def admitted(
 ) -> EngineState:
     """Tell the policy that a sample starts for the first time."""
     policy, state = _asked(
-        config, state, "admitted", place, request, load, read=_as_it_is, instead=state.policy
+        config,
+        state,
+        "admitted",
+        place,
+        request,
+        load,
+        read=_as_it_is,
+        instead=state.policy,
     )
     return _with_policy(state, policy)
 
@@ -153,15 +170,17 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
             raise _UnusableError("chose nobody who may")
         return int(answer)
 
-    found, state = _asked(config, state, "victim", ranks, read=seat, instead=len(ranks) - 1)
+    found, state = _asked(
+        config, state, "victim", ranks, read=seat, instead=len(ranks) - 1
+    )
     return found, state
 
 
 def displaces(config: EngineConfig, state: EngineState) -> tuple[bool, EngineState]:
     """Whether the first in line may take the place of the last that runs. First come: no.
 
-    Never of one that is ahead of it, whatever the policy says, or two could displace each other for
-    ever.
+    Never of one that is ahead of it, whatever the policy says, or two could displace each
+    other for ever.
     """
     waiting, running = state.waiting.first().place, state.running.seqs[-1].place
     if waiting > running:
@@ -172,7 +191,9 @@ def displaces(config: EngineConfig, state: EngineState) -> tuple[bool, EngineSta
     return found, state
 
 
-def budget(config: EngineConfig, state: EngineState, load: Load) -> tuple[int, EngineState]:
+def budget(
+    config: EngineConfig, state: EngineState, load: Load
+) -> tuple[int, EngineState]:
     """The tokens of a step, within the engine's limit. First come: the limit.
 
     While nothing runs it is at least one: nothing else would ever happen.

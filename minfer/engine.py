@@ -1,8 +1,9 @@
 """The engine: one pure function from (configuration, state, events) to a transition.
 
-Theory. Everything that happens arrives as an event; everything to be done leaves as a command. A
-turn folds the events that have come, in order, and then plans until `depth` steps are in flight or
-nothing can run. It looks at no clock, draws no random number, and costs what changed in it.
+Theory. Everything that happens arrives as an event; everything to be done leaves as a
+command. A turn folds the events that have come, in order, and then plans until `depth`
+steps are in flight or nothing can run. It looks at no clock, draws no random number, and
+costs what changed in it.
 
     Submit ---> waiting line ---> running columns ---> plan ---> executor
                   ^   (admit)        |      ^  (schedule)           |
@@ -27,7 +28,9 @@ from minfer.stop import stopped
 _IN_A_ROW: Final[dict[type, str]] = {Submit: "submit", Cancel: "stop", Finish: "stop"}
 
 
-def step(config: EngineConfig, state: EngineState, events: tuple[Event, ...]) -> Transition:
+def step(
+    config: EngineConfig, state: EngineState, events: tuple[Event, ...]
+) -> Transition:
     """Take one turn: fold the events, then plan. Total: no event sequence raises."""
     turns: list[Transition] = []
     for together in _in_a_row(events):

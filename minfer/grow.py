@@ -1,9 +1,10 @@
 """Tables grow; and when blocks run out, somebody gives way.
 
-A table is grown a little before it ends (`mark`), for a bounded number of sequences a step, so
-that a batch whose blocks end together is not a spike; that never takes the last blocks. Growth
-that cannot wait takes what there is; if there is nothing, blocks behind fences are waited for, and
-only if none are coming the policy's victim is preempted: one shortage, one victim.
+A table is grown a little before it ends (`mark`), for a bounded number of sequences a
+step, so that a batch whose blocks end together is not a spike; that never takes the last
+blocks. Growth that cannot wait takes what there is; if there is nothing, blocks behind
+fences are waited for, and only if none are coming the policy's victim is preempted: one
+shortage, one victim.
 """
 
 from itertools import islice
@@ -36,7 +37,9 @@ def grow(
     now = [i for i, end in ends.items() if run.sched[i] >= end]
     if len(now) > state.blocks.available:
         return _short(config, state, now, idle)
-    soon = [i for i, end in ends.items() if run.sched[i] < end][: spread(config, len(run))]
+    soon = [i for i, end in ends.items() if run.sched[i] < end][
+        : spread(config, len(run))
+    ]
     if len(now) + len(soon) + len(run) > state.blocks.available:
         soon = []
     state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))
@@ -46,13 +49,16 @@ def grow(
 def stretch(
     config: EngineConfig, state: EngineState, idle: set[int], grown: Grown
 ) -> tuple[EngineState, Grown, tuple[int, ...]]:
-    """Make room for up to `max_repeat` decode steps; returns how many tokens each row may yield.
+    """Make room for up to `max_repeat` decode steps; returns how many tokens each row may
+    yield.
 
     Takes blocks only while there are plenty: a row whose table ends sooner yields less.
     """
     run, size = state.running, config.block_size
     wants = {}
-    for i, (sched, last, table) in enumerate(zip(run.sched, run.last, run.tables, strict=True)):
+    for i, (sched, last, table) in enumerate(
+        zip(run.sched, run.last, run.tables, strict=True)
+    ):
         more = -(-min(sched + config.max_repeat, last) // size) - len(table)
         if more > 0 and run.gens[i] not in idle and run.gens[i] not in grown:
             wants[i] = more
@@ -79,7 +85,10 @@ def _extend(
 
 
 def _given(
-    config: EngineConfig, state: EngineState, draft: Draft, new: dict[int, tuple[int, ...]]
+    config: EngineConfig,
+    state: EngineState,
+    draft: Draft,
+    new: dict[int, tuple[int, ...]],
 ) -> tuple[EngineState, Grown]:
     """The tables with their `new` blocks, which were taken from `draft`."""
     run, recent = state.running, config.thresholds.recent_entries
@@ -88,7 +97,9 @@ def _given(
         table = run.tables[i]
         tables[i] = table.extended(some, recent)
         mark[i] = mark_of(config, len(table) + len(some), run.last[i])
-        if run.sched[i] > run.starts[i]:  # else the row is still to be opened, table and all
+        if (
+            run.sched[i] > run.starts[i]
+        ):  # else the row is still to be opened, table and all
             grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
     run = edited(run, tables=tables, mark=mark)
     return evolve(state, blocks=draft.done(), running=run), grown
@@ -97,19 +108,23 @@ def _given(
 def _short(
     config: EngineConfig, state: EngineState, needy: list[int], idle: set[int]
 ) -> tuple[EngineState, Grown, tuple[Reason, ...]]:
-    """There are not enough blocks: serve the positions `needy` in rank order, and let the policy's
-    victims give way.
+    """There are not enough blocks: serve the positions `needy` in rank order, and let the
+    policy's victims give way.
     """
     grown: Grown = {}
     reasons: tuple[Reason, ...] = ()
     while needy:
         here, draft = state.blocks.available, Draft(state.blocks)
-        new = {i: draft.take(1) or () for i in needy[:here]}  # never None: they were counted
+        new = {
+            i: draft.take(1) or () for i in needy[:here]
+        }  # never None: they were counted
         state, some = _given(config, state, draft, new) if new else (state, {})
         grown.update(some)
         needy, run = needy[here:], state.running
         if needy and (state.fences or len(run) == 1):
-            idle.update(run.gens[i] for i in needy)  # blocks are coming when a plan in flight ends
+            idle.update(
+                run.gens[i] for i in needy
+            )  # blocks are coming when a plan in flight ends
             break
         if needy:
             victim, state = consult.victim(config, state)

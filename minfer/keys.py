@@ -1,8 +1,9 @@
 """Content keys: what the KV of a full block is a function of, as one digest.
 
-A key covers what produced the block (the fingerprint), the cache salt, the key of the block before,
-and the block's tokens. Equal keys therefore mean equal KV, whoever computed it; different salts
-never share (CVE-2025-46570), and SHA-256 keeps keys from being forged (CVE-2025-25183).
+A key covers what produced the block (the fingerprint), the cache salt, the key of the
+block before, and the block's tokens. Equal keys therefore mean equal KV, whoever computed
+it; different salts never share (CVE-2025-46570), and SHA-256 keeps keys from being forged
+(CVE-2025-25183).
 """
 
 from array import array
@@ -14,9 +15,11 @@ Keys = tuple[Key, ...]  # of consecutive blocks
 
 
 def root_key(fingerprint: bytes, salt: bytes = b"") -> Key:
-    """The key before the first block: every field length-prefixed, so that none runs into another.
+    """The key before the first block: every field length-prefixed, so that none runs into
+    another.
 
-    `fingerprint` names model, weights, KV type, layout and adapter; `salt` separates tenants.
+    `fingerprint` names model, weights, KV type, layout and adapter; `salt` separates
+    tenants.
     """
     parts = (b"minfer.kv.1", fingerprint, salt)
     return sha256(b"".join(len(p).to_bytes(8, "little") + p for p in parts)).digest()
@@ -33,7 +36,9 @@ def block_keys(root: Key, tokens: Sequence[int], block_size: int) -> Keys:
 
 
 def extend_keys(keys: Keys, root: Key, tokens: Sequence[int], block_size: int) -> Keys:
-    """`keys`, already computed for a prefix of `tokens`, continued over all its full blocks."""
+    """`keys`, already computed for a prefix of `tokens`, continued over all its full
+    blocks.
+    """
     if len(keys) == len(tokens) // block_size:
         return keys
     out = list(keys)

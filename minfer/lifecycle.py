@@ -18,38 +18,67 @@ from minfer.state import EngineState, Fence, Live
 
 
 def spread(config: EngineConfig, tokens: int) -> int:
-    """Blocks, of those that can wait, that a turn handles: four times what `tokens` fill."""
+    """Blocks, of those that can wait, that a turn handles: four times what
+    `tokens` fill.
+    """
     return max(2, 4 * tokens // config.block_size)
 
 
 def mark_of(config: EngineConfig, entries: int, last: int) -> int:
-    """The position from which a table of `entries` blocks should grow: a quarter block early.
+    """The position from which a table of `entries` blocks should grow: a quarter block
+    early.
 
-    So growth can be spread over steps when many tables end at once. At most the last position.
+    So growth can be spread over steps when many tables end at once. At most the last
+    position.
     """
     return min(last, entries * config.block_size - config.block_size // 4)
 
 
 def ripe_at(config: EngineConfig, blocks: int, last: int) -> int:
-    """How many tokens must be known to fill more than `blocks` blocks, or to have the last one."""
+    """How many tokens must be known to fill more than `blocks` blocks, or to have the
+    last one.
+    """
     return min(last, (blocks + 1) * config.block_size) + 1
 
 
 def seated(
-    config: EngineConfig, seq: Sequence, gen: int, row: int, table: Table, chain: Chain, start: int
+    config: EngineConfig,
+    seq: Sequence,
+    gen: int,
+    row: int,
+    table: Table,
+    chain: Chain,
+    start: int,
 ) -> Running:
-    """A new generation of `seq` as columns of one entry; KV below `start` is there or copied."""
+    """A new generation of `seq` as columns of one entry; KV below `start` is there or
+    copied.
+    """
     request, base, size = seq.request, len(seq.history), config.block_size
     last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
     whole = base // size
     return Running(
-        (seq,), (seq.id,), (gen,), (row,), (start,), (base,), (base,), (start,), (last,),
-        (ripe_at(config, whole, last),), (mark_of(config, len(table), last),), (table,), (chain,),
-        (seq.history[whole * size :],), ((),))  # fmt: skip
+        (seq,),
+        (seq.id,),
+        (gen,),
+        (row,),
+        (start,),
+        (base,),
+        (base,),
+        (start,),
+        (last,),
+        (ripe_at(config, whole, last),),
+        (mark_of(config, len(table), last),),
+        (table,),
+        (chain,),
+        (seq.history[whole * size :],),
+        ((),),
+    )
 
 
 def committed(config: EngineConfig, state: EngineState, i: int) -> int:
-    """Positions of KV that the sequence at `i` has for certain, plans in flight left out."""
+    """Positions of KV that the sequence at `i` has for certain, plans in
+    flight left out.
+    """
     return all_committed(config, state, (i,))[i]
 
 
@@ -59,7 +88,8 @@ def all_committed(
     """Positions of KV that each of the sequences at `spots` has for certain."""
     run = state.running
     sure = {i: run.known[i] - 1 for i in spots}
-    # What has not yielded since its generation began has what its first plan in flight starts from.
+    # What has not yielded since its generation began has what its first plan in flight
+    # starts from.
     rest = {run.gens[i]: i for i in spots if run.known[i] == run.base[i]}
     for i in rest.values():
         sure[i] = run.sched[i]
@@ -74,10 +104,16 @@ def all_committed(
     return sure
 
 
-def named(config: EngineConfig, run: Running, i: int, upto: int) -> tuple[Chain, tuple[int, ...]]:
+def named(
+    config: EngineConfig, run: Running, i: int, upto: int
+) -> tuple[Chain, tuple[int, ...]]:
     """Give keys to the full blocks of `i` below `upto`; their tokens leave the tail."""
     chain, tail = run.chains[i], run.tails[i] + run.fresh[i]
-    have, size, recent = len(chain.keys), config.block_size, config.thresholds.recent_entries
+    have, size, recent = (
+        len(chain.keys),
+        config.block_size,
+        config.thresholds.recent_entries,
+    )
     if upto <= have:
         return chain, tail
     parent = chain.keys[have - 1] if have else run.seqs[i].request.root
@@ -86,16 +122,19 @@ def named(config: EngineConfig, run: Running, i: int, upto: int) -> tuple[Chain,
         chunks.append(tail[start : start + size])
         parent = block_key(parent, chunks[-1])
         keys.append(parent)
-    every, told = chain.keys.extended((*keys,), recent), chain.chunks.extended((*chunks,), recent)
+    every, told = (
+        chain.keys.extended((*keys,), recent),
+        chain.chunks.extended((*chunks,), recent),
+    )
     return Chain(every, chain.sealed, chain.leaf, told, chain.low), tail[end:]
 
 
 def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> EngineState:
     """Publish full blocks of running sequences: position -> the number of blocks with KV.
 
-    A block whose content is cached already, by somebody who computed the same at the same time,
-    stays private, as does what follows it, until the sequence leaves: admission promised its own
-    table a place, not the twin as well.
+    A block whose content is cached already, by somebody who computed the same at the same
+    time, stays private, as does what follows it, until the sequence leaves: admission
+    promised its own table a place, not the twin as well.
     """
     run = state.running
     upto = {i: count for i, count in upto.items() if count > run.chains[i].sealed}
@@ -106,20 +145,33 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
         chain, tails[i] = named(config, run, i, count)
         new = slice(chain.sealed, count)
         if config.window:
-            chain = _slid(config, draft, chain, run.tables[i], count, committed(config, state, i))
+            chain = _slid(
+                config, draft, chain, run.tables[i], count, committed(config, state, i)
+            )
         elif (keys := chain.keys[new])[0] not in draft.index:
             leaf, _ = draft.publish(chain.leaf, keys, run.tables[i][new])
             chain = Chain(chain.keys, count, leaf, chain.chunks, chain.low)
         chains[i] = chain
-        ripe[i] = ripe_at(config, max(count, run.base[i] // config.block_size), run.last[i])
-    run = edited(run, chains=chains, tails=tails, fresh=dict.fromkeys(tails, ()), ripe=ripe)
+        ripe[i] = ripe_at(
+            config, max(count, run.base[i] // config.block_size), run.last[i]
+        )
+    run = edited(
+        run, chains=chains, tails=tails, fresh=dict.fromkeys(tails, ()), ripe=ripe
+    )
     return evolve(state, blocks=draft.done(), running=run)
 
 
 def _slid(
-    config: EngineConfig, draft: Draft, chain: Chain, table: Table, count: int, position: int
+    config: EngineConfig,
+    draft: Draft,
+    chain: Chain,
+    table: Table,
+    count: int,
+    position: int,
 ) -> Chain:
-    """Publish a sequence's full blocks below `count`; give back what is behind its window."""
+    """Publish a sequence's full blocks below `count`; give back what is behind its
+    window.
+    """
     low = outside(position, config.window, config.block_size)
     sealed = chain.sealed
     while sealed < count and draft.publish_alone(chain.keys[sealed], table[sealed]):
@@ -138,22 +190,29 @@ def held(chain: Chain, table: Table, window: int) -> tuple[int, ...]:
 def _parted(
     config: EngineConfig, draft: Draft, chain: Chain, table: Table, upto: int
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Publish what a leaving sequence computed; returns the blocks it holds, and its private."""
+    """Publish what a leaving sequence computed; returns the blocks it holds, and its
+    private.
+    """
     new = slice(chain.sealed, upto)
     if not config.window:
         leaf, twins = draft.publish(chain.leaf, chain.keys[new], table[new])
         return (leaf,), twins + table[new.stop :]
     named = tuple(map(draft.publish_alone, chain.keys[new], table[new]))
-    twins = tuple(block for block, is_new in zip(table[new], named, strict=True) if not is_new)
+    twins = tuple(
+        block for block, is_new in zip(table[new], named, strict=True) if not is_new
+    )
     mine = tuple(compress(table[new], named))
     return held(chain, table, config.window) + mine, twins + table[new.stop :]
 
 
-def retire(config: EngineConfig, state: EngineState, gone: Collection[int]) -> EngineState:
-    """Take sequences out of the running ones: publish what is committed, give back the rest.
+def retire(
+    config: EngineConfig, state: EngineState, gone: Collection[int]
+) -> EngineState:
+    """Take sequences out of the running ones: publish what is committed, give back the
+    rest.
 
-    In the order of `gone`. What a plan in flight may still write to stays behind a fence until that
-    plan is over.
+    In the order of `gone`. What a plan in flight may still write to stays behind a fence
+    until that plan is over.
     """
     if not gone:
         return state
@@ -177,7 +236,9 @@ def retire(config: EngineConfig, state: EngineState, gone: Collection[int]) -> E
 
 
 def _give_back(draft: Draft, held: tuple[int, ...], private: tuple[int, ...]) -> None:
-    for block in reversed(held):  # the last ones are evicted first: they are used the least
+    for block in reversed(
+        held
+    ):  # the last ones are evicted first: they are used the least
         draft.release(block)
     draft.give(private)
 
@@ -214,7 +275,8 @@ def leaver(run: Running, i: int, reason: str, error: str = "") -> Leaver:
 def end(
     config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
 ) -> tuple[EngineState, tuple[Finished, ...]]:
-    """End samples, in this order, wherever they are; the blocks of those that run stay cached.
+    """End samples, in this order, wherever they are; the blocks of those that run stay
+    cached.
 
     The line, the columns and the requests are changed once for all of them.
     """
@@ -223,7 +285,9 @@ def end(
     waiting = [one.seq.place for one in leavers if one.at is None]
     if waiting:
         state = evolve(state, waiting=state.waiting.remove_many(waiting))
-    return retire(config, state, [one.at for one in leavers if one.at is not None]), finished
+    return retire(
+        config, state, [one.at for one in leavers if one.at is not None]
+    ), finished
 
 
 def _counted_out(
@@ -249,14 +313,18 @@ def _counted_out(
 def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:
     """The sequence at `i`, all that it knows as its history."""
     seq, tokens = run.seqs[i], run.tokens(i, config.block_size)
-    keys = extend_keys(tuple(run.chains[i].keys), seq.request.root, tokens, config.block_size)
+    keys = extend_keys(
+        tuple(run.chains[i].keys), seq.request.root, tokens, config.block_size
+    )
     return evolve(seq, history=tokens, keys=keys)
 
 
 def preempt(
     config: EngineConfig, state: EngineState, i: int, by: SampleId
 ) -> tuple[EngineState, Reason]:
-    """Send a running sequence back in line, at its place or before it, with all it knows."""
+    """Send a running sequence back in line, at its place or before it, with
+    all it knows.
+    """
     seq = _anew(config, state.running, i)
     rank, arrival, sample = seq.place
     done = len(seq.history) - len(seq.request.prompt)
@@ -277,7 +345,8 @@ def _moved(requests: Map[str, Live], seq: Sequence, rank: Rank) -> Map[str, Live
 
 
 def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> EngineState:
-    """Begin new generations in place, from committed KV: what was in flight never happened.
+    """Begin new generations in place, from committed KV: what was in flight never
+    happened.
 
     What they know stays where it is; the next plans carry what is not yet computed of it.
     """

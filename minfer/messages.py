@@ -1,8 +1,9 @@
 """What goes into the engine, what comes out of it, and why it decided so.
 
-Events that somebody asks for are checked when they are made: a wrong value raises ParameterError
-there. Results of steps are not: whoever made them cannot be asked again, and their step would never
-end. The engine judges them, and counts a step with results that cannot be as failed.
+Events that somebody asks for are checked when they are made: a wrong value raises
+ParameterError there. Results of steps are not: whoever made them cannot be asked again,
+and their step would never end. The engine judges them, and counts a step with results
+that cannot be as failed.
 """
 
 import sys
@@ -15,7 +16,9 @@ from minfer.plan import Plan, Yields
 from minfer.request import ParameterError, Request, check_number, check_text, check_whole
 from minfer.sequence import SampleId, SampleIds
 
-OWN_ENDS: Final = frozenset({"cancelled", "rejected", "error"})  # the engine's reasons of ends
+OWN_ENDS: Final = frozenset(
+    {"cancelled", "rejected", "error"}
+)  # the engine's reasons of ends
 LARGEST: Final = sys.float_info.max  # times are finite
 
 
@@ -38,9 +41,13 @@ class Tick:
     time: float
 
     def __attrs_post_init__(self) -> None:
-        if type(self.time) is not float or not -inf < self.time < inf:  # the usual case first
+        if (
+            type(self.time) is not float or not -inf < self.time < inf
+        ):  # the usual case first
             check_number(self.time, "time", -LARGEST, LARGEST)
-            object.__setattr__(self, "time", float(self.time))  # as a journal gives it back
+            object.__setattr__(
+                self, "time", float(self.time)
+            )  # as a journal gives it back
 
 
 @frozen
@@ -51,7 +58,9 @@ class Submit:
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.request, Request):
-            raise ParameterError("request", f"must be a Request, not {_kind(self.request)}")
+            raise ParameterError(
+                "request", f"must be a Request, not {_kind(self.request)}"
+            )
 
 
 @frozen
@@ -66,7 +75,9 @@ class Cancel:
 
 @frozen
 class Finish(OfSample):
-    """The text layer ends a sample after `length` output tokens, at a stop string for example."""
+    """The text layer ends a sample after `length` output tokens, at a stop string for
+    example.
+    """
 
     length: int
     reason: str = "stop"
@@ -105,12 +116,14 @@ EVENTS: Final = frozenset(get_args(Event))
 class Finished(OfSample):
     """A sample has ended; the only terminal word about it."""
 
-    # "stop" (or the text layer's reason), "length", "cancelled", "rejected" (it could never have
-    # run: see `error`) or "error" (its steps failed too often)
+    # "stop" (or the text layer's reason), "length", "cancelled", "rejected" (it could
+    # never have run: see `error`) or "error" (its steps failed too often)
     reason: str
     length: int  # output tokens
     error: str = ""
-    cached: int = 0  # prompt tokens that the prefix cache gave at the sample's first admission
+    cached: int = (
+        0  # prompt tokens that the prefix cache gave at the sample's first admission
+    )
 
 
 @frozen
@@ -143,9 +156,10 @@ Command = Execute | Emit | WakeAt
 class Admitted(OfSample):
     """A sample starts (again) to run.
 
-    A run's prefix-hit share is sum(cached) / sum(prompt) over all its admissions: tokens that the
-    cache gave at each sample's first admission, over the prompt tokens of those samples. When a
-    sample comes back after a preemption both are 0: it meets blocks that it left there itself.
+    A run's prefix-hit share is sum(cached) / sum(prompt) over all its admissions: tokens
+    that the cache gave at each sample's first admission, over the prompt tokens of those
+    samples. When a sample comes back after a preemption both are 0: it meets blocks that
+    it left there itself.
     """
 
     waited: float  # seconds since it arrived
@@ -171,12 +185,16 @@ class Preempted(OfSample):
 
     by: SampleId  # for whom
     known: int  # tokens it keeps
-    computed: int  # positions of KV it gives up; what it published of them may stay cached
+    computed: (
+        int  # positions of KV it gives up; what it published of them may stay cached
+    )
 
 
 @frozen
 class Missed(OfSample):
-    """An admitted sample found its prefix cached only up to `block` of `blocks` full ones."""
+    """An admitted sample found its prefix cached only up to `block` of `blocks` full
+    ones.
+    """
 
     block: int
     blocks: int
@@ -210,7 +228,9 @@ class Ignored:
 
 @frozen
 class Overruled:
-    """The policy's answer to `question` could not be used: first come was used instead."""
+    """The policy's answer to `question` could not be used: first come was
+    used instead.
+    """
 
     question: str  # a method of minfer.policy.Policy
     why: str

@@ -1,7 +1,8 @@
 """The policies that come with minfer, each with what it guarantees, and their names.
 
-Nothing needs re-sorting: all who wait age at the same pace, so whoever is ahead by (arrival + a
-constant of the request) stays ahead; and only finitely many can overtake it: nobody starves.
+Nothing needs re-sorting: all who wait age at the same pace, so whoever is ahead by
+(arrival + a constant of the request) stays ahead; and only finitely many can overtake it:
+nobody starves.
 """
 
 import math
@@ -26,8 +27,9 @@ _number: Final = partial(number, of="scheduling policy: ")
 class Priority(FirstCome):
     """Strict priority: lower `priority` first, first come within one.
 
-    Guarantee: nobody is admitted while someone more urgent waits, and a waiting request takes the
-    place of a strictly less urgent one that runs. A stream of urgent requests may starve others.
+    Guarantee: nobody is admitted while someone more urgent waits, and a waiting request
+    takes the place of a strictly less urgent one that runs. A stream of urgent requests
+    may starve others.
     """
 
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
@@ -41,8 +43,8 @@ class Priority(FirstCome):
 class Ageing(FirstCome):
     """Priority with ageing: waiting `seconds` is worth one level of priority.
 
-    Guarantee: nobody who arrives more than `seconds` x (difference in priority) later goes first.
-    Priorities count within `levels` of 0, which bounds that for everybody.
+    Guarantee: nobody who arrives more than `seconds` x (difference in priority) later
+    goes first. Priorities count within `levels` of 0, which bounds that for everybody.
     """
 
     seconds: float = field(default=10.0, validator=_number(0, above=True))
@@ -53,7 +55,9 @@ class Ageing(FirstCome):
         return (time + self.seconds * level,), state
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """Give way to one that is ahead by a whole level: less is not worth a preemption."""
+        """Give way to one that is ahead by a whole level: less is not worth a
+        preemption.
+        """
         return waiting[0] + self.seconds <= running[0]
 
 
@@ -61,8 +65,8 @@ class Ageing(FirstCome):
 class Deadline(FirstCome):
     """Earliest deadline first; `slack` seconds where a request has none.
 
-    Guarantee: admitted in the order of deadlines; only who arrives before a request's deadline can
-    be admitted before it.
+    Guarantee: admitted in the order of deadlines; only who arrives before a request's
+    deadline can be admitted before it.
     """
 
     slack: float = field(default=60.0, validator=_number(0))
@@ -76,9 +80,9 @@ class Deadline(FirstCome):
 class Shortest(FirstCome):
     """Shortest remaining work first, by the output that is allowed; waiting counts.
 
-    Guarantee: one unit of work (an output token, or `PREFILL` tokens of prompt) is worth `pace`
-    seconds of waiting, so nobody who arrives `pace` x work seconds after a request goes first.
-    What was done before a preemption counts.
+    Guarantee: one unit of work (an output token, or `PREFILL` tokens of prompt) is worth
+    `pace` seconds of waiting, so nobody who arrives `pace` x work seconds after a request
+    goes first. What was done before a preemption counts.
     """
 
     pace: float = field(default=0.1, validator=_number(0))
@@ -86,12 +90,16 @@ class Shortest(FirstCome):
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
         return self.again(state, (), request, time, 0), state
 
-    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+    def again(
+        self, state: Any, rank: Rank, request: Request, arrived: float, done: int
+    ) -> Rank:
         work = len(request.prompt) / PREFILL + request.max_tokens - done
         return (arrived + self.pace * work,)
 
 
-def _positive(_: object, attribute: "attrs.Attribute[Any]", weights: Map[str, float]) -> None:
+def _positive(
+    _: object, attribute: "attrs.Attribute[Any]", weights: Map[str, float]
+) -> None:
     for client, weight in weights.items():
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not number or not 0 < weight < 2**63:
@@ -101,21 +109,26 @@ def _positive(_: object, attribute: "attrs.Attribute[Any]", weights: Map[str, fl
 
 @frozen
 class Shares:
-    """What clients have had: virtual time, and per client the time its next request starts at."""
+    """What clients have had: virtual time, and per client the time its next request
+    starts at.
+    """
 
     now: float = 0.0
     tags: Map[str, float] = Map()
-    limit: int = 1024  # clients remembered before those that are owed nothing are forgotten
+    limit: int = (
+        1024  # clients remembered before those that are owed nothing are forgotten
+    )
 
 
 @frozen
 class Fair(FirstCome):
     """Fair shares between clients, by start-time fair queueing (Goyal et al., 1996).
 
-    A request costs the tokens of its prompt and the output it may have; what it did not use is
-    given back when it ends. Guarantee: of two clients that always have something waiting, neither
-    is let in for more tokens than the other by more than the largest request of each, whatever they
-    had before; and a client's first request is overtaken by nobody who comes later.
+    A request costs the tokens of its prompt and the output it may have; what it did not
+    use is given back when it ends. Guarantee: of two clients that always have something
+    waiting, neither is let in for more tokens than the other by more than the largest
+    request of each, whatever they had before; and a client's first request is overtaken
+    by nobody who comes later.
     """
 
     # Of clients that are due more or less than one share.
@@ -133,7 +146,9 @@ class Fair(FirstCome):
             tags = Map({name: tag for name, tag in tags.items() if tag > state.now})
             limit = max(self.clients, 2 * len(tags))
         cost = len(request.prompt) + request.n * request.max_tokens
-        tags = tags.set(request.client, begin + cost / self.weights.get(request.client, 1.0))
+        tags = tags.set(
+            request.client, begin + cost / self.weights.get(request.client, 1.0)
+        )
         return (begin,), Shares(state.now, tags, limit)
 
     def admitted(self, state: Shares, rank: Rank, request: Request, load: Load) -> Shares:
@@ -142,7 +157,9 @@ class Fair(FirstCome):
 
     def ended(self, state: Shares, request: Request, output: int, ran: bool) -> Shares:
         """Give back what was not used."""
-        unused = request.max_tokens - output + (0 if ran else len(request.prompt) / request.n)
+        unused = (
+            request.max_tokens - output + (0 if ran else len(request.prompt) / request.n)
+        )
         if not unused or request.client not in state.tags:
             return state
         less = state.tags[request.client] - unused / self.weights.get(request.client, 1.0)
@@ -154,19 +171,22 @@ class Gathering:
     """A window: until when it may wait, for how many, and how fast requests come."""
 
     due: float = math.inf  # seconds
-    fresh: int = 0  # samples that came since somebody was admitted; whoever else waits is through
+    fresh: int = (
+        0  # samples that came since somebody was admitted; whoever else waits is through
+    )
     last: float = -math.inf  # arrival
     gap: float = math.inf  # seconds between arrivals, smoothed
 
 
 @frozen
 class Window(Ageing):
-    """Waits for a fuller batch: prefills that start together disturb the running ones once.
+    """Waits for a fuller batch: prefills that start together disturb the running ones
+    once.
 
-    Goes when `fill` samples wait; when someone of priority `urgent` or lower waits; or, by load,
-    when at the pace of late arrivals the batch would not fill in time. Guarantee: the policy holds
-    nobody longer than `wait` seconds after its arrival, or than the share `part` of its deadline.
-    Order is that of `Ageing`.
+    Goes when `fill` samples wait; when someone of priority `urgent` or lower waits; or,
+    by load, when at the pace of late arrivals the batch would not fill in time.
+    Guarantee: the policy holds nobody longer than `wait` seconds after its arrival, or
+    than the share `part` of its deadline. Order is that of `Ageing`.
     """
 
     wait: float = field(default=0.05, validator=_number(0))  # seconds
@@ -177,13 +197,17 @@ class Window(Ageing):
     def start(self) -> Gathering:
         return Gathering()
 
-    def rank(self, state: Gathering, request: Request, time: float) -> tuple[Rank, Gathering]:
+    def rank(
+        self, state: Gathering, request: Request, time: float
+    ) -> tuple[Rank, Gathering]:
         """Open the window, or shorten it."""
         limit = 0.0 if request.priority <= self.urgent else self.wait
         due = min(state.due, time + min(limit, self.part * request.deadline))
         gap = state.gap
         if state.last > -math.inf:
-            late = min(time - state.last, 2 * self.wait)  # beyond that it is slow, however slow
+            late = min(
+                time - state.last, 2 * self.wait
+            )  # beyond that it is slow, however slow
             gap = late if gap == math.inf else (gap + late) / 2
         rank, _ = super().rank(None, request, time)
         return rank, Gathering(due, state.fresh + request.n, time, gap)
@@ -195,24 +219,30 @@ class Window(Ageing):
         full = load.time + (self.fill - load.waiting) * state.gap
         return load.time if full > state.due else state.due
 
-    def admitted(self, state: Gathering, rank: Rank, request: Request, load: Load) -> Gathering:
+    def admitted(
+        self, state: Gathering, rank: Rank, request: Request, load: Load
+    ) -> Gathering:
         """Whoever waits now goes along."""
         return evolve(state, due=math.inf, fresh=0)
 
-    def ended(self, state: Gathering, request: Request, output: int, ran: bool) -> Gathering:
+    def ended(
+        self, state: Gathering, request: Request, output: int, ran: bool
+    ) -> Gathering:
         """Forget one that gave up."""
         return state if ran or not state.fresh else evolve(state, fresh=state.fresh - 1)
 
 
-Batch = tuple[float, int]  # when the one that runs was opened, seconds, and how many have joined
+Batch = tuple[
+    float, int
+]  # when the one that runs was opened, seconds, and how many have joined
 
 
 @frozen
 class Static(FirstCome):
     """Static batching, for ablations: a batch runs until its last member has ended.
 
-    Guarantee: at most `size` samples to a batch, all of which had arrived when it was opened;
-    first come, first served.
+    Guarantee: at most `size` samples to a batch, all of which had arrived when it was
+    opened; first come, first served.
     """
 
     size: int = field(default=8, validator=_number(1))
@@ -230,26 +260,42 @@ class Static(FirstCome):
 
 
 POLICIES: Final[dict[str, type[Policy]]] = {
-    "fcfs": FirstCome, "priority": Priority, "ageing": Ageing, "deadline": Deadline,
-    "shortest": Shortest, "fair": Fair, "window": Window, "static": Static}  # fmt: skip
+    "fcfs": FirstCome,
+    "priority": Priority,
+    "ageing": Ageing,
+    "deadline": Deadline,
+    "shortest": Shortest,
+    "fair": Fair,
+    "window": Window,
+    "static": Static,
+}
 
 
 def policy_named(text: str) -> Policy:
-    """The policy that a text such as "ageing:seconds=5,levels=3" names. Raises ConfigError."""
+    """The policy that a text such as "ageing:seconds=5,levels=3" names. Raises
+    ConfigError.
+    """
     name, _, rest = text.partition(":")
     if name not in POLICIES:
-        raise ConfigError(f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}")
+        raise ConfigError(
+            f"scheduling_policy must be one of {', '.join(POLICIES)}, not {name!r}"
+        )
     kind: Any = POLICIES[name]
     known = {one.name: one.type for one in attrs.fields(kind) if one.type in (int, float)}
     options = {}
     for part in rest.split(",") if rest else ():
         key, _, value = part.partition("=")
         if key not in known:
-            has = f"it has {', '.join(known) or 'none'}, written as in ageing:seconds=5,levels=3"
+            has = (
+                f"it has {', '.join(known) or 'none'}, written as in "
+                f"ageing:seconds=5,levels=3"
+            )
             raise ConfigError(f"scheduling_policy: {name} has no option {key!r}; {has}")
         try:
             options[key] = known[key](value)
         except ValueError:
-            raise ConfigError(f"scheduling_policy: {key} must be a number, not {value!r}") from None
+            raise ConfigError(
+                f"scheduling_policy: {key} must be a number, not {value!r}"
+            ) from None
     made: Policy = kind(**options)
     return made

@@ -1,8 +1,10 @@
-"""Scheduling policy: who goes first, who gives way, how much at once, and whether to wait.
+"""Scheduling policy: who goes first, who gives way, how much at once, and whether to
+wait.
 
-A policy is an object with nine pure functions. It decides order and appetite only: that blocks are
-conserved, budgets kept and nobody is planned twice is the engine's business whatever a policy
-says. State of its own lives inside `EngineState` and is passed in; policies hold none.
+A policy is an object with nine pure functions. It decides order and appetite only: that
+blocks are conserved, budgets kept and nobody is planned twice is the engine's business
+whatever a policy says. State of its own lives inside `EngineState` and is passed in;
+policies hold none.
 """
 
 from typing import Any, Protocol
@@ -29,7 +31,8 @@ class Load:
 class Policy(Protocol):
     """What the engine asks. Every answer must be a function of the arguments alone.
 
-    The answers here are those of first come, first served: a policy says only what differs.
+    The answers here are those of first come, first served: a policy says only what
+    differs.
     """
 
     def start(self) -> Any:
@@ -40,27 +43,38 @@ class Policy(Protocol):
         """Place a new request in line. Lower goes first."""
         return (), state
 
-    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
-        """Place a sequence that was preempted with `done` output tokens; never behind `rank`."""
+    def again(
+        self, state: Any, rank: Rank, request: Request, arrived: float, done: int
+    ) -> Rank:
+        """Place a sequence that was preempted with `done` output tokens; never behind
+        `rank`.
+        """
         return rank
 
     def admit_from(self, state: Any, load: Load) -> float:
-        """Return the time from which the first in line may start; now or earlier: at once.
+        """Return the time from which the first in line may start; now or earlier: at
+        once.
 
         Infinity waits for something else to happen; while nothing runs it is not heeded.
         """
         return load.time
 
     def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
-        """Learn that a sample starts for the first time; `load` is from just before it."""
+        """Learn that a sample starts for the first time; `load` is from just
+        before it.
+        """
         return state
 
     def ended(self, state: Any, request: Request, output: int, ran: bool) -> Any:
-        """Learn that a sample has ended after `output` tokens, and whether it ever ran."""
+        """Learn that a sample has ended after `output` tokens, and whether it
+        ever ran.
+        """
         return state
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
-        """Choose who gives its blocks back, as an index into `ranks`, sorted; never the first."""
+        """Choose who gives its blocks back, as an index into `ranks`, sorted; never the
+        first.
+        """
         return len(ranks) - 1
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
@@ -68,7 +82,9 @@ class Policy(Protocol):
         return False
 
     def budget(self, state: Any, load: Load) -> int:
-        """Return the tokens to schedule in this step; the engine keeps it within its limits."""
+        """Return the tokens to schedule in this step; the engine keeps it within its
+        limits.
+        """
         return load.budget
 
 
@@ -76,6 +92,6 @@ class Policy(Protocol):
 class FirstCome(Policy):
     """First come, first served.
 
-    Guarantee: a request is admitted after all that arrived before it, a finite number each of which
-    ends. The latest arrival gives way when blocks run out.
+    Guarantee: a request is admitted after all that arrived before it, a finite number
+    each of which ends. The latest arrival gives way when blocks run out.
     """

@@ -1,7 +1,7 @@
 """`evolve` for frozen records, quick enough for the hot path.
 
-`attrs.evolve` walks the fields in Python (4 us for the engine's state); reading them all with one
-`attrgetter` and calling the constructor by position takes a third of that.
+`attrs.evolve` walks the fields in Python (4 us for the engine's state); reading them all
+with one `attrgetter` and calling the constructor by position takes a third of that.
 """
 
 from functools import cache
@@ -20,7 +20,9 @@ def _reader(cls: type[attrs.AttrsInstance]) -> tuple[dict[str, int], Any]:
 
 
 def evolve(record: T, **changes: Any) -> T:
-    """`record` with some fields changed; its class takes its fields, at least two, by position."""
+    """`record` with some fields changed; its class takes its fields, at least two, by
+    position.
+    """
     places, read = _reader(type(record))
     values = [*read(record)]
     for name, value in changes.items():

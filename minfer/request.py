@@ -1,4 +1,6 @@
-"""What a user asks for: sampling parameters and the request that carries them into the engine."""
+"""What a user asks for: sampling parameters and the request that carries them into the
+engine.
+"""
 
 import math
 from array import array
@@ -14,7 +16,9 @@ MAX_STOPS: Final = 16
 MAX_LOGPROBS: Final = 20
 LEAST: Final = -(2**63)  # whole numbers are those that journals and drivers can hold
 MOST: Final = 2**63 - 1
-MAX_PRIORITY: Final = 2**53  # beyond it ranks, which are floats, would not tell levels apart
+MAX_PRIORITY: Final = (
+    2**53
+)  # beyond it ranks, which are floats, would not tell levels apart
 
 
 class ParameterError(ValueError):
@@ -25,10 +29,16 @@ class ParameterError(ValueError):
         self.param = param
 
 
-def check_number(value: Any, param: str, low: float, high: float, *, whole: bool = False) -> None:
-    """Raise ParameterError unless `value` is a number, `whole` or not, from `low` to `high`."""
+def check_number(
+    value: Any, param: str, low: float, high: float, *, whole: bool = False
+) -> None:
+    """Raise ParameterError unless `value` is a number, `whole` or not, from `low` to
+    `high`.
+    """
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        plain = isinstance(value, str | float | bool)  # what else there is may not be printable
+        plain = isinstance(
+            value, str | float | bool
+        )  # what else there is may not be printable
         given = repr(value) if plain else f"a {type(value).__name__}"
         raise ParameterError(param, f"must be a {'whole ' * whole}number, not {given}")
     if not low <= value <= high:  # NaN is not
@@ -44,7 +54,9 @@ def check_whole(value: Any, param: str) -> None:
 
 
 def check_text(value: Any, param: str) -> None:
-    """Raise ParameterError unless `value` is a string; a subclass of it may do anything."""
+    """Raise ParameterError unless `value` is a string; a subclass of it may
+    do anything.
+    """
     if type(value) is not str:
         raise ParameterError(param, f"must be a string, not a {type(value).__name__}")
 
@@ -57,7 +69,9 @@ def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:
 
 def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
     if value is not None and not isinstance(value, Iterable):
-        raise ParameterError("stop_token_ids", f"must be a list of token ids, not {value!r}")
+        raise ParameterError(
+            "stop_token_ids", f"must be a list of token ids, not {value!r}"
+        )
     return tuple(value or ())
 
 
@@ -74,18 +88,24 @@ class SamplingParams:
     top_k: int = 0  # keep the k likeliest tokens; 0 or -1 keeps all
     min_p: float = 0.0  # keep tokens at least so likely in relation to the likeliest
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
-    max_tokens: int | None = 16  # output tokens at most; None: as many as the context holds
+    max_tokens: int | None = (
+        16  # output tokens at most; None: as many as the context holds
+    )
     stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     ignore_eos: bool = False
-    logprobs: int | None = None  # each output token's, and of so many likeliest; None: none
+    logprobs: int | None = (
+        None  # each output token's, and of so many likeliest; None: none
+    )
 
     def __attrs_post_init__(self) -> None:
         check_number(self.n, "n", 1, MAX_SAMPLES, whole=True)
         check_number(self.temperature, "temperature", 0, 100)
         check_number(self.top_p, "top_p", 0, 1)
         if self.top_p == 0:
-            raise ParameterError("top_p", "must be above 0; use temperature=0 for greedy decoding")
+            raise ParameterError(
+                "top_p", "must be above 0; use temperature=0 for greedy decoding"
+            )
         check_number(self.top_k, "top_k", -1, 2**31, whole=True)
         check_number(self.min_p, "min_p", 0, 1)
         if self.seed is not None:
@@ -103,38 +123,47 @@ class SamplingParams:
         for token in self.stop_token_ids:
             check_number(token, "stop_token_ids", 0, 2**31, whole=True)
         if not isinstance(self.ignore_eos, bool):
-            raise ParameterError("ignore_eos", f"must be true or false, not {self.ignore_eos!r}")
+            raise ParameterError(
+                "ignore_eos", f"must be true or false, not {self.ignore_eos!r}"
+            )
 
 
 @frozen(kw_only=True)
 class Request:
     """A request as the engine takes it: everything is decided, nothing is text.
 
-    `keys` are the content keys of the prompt's full blocks; the engine computes what is left out
-    from `root`. `output` holds tokens that were already produced for the only sample, when a
-    request is resumed. Raises ParameterError for values of a wrong type, for token ids that are not
-    from 0 to 2^32 - 1, and for numbers that nothing could hold; whether a request can be served is
-    the engine's to say.
+    `keys` are the content keys of the prompt's full blocks; the engine computes what is
+    left out from `root`. `output` holds tokens that were already produced for the only
+    sample, when a request is resumed. Raises ParameterError for values of a wrong type,
+    for token ids that are not from 0 to 2^32 - 1, and for numbers that nothing could
+    hold; whether a request can be served is the engine's to say.
     """
 
     id: str
     prompt: tuple[int, ...]
     max_tokens: int
-    stop_ids: frozenset[int] = frozenset()  # token ids that end a sample, and are part of it
+    stop_ids: frozenset[int] = (
+        frozenset()
+    )  # token ids that end a sample, and are part of it
     n: int = 1
     seed: int = 0
-    sampling: SamplingParams = SamplingParams()  # for the executor; the engine does not look inside
+    sampling: SamplingParams = (
+        SamplingParams()
+    )  # for the executor; the engine does not look inside
     priority: int = 0  # lower runs first, under a policy that heeds it
     client: str = ""  # who asks; heeded by fair shares
     deadline: float = math.inf  # seconds after its arrival; heeded by earliest deadline
     root: Key = b""  # the key before the first block: fingerprint and salt
-    # Trusted: a wrong key gives this request another one's KV, and keys that contradict those of
-    # others break the pool, which nothing else that is said can do. So they are made where the
-    # prompt is, within this process; whatever crosses a border of processes (a journal, a wire)
-    # carries tokens, and keys are computed from them again on the other side.
+    # Trusted: a wrong key gives this request another one's KV, and keys that contradict
+    # those of others break the pool, which nothing else that is said can do. So they are
+    # made where the prompt is, within this process; whatever crosses a border of
+    # processes (a journal, a wire) carries tokens, and keys are computed from them again
+    # on the other side.
     keys: Keys = ()
     output: tuple[int, ...] = ()
-    largest: int = field(init=False, eq=False, repr=False)  # token id: looked up once, at the edge
+    largest: int = field(
+        init=False, eq=False, repr=False
+    )  # token id: looked up once, at the edge
 
     def __attrs_post_init__(self) -> None:
         why = "token ids must be whole numbers from 0, in a tuple"

@@ -4,32 +4,39 @@ Theory. The token at a position is
 
     argmax over the kept tokens t of   logit[t] / temperature + gumbel(t)
 
-which is an exact draw from the softmax over them (Gumbel-max; Maddison et al. 2014). The noise is
-a function of (request seed, sample, position, token id) and of nothing else: no draw depends on
-neighbours, chunks, preemption or repeated steps; and a draft token is right if and only if it
-equals the draw at its position, so speculation is exact for sampling as for greedy decoding.
+which is an exact draw from the softmax over them (Gumbel-max; Maddison et al. 2014). The
+noise is a function of (request seed, sample, position, token id) and of nothing else: no
+draw depends on neighbours, chunks, preemption or repeated steps; and a draft token is
+right if and only if it equals the draw at its position, so speculation is exact for
+sampling as for greedy decoding.
 
-Kept tokens are vLLM's: first min-p, every token with at least `min_p` of the likeliest one's
-probability, and top-k, every token whose logit is at least the k-th largest (ties at the edge are
-all kept); then top-p on what both leave, renormalised: in order of falling logit, lower ids first
-among equals, the shortest prefix that holds at least `top_p` of the probability. A temperature
-below 1e-5 is greedy: no noise, no filter. The lowest id wins all ties.
+Kept tokens are vLLM's: first min-p, every token with at least `min_p` of the likeliest
+one's probability, and top-k, every token whose logit is at least the k-th largest (ties
+at the edge are all kept); then top-p on what both leave, renormalised: in order of
+falling logit, lower ids first among equals, the shortest prefix that holds at least
+`top_p` of the probability. A temperature below 1e-5 is greedy: no noise, no filter. The
+lowest id wins all ties.
 
-The noise costs a few 32-bit operations per token: a GPU kernel recomputes rather than stores it:
+The noise costs a few 32-bit operations per token: a GPU kernel recomputes rather than
+stores it:
 
     stream = f(seed, sample)                64 bits, once per sample of a request
-    key    = splitmix64(stream, position)   64 bits, once per token drawn   (Steele et al. 2014)
-    bits   = hash32(key, token id)          32 bits, once per candidate, three multiplications
+    key    = splitmix64(stream, position)   64 bits, once per token drawn   (Steele et al.
+           2014)
+    bits   = hash32(key, token id)          32 bits, once per candidate, three
+           multiplications
     v      = (bits + 1/2) / 2^32            in (0, 1)
     noise  = -log(-log(1 - v))
 
-v rather than u = 1 - v keeps full precision where it counts, in the upper tail of the noise: small
-v are exact in float32 down to 2^-33, whereas u near 1 has steps of 2^-24. hash32 is Wellons'
-triple32 (the least biased known of its kind); the high half of the key enters after the first
-multiplication, or streams whose low halves are close would be shifted copies of each other.
+v rather than u = 1 - v keeps full precision where it counts, in the upper tail of the
+noise: small v are exact in float32 down to 2^-33, whereas u near 1 has steps of 2^-24.
+hash32 is Wellons' triple32 (the least biased known of its kind); the high half of the key
+enters after the first multiplication, or streams whose low halves are close would be
+shifted copies of each other.
 
-Arithmetic is in float32 with every operation rounded, as on a device; the logarithms here are
-correctly rounded, a device's may differ in the last bit, which decides a draw once in millions.
+Arithmetic is in float32 with every operation rounded, as on a device; the logarithms here
+are correctly rounded, a device's may differ in the last bit, which decides a draw once in
+millions.
 """
 
 import math
@@ -41,10 +48,21 @@ from typing import Final
 
 from minfer.request import SamplingParams
 
-GREEDY_BELOW: Final = 1e-5  # temperatures; vLLM's limit, as logits / 1e-6 lose their differences
+GREEDY_BELOW: Final = (
+    1e-5  # temperatures; vLLM's limit, as logits / 1e-6 lose their differences
+)
 GOLDEN: Final = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: splitmix64's stride
-MIX64: Final = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))  # shift, factor
-MIX32: Final = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))  # shift, factor
+MIX64: Final = (
+    (30, 0xBF58476D1CE4E5B9),
+    (27, 0x94D049BB133111EB),
+    (31, 1),
+)  # shift, factor
+MIX32: Final = (
+    (17, 0xED5AD4BB),
+    (11, 0xAC4C1B51),
+    (15, 0x31848BAB),
+    (14, 1),
+)  # shift, factor
 LARGEST_V: Final = 1 - 2**-24  # the largest float32 below 1
 
 _M32: Final = 2**32 - 1
@@ -52,7 +70,9 @@ _M64: Final = 2**64 - 1
 
 
 class NotFiniteError(ValueError):
-    """Logits hold NaN or +inf, or nothing but -inf: there is no distribution to draw from."""
+    """Logits hold NaN or +inf, or nothing but -inf: there is no distribution to draw
+    from.
+    """
 
 
 def stream(seed: int, sample: int) -> int:
@@ -99,15 +119,23 @@ def is_greedy(params: SamplingParams) -> bool:
 
 
 def lowest(min_p: float) -> float:
-    """The lowest logit that min-p keeps, over temperature and less the largest; -inf keeps all."""
+    """The lowest logit that min-p keeps, over temperature and less the largest; -inf
+    keeps all.
+    """
     share = _f32(min_p)
     return _f32(math.log(share)) if share > 0 else -math.inf
 
 
-def kept(scaled: Sequence[float], top_k: int, top_p: float, min_p: float = 0.0) -> list[int]:
-    """Ids that min-p, top-k and then top-p leave, rising; `scaled` are logits over temperature."""
+def kept(
+    scaled: Sequence[float], top_k: int, top_p: float, min_p: float = 0.0
+) -> list[int]:
+    """Ids that min-p, top-k and then top-p leave, rising; `scaled` are logits over
+    temperature.
+    """
     most, falling = max(scaled), sorted(scaled, reverse=True)
-    edge = max(most + lowest(min_p), falling[top_k - 1] if 0 < top_k < len(scaled) else -math.inf)
+    edge = max(
+        most + lowest(min_p), falling[top_k - 1] if 0 < top_k < len(scaled) else -math.inf
+    )
     ids = [t for t in range(len(scaled)) if scaled[t] >= edge]
     if top_p >= 1:
         return ids
@@ -121,7 +149,9 @@ def kept(scaled: Sequence[float], top_k: int, top_p: float, min_p: float = 0.0) 
 def draw(
     logits: Sequence[float], params: SamplingParams, seed: int, sample: int, position: int
 ) -> int:
-    """The token at index `position` of a sequence, from logits [vocab]. Raises NotFiniteError."""
+    """The token at index `position` of a sequence, from logits [vocab]. Raises
+    NotFiniteError.
+    """
     largest = max(logits)
     if any(map(math.isnan, logits)) or not math.isfinite(largest):
         raise NotFiniteError("the logits are not finite")

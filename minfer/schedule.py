@@ -1,11 +1,12 @@
 """State becomes work: at most one plan at a time.
 
-In order: tables that end are grown (shortage makes the last in rank give way), rows that run get
-one token each, chunks of prompts share what is left of the token budget in rank order, and the
-line moves up into what is left after that. In a steady decode nothing of this is due, and the plan
-is the running columns themselves.
+In order: tables that end are grown (shortage makes the last in rank give way), rows that
+run get one token each, chunks of prompts share what is left of the token budget in rank
+order, and the line moves up into what is left after that. In a steady decode nothing of
+this is due, and the plan is the running columns themselves.
 
-Within this module a sequence is named by its generation: positions shift when others give way.
+Within this module a sequence is named by its generation: positions shift when others give
+way.
 """
 
 from bisect import bisect_left
@@ -68,12 +69,16 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     most = None
     if config.max_repeat > 1 and not shares:
         state, grown, most = stretch(config, state, idle, grown)
-    state, plan = _plan(config, state, idle, shares, most, newcomers, tuple(grown.values()))
+    state, plan = _plan(
+        config, state, idle, shares, most, newcomers, tuple(grown.values())
+    )
     return Transition(state, (Execute(plan), *wake), reasons)
 
 
 def _suspect(config: EngineConfig, state: EngineState) -> int | None:
-    """Who has to run alone: one more failure could end it, and must not be a neighbour's fault."""
+    """Who has to run alone: one more failure could end it, and must not be a neighbour's
+    fault.
+    """
     few, run = min(2, config.max_failures - 1), state.running
     for sample, count in state.faults:
         if count >= few and sample in run.ids:
@@ -84,7 +89,9 @@ def _suspect(config: EngineConfig, state: EngineState) -> int | None:
 def _shares(
     config: EngineConfig, state: EngineState, idle: set[int]
 ) -> tuple[EngineState, Shares, int]:
-    """Tokens for rows that are being filled, and what is left of the budget for newcomers."""
+    """Tokens for rows that are being filled, and what is left of the budget for
+    newcomers.
+    """
     run = state.running
     budget, state = consult.budget(config, state, load(config, state))
     room = budget - (len(run) - len(idle))
@@ -145,8 +152,9 @@ def _move_up(
 def _make_room(
     config: EngineConfig, state: EngineState, room: int, idle: set[int], shares: Shares
 ) -> tuple[EngineState, Reason | None, int]:
-    """Take the last that runs its tokens of this step for the first in line, if they are enough
-    and the policy says so; returns why it gave way, if it did, and what is left of the budget.
+    """Take the last that runs its tokens of this step for the first in line, if they are
+    enough and the policy says so; returns why it gave way, if it did, and what is left of
+    the budget.
     """
     run = state.running
     if state.fences or not len(run) or run.gens[-1] in idle:
@@ -160,7 +168,10 @@ def _make_room(
 
 
 def _hold(
-    state: EngineState, held: Held, reasons: tuple[Reason, ...], wake: tuple[WakeAt, ...] = ()
+    state: EngineState,
+    held: Held,
+    reasons: tuple[Reason, ...],
+    wake: tuple[WakeAt, ...] = (),
 ) -> tuple[EngineState, tuple[WakeAt, ...], tuple[Reason, ...]]:
     """Remember who waits and why; the reason is given when that is news."""
     now = (state.waiting.first().place, held.cause)
@@ -170,8 +181,9 @@ def _hold(
 
 
 def waits_for(config: EngineConfig, state: EngineState) -> str:
-    """Why the first in line, if there is one, waits: the cause of `Held`; "step": none was planned
-    since it is the first; "fault": somebody runs alone, to see whose fault failing steps are.
+    """Why the first in line, if there is one, waits: the cause of `Held`; "step": none
+    was planned since it is the first; "fault": somebody runs alone, to see whose fault
+    failing steps are.
     """
     if state.faults and _suspect(config, state) is not None:
         return "fault"
@@ -188,7 +200,9 @@ def _plan(
     newcomers: list[Newcomer],
     grows: tuple[Grow, ...],
 ) -> tuple[EngineState, Plan]:
-    """Put the plan together; `most` has one entry per running sequence, or is None for ones."""
+    """Put the plan together; `most` has one entry per running sequence, or is None for
+    ones.
+    """
     run = state.running
     places = positions(run, idle.union(shares))
     out = [i for i in places if run.gens[i] in idle]
@@ -209,13 +223,28 @@ def _plan(
             steps_[i] = counts_[at] = share
             yields_[at] = int(start + share == run.base[i])
             fills.append(Fill(at, run.inputs(i, start, start + share, config.block_size)))
-            if start == run.starts[i]:  # a generation's first plan: the device takes over all of it
+            if (
+                start == run.starts[i]
+            ):  # a generation's first plan: the device takes over all of it
                 opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))
         steps, counts, yields = tuple(steps_), tuple(counts_), tuple(yields_)
     step, repeat = state.next_step, max(most) if most else 1
     copies = tuple(newcomer.copy for newcomer in newcomers if newcomer.copy)
     plan = Plan(
-        step, gens, rows, starts, counts, yields, tuple(fills), tuple(opens), grows, copies, repeat
+        step,
+        gens,
+        rows,
+        starts,
+        counts,
+        yields,
+        tuple(fills),
+        tuple(opens),
+        grows,
+        copies,
+        repeat,
     )
-    run, inflight = evolve(run, sched=tuple(map(add, run.sched, steps))), (*state.inflight, plan)
+    run, inflight = (
+        evolve(run, sched=tuple(map(add, run.sched, steps))),
+        (*state.inflight, plan),
+    )
     return evolve(state, running=run, inflight=inflight, next_step=step + 1), plan

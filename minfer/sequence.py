@@ -1,8 +1,8 @@
 """Sequences: one sample of one request, cold as a record and hot as a column.
 
-Theory. A sequence knows some tokens and has KV for some of them; there are no phases. While it
-runs it is one position of the columns of `Running`, so that a step advances all sequences with a
-few passes in C and touches records only where something happens:
+Theory. A sequence knows some tokens and has KV for some of them; there are no phases.
+While it runs it is one position of the columns of `Running`, so that a step advances all
+sequences with a few passes in C and touches records only where something happens:
 
     position 0       start        sched           base         known            last
     |---- cached ----|-- planned --|               |             |               |
@@ -10,22 +10,25 @@ few passes in C and touches records only where something happens:
 
 `known`  tokens whose values are committed: the prompt, and what was sampled since.
 `sched`  positions whose KV is computed or will be by plans in flight.
-`base`   tokens known when this *generation* started (admission, or restart after a failed step).
-         Inputs below it come from the host, in plans: at admission they are `history`, which a
-         restart leaves as it is. From it on the device feeds itself its own last token. So a row
-         with sched < base is being filled, and otherwise it decodes.
+`base`   tokens known when this *generation* started (admission, or restart after a failed
+         step). Inputs below it come from the host, in plans: at admission they are
+         `history`, which a restart leaves as it is. From it on the device feeds itself
+         its own last token. So a row with sched < base is being filled, and otherwise it
+         decodes.
 `start`  the first position that this generation computes; everything below was a hit.
 
-`last`   the index of the last token it may have: known > last ends it, and no input is due at it.
-`ripe`   when `known` reaches it, there is something to do: a block can be sealed, or the sequence
-         has its last token.  `mark`: likewise for `sched`: the table should grow, or nothing is
-         left to be scheduled. So a turn finds all exceptions with one comparison per column.
+`last`   the index of the last token it may have: known > last ends it, and no input is
+         due at it.
+`ripe`   when `known` reaches it, there is something to do: a block can be sealed, or the
+         sequence has its last token.  `mark`: likewise for `sched`: the table should
+         grow, or nothing is left to be scheduled. So a turn finds all exceptions with one
+         comparison per column.
 
 A decoding row has sched = known - 1 + (its tokens in flight): one input is always due.
 
-`tails` hold the known tokens from the last block boundary in `history` on that have not got a key
-yet, the youngest apart in `fresh`: copying whole tails would be a third of a turn's cost.
-`chains` hold what has a key: keys, the tokens of output blocks, the leaf.
+`tails` hold the known tokens from the last block boundary in `history` on that have not
+got a key yet, the youngest apart in `fresh`: copying whole tails would be a third of a
+turn's cost. `chains` hold what has a key: keys, the tokens of output blocks, the leaf.
 """
 
 from bisect import bisect
@@ -59,7 +62,9 @@ class Sequence:
     sample: int
     place: Place
     arrived: float  # seconds
-    history: tuple[int, ...]  # tokens known when it last entered the line, or now if it waits
+    history: tuple[
+        int, ...
+    ]  # tokens known when it last entered the line, or now if it waits
     keys: Keys = ()  # of history's full blocks, as far as known
     preempted: int = 0  # times
     cached: int = 0  # prompt tokens that the prefix cache gave at its first admission
@@ -78,7 +83,9 @@ class Chain:
     sealed: int  # leading blocks of the table whose KV is committed and named
     leaf: int = ROOT  # the published block that it holds
     chunks: Log[tuple[int, ...]] = Log()  # tokens of blocks that left the tail with a key
-    low: int = 0  # leading blocks of the table that were given back: they are out of the window
+    low: int = (
+        0  # leading blocks of the table that were given back: they are out of the window
+    )
 
 
 @frozen
@@ -115,11 +122,15 @@ class Running:
         return tuple(known)
 
     def inputs(self, i: int, start: int, stop: int, block_size: int) -> tuple[int, ...]:
-        """Known tokens of the sequence at position `i`: those from `start` to before `stop`."""
+        """Known tokens of the sequence at position `i`: those from `start` to before
+        `stop`.
+        """
         history = self.seqs[i].history
         if stop <= len(history):
             return history[start:stop]
-        first = len(self.chains[i].keys) * block_size  # in the tail, as tokens with a key are not
+        first = (
+            len(self.chains[i].keys) * block_size
+        )  # in the tail, as tokens with a key are not
         if start < first:
             return self.tokens(i, block_size)[start:stop]
         return (self.tails[i] + self.fresh[i])[start - first : stop - first]
@@ -168,4 +179,6 @@ def edited(run: Running, **changes: dict[int, Any]) -> Running:
 
 def positions(run: Running, gens: Container[int]) -> list[int]:
     """Where the given generations are, in order."""
-    return list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []
+    return (
+        list(compress(range(len(run)), map(gens.__contains__, run.gens))) if gens else []
+    )

@@ -6,7 +6,16 @@ from attrs import frozen
 
 from minfer.blocks import Blocks
 from minfer.config import ConfigError, EngineConfig
-from minfer.messages import Command, Emit, Ended, Event, Finished, Ignored, Overruled, Reason
+from minfer.messages import (
+    Command,
+    Emit,
+    Ended,
+    Event,
+    Finished,
+    Ignored,
+    Overruled,
+    Reason,
+)
 from minfer.plan import Plan, Yields
 from minfer.pmap import Map
 from minfer.policy import Rank
@@ -16,12 +25,16 @@ from minfer.waiting import Line
 
 @frozen
 class Live:
-    """A request that has not ended: where its samples are in line, and how many have ended."""
+    """A request that has not ended: where its samples are in line, and how many have
+    ended.
+    """
 
     place: Place  # of sample 0; the others differ in the sample only
     samples: int
     ended: int = 0
-    moved: tuple[tuple[int, Rank], ...] = ()  # samples that got a better rank when preempted
+    moved: tuple[
+        tuple[int, Rank], ...
+    ] = ()  # samples that got a better rank when preempted
 
     def place_of(self, sample: int) -> Place:
         """Where a sample is in order, whether it waits or runs."""
@@ -33,7 +46,9 @@ class Live:
 
 @frozen
 class Fence:
-    """Blocks given back while plans in flight may name them: free once step `until` is over."""
+    """Blocks given back while plans in flight may name them: free once step `until` is
+    over.
+    """
 
     until: int
     held: tuple[int, ...]  # published
@@ -83,9 +98,14 @@ class Turn:
 
 
 def emitted(
-    state: EngineState, finished: tuple[Finished, ...], ids: SampleIds = (), tokens: Yields = ()
+    state: EngineState,
+    finished: tuple[Finished, ...],
+    ids: SampleIds = (),
+    tokens: Yields = (),
 ) -> Transition:
-    """The transition that says what came out, with a reason for each sample that ended."""
+    """The transition that says what came out, with a reason for each sample
+    that ended.
+    """
     ended = [Ended(done.id, done.sample, done.reason, done.error) for done in finished]
     return Transition(state, (Emit(ids, tokens, finished),), tuple(ended))
 
@@ -96,7 +116,9 @@ def ignored(state: EngineState, event: str, detail: str) -> Transition:
 
 
 def initial(config: EngineConfig) -> EngineState:
-    """The state before anything happened. Raises ConfigError for a policy that cannot start."""
+    """The state before anything happened. Raises ConfigError for a policy that cannot
+    start.
+    """
     rows = tuple(reversed(range(config.max_num_seqs)))
     blocks = Blocks(config.num_blocks, config.thresholds.freed_run)
     line = Line(full=config.thresholds.line_bucket)
@@ -104,5 +126,7 @@ def initial(config: EngineConfig) -> EngineState:
         policy = config.policy.start()
     except Exception as error:
         kind = type(config.policy).__name__
-        raise ConfigError(f"scheduling policy {kind}: start() raised {error!r}") from error
+        raise ConfigError(
+            f"scheduling policy {kind}: start() raised {error!r}"
+        ) from error
     return EngineState(blocks, rows, policy, waiting=line)

@@ -1,7 +1,7 @@
 """Samples that are ended from outside: cancelled, or finished by the text layer.
 
-When many are asked for in a row, all leave at once: where each is, is looked up for each; the line
-and the columns are made anew once.
+When many are asked for in a row, all leave at once: where each is, is looked up for each;
+the line and the columns are made anew once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,14 +17,20 @@ from minfer.state import EngineState, Transition
 Stop = Cancel | Finish
 
 
-def stopped(config: EngineConfig, state: EngineState, stops: Sequence[Stop]) -> Transition:
-    """End what the events `stops` ask for, in their order, and say so in one word about all."""
+def stopped(
+    config: EngineConfig, state: EngineState, stops: Sequence[Stop]
+) -> Transition:
+    """End what the events `stops` ask for, in their order, and say so in one word about
+    all.
+    """
     names = {stop.id for stop in stops}
     seats = {one: i for i, one in enumerate(state.running.ids) if one[0] in names}
     left = set[SampleId]()
     leavers = list[list[Leaver]]()
     for stop in stops:
-        leavers.append([one for one in _asked(state, stop, seats) if one.seq.id not in left])
+        leavers.append(
+            [one for one in _asked(state, stop, seats) if one.seq.id not in left]
+        )
         left.update(one.seq.id for one in leavers[-1])
     after, finished = end(config, state, [one for each in leavers for one in each])
     unread, done, reasons = iter(finished), list[Finished](), list[Reason]()
@@ -32,11 +38,15 @@ def stopped(config: EngineConfig, state: EngineState, stops: Sequence[Stop]) -> 
         own = [_cut(stop, next(unread)) for _ in each]
         own.sort(key=attrgetter("sample"))
         done += own
-        reasons += [Ended(one.id, one.sample, one.reason) for one in own] or [_ignored(stop)]
+        reasons += [Ended(one.id, one.sample, one.reason) for one in own] or [
+            _ignored(stop)
+        ]
     return Transition(after, (Emit((), (), tuple(done)),) if done else (), tuple(reasons))
 
 
-def _asked(state: EngineState, stop: Stop, seats: dict[SampleId, int]) -> Iterator[Leaver]:
+def _asked(
+    state: EngineState, stop: Stop, seats: dict[SampleId, int]
+) -> Iterator[Leaver]:
     """Who is to end, those that wait first; what has ended is nowhere."""
     live = state.requests.get(stop.id)
     if live is None:

@@ -1,9 +1,11 @@
-"""Tickets: a persistent set of whole numbers whose least is found in a few steps, however sparse.
+"""Tickets: a persistent set of whole numbers whose least is found in a few steps, however
+sparse.
 
-Theory. The numbers are the leaves of a tree of bits. A word of the lowest level has a bit for each
-of 4,096 consecutive numbers; a word of a higher level has one for each of 4,096 words below that
-are not empty. Adding and dropping mostly change one word, and go up only where a word was empty or
-becomes so; the least is found by following the lowest bits down. Empty words are not kept.
+Theory. The numbers are the leaves of a tree of bits. A word of the lowest level has a bit
+for each of 4,096 consecutive numbers; a word of a higher level has one for each of 4,096
+words below that are not empty. Adding and dropping mostly change one word, and go up only
+where a word was empty or becomes so; the least is found by following the lowest bits
+down. Empty words are not kept.
 """
 
 from collections.abc import Iterable

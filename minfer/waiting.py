@@ -1,7 +1,8 @@
 """The waiting line: a persistent sorted sequence, in buckets of bounded size.
 
-Inserting or removing copies one bucket and the list of buckets: O(sqrt n) words at 10,000 waiting,
-where one flat tuple would copy them all. Many at once copy each bucket that they touch once.
+Inserting or removing copies one bucket and the list of buckets: O(sqrt n) words at 10,000
+waiting, where one flat tuple would copy them all. Many at once copy each bucket that they
+touch once.
 """
 
 from bisect import bisect_left, bisect_right
@@ -54,7 +55,9 @@ class Line:
         return Line(buckets, self.size + 1, self.full)
 
     def remove(self, place: Place) -> "Line":
-        """Return the line without the sequence at `place`; the same line if nobody is there."""
+        """Return the line without the sequence at `place`; the same line if nobody is
+        there.
+        """
         at, old, cut = self._spot(place)
         if [seq.place for seq in old[cut : cut + 1]] != [place]:
             return self
@@ -86,7 +89,9 @@ class Line:
         return Line(left, sum(map(len, left)), self.full)
 
     def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
-        """The last bucket that starts at or before `place`, or the first, and where in it."""
+        """The last bucket that starts at or before `place`, or the first, and where in
+        it.
+        """
         after = bisect_right(self.buckets, place, key=lambda bucket: bucket[0].place)
         at = max(0, after - 1)
         bucket = self.buckets[at] if self.buckets else ()

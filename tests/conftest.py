@@ -8,15 +8,19 @@ import pytest
 
 GPU = os.path.exists("/dev/nvidiactl")
 WORKERS = 8  # of `-n auto`, at most: each has to load torch
-# Small models on shared machines: threads that wait for each other cost more than they bring.
+# Small models on shared machines: threads that wait for each other cost more than they
+# bring.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Triton decides when it is imported, which transformers does, whether to interpret its kernels.
+# Triton decides when it is imported, which transformers does, whether to interpret its
+# kernels.
 if not GPU:
     os.environ.setdefault("TRITON_INTERPRET", "1")
-# A shell's background jobs ignore Ctrl-C, and so would all that tests start and then interrupt.
+# A shell's background jobs ignore Ctrl-C, and so would all that tests start and then
+# interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# No example database and no clock: the same tests on every machine, each time. New examples are for
+# No example database and no clock: the same tests on every machine, each time. New
+# examples are for
 # `--hypothesis-profile fresh`, for the swarm and for the whole plane's seeds.
 hypothesis.settings.register_profile(
     "suite", database=None, deadline=None, derandomize=True, max_examples=25
@@ -39,7 +43,9 @@ def pytest_configure(config: pytest.Config) -> None:
         hypothesis.settings.load_profile("all")
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
     """Leave long tests out, unless they are asked for: by `--all`, or one by one."""
     if config.getoption("--all") or any("::" in arg for arg in config.args):
         return

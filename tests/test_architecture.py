@@ -3,100 +3,199 @@
 import ast
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 import minfer
 
-ROOT = Path(__file__).resolve().parents[1]
-CORE = sorted((ROOT / "minfer").glob("*.py")) + sorted((ROOT / "minfer" / "testing").rglob("*.py"))
-KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
-EFFECTS = sorted((ROOT / "effects").rglob("*.py"))
-TESTS = ROOT / "tests"
+ROOT: Final = Path(__file__).resolve().parents[1]
+TESTS: Final = ROOT / "tests"
+FLAT: Final = sorted((ROOT / "minfer").glob("*.py"))  # what decides
+FOLLOWERS: Final = sorted((ROOT / "minfer" / "runs").rglob("*.py"))
+SPECIFICATION: Final = sorted((ROOT / "minfer" / "testing").rglob("*.py"))
+CORE: Final = [*FLAT, *FOLLOWERS, *SPECIFICATION]
+KERNELS: Final = sorted((ROOT / "kernels").rglob("*.py"))
+EFFECTS: Final = sorted((ROOT / "effects").rglob("*.py"))
+SOURCES: Final = [*CORE, *KERNELS, *EFFECTS]
 
-# What a room may import besides the standard library and itself.
-# From minfer/__init__.py only, when LLM, AsyncLLM or what goes with them is asked for.
-LAZY = {f"minfer.effects.{module}" for module in minfer._LAZY.values()}
-PURE = {"attrs"}
+# The floors of effects, each with the rooms below that it may know. No arrow runs up, and
+# rooms beside each other (setup and text, serving and runs) do not know each other.
+BELOW: Final = {
+    "cli": {"serving", "runs", "live", "setup", "text", "execution", "models"},
+    "serving": {"live", "setup", "text", "execution", "models"},
+    "runs": {"live", "setup", "text", "execution", "models"},
+    "live": {"setup", "text", "execution", "models"},
+    "setup": {"execution", "models"},
+    "text": {"execution", "models"},
+    "execution": {"models"},
+    "models": set[str](),
+}
+
+# The exceptions: files of the core that lead to effects, and what they may import there.
+LAZY: Final = {f"minfer.effects.{module}" for module in minfer._LAZY.values()}
+EXCEPTIONS: Final = {
+    # when LLM, AsyncLLM or their company is asked for
+    ROOT / "minfer" / "__init__.py": LAZY,
+    ROOT / "minfer" / "__main__.py": {"minfer.effects.cli.main"},  # is the command line
+}
+
+PURE: Final = {"attrs"}  # what a file of the core may import besides the standard library
+WORLDLY: Final = {
+    "asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random",
+    "secrets", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid",
+}  # fmt: skip
 
 
 @cache
 def imports(path: Path) -> tuple[str, ...]:
-    """Every module that a file imports, anywhere in it."""
+    """Every module that a file imports, anywhere in it, or names in a string.
+
+    A string that is a module's name counts too: that is how the command line names its
+    commands.
+    """
     found: list[str] = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            found.append(node.module or "")
+            module = node.module or ""
+            inner = (f"{module}.{alias.name}" for alias in node.names)
+            found += [name for name in inner if name in modules()] or [module]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            named = node.value if node.value.startswith("minfer.") else ""
+            found += [named] if named in modules() else []
     return tuple(found)
 
 
+@cache
+def modules() -> frozenset[str]:
+    """The names of all modules of minfer."""
+    return frozenset(map(module_of, SOURCES))
+
+
+def module_of(path: Path) -> str:
+    """The name by which a file of minfer is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    inside = parts if parts[0] == "minfer" else ("minfer", *parts)
+    return ".".join(inside).removesuffix(".__init__")
+
+
 def room(module: str) -> str:
-    """Which room a module of minfer is in."""
+    """Which of minfer, effects, kernels a module of minfer is in."""
     parts = module.split(".")
-    return parts[1] if parts[0] == "minfer" and len(parts) > 1 else "minfer"
+    known = parts[0] == "minfer" and len(parts) > 1 and parts[1] in ("effects", "kernels")
+    return parts[1] if known else "minfer"
 
 
-@pytest.mark.parametrize("path", CORE, ids=lambda p: p.name)
+def floor(module: str) -> str:
+    """Which folder of effects a module is in, or nothing."""
+    parts = module.split(".")
+    return parts[2] if room(module) == "effects" and len(parts) > 2 else ""
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", CORE, ids=shown)
 def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
-    for module in imports(path):
+    for module in set(imports(path)) - EXCEPTIONS.get(path, set()):
         top = module.split(".")[0]
         if top == "minfer":
-            lazy = path.name == "__init__.py" and module in LAZY
-            assert lazy or room(module) not in ("effects", "kernels"), f"{path.name}: {module}"
+            assert room(module) == "minfer", f"{shown(path)}: {module}"
         elif top == "immutables":
-            assert path.name == "pmap.py", f"{path.name}: only pmap knows the map library"
+            assert path.name == "pmap.py", (
+                f"{shown(path)}: only pmap knows the map library"
+            )
         elif top == "hypothesis":
-            assert path.parent.name == "testing", path.name
+            assert path in SPECIFICATION, shown(path)
         else:
-            assert top in sys.stdlib_module_names or top in PURE, f"{path.name}: {module}"
-            assert top not in WORLDLY, f"{path.name}: {module} touches the world"
+            assert top in sys.stdlib_module_names or top in PURE, (
+                f"{shown(path)}: {module}"
+            )
+            assert top not in WORLDLY, f"{shown(path)}: {module} touches the world"
 
 
-WORLDLY = {
-    "asyncio", "datetime", "io", "logging", "multiprocessing", "os", "pathlib", "random",
-    "secrets", "shutil", "socket", "subprocess", "tempfile", "threading", "time", "uuid",
-}  # fmt: skip
+@pytest.mark.parametrize("path", FLAT, ids=shown)
+def test_what_decides_does_not_know_what_follows(path: Path) -> None:
+    for module in imports(path):
+        assert not module.startswith(("minfer.runs", "minfer.testing")), module
 
 
-@pytest.mark.parametrize("path", KERNELS, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", FOLLOWERS, ids=shown)
+def test_what_follows_does_not_know_the_specification(path: Path) -> None:
+    for module in imports(path):
+        assert not module.startswith("minfer.testing"), module
+
+
+@pytest.mark.parametrize("path", KERNELS, ids=shown)
 def test_kernels_import_torch_and_triton_alone(path: Path) -> None:
     for module in imports(path):
         top = module.split(".")[0]
         allowed = {*sys.stdlib_module_names, "torch", "triton", "flash_attn", "quack"}
-        assert top in allowed or room(module) == "kernels", f"{path.name}: {module}"
+        assert top in allowed or room(module) == "kernels", f"{shown(path)}: {module}"
 
 
-FIRST_CIRCLE = [
+@pytest.mark.parametrize("path", EFFECTS, ids=shown)
+def test_no_arrow_runs_up(path: Path) -> None:
+    mine = floor(module_of(path))
+    for module in imports(path):
+        its = floor(module)
+        if its and its != mine:
+            assert its in BELOW[mine], f"{shown(path)} is in {mine} and imports {module}"
+
+
+def test_every_file_of_effects_is_on_a_floor() -> None:
+    flat = [path for path in EFFECTS if path.parent == ROOT / "effects"]
+    assert [path.name for path in flat] == ["__init__.py"]
+    assert {floor(module_of(path)) for path in EFFECTS} - {""} == set(BELOW)
+
+
+def test_no_modules_import_each_other() -> None:
+    lazy = set(EXCEPTIONS)
+    graph = {
+        module_of(path): {name for name in imports(path) if name in modules()}
+        for path in SOURCES
+        if path not in lazy
+    }
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(f"a circle: {' <- '.join(error.args[1])}")
+
+
+FIRST_CIRCLE: Final = [
     path
-    for where in ("*.py", "core/*.py", "mutation/*.py")
+    for where in ("*.py", "core/**/*.py", "mutation/*.py")
     for path in sorted(TESTS.glob(where))
     if path.name != Path(__file__).name
 ]
 
 
-@pytest.mark.parametrize("path", FIRST_CIRCLE, ids=lambda p: p.name)
+@pytest.mark.parametrize("path", FIRST_CIRCLE, ids=shown)
 def test_the_cores_tests_need_no_torch(path: Path) -> None:
     """They are for every save: nothing of what they import may take seconds to load."""
     for module in imports(path):
         top = module.split(".")[0]
         if top == "tests":
-            assert module.split(".")[1] in ("circles", "core", "mutation"), f"{path.name}: {module}"
+            rooms = ("circles", "core", "mutation")
+            assert module.split(".")[1] in rooms, f"{shown(path)}: {module}"
         elif top == "minfer":
-            assert module not in LAZY, f"{path.name}: {module}"
-            assert room(module) not in ("effects", "kernels"), f"{path.name}: {module}"
+            assert module not in LAZY, f"{shown(path)}: {module}"
+            assert room(module) == "minfer", f"{shown(path)}: {module}"
         else:
             light = {*sys.stdlib_module_names, "attrs", "hypothesis", "pytest"}
-            assert top in light, f"{path.name}: {module}"
+            assert top in light, f"{shown(path)}: {module}"
 
 
-def test_effects_do_not_import_tests_or_benchmarks() -> None:
-    for path in EFFECTS:
-        tops = {module.split(".")[0] for module in imports(path)}
-        assert not tops & {"tests", "bench", "effects", "kernels"}, path.name
+@pytest.mark.parametrize("path", [*CORE, *EFFECTS], ids=shown)
+def test_nothing_imports_tests_or_benchmarks(path: Path) -> None:
+    tops = {module.split(".")[0] for module in imports(path)}
+    assert not tops & {"tests", "bench", "effects", "kernels"}, shown(path)
 
 
 def test_one_import_name() -> None:
@@ -107,14 +206,14 @@ def test_one_import_name() -> None:
 
 
 def test_no_pickle_and_no_torch_load() -> None:
-    for path in (*CORE, *KERNELS, *EFFECTS):
+    for path in SOURCES:
         text = path.read_text("utf-8")
-        assert not {"pickle", "marshal", "shelve"} & set(imports(path)), path.name
-        assert "torch.load(" not in text, path.name
+        assert not {"pickle", "marshal", "shelve"} & set(imports(path)), shown(path)
+        assert "torch.load(" not in text, shown(path)
 
 
 def test_top_level_holds_the_five_rooms_and_nothing_else() -> None:
-    allowed = {"minfer", "effects", "kernels", "bench", "tests", "pyproject.toml", "README.md",
-               "LICENSE", "build"}  # fmt: skip
+    rooms = {"minfer", "effects", "kernels", "bench", "tests"}
+    allowed = rooms | {"pyproject.toml", "README.md", "LICENSE", "build"}
     seen = {p.name for p in ROOT.iterdir() if not p.name.startswith(".")}
     assert {n for n in seen - allowed if not n.endswith(".egg-info")} == set()

@@ -1,4 +1,6 @@
-"""A policy on trial: an engine under it, with the oracle for an executor, and all of it watched."""
+"""A policy on trial: an engine under it, with the oracle for an executor, and all of it
+watched.
+"""
 
 from collections.abc import Callable
 from copy import deepcopy
@@ -9,15 +11,15 @@ from typing import Any, Final
 
 from attrs import define, evolve, field
 
-from minfer.codec import dump
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.ledger import Ledger
 from minfer.messages import Admitted, Cancel, Event, Execute, Submit, Tick, WakeAt
-from minfer.oracle import Oracle
 from minfer.policy import Policy
 from minfer.request import Request
+from minfer.runs.codec import dump
+from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Turn, initial
+from minfer.testing.ledger import Ledger
 
 VOCAB: Final = 40
 
@@ -25,7 +27,9 @@ VOCAB: Final = 40
 class PolicyError(AssertionError):
     """A policy broke a law: `law` names it; `turns` under `config` led to it."""
 
-    def __init__(self, law: str, detail: str, config: EngineConfig, turns: list[Turn]) -> None:
+    def __init__(
+        self, law: str, detail: str, config: EngineConfig, turns: list[Turn]
+    ) -> None:
         self.law, self.detail = law, detail.removeprefix(f"{law}: ")
         self.config, self.turns = config, tuple(turns)
         story = [f"{law}: {self.detail}", f"under {config}, after"]
@@ -33,17 +37,23 @@ class PolicyError(AssertionError):
             at = f"  turn {turn.number}, {turn.transition.state.time:.4f} s: "
             news = (event for event in turn.events if isinstance(event, Submit | Cancel))
             for told in map(dump, (*news, *turn.transition.reasons)):
-                fields = (f"{key}={value}" for key, value in told.pop("request", told).items())
+                fields = (
+                    f"{key}={value}" for key, value in told.pop("request", told).items()
+                )
                 story.append(at + " ".join(fields).removeprefix("is="))
         super().__init__("\n".join(story))
 
 
 def _ordered(got: Any) -> bool:
-    return isinstance(got, tuple) and all(isinstance(n, int | float) and not isnan(n) for n in got)
+    return isinstance(got, tuple) and all(
+        isinstance(n, int | float) and not isnan(n) for n in got
+    )
 
 
 _QUESTIONS: Final = [name for name in vars(Policy) if not name.startswith("_")]
-_RIGHT: Final[dict[str, Callable[[Any, Any], bool]]] = {  # what the protocol wants of an answer
+_RIGHT: Final[
+    dict[str, Callable[[Any, Any], bool]]
+] = {  # what the protocol wants of an answer
     "rank": lambda _, got: isinstance(got, tuple) and len(got) == 2 and _ordered(got[0]),
     "again": lambda args, got: _ordered(got) and got <= args[1],
     "admit_from": lambda _, got: _ordered((got,)),
@@ -55,7 +65,9 @@ _RIGHT: Final[dict[str, Callable[[Any, Any], bool]]] = {  # what the protocol wa
 
 @define
 class Trial:
-    """An engine under `config.policy`, run turn by turn. PolicyError when a law is broken."""
+    """An engine under `config.policy`, run turn by turn. PolicyError when a law is
+    broken.
+    """
 
     config: EngineConfig
     pace: float = 1.0  # seconds that a step takes
@@ -67,17 +79,23 @@ class Trial:
     turns: list[Turn] = field(init=False, factory=list)
     _inbox: list[Event] = field(init=False, factory=list)  # what the next turn takes
     _watched: EngineConfig = field(init=False)  # `config`, with `_ask` for a policy
-    _flaws: list[tuple[str, str]] = field(init=False, factory=list)  # laws broken, and how
+    _flaws: list[tuple[str, str]] = field(
+        init=False, factory=list
+    )  # laws broken, and how
     _raised: Exception | None = field(init=False, default=None)  # the policy's first
     _oracle: Oracle = field(init=False)
     _ledger: Ledger = field(init=False)
     _budgets: list[int] = field(init=False, factory=list)  # what it answered in this turn
     _claims: int = field(init=False, default=0)  # tokens that were asked for
     _busy: int = field(init=False, default=0)  # turns with work
-    _idle: float = field(init=False, default=inf)  # since when the policy keeps all waiting
+    _idle: float = field(
+        init=False, default=inf
+    )  # since when the policy keeps all waiting
 
     def __attrs_post_init__(self) -> None:
-        watch: Any = SimpleNamespace(**{name: partial(self._ask, name) for name in _QUESTIONS})
+        watch: Any = SimpleNamespace(
+            **{name: partial(self._ask, name) for name in _QUESTIONS}
+        )
         self._watched = evolve(self.config, policy=watch)
         self._oracle = Oracle(self.config.block_size, VOCAB, self.config.window)
         self.state = initial(self._watched)
@@ -98,9 +116,13 @@ class Trial:
             self._budgets.append(answer)
         told = f"{name}{args} is {kept!r}"
         if not _RIGHT.get(name, lambda *_: True)(args, answer):
-            self._flaws.append((name, f"{told}; the protocol: {getattr(Policy, name).__doc__}"))
+            self._flaws.append(
+                (name, f"{told}; the protocol: {getattr(Policy, name).__doc__}")
+            )
         if not (same and answer == kept == again):
-            self._flaws.append(("purity", f"{told}, then {again!r}; or its arguments changed"))
+            self._flaws.append(
+                ("purity", f"{told}, then {again!r}; or its arguments changed")
+            )
         return answer
 
     def _must(self, holds: bool, law: str, detail: str) -> None:
@@ -117,16 +139,24 @@ class Trial:
         self._claims += _claim(event.request) if isinstance(event, Submit) else 0
 
     def turn(self, until: float = inf) -> None:
-        """Take a turn; the clock goes on by `pace`, or if nothing runs to `until` at most."""
+        """Take a turn; the clock goes on by `pace`, or if nothing runs to `until` at
+        most.
+        """
         done = (self._oracle.collect(),) if self._oracle.plans else ()
-        events, self._inbox, before = (Tick(self.now), *done, *self._inbox), [], self.state
+        events, self._inbox, before = (
+            (Tick(self.now), *done, *self._inbox),
+            [],
+            self.state,
+        )
         self._budgets.clear()
         try:
             moved = step(self._watched, before, events)
             self.turns.append(Turn(len(self.turns), before, events, moved))
             self.state = moved.state
             self._ledger.take(events, moved, self._budgets)
-            for plan in (each.plan for each in moved.commands if isinstance(each, Execute)):
+            for plan in (
+                each.plan for each in moved.commands if isinstance(each, Execute)
+            ):
                 self._oracle.launch(plan)
         except Exception as error:
             self._flaws.append((getattr(error, "law", "totality"), str(error)))
@@ -134,30 +164,44 @@ class Trial:
         self._must(True, "", "")
         wakes = [each.time for each in moved.commands if isinstance(each, WakeAt)]
         idle = bool(wakes) and not self._oracle.plans
-        self._idle, self._busy = min(self._idle, self.now) if idle else inf, self._busy + (not idle)
+        self._idle, self._busy = (
+            min(self._idle, self.now) if idle else inf,
+            self._busy + (not idle),
+        )
         late = self.now - self._idle > self.hold or self._busy > 50 + 4 * self._claims
-        told = f"{self._busy} turns for {self._claims} tokens; idle from {self._idle:.2f} s on"
+        told = (
+            f"{self._busy} turns for {self._claims} tokens; idle from "
+            f"{self._idle:.2f} s "
+            f"on"
+        )
         self._must(not late, "no deadlock", told)
         # Not all the way to what the policy waits for: something else may come before.
-        soon = [self.now + max((wake - self.now) / 2, self.hold / 100) for wake in wakes] or [until]
+        soon = [
+            self.now + max((wake - self.now) / 2, self.hold / 100) for wake in wakes
+        ] or [until]
         self.now = self.now + self.pace if self._oracle.plans else min(until, *soon)
 
     def compete(self, mine: Request, every: int = 1, *, short: bool = False) -> None:
-        """`mine` finds all rows taken, and its equals, or short ones, come every so many turns.
+        """`mine` finds all rows taken, and its equals, or short ones, come every so many
+        turns.
 
-        While it waits, at first or preempted, `overtakes` of them may be let in (of those that come
-        `patience` seconds later, if short), and one for each claim like theirs that was there.
+        While it waits, at first or preempted, `overtakes` of them may be let in (of those
+        that come `patience` seconds later, if short), and one for each claim like theirs
+        that was there.
         """
         less = evolve(mine, prompt=mine.prompt[:1], n=1, max_tokens=1) if short else mine
         here = {one.request for one in (*self.state.waiting, *self.state.running.seqs)}
         here |= {event.request for event in self._inbox if isinstance(event, Submit)}
-        # What was claimed and is not used may be handed on to who comes later: fair shares do that.
+        # What was claimed and is not used may be handed on to who comes later: fair
+        # shares do that.
         allowed = self.overtakes + sum(map(_claim, here)) // _claim(less)
         for number in range(self.config.max_num_seqs):
             self.tell(Submit(evolve(mine, id=f"early{number}")))
         self.turn(self.now + self.pace)
         self.tell(Submit(mine))
-        rows = self.config.max_num_seqs if short else 1  # short ones must come faster than they go
+        rows = (
+            self.config.max_num_seqs if short else 1
+        )  # short ones must come faster than they go
         after, passed = self.now + (self.patience if short else 0), set[str]()
         for number in range(150):
             if number % every == 0:
@@ -167,8 +211,14 @@ class Trial:
             self.turn(self.now + self.pace)
             if any(one.request.id == mine.id for one in self.state.waiting):
                 reasons = self.turns[-1].transition.reasons
-                passed |= {r.id for r in reasons if isinstance(r, Admitted) and "late" in r.id}
-            told = f"{mine.id} waits while {len(passed)} who came later go first; {allowed} may"
+                passed |= {
+                    r.id for r in reasons if isinstance(r, Admitted) and "late" in r.id
+                }
+            told = (
+                f"{mine.id} waits while {len(passed)} who came later go first; "
+                f"{allowed} "
+                f"may"
+            )
             self._must(len(passed) <= allowed, "bounded starvation", told)
             if mine.id not in self.state.requests:
                 break
@@ -176,13 +226,21 @@ class Trial:
             self.tell(Cancel(name))
 
     def finish(self) -> None:
-        """Nothing more comes: everything must end and be free, and be decided alike again."""
+        """Nothing more comes: everything must end and be free, and be decided alike
+        again.
+        """
         while self.state.requests or self._oracle.plans or self._inbox:
             self.turn()
-        self._must(self.state.blocks.available == self.config.num_blocks, "all is freed", "not so")
+        self._must(
+            self.state.blocks.available == self.config.num_blocks,
+            "all is freed",
+            "not so",
+        )
         for turn in reversed(self.turns):
             same = step(self._watched, turn.before, turn.events) == turn.transition
-            self._must(same, "determinism", f"turn {turn.number} is decided otherwise again")
+            self._must(
+                same, "determinism", f"turn {turn.number} is decided otherwise again"
+            )
 
 
 def _claim(request: Request) -> int:

@@ -1,62 +1,83 @@
 """Mutants that no test can kill, as they decide the same: each with the argument.
 
-Keyed by the mutant's name (file, function, rule, expression before and after), as
-`python -m tests.core.mutants` prints it. An entry whose mutant is gone, or is killed, is an error.
+Keyed by the mutant's name (file, function, rule, expression before and after), as `python
+-m tests.core.mutants` prints it. An entry whose mutant is gone, or is killed, is an
+error.
 """
 
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
     ("admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit"): (
-        "A neighbour's table is a shortcut to the blocks that the index gives one by one: a table"
+        "A neighbour's table is a shortcut to the blocks that the index gives one by "
+        "one: a table"
         " that ends with the leaf gives the same."
     ),
     ("admit.py | _prefix | negation | -thresholds.neighbours -> thresholds.neighbours"): (
-        "A neighbour's table is a shortcut to the blocks that the index gives one by one: whose "
+        "A neighbour's table is a shortcut to the blocks that the index gives one by "
+        "one: whose "
         "are looked at decides nothing."
     ),
     ("admit.py | _prefix | offset | 1 -> 0"): (
-        "A neighbour's table is a shortcut to the blocks that the index gives one by one: a leaf "
+        "A neighbour's table is a shortcut to the blocks that the index gives one by "
+        "one: a leaf "
         "is never one place on, so that none is found."
     ),
     ("admit.py | _prefix | swap | hit - 1 -> 1 - hit"): (
-        "A neighbour's table is a shortcut to the blocks that the index gives one by one: a "
-        "published block has one place in every table that holds it, so that a table in which it "
+        "A neighbour's table is a shortcut to the blocks that the index gives one by "
+        "one: a "
+        "published block has one place in every table that holds it, so that a table in "
+        "which it "
         "is found anywhere has the same path before it."
     ),
     (
         "admit.py | _seat | condition | draft.take(-(-known // size) - hit) or () -> "
         "draft.take(-(-known // size) - hit)"
     ): (
-        "For the type checker: `needed` has counted the blocks, so that the pool has as many; and"
+        "For the type checker: `needed` has counted the blocks, so that the pool has as "
+        "many; and"
         " an empty tuple stays one."
     ),
     ("blocks.py | lookup_window | comparison | found >= 0 -> found > 0"): (
-        "rfind gives 0 only if exactly so many leading blocks are cached, and those are then "
+        "rfind gives 0 only if exactly so many leading blocks are cached, and those are "
+        "then "
         "counted."
     ),
     ("commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])"): (
         "Where all is kept, what is taken back is nothing."
     ),
     (
-        "commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < len(new[i]) ->"
+        "commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < "
+        "len(new[i]) ->"
         " for i, (keep, _) in ends.items()"
-    ): ("keep is at most what came; where it is all of it, what is taken back is nothing."),
+    ): (
+        "keep is at most what came; where it is all of it, what is taken back is nothing."
+    ),
     (
-        "commit.py | _cut | update | edited(run, known={i: run.known[i] - more for i, more in "
-        "extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - more for i, more in "
+        "commit.py | _cut | update | edited(run, "
+        "known={i: run.known[i] - more for i, more in "
+        "extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - more for i, "
+        "more in "
         "extra.items()})"
     ): (
-        "Who is cut leaves in this turn, and keys are given only to blocks below what is known: "
+        "Who is cut leaves in this turn, and keys are given only to blocks below what "
+        "is known: "
         "the tokens beyond are never looked at."
     ),
-    ("commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - run.known[i]"): (
-        "Makes room larger. No plan lets a row yield beyond its last token, so that room is never"
-        " less than what came; and of an end by length only the comparison with that is used."
+    (
+        "commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
+        "run.known[i]"
+    ): (
+        "Makes room larger. No plan lets a row yield beyond its last token, so that "
+        "room is never"
+        " less than what came; and of an end by length only the comparison with that is "
+        "used."
     ),
     ("commit.py | _flaw | bound | min(1, most) -> 1"): (
-        "Differs for rows that may yield nothing, chunks of prompts. Where a plan has one, nobody"
-        " may yield more than one token, so that sizes differ from `most` only if some row is "
+        "Differs for rows that may yield nothing, chunks of prompts. Where a plan has "
+        "one, nobody"
+        " may yield more than one token, so that sizes differ from `most` only if some "
+        "row is "
         "wrong."
     ),
     (
@@ -67,30 +88,36 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Places are never equal: arrival and sample are part of them."
     ),
     (
-        "engine.py | _fold | condition | for event in events if isinstance(event, Submit) -> for "
+        "engine.py | _fold | condition | for event in events if isinstance(event, "
+        "Submit) -> for "
         "event in events"
     ): ("For the type checker: only events of one kind are folded together."),
     (
-        "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, len(table) * "
-        "size - sched)) -> min(config.max_repeat, last - sched, len(table) * size - sched)"
+        "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, "
+        "len(table) * "
+        "size - sched)) -> min(config.max_repeat, last - sched, len(table) * size - "
+        "sched)"
     ): (
-        "Who may run has an input left and a place for it, at least one; for who is idle the "
+        "Who may run has an input left and a place for it, at least one; for who is "
+        "idle the "
         "number is not used, and the largest of all is that of somebody who runs."
     ),
     (
-        "lifecycle.py | all_committed | condition | reversed(state.inflight) if rest else () -> "
+        "lifecycle.py | all_committed | condition | reversed(state.inflight) if rest "
+        "else () -> "
         "reversed(state.inflight)"
     ): ("A shortcut: of no generations, none is found in the plans either."),
     ("lifecycle.py | end | condition | if waiting -> if True"): (
         "A shortcut: a line from which nobody is removed is equal."
     ),
     ("lifecycle.py | named | comparison | upto <= have -> upto < have"): (
-        "With as many keys as are asked for, none is made and no token leaves the tail: the chain"
+        "With as many keys as are asked for, none is made and no token leaves the tail: "
+        "the chain"
         " is equal."
     ),
-    ("lifecycle.py | retire | comparison | upto > chain.sealed -> upto >= chain.sealed"): (
-        "A shortcut: where all is published, there is nothing to name or to publish."
-    ),
+    (
+        "lifecycle.py | retire | comparison | upto > chain.sealed -> upto >= chain.sealed"
+    ): ("A shortcut: where all is published, there is nothing to name or to publish."),
     ("log.py | Log.__getitem__ | comparison | start >= cut -> start > cut"): (
         "At start == cut the other branch joins no old entry to the same recent ones."
     ),
@@ -100,22 +127,33 @@ EQUIVALENT: Final[dict[str, str]] = {
     ("policies.py | Fair.admitted | offset | 0 -> -1"): (
         "A rank of this policy is one number: its first is its last."
     ),
-    ("request.py | Request._check_types | comparison | self.deadline >= 0 -> self.deadline > 0"): (
-        "A deadline of 0 then goes through the whole check, which it passes."
-    ),
+    (
+        "request.py | Request._check_types | comparison | self.deadline >= 0 -> "
+        "self.deadline > 0"
+    ): ("A deadline of 0 then goes through the whole check, which it passes."),
     ("sample.py | _f32 | offset | 0 -> -1"): ("Of one entry the first is the last."),
-    ("schedule.py | _suspect | condition | count >= few and sample in run.ids -> count >= few"): (
-        "Who has failed that often runs: faults of who ends go with it, and while there is a "
-        "suspect only the suspect's table could grow, which holds what the failed step was to "
+    (
+        "schedule.py | _suspect | condition | count >= few and sample in run.ids -> "
+        "count >= few"
+    ): (
+        "Who has failed that often runs: faults of who ends go with it, and while there "
+        "is a "
+        "suspect only the suspect's table could grow, which holds what the failed step "
+        "was to "
         "write."
     ),
-    ("sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < len(history)"): (
-        "Which way is taken to the same tokens: history from the last block's end on is in the "
+    (
+        "sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < "
+        "len(history)"
+    ): (
+        "Which way is taken to the same tokens: history from the last block's end on is "
+        "in the "
         "tail, too."
     ),
     (
         "sequence.py | positions | condition | list(compress(range(len(run)), "
-        "map(gens.__contains__, run.gens))) if gens else [] -> list(compress(range(len(run)), "
+        "map(gens.__contains__, run.gens))) if gens else [] -> "
+        "list(compress(range(len(run)), "
         "map(gens.__contains__, run.gens)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
 }

@@ -1,9 +1,11 @@
-"""Journals that are kept as data: how the engine decided when they were written, for good.
+"""Journals that are kept as data: how the engine decided when they were written, for
+good.
 
-Whatever is rebuilt has to decide as it did: `test_kept` replays them, digests of states included.
-There are swarm worlds and storms (tests/core/recorded.py), between them with cancels, preemptions,
-several samples, windows, failed steps, displaced sequences and every policy. Those of format 2 were
-written by the engine of that format, and are replayed by their decisions alone.
+Whatever is rebuilt has to decide as it did: `test_kept` replays them, digests of states
+included. There are swarm worlds and storms (tests/core/recorded.py), between them with
+cancels, preemptions, several samples, windows, failed steps, displaced sequences and
+every policy. Those of format 2 were written by the engine of that format, and are
+replayed by their decisions alone.
 
 `python -m tests.core.kept` writes those of today's format anew. That is due only where
 decisions are meant to change.
@@ -13,9 +15,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Final
 
-from minfer.journal import FORMAT, encode_journal
 from minfer.messages import Cancel, Preempted, Submit, Voided
-from minfer.replay import Journal, open_segments
+from minfer.runs.journal import FORMAT, encode_journal
+from minfer.runs.replay import Journal, open_segments
 from tests.core.recorded import recorded, storm
 
 FOLDER: Final = Path(__file__).parent / "journals"

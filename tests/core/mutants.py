@@ -1,7 +1,8 @@
 """Which small bugs the core's tests notice: see `tests.mutation`.
 
-`python -m tests.core.mutants` makes the mutants of the core's deciding files, runs the core's
-tests on each, and lists what survives and is not known to be equivalent; that is exit status 1.
+`python -m tests.core.mutants` makes the mutants of the core's deciding files, runs the
+core's tests on each, and lists what survives and is not known to be equivalent; that is
+exit status 1.
 """
 
 import argparse
@@ -55,16 +56,28 @@ def judged(fates: Iterable[Fate], listed: Iterable[str] = EQUIVALENT) -> Verdict
 def table(verdict: Verdict) -> list[str]:
     """How many of each file were killed."""
     lines = [
-        f"{'file':16}{'mutants':>8}{'killed':>8}{'endless':>8}{'equal':>7}{'alive':>7}{'CPU s':>8}"
+        (
+            f"{'file':16}{'mutants':>8}{'killed':>8}{'endless':>8}"
+            f"{'equal':>7}{'alive':>7}{'CPU s':>8}"
+        )
     ]
     alive = {fate.key for fate in verdict.survivors}
     names = sorted({fate.key.partition(" | ")[0] for fate in verdict.fates})
     for name in (*names, ""):
-        mine = [fate for fate in verdict.fates if fate.key.startswith(name and f"{name} | ")]
+        mine = [
+            fate for fate in verdict.fates if fate.key.startswith(name and f"{name} | ")
+        ]
         here = sum(fate.key in alive for fate in mine)
         dead = sum(fate.dead for fate in mine)
         endless = sum(fate.outcome == "endless" for fate in mine)
-        row = (len(mine), dead, endless, len(mine) - dead - here, here, sum(f.cpu for f in mine))
+        row = (
+            len(mine),
+            dead,
+            endless,
+            len(mine) - dead - here,
+            here,
+            sum(f.cpu for f in mine),
+        )
         counts = f"{row[0]:>8}{row[1]:>8}{row[2]:>8}{row[3]:>7}{row[4]:>7}{row[5]:>8.0f}"
         lines.append(f"{name or 'all':16}{counts}")
     return lines
@@ -80,8 +93,15 @@ def report(verdict: Verdict) -> int:
     for key in verdict.gone:
         print(f"listed as equivalent, but not there: {key}")
     print(f"{verdict.share:.1%} of those that are not equivalent are killed")
-    few = verdict.equivalent <= EQUIVALENT_SHARE * len(verdict.fates) or len(verdict.fates) < 100
-    enough = verdict.share >= KILLED_SHARE if len(verdict.fates) > 100 else not verdict.survivors
+    few = (
+        verdict.equivalent <= EQUIVALENT_SHARE * len(verdict.fates)
+        or len(verdict.fates) < 100
+    )
+    enough = (
+        verdict.share >= KILLED_SHARE
+        if len(verdict.fates) > 100
+        else not verdict.survivors
+    )
     return int(not (few and enough) or bool(verdict.refuted or verdict.gone))
 
 
@@ -89,7 +109,9 @@ def control() -> Fate:
     """The core as it is must pass, and leave time; raises AssertionError."""
     fate = runner.run(None, runner.tests_digest())
     if fate.dead or fate.outcome != "survived":
-        raise AssertionError(f"the core as it is does not pass: {fate.outcome}, {fate.by}")
+        raise AssertionError(
+            f"the core as it is does not pass: {fate.outcome}, {fate.by}"
+        )
     print(f"the core as it is passes in {fate.cpu:.0f} s of CPU", flush=True)
     return fate
 
@@ -103,10 +125,16 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="run so many, not all")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--jobs", type=int, default=2, help="mutants at once")
-    parser.add_argument("--each", type=int, default=catalogue.EACH, help="of a kind in a function")
-    parser.add_argument("--files", nargs="*", metavar="FILE", help="of the core; all that decide")
+    parser.add_argument(
+        "--each", type=int, default=catalogue.EACH, help="of a kind in a function"
+    )
+    parser.add_argument(
+        "--files", nargs="*", metavar="FILE", help="of the core; all that decide"
+    )
     parser.add_argument("--key", help="run one mutant, by its name")
-    parser.add_argument("--out", type=Path, help="keep results there, and go on from what is there")
+    parser.add_argument(
+        "--out", type=Path, help="keep results there, and go on from what is there"
+    )
     parser.add_argument("--list", action="store_true", help="print names and run nothing")
     args = parser.parse_args()
     mutants: list[Mutant] = catalogue.chosen(args.files or catalogue.files(), args.each)

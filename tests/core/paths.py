@@ -1,6 +1,7 @@
 """How often the worlds take each path of the core that begins at a size, or that is rare.
 
-Told from outside, by what states and turns look like: the core is as it is when it serves.
+Told from outside, by what states and turns look like: the core is as it is when it
+serves.
 """
 
 from collections import Counter
@@ -24,18 +25,37 @@ from minfer.sequence import Running
 from minfer.state import EngineState, Transition
 
 LARGE = (
-    "line in buckets", "log in two levels", "runs of freed blocks", "aligned past a window",
-    "fresh tokens kept", "stop ids sorted out", "prefix of a neighbour",
-)  # fmt: skip
+    "line in buckets",
+    "log in two levels",
+    "runs of freed blocks",
+    "aligned past a window",
+    "fresh tokens kept",
+    "stop ids sorted out",
+    "prefix of a neighbour",
+)
 RARE = (
-    "preempted", "displaced", "evicted", "repeated", "copied", "slid", "voided", "blamed",
-    "clients forgotten", "submitted again", "id used anew", "resumed",
-    "ended while filled", "all at once",
-)  # fmt: skip
+    "preempted",
+    "displaced",
+    "evicted",
+    "repeated",
+    "copied",
+    "slid",
+    "voided",
+    "blamed",
+    "clients forgotten",
+    "submitted again",
+    "id used anew",
+    "resumed",
+    "ended while filled",
+    "all at once",
+)
 BIG = (
-    "line of more than 128", "pool of hundreds", "hit of more than 32 blocks",
-    "vocabulary above 65,536", "more than 64 running",
-)  # fmt: skip
+    "line of more than 128",
+    "pool of hundreds",
+    "hit of more than 32 blocks",
+    "vocabulary above 65,536",
+    "more than 64 running",
+)
 PATHS = (*LARGE, *RARE, *BIG)
 
 
@@ -69,11 +89,14 @@ def _results(
     good = Executed in kinds and plan is not None
     if good and plan is not None:
         sizes = len(plan.gens), config.thresholds.aligned_window
-        seen["aligned past a window"] = plan.gens != before.running.gens and sizes[0] > sizes[1]
+        seen["aligned past a window"] = (
+            plan.gens != before.running.gens and sizes[0] > sizes[1]
+        )
         seen["fresh tokens kept"] = plan.step % config.thresholds.fresh_steps > 0
         seen["repeated"] = plan.repeat > 1
     seen["submitted again"] = any(
-        isinstance(event, Submit) and event.request.id in before.requests for event in events
+        isinstance(event, Submit) and event.request.id in before.requests
+        for event in events
     )
     several = any(
         isinstance(event, Cancel)
@@ -108,13 +131,17 @@ def _decisions(
             ):
                 seen["ended while filled"] += 1
     seen["stop ids sorted out"] = bool(
-        admitted and len(before.stops) > config.thresholds.stop_ids and after.stops < before.stops
+        admitted
+        and len(before.stops) > config.thresholds.stop_ids
+        and after.stops < before.stops
     )
     for got in admitted:
         blocks = got.hit // config.block_size
         seen["hit of more than 32 blocks"] += blocks > 32
         if blocks >= config.thresholds.long_prefix and not config.window:
-            seen["prefix of a neighbour"] += _neighbour(config, after.running, got, blocks)
+            seen["prefix of a neighbour"] += _neighbour(
+                config, after.running, got, blocks
+            )
 
 
 def _neighbour(config: EngineConfig, run: Running, got: Admitted, blocks: int) -> bool:

@@ -1,12 +1,13 @@
-"""Bugs planted on purpose: what broke in real engines, put into this core as it is imported.
+"""Bugs planted on purpose: what broke in real engines, put into this core as it is
+imported.
 
-A checker that never fails proves nothing. Each record below changes an expression or a few
-statements of one function into what a real engine once did, in the syntax tree, so that no layout
-matters; `hunt` then runs the swarm on that core, in a process of its own, until an invariant, the
-oracle or the world objects. The references are issues and pull requests of vLLM (v#) and SGLang
-(s#), advisories, and two bugs that a prototype of this engine fell into; where there is none, a
-kind of bug that all engines share. `ESCAPED` are small bugs that the swarm lets live, or once did:
-each has tests that find it at once.
+A checker that never fails proves nothing. Each record below changes an expression or a
+few statements of one function into what a real engine once did, in the syntax tree, so
+that no layout matters; `hunt` then runs the swarm on that core, in a process of its own,
+until an invariant, the oracle or the world objects. The references are issues and pull
+requests of vLLM (v#) and SGLang (s#), advisories, and two bugs that a prototype of this
+engine fell into; where there is none, a kind of bug that all engines share. `ESCAPED` are
+small bugs that the swarm lets live, or once did: each has tests that find it at once.
 
 `python -m tests.core.planted` prints what caught each of them, and after how many turns.
 """
@@ -32,10 +33,14 @@ from tests.mutation.planting import planted
 
 # Nothing of minfer is imported up here: a bug has to be planted before.
 
-WORLDS: Final = 300  # a bug must show in so many seeded worlds; the sound core passes them all
+WORLDS: Final = (
+    300  # a bug must show in so many seeded worlds; the sound core passes them all
+)
 TURNS: Final = 60  # of one world before it is healed and drained
 ROOT: Final = Path(__file__).resolve().parents[2]
-_CPU_SECONDS: Final = 10  # of one world, after which a turn counts as endless: 500 times the usual
+_CPU_SECONDS: Final = (
+    10  # of one world, after which a turn counts as endless: 500 times the usual
+)
 
 
 @frozen
@@ -51,7 +56,9 @@ class Bug:
     tests: str = ""  # a file of tests/core that catches it; else the swarm does
 
     def plant(self) -> None:
-        """Have the core imported with this bug. Raises LookupError if its place is gone."""
+        """Have the core imported with this bug. Raises LookupError if its
+        place is gone.
+        """
         module = "minfer." + self.file.removesuffix(".py")
         install({module: lambda tree: planted(tree, self.function, self.old, self.new)})
 
@@ -89,7 +96,8 @@ BUGS: Final = (
             "new = draft.take(-(-known // size) - hit) or ()"
         ),
         (
-            "low, hit, prefix, leaf = _hit(config, state, Draft(state.blocks), seq.keys, full)\n"
+            "low, hit, prefix, leaf = _hit(config, state, Draft(state.blocks), "
+            "seq.keys, full)\n"
             "new = draft.take(-(-known // size) - hit) or ()\n"
             "draft.hold(leaf)"
         ),
@@ -120,7 +128,8 @@ BUGS: Final = (
     ),
     Bug(
         "fork reads a tail not yet computed",
-        "v#41400, v#53936: a sample copies its sibling's prompt while that is being filled",
+        "v#41400, v#53936: a sample copies its sibling's prompt while that is being "
+        "filled",
         "admit.py",
         "admit",
         "committed(config, state, sibling) < shared",
@@ -128,7 +137,8 @@ BUGS: Final = (
     ),
     Bug(
         "leak of duplicates",
-        "s#11970, s#6888: blocks whose content is cached already are neither kept nor freed",
+        "s#11970, s#6888: blocks whose content is cached already are neither kept nor "
+        "freed",
         "lifecycle.py",
         "_parted",
         "return (leaf,), twins + table[new.stop :]",
@@ -172,7 +182,8 @@ BUGS: Final = (
     ),
     Bug(
         "whole prompt hit",
-        "s#22819: the prompt ends at a block end, all of it is cached, nothing is computed",
+        "s#22819: the prompt ends at a block end, all of it is cached, nothing is "
+        "computed",
         "admit.py",
         "_seat",
         "full = (known - 1) // size",
@@ -215,7 +226,8 @@ BUGS: Final = (
     ),
     Bug(
         "copy lost with its plan",
-        "prototype: after a failed step a fork counts the tail as KV that was to be copied",
+        "prototype: after a failed step a fork counts the tail as KV that was to be "
+        "copied",
         "lifecycle.py",
         "all_committed",
         "run.chains[i].sealed * config.block_size if into else start",
@@ -239,7 +251,8 @@ BUGS: Final = (
     ),
     Bug(
         "fence opens a step early",
-        "v#26400: blocks of the last of several steps in flight are freed when the first is done",
+        "v#26400: blocks of the last of several steps in flight are freed when the "
+        "first is done",
         "lifecycle.py",
         "retire",
         "until = state.inflight[-1].step if state.inflight else None",
@@ -271,7 +284,8 @@ BUGS: Final = (
     ),
     Bug(
         "preemption cascade",
-        "v#49674, v#49675: blocks behind fences do not count, so the next one is preempted too",
+        "v#49674, v#49675: blocks behind fences do not count, so the next one is "
+        "preempted too",
         "grow.py",
         "_short",
         "state.fences or len(run) == 1",
@@ -311,7 +325,8 @@ BUGS: Final = (
     ),
     Bug(
         "parent evicted before its child",
-        "s#22819, s#20010: an inner node of the tree is thrown out, its children stay findable",
+        "s#22819, s#20010: an inner node of the tree is thrown out, its children stay "
+        "findable",
         "blocks.py",
         "Draft.release",
         ("if not kids:\n    self._listed(leaf, last_use)"),
@@ -361,7 +376,10 @@ BUGS: Final = (
             "    starts=starts,\n"
             "    base={i: run.known[i] for i in spots},\n"
             "    sched=starts,\n"
-            "    ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},\n"
+            "    ripe={\n"
+            "        i: ripe_at(config, run.known[i] // size, run.last[i])\n"
+            "        for i in spots\n"
+            "    },\n"
             ")"
         ),
         (
@@ -370,7 +388,10 @@ BUGS: Final = (
             "    gens={i: gen for gen, i in enumerate(spots, state.next_gen)},\n"
             "    starts=starts,\n"
             "    base={i: run.known[i] for i in spots},\n"
-            "    ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},\n"
+            "    ripe={\n"
+            "        i: ripe_at(config, run.known[i] // size, run.last[i])\n"
+            "        for i in spots\n"
+            "    },\n"
             ")"
         ),
     ),
@@ -408,7 +429,8 @@ BUGS: Final = (
     ),
     Bug(
         "never fits, waits for ever",
-        "v#39734, v#35541: a request longer than the whole cache is queued and blocks the line",
+        "v#39734, v#35541: a request longer than the whole cache is queued and blocks "
+        "the line",
         "arrive.py",
         "objection",
         "needs > config.num_blocks",
@@ -440,10 +462,12 @@ BUGS: Final = (
     ),
     Bug(
         "two terminal words",
-        "s#36475, s#36552: given up after failures, the sequence decodes on and ends again",
+        "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
+        "again",
         "commit.py",
         "_void",
-        "state, finished = end(config, state, [leaver(run, i, 'error', why) for i in lost])",
+        "state, finished = end(config, state, [leaver(run, i, 'error', why) for i in "
+        "lost])",
         "_, finished = end(config, state, [leaver(run, i, 'error', why) for i in lost])",
     ),
     Bug(
@@ -456,7 +480,8 @@ BUGS: Final = (
     ),
     Bug(
         "poison is retried for ever",
-        "one bad request fatal to all: its failures are not counted, so it is retried for ever",
+        "one bad request fatal to all: its failures are not counted, so it is retried "
+        "for ever",
         "commit.py",
         "_void",
         "faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1",
@@ -488,7 +513,8 @@ BUGS: Final = (
     ),
     Bug(
         "window ends a block late",
-        "any engine: blocks that the next query still reads are taken for out of the window",
+        "any engine: blocks that the next query still reads are taken for out of the "
+        "window",
         "lifecycle.py",
         "_slid",
         "low = outside(position, config.window, config.block_size)",
@@ -609,7 +635,8 @@ ESCAPED: Final = (
         "_move_up",
         "reasons: tuple[Reason, ...] = ()",
         "reasons: tuple[Reason, ...] = ()\n"
-        "if state.held == (state.waiting.first().place, 'blocks') and len(state.running):\n"
+        "if state.held == (state.waiting.first().place, 'blocks') and "
+        "len(state.running):\n"
         "    return state, (), ()",
         "test_stories.py",
     ),
@@ -652,7 +679,7 @@ ESCAPED: Final = (
 )
 
 
-# --- in the bug's process -------------------------------------------------------------------------
+# --- in the bug's process ---------------------------------------------------------------
 
 
 def hunt(worlds: int) -> Caught | None:
@@ -715,7 +742,7 @@ def _message(error: Exception) -> str:
     return kind + (text[0] if text else "")
 
 
-# --- in the tests' process ------------------------------------------------------------------------
+# --- in the tests' process --------------------------------------------------------------
 
 
 def find(bug: Bug | None, worlds: int = WORLDS) -> Caught | None:
@@ -736,11 +763,21 @@ def find(bug: Bug | None, worlds: int = WORLDS) -> Caught | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Which planted bugs are caught, and by what.")
-    parser.add_argument("--worlds", type=int, default=WORLDS, help="at most, for each bug")
-    parser.add_argument("--plant", metavar="BUG", help="by name, or as JSON: have the core with it")
-    parser.add_argument("--hunt", type=int, metavar="WORLDS", help="here, in the core as it is")
-    parser.add_argument("--pytest", metavar="FILE", help="run these tests of the core, here")
+    parser = argparse.ArgumentParser(
+        description="Which planted bugs are caught, and by what."
+    )
+    parser.add_argument(
+        "--worlds", type=int, default=WORLDS, help="at most, for each bug"
+    )
+    parser.add_argument(
+        "--plant", metavar="BUG", help="by name, or as JSON: have the core with it"
+    )
+    parser.add_argument(
+        "--hunt", type=int, metavar="WORLDS", help="here, in the core as it is"
+    )
+    parser.add_argument(
+        "--pytest", metavar="FILE", help="run these tests of the core, here"
+    )
     args = parser.parse_args()
     if args.plant:
         named = {bug.name: bug for bug in (*BUGS, *ESCAPED)}
@@ -765,10 +802,16 @@ def _all(worlds: int) -> int:
     print(f"{'bug':42} {'caught by':18} {'turns':>6} {'worlds':>6}  message")
     names = ("(none: the core as it is)", *(bug.name for bug in bugs))
     for name, got in zip(names, results, strict=True):
-        row = (got.law, got.turns, got.worlds, got.message[:70]) if got else ("-", "", "", "")
+        row = (
+            (got.law, got.turns, got.worlds, got.message[:70])
+            if got
+            else ("-", "", "", "")
+        )
         print(f"{name:42} {row[0]:18} {row[1]:>6} {row[2]:>6}  {row[3]}".rstrip())
     found = sum(got is not None for got in results[1:])
-    print(f"{found} of {len(bugs)} caught; the sound core: {results[0] or 'no objection'}")
+    print(
+        f"{found} of {len(bugs)} caught; the sound core: {results[0] or 'no objection'}"
+    )
     return 0 if found == len(bugs) and results[0] is None else 1
 
 

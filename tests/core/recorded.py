@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.codec import RECORDS
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.journal import as_written
 from minfer.messages import Cancel, Emit, Event, Execute, Finish, Submit, Tick
-from minfer.oracle import Oracle
 from minfer.policy import FirstCome, Load, Rank
 from minfer.request import Request
+from minfer.runs.codec import RECORDS
+from minfer.runs.journal import as_written
+from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds
 from tests.core.world import VOCAB, Sparing, run_swarm, tiny_config
@@ -45,9 +45,10 @@ def _ran(seed: int, turns: int) -> tuple[EngineConfig, tuple[Turn, ...]]:
 def storm(seed: int, turns: int) -> tuple[EngineConfig, list[Turn]]:
     """A run in which everything meets in one turn, in any order.
 
-    Few names for many requests: ids come again while they are served, in the turn in which they
-    end, and after it. Requests have up to four samples, or output to go on from; results and
-    failures stand anywhere among cancels, ends by the text layer and arrivals.
+    Few names for many requests: ids come again while they are served, in the turn in
+    which they end, and after it. Requests have up to four samples, or output to go on
+    from; results and failures stand anywhere among cancels, ends by the text layer and
+    arrivals.
     """
     rng = Random(seed)
     config = tiny_config(rng)
@@ -62,7 +63,9 @@ def storm(seed: int, turns: int) -> tuple[EngineConfig, list[Turn]]:
         events: list[Event] = []
         if oracle.plans and rng.random() < 0.9:
             failed = rng.random() < failing
-            events.append(oracle.fail("boom", halfway=True) if failed else oracle.collect())
+            events.append(
+                oracle.fail("boom", halfway=True) if failed else oracle.collect()
+            )
         arrivals = round(rng.expovariate(1 / rate)) if len(state.waiting) < 12 else 0
         events += [Submit(_some_request(rng, config)) for _ in range(arrivals)]
         for _ in range(round(rng.expovariate(1 / cancelling))):
@@ -91,23 +94,34 @@ class Erratic(FirstCome):
         return len(ranks) - 1 if len(ranks) % 3 else len(ranks)
 
 
-RECORDS.update({kind.__name__: kind for kind in (Erratic, Sparing)})  # journals may name them
+RECORDS.update(
+    {kind.__name__: kind for kind in (Erratic, Sparing)}
+)  # journals may name them
 
 
 def _some_request(rng: Random, config: EngineConfig) -> Request:
-    """Prompts that begin alike; now and then one too long, or one that was interrupted."""
+    """Prompts that begin alike; now and then one too long, or one that was
+    interrupted.
+    """
     length = rng.randint(1, 5 * config.block_size)
     common, own = rng.randrange(3), rng.randrange(VOCAB)
     prompt = tuple(common if at < length - 2 else own for at in range(length))
     return Request(
-        id=f"r{rng.randrange(9)}", prompt=prompt, max_tokens=rng.choice((1, 6, 20, 40)),
-        n=rng.choice((1, 2, 4)), seed=rng.randrange(4), priority=rng.randint(0, 2),
+        id=f"r{rng.randrange(9)}",
+        prompt=prompt,
+        max_tokens=rng.choice((1, 6, 20, 40)),
+        n=rng.choice((1, 2, 4)),
+        seed=rng.randrange(4),
+        priority=rng.randint(0, 2),
         output=rng.choice(((), (), (), (1,), (1, 2, 3, 4, 5))),
-        stop_ids=frozenset({3}) if rng.random() < 0.3 else frozenset())  # fmt: skip
+        stop_ids=frozenset({3}) if rng.random() < 0.3 else frozenset(),
+    )
 
 
 def mixed_ends(turns: list[Turn]) -> int:
-    """Turns in which samples of one request end for different causes: what a fold must bear."""
+    """Turns in which samples of one request end for different causes: what a fold must
+    bear.
+    """
     count = 0
     for turn in turns:
         emits = [one for one in turn.transition.commands if isinstance(one, Emit)]

@@ -1,7 +1,7 @@
 """The swarm: seeded random worlds by the hundred thousand steps.
 
-`python -m tests.core.swarm --steps 5000000` runs it for long; a failure prints the seed that
-repeats it.
+`python -m tests.core.swarm --steps 5000000` runs it for long; a failure prints the seed
+that repeats it.
 """
 
 import argparse
@@ -38,7 +38,9 @@ class Score:
 
 
 def run_many(first: int, worlds: int) -> Score:
-    """Worlds of seeds first .. first+worlds-1. Raises AssertionError with the seed that failed."""
+    """Worlds of seeds first .. first+worlds-1. Raises AssertionError with the seed that
+    failed.
+    """
     score = Score()
     for seed in range(first, first + worlds):
         try:
@@ -72,7 +74,8 @@ def main() -> int:
     score = run_steps(args.steps, args.seed)
     took = time.perf_counter() - begin
     print(
-        f"{score.turns} checked steps in {score.worlds} worlds, {score.preempted} preemptions, "
+        f"{score.turns} checked steps in {score.worlds} worlds, {score.preempted} "
+        f"preemptions, "
         f"no violation, {took:.0f} s"
     )
     for path in PATHS:

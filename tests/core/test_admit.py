@@ -30,7 +30,9 @@ def test_what_a_policy_may_look_at() -> None:
     assert load(bench.config, state) == Load(3.0, 2, 1, available, 2.0, 16)
     assert load(bench.config, state, 3) == Load(3.0, 2, 4, available, 2.0, 16)
     bench.drain()
-    assert load(bench.config, bench.state).arrived == bench.state.time, "now, if nobody waits"
+    assert load(bench.config, bench.state).arrived == bench.state.time, (
+        "now, if nobody waits"
+    )
 
 
 def test_a_neighbour_with_another_prefix_does_not_lend_its_table() -> None:
@@ -43,7 +45,10 @@ def test_a_neighbour_with_another_prefix_does_not_lend_its_table() -> None:
     )
     bench.turn()
     bench.turn(Submit(ask("new", 0, 20, prompt=(*shared, 7))))
-    ids, tables = [name for name, _ in bench.state.running.ids], bench.state.running.tables
+    ids, tables = (
+        [name for name, _ in bench.state.running.ids],
+        bench.state.running.tables,
+    )
     assert tables[ids.index("new")][:2] == tables[ids.index("kin")][:2]
     (*_, got) = bench.reasons_of(Admitted)
     assert (got.id, got.hit) == ("new", 8)
@@ -52,7 +57,9 @@ def test_a_neighbour_with_another_prefix_does_not_lend_its_table() -> None:
 
 
 def test_a_neighbours_table_gives_no_more_than_what_is_a_hit() -> None:
-    """As long as the hit is not all of the table, whose last block may not be published."""
+    """As long as the hit is not all of the table, whose last block may not be
+    published.
+    """
     bench = Bench(evolve(CONFIG, thresholds=SMALL, max_num_batched_tokens=64))
     bench.give(Submit(ask("a", 0, 20, prompt=prompt(0, 13))))
     bench.turn()
@@ -145,7 +152,9 @@ def test_what_others_stand_on_costs_nothing_and_what_is_idle_costs_itself() -> N
 
 
 def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
-    world = World(evolve(CONFIG, window=6, num_blocks=30, max_num_batched_tokens=64), Random(0))
+    world = World(
+        evolve(CONFIG, window=6, num_blocks=30, max_num_batched_tokens=64), Random(0)
+    )
     world.submit(ask("a", 0, 20, prompt=prompt(0, 17)))
     world.turn()
     world.turn()
@@ -158,7 +167,9 @@ def test_with_a_window_what_is_behind_it_costs_nothing() -> None:
     assert needed(world.config, world.state.blocks, seq, alone=False) == 1 + 2
 
 
-def test_a_sample_waits_for_its_sibling_in_the_same_plan_and_while_that_is_filled() -> None:
+def test_a_sample_waits_for_its_sibling_in_the_same_plan_and_while_that_is_filled() -> (
+    None
+):
     bench = Bench()
     hot = SamplingParams(temperature=1)
     bench.give(Submit(ask("a", 20, 5, n=2, sampling=hot)))  # more than one step's budget

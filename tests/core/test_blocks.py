@@ -111,7 +111,9 @@ def test_freed_blocks_are_put_by_as_a_run_when_there_are_too_many_at_hand() -> N
     pool = draft.done()
     assert (pool.spare, dict(pool.freed)) == ((4, 5), {0: (3, 0, 1, 2)})
     draft = Draft(pool)
-    assert draft.take(2) == (4, 5), "what is at hand goes first, and runs stay as they are"
+    assert draft.take(2) == (4, 5), (
+        "what is at hand goes first, and runs stay as they are"
+    )
     assert (draft.spare, len(draft.freed), draft.free) == ((), 1, 6)
     assert draft.take(3) == (3, 0, 1)
     assert (draft.spare, len(draft.freed)) == ((2,), 0)
@@ -137,7 +139,14 @@ def test_only_the_first_keys_are_looked_up_and_a_gap_ends_a_hit() -> None:
     table = draft.take(5)
     assert table is not None
     draft.publish(ROOT, KEYS[:5], table)
-    assert [lookup(draft, KEYS[:9], end) for end in (0, 1, 3, 5, 9, None)] == [0, 1, 3, 5, 5, 5]
+    assert [lookup(draft, KEYS[:9], end) for end in (0, 1, 3, 5, 9, None)] == [
+        0,
+        1,
+        3,
+        5,
+        5,
+        5,
+    ]
     assert lookup(draft, KEYS[1:2]) == 1
     assert lookup(draft, KEYS[6:9]) == 0
 
@@ -178,7 +187,7 @@ def test_a_branch_keeps_its_stem_and_counts_change_only_up_to_it() -> None:
     assert lookup(draft, (*KEYS[:2], KEYS[3])) == 3
 
 
-def test_a_stem_goes_after_what_was_used_before_it_and_with_its_last_child_if_need_be() -> None:
+def test_a_stem_goes_after_what_was_used_before_it() -> None:
     draft = Draft(Blocks(4))
     table = draft.take(4)
     assert table is not None
@@ -193,7 +202,15 @@ def test_a_stem_goes_after_what_was_used_before_it_and_with_its_last_child_if_ne
 
 
 def test_blocks_for_a_length_leave_out_the_last_token() -> None:
-    assert [blocks_for(tokens, 4) for tokens in (0, 1, 2, 5, 6, 9, 10)] == [1, 1, 1, 1, 2, 2, 3]
+    assert [blocks_for(tokens, 4) for tokens in (0, 1, 2, 5, 6, 9, 10)] == [
+        1,
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
 
 
 def test_a_block_named_alone_is_held_and_a_twin_is_not_named() -> None:
@@ -209,9 +226,17 @@ def test_a_block_named_alone_is_held_and_a_twin_is_not_named() -> None:
 
 
 @settings(max_examples=100)
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 9)), max_size=60))
-def test_the_pool_against_a_list_in_order_of_use(moves: list[tuple[int, int, int]]) -> None:
-    """Single blocks, taken, named, held, let go; the longest unused goes when one is needed."""
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.integers(0, 6), st.integers(0, 9)), max_size=60
+    )
+)
+def test_the_pool_against_a_list_in_order_of_use(
+    moves: list[tuple[int, int, int]],
+) -> None:
+    """Single blocks, taken, named, held, let go; the longest unused goes when one is
+    needed.
+    """
     pool, free, order = Blocks(6), 6, list[bytes]()
     named, users = dict[bytes, int](), Counter[bytes]()
     for what, number, _ in moves:
@@ -241,7 +266,9 @@ def test_the_pool_against_a_list_in_order_of_use(moves: list[tuple[int, int, int
         pool = draft.done()
         assert pool.available == free + len(order)
         assert pool.live == len(+users)
-        assert [block for _, block in sorted(pool.idle.items())] == [named[k] for k in order]
+        assert [block for _, block in sorted(pool.idle.items())] == [
+            named[k] for k in order
+        ]
 
 
 def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
@@ -259,7 +286,9 @@ def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
         draft.release(block)
         uses[block] = use
     pool = draft.done()
-    assert pool == evolve(pool, words=words_of(pool.idle)), "the words are those of what is idle"
+    assert pool == evolve(pool, words=words_of(pool.idle)), (
+        "the words are those of what is idle"
+    )
     order = sorted(uses, key=uses.__getitem__)
     for at in range(0, 40, 8):
         draft = Draft(pool)

@@ -1,4 +1,6 @@
-"""What results become: aligned with those who run now, cut at ends, counted against failures."""
+"""What results become: aligned with those who run now, cut at ends, counted against
+failures.
+"""
 
 import hypothesis.strategies as st
 import pytest
@@ -12,8 +14,12 @@ from minfer.messages import Cancel, Emit, Ended, Executed, Failed, Ignored, Subm
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 
 
-@given(st.permutations(range(10)), st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9)),
-       st.integers(1, 4))  # fmt: skip
+@given(
+    st.permutations(range(10)),
+    st.sets(st.integers(0, 9)),
+    st.sets(st.integers(0, 9)),
+    st.integers(1, 4),
+)
 def test_results_follow_their_generations_whoever_came_or_went(
     order: list[int], left: set[int], came: set[int], window: int
 ) -> None:
@@ -83,14 +89,25 @@ def test_who_fails_for_the_last_time_ends_with_the_error_and_the_others_go_on() 
     assert bench.ended["a", 0].reason == "error"
     assert bench.ended["a", 0].error == "its step failed 2 times, at last with: second"
     assert [(type(r), getattr(r, "error", "")) for r in bench.reasons[-2:]] == [
-        (Voided, "second"), (Ended, bench.ended["a", 0].error),
-    ]  # fmt: skip
+        (Voided, "second"),
+        (Ended, bench.ended["a", 0].error),
+    ]
     assert not bench.state.faults
     assert not bench.state.running.gens
 
 
 @pytest.mark.parametrize(
-    "wrong", [((),), ((1,), (1,)), ((1, 2),), ((VOCAB,),), ((-1,),), ([1],), ((1.5,),), ((2**32,),)]
+    "wrong",
+    [
+        ((),),
+        ((1,), (1,)),
+        ((1, 2),),
+        ((VOCAB,),),
+        ((-1,),),
+        ([1],),
+        ((1.5,),),
+        ((2**32,),),
+    ],
 )
 def test_what_no_row_can_yield_is_a_failed_step(wrong: object) -> None:
     bench = Bench()
@@ -174,7 +191,9 @@ def test_what_is_emitted_names_everybody_who_runs_and_ends_nobody_else() -> None
     (emit,) = [c for c in turn.commands if isinstance(c, Emit)]
     assert emit.ids == (("a", 0), ("bb", 0))
     assert [len(tokens) for tokens in emit.tokens] == [1, 1]
-    assert [(done.id, done.reason, done.length) for done in emit.finished] == [("a", "length", 2)]
+    assert [(done.id, done.reason, done.length) for done in emit.finished] == [
+        ("a", "length", 2)
+    ]
     bench.turn(Cancel("bb"))
     assert not bench.state.requests
 

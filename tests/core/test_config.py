@@ -14,12 +14,23 @@ GOOD = EngineConfig(num_blocks=8, max_num_seqs=4, max_num_batched_tokens=8)
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("num_blocks", 1), ("block_size", 1), ("max_model_len", 2), ("max_num_seqs", 1),
-        ("max_num_batched_tokens", 4), ("vocab_size", 1), ("depth", 1), ("max_repeat", 1),
-        ("max_failures", 1), ("max_waiting", 1), ("window", 0), ("watermark", 0),
+        ("num_blocks", 1),
+        ("block_size", 1),
+        ("max_model_len", 2),
+        ("max_num_seqs", 1),
+        ("max_num_batched_tokens", 4),
+        ("vocab_size", 1),
+        ("depth", 1),
+        ("max_repeat", 1),
+        ("max_failures", 1),
+        ("max_waiting", 1),
+        ("window", 0),
+        ("watermark", 0),
     ],
-)  # fmt: skip
-def test_the_least_of_each_setting_is_taken_and_less_is_not(name: str, least: int) -> None:
+)
+def test_the_least_of_each_setting_is_taken_and_less_is_not(
+    name: str, least: int
+) -> None:
     right: dict[str, Any] = {name: least}
     assert getattr(evolve(GOOD, **right), name) == least
     for value in (least - 1, -1, float(least + 1), math.nan, True, "5", None):
@@ -31,11 +42,19 @@ def test_the_least_of_each_setting_is_taken_and_less_is_not(name: str, least: in
 @pytest.mark.parametrize(
     ("name", "least"),
     [
-        ("line_bucket", 2), ("recent_entries", 1), ("freed_run", 1), ("aligned_window", 1),
-        ("fresh_steps", 1), ("stop_ids", 0), ("long_prefix", 1), ("neighbours", 1),
+        ("line_bucket", 2),
+        ("recent_entries", 1),
+        ("freed_run", 1),
+        ("aligned_window", 1),
+        ("fresh_steps", 1),
+        ("stop_ids", 0),
+        ("long_prefix", 1),
+        ("neighbours", 1),
     ],
-)  # fmt: skip
-def test_the_least_of_each_threshold_is_taken_and_less_is_not(name: str, least: int) -> None:
+)
+def test_the_least_of_each_threshold_is_taken_and_less_is_not(
+    name: str, least: int
+) -> None:
     assert getattr(Thresholds(**{name: least}), name) == least
     with pytest.raises(ConfigError, match=f"thresholds: {name}"):
         Thresholds(**{name: least - 1})
@@ -55,7 +74,8 @@ def test_a_reserve_leaves_a_block_and_thresholds_are_a_record() -> None:
     with pytest.raises(ConfigError, match="watermark"):
         evolve(GOOD, watermark=8)
     with pytest.raises(ConfigError, match="thresholds"):
-        evolve(GOOD, thresholds={"line_bucket": 2})  # type: ignore[arg-type]  # on purpose
+        # On purpose.
+        evolve(GOOD, thresholds={"line_bucket": 2})  # type: ignore[arg-type]
 
 
 @frozen
@@ -70,9 +90,17 @@ class Numbers:
 def test_a_number_is_finite_of_its_kind_and_from_its_least_on() -> None:
     assert Numbers(1e-9, 0, -2) == Numbers(1e-9, 0.0, -2)
     wrong: list[dict[str, Any]] = [
-        {"above": 0}, {"above": -1}, {"above": math.inf}, {"above": math.nan}, {"above": True},
-        {"least": -1e-9}, {"least": math.inf}, {"least": "1"}, {"whole": -3}, {"whole": 1.0},
-    ]  # fmt: skip
+        {"above": 0},
+        {"above": -1},
+        {"above": math.inf},
+        {"above": math.nan},
+        {"above": True},
+        {"least": -1e-9},
+        {"least": math.inf},
+        {"least": "1"},
+        {"whole": -3},
+        {"whole": 1.0},
+    ]
     for fields in wrong:
         with pytest.raises(ConfigError, match=next(iter(fields))):
             Numbers(**fields)

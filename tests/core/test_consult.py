@@ -1,4 +1,6 @@
-"""A policy's answers: taken if they can be used, and otherwise overruled, with a reason."""
+"""A policy's answers: taken if they can be used, and otherwise overruled,
+with a reason.
+"""
 
 import math
 from typing import Any
@@ -92,7 +94,9 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
         ("ended", "new", "new"),
     ],
 )
-def test_an_answer_that_can_be_used_is_taken(question: str, answer: Any, found: Any) -> None:
+def test_an_answer_that_can_be_used_is_taken(
+    question: str, answer: Any, found: Any
+) -> None:
     assert asked(question, answer) == (found, [])
 
 
@@ -132,12 +136,23 @@ def test_an_answer_that_is_none_gives_way_to_first_come(
 @pytest.mark.parametrize(
     ("question", "instead"),
     [
-        ("rank", (5.0,)), ("again", (4.0,)), ("admit_from", 1.0), ("victim", 2),
-        ("displaces", False), ("budget", 16), ("admitted", None), ("ended", None),
+        ("rank", (5.0,)),
+        ("again", (4.0,)),
+        ("admit_from", 1.0),
+        ("victim", 2),
+        ("displaces", False),
+        ("budget", 16),
+        ("admitted", None),
+        ("ended", None),
     ],
-)  # fmt: skip
-def test_a_policy_that_raises_gives_way_to_first_come(question: str, instead: Any) -> None:
-    assert asked(question, KeyError("no")) == (instead, [Overruled(question, "raised KeyError")])
+)
+def test_a_policy_that_raises_gives_way_to_first_come(
+    question: str, instead: Any
+) -> None:
+    assert asked(question, KeyError("no")) == (
+        instead,
+        [Overruled(question, "raised KeyError")],
+    )
 
 
 def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
@@ -147,7 +162,9 @@ def test_a_rank_instead_is_that_of_the_last_who_waits_or_runs() -> None:
     nobody = Bench(config).state
     assert consult.rank(config, nobody, request, consult.last_rank(nobody))[0] == ()
     runs_first = evolve(nobody, waiting=state.waiting)
-    assert consult.rank(config, runs_first, request, consult.last_rank(runs_first))[0] == (3.0,)
+    assert consult.rank(config, runs_first, request, consult.last_rank(runs_first))[
+        0
+    ] == (3.0,)
     first = state.waiting.first()
     late = evolve(first, place=((9.0,), *first.place[1:]))
     assert consult.last_rank(evolve(state, waiting=state.waiting.insert(late))) == (9.0,)
@@ -164,7 +181,9 @@ def test_whom_the_first_in_line_would_displace_is_the_last_that_runs() -> None:
     run = crowd().running
     ahead = evolve(crowd(), running=type(run)(*(c[:2] for c in _columns(run))))
     assert not consult.displaces(config, ahead)[0], "3 against 1"
-    assert not consult.displaces(evolve(CONFIG, policy=Says(True)), ahead)[0], "whatever it says"
+    assert not consult.displaces(evolve(CONFIG, policy=Says(True)), ahead)[0], (
+        "whatever it says"
+    )
 
 
 def _columns(run: Any) -> list[Any]:
@@ -224,9 +243,11 @@ def test_who_gets_no_rank_is_behind_all_that_came_before_in_the_same_turn_too() 
     bench.give(*(Submit(ask(f"r{p}", 4, 9, priority=p)) for p in (7, -1, 3, -1 - 1)))
     line = [(seq.request.id, seq.place) for seq in bench.state.waiting]
     assert line == [
-        ("r3", ((3.0,), 3, 0)), ("r7", ((7.0,), 1, 0)),
-        ("r-1", ((7.0,), 2, 0)), ("r-2", ((7.0,), 4, 0)),
-    ]  # fmt: skip
+        ("r3", ((3.0,), 3, 0)),
+        ("r7", ((7.0,), 1, 0)),
+        ("r-1", ((7.0,), 2, 0)),
+        ("r-2", ((7.0,), 4, 0)),
+    ]
     assert bench.state.policy == ("runs", "r7", "r3")
     why = Overruled("rank", "raised ValueError")
     assert bench.reasons_of(Overruled) == [why, why]

@@ -7,7 +7,6 @@ from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.invariants import check
 from minfer.messages import (
     Admitted,
     Cancel,
@@ -25,19 +24,25 @@ from minfer.messages import (
     Tick,
     WakeAt,
 )
-from minfer.oracle import Oracle
 from minfer.plan import Plan
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
+from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Transition, initial
+from minfer.testing.invariants import check
 from tests.core.world import reference
 
 VOCAB = 50
 CONFIG = EngineConfig(
-    num_blocks=32, block_size=4, max_model_len=64, max_num_seqs=4, max_num_batched_tokens=16,
-    vocab_size=VOCAB, depth=1,
-)  # fmt: skip
+    num_blocks=32,
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    vocab_size=VOCAB,
+    depth=1,
+)
 
 
 class Bench:
@@ -72,7 +77,9 @@ class Bench:
 
     def turn(self, *events: Event) -> Transition:
         """One turn in which the earliest step is done."""
-        return self.give(*((self.oracle.collect(),) if self.oracle.plans else ()), *events)
+        return self.give(
+            *((self.oracle.collect(),) if self.oracle.plans else ()), *events
+        )
 
     def drain(self) -> None:
         for _ in range(1000):
@@ -133,7 +140,9 @@ def test_an_id_in_use_is_ignored_and_a_full_line_rejects() -> None:
     bench.give(Submit(ask("a")))
     turn = bench.give(Submit(ask("a")), Submit(ask("b")), Submit(ask("c", n=2)))
     errors = [f.error for c in turn.commands if isinstance(c, Emit) for f in c.finished]
-    assert any(isinstance(r, Ignored) and "'a' is being served" in r.detail for r in turn.reasons)
+    assert any(
+        isinstance(r, Ignored) and "'a' is being served" in r.detail for r in turn.reasons
+    )
     assert "line is full" in errors[0]
 
 
@@ -173,7 +182,11 @@ def test_a_full_hit_still_computes_one_token() -> None:
     assert bench.out["a", 0] == bench.out["b", 0]
     assert bench.ended["c", 0].cached == 8
     assert [a.hit for a in bench.reasons_of(Admitted)] == [0, 4, 8]
-    assert [(a.cached, a.prompt) for a in bench.reasons_of(Admitted)] == [(0, 8), (4, 8), (8, 9)]
+    assert [(a.cached, a.prompt) for a in bench.reasons_of(Admitted)] == [
+        (0, 8),
+        (4, 8),
+        (8, 9),
+    ]
 
 
 def test_a_long_shared_prefix_is_read_off_a_neighbour() -> None:
@@ -268,7 +281,9 @@ def test_the_text_layer_ends_samples_running_and_waiting() -> None:
     for _ in range(6):
         bench.turn()
     had = len(bench.out["a", 0])
-    bench.turn(Finish("a", 0, had - 2), Finish("b", 0, 3), Finish("b", 0, 3), Finish("x", 0, 1))
+    bench.turn(
+        Finish("a", 0, had - 2), Finish("b", 0, 3), Finish("b", 0, 3), Finish("x", 0, 1)
+    )
     assert bench.ended["a", 0] == Finished("a", 0, "stop", had - 2)
     assert bench.ended["b", 0].length == 0
     assert len(bench.reasons_of(Ignored)) == 2
@@ -351,7 +366,9 @@ def test_a_restart_shares_what_is_known_and_its_plans_carry_the_rest() -> None:
 def test_one_poisonous_request_fails_alone() -> None:
     bench = Bench(evolve(CONFIG, depth=2, max_failures=4))
     good = [ask(name, 5, 9) for name in ("a", "bb", "cccc")]
-    bench.give(Submit(good[0]), Submit(good[1]), Submit(ask("poison", 5, 9)), Submit(good[2]))
+    bench.give(
+        Submit(good[0]), Submit(good[1]), Submit(ask("poison", 5, 9)), Submit(good[2])
+    )
     while bench.state.requests:
         names = {
             bench.state.running.ids[bench.state.running.gens.index(g)][0]

@@ -1,4 +1,6 @@
-"""What must not change tokens: pool size, chunking, depth, prefix cache, preemption, repeat."""
+"""What must not change tokens: pool size, chunking, depth, prefix cache, preemption,
+repeat.
+"""
 
 from collections.abc import Sequence
 from random import Random
@@ -13,26 +15,36 @@ from minfer.config import EngineConfig, Thresholds
 from minfer.engine import step
 from minfer.keys import root_key
 from minfer.messages import Emit, Execute, Executed, Submit, Tick
-from minfer.oracle import Oracle
 from minfer.request import Request
+from minfer.runs.oracle import Oracle
 from minfer.sequence import SampleId
 from minfer.state import Transition, initial
 from tests.circles import examples, long
 from tests.core.world import VOCAB, World, big_config, tiny_config, tiny_thresholds
 
 ROOMY = EngineConfig(
-    num_blocks=4096, block_size=4, max_model_len=64, max_num_seqs=64,
-    max_num_batched_tokens=4096, vocab_size=VOCAB, depth=1,
-)  # fmt: skip
+    num_blocks=4096,
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=64,
+    max_num_batched_tokens=4096,
+    vocab_size=VOCAB,
+    depth=1,
+)
 
 
 def outputs(
     config: EngineConfig, requests: Sequence[Request], *, cache: bool = True
 ) -> dict[SampleId, tuple[int, ...]]:
-    """Tokens of every sample, served together; without `cache` every request has its own salt."""
+    """Tokens of every sample, served together; without `cache` every request has its own
+    salt.
+    """
     state, oracle = initial(config), Oracle(config.block_size, VOCAB)
     out: dict[SampleId, tuple[int, ...]] = {}
-    inbox = [Submit(r if cache else evolve(r, root=root_key(b"", r.id.encode()))) for r in requests]
+    inbox = [
+        Submit(r if cache else evolve(r, root=root_key(b"", r.id.encode())))
+        for r in requests
+    ]
     for turn in range(100_000):
         results = (oracle.collect(),) if oracle.plans else ()
         moved = step(config, state, (Tick(float(turn)), *results, *inbox))
@@ -77,13 +89,23 @@ def some_requests(seed: int) -> list[Request]:
     cache=st.booleans(),
 )
 def test_tokens_do_not_depend_on_how_they_are_scheduled(
-    seed: int, num_blocks: int, budget: int, seqs: int, depth: int, repeat: int, cache: bool
+    seed: int,
+    num_blocks: int,
+    budget: int,
+    seqs: int,
+    depth: int,
+    repeat: int,
+    cache: bool,
 ) -> None:
     requests = some_requests(seed)
     tight = evolve(
-        ROOMY, num_blocks=num_blocks, max_num_batched_tokens=budget, max_num_seqs=seqs,
-        depth=depth, max_repeat=repeat,
-    )  # fmt: skip
+        ROOMY,
+        num_blocks=num_blocks,
+        max_num_batched_tokens=budget,
+        max_num_seqs=seqs,
+        depth=depth,
+        max_repeat=repeat,
+    )
     assert outputs(tight, requests, cache=cache) == outputs(ROOMY, requests, cache=False)
 
 
@@ -91,7 +113,9 @@ def test_tokens_do_not_depend_on_how_they_are_scheduled(
 def test_block_size_only_matters_to_the_oracle_itself(block_size: int) -> None:
     requests = some_requests(7)
     roomy = evolve(ROOMY, block_size=block_size)
-    tight = evolve(roomy, num_blocks=96 // block_size, max_num_seqs=3, max_num_batched_tokens=8)
+    tight = evolve(
+        roomy, num_blocks=96 // block_size, max_num_seqs=3, max_num_batched_tokens=8
+    )
     assert outputs(tight, requests) == outputs(roomy, requests, cache=False)
 
 
@@ -141,13 +165,17 @@ def decided(seed: int, config: EngineConfig) -> list[tuple[Any, Any]]:
 
 @pytest.mark.parametrize("seed", [*range(4), *long(range(4, 25))])
 def test_thresholds_change_no_decision(seed: int) -> None:
-    """Nor do they change what is told to the device: each is another way to the same result.
+    """Nor do they change what is told to the device: each is another way to the same
+    result.
 
-    All but one: in which order freed blocks are handed out depends on the size of a run of them.
+    All but one: in which order freed blocks are handed out depends on the size of a run
+    of them.
     """
     rng = Random(seed)
     config = big_config(rng) if seed % 12 == 0 else tiny_config(rng)
     config = evolve(config, max_num_seqs=6, max_num_batched_tokens=64)
     small, usual = evolve(tiny_thresholds(rng), freed_run=64), Thresholds(freed_run=64)
-    stories = [decided(seed, evolve(config, thresholds=sizes)) for sizes in (small, usual)]
+    stories = [
+        decided(seed, evolve(config, thresholds=sizes)) for sizes in (small, usual)
+    ]
     assert stories[0] == stories[1]

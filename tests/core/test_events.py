@@ -1,4 +1,6 @@
-"""What each event does to waiting and running samples, and where what is accepted ends."""
+"""What each event does to waiting and running samples, and where what is
+accepted ends.
+"""
 
 from typing import Any
 
@@ -31,7 +33,9 @@ from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 STATE = initial(CONFIG)
 
 
-def objected(request: Request, config: EngineConfig = CONFIG, state: EngineState = STATE) -> str:
+def objected(
+    request: Request, config: EngineConfig = CONFIG, state: EngineState = STATE
+) -> str:
     return objection(config, state, request)
 
 
@@ -41,22 +45,30 @@ def objected(request: Request, config: EngineConfig = CONFIG, state: EngineState
         (ask("a", 1), ask("a", prompt=()), "the prompt is empty"),
         (ask("a", n=1), ask("a", n=0), "n must be from 1 to 128"),
         (ask("a", n=128), ask("a", n=129), "n must be from 1 to 128"),
-        (ask("a", output=(1,)), ask("a", n=2, output=(1,)), "and 1 for a resumed request"),
+        (
+            ask("a", output=(1,)),
+            ask("a", n=2, output=(1,)),
+            "and 1 for a resumed request",
+        ),
         (ask("a", max_tokens=1), ask("a", max_tokens=0), "max_tokens must be at least 1"),
         (ask("a", 63), ask("a", 64), "the prompt has 64 tokens"),
         (
-            ask("a", max_tokens=3, output=(1, 2)), ask("a", max_tokens=3, output=(1, 2, 3)),
+            ask("a", max_tokens=3, output=(1, 2)),
+            ask("a", max_tokens=3, output=(1, 2, 3)),
             "resumed with all of its 3 output tokens",
         ),
         (
-            ask("a", 62, 9, output=(1,)), ask("a", 62, 9, output=(1, 2)),
+            ask("a", 62, 9, output=(1,)),
+            ask("a", 62, 9, output=(1, 2)),
             "resumed with all of its 2 output tokens",
         ),
         (ask("a", prompt=(VOCAB - 1,)), ask("a", prompt=(VOCAB,)), "from 0 to 49"),
         (ask("a", output=(VOCAB - 1,)), ask("a", output=(VOCAB,)), "from 0 to 49"),
     ],
-)  # fmt: skip
-def test_what_is_accepted_ends_where_it_says(good: Request, bad: Request, why: str) -> None:
+)
+def test_what_is_accepted_ends_where_it_says(
+    good: Request, bad: Request, why: str
+) -> None:
     assert objected(good) == ""
     assert why in objected(bad)
 
@@ -64,9 +76,13 @@ def test_what_is_accepted_ends_where_it_says(good: Request, bad: Request, why: s
 def test_a_cache_that_holds_all_of_a_request_but_its_last_token_is_enough() -> None:
     config = evolve(CONFIG, num_blocks=3)
     assert objected(ask("a", 6, 7), config) == ""
-    assert "up to 14 tokens need 4 KV blocks; the cache has 3" in objected(ask("a", 6, 8), config)
+    assert "up to 14 tokens need 4 KV blocks; the cache has 3" in objected(
+        ask("a", 6, 8), config
+    )
     short = evolve(config, max_model_len=13)
-    assert objected(ask("a", 6, 500), short) == "", "the context ends before the cache does"
+    assert objected(ask("a", 6, 500), short) == "", (
+        "the context ends before the cache does"
+    )
 
 
 def test_the_line_is_full_with_all_that_may_wait() -> None:
@@ -78,13 +94,19 @@ def test_the_line_is_full_with_all_that_may_wait() -> None:
     assert "line is full (3 samples)" in objected(ask("c", n=3), config, bench.state)
 
 
-@pytest.mark.parametrize(("n", "said"), [(-5, 1), (0, 1), (1, 1), (3, 3), (128, 128), (10**6, 128)])
-def test_a_rejection_is_said_of_every_sample_that_could_have_been(n: int, said: int) -> None:
+@pytest.mark.parametrize(
+    ("n", "said"), [(-5, 1), (0, 1), (1, 1), (3, 3), (128, 128), (10**6, 128)]
+)
+def test_a_rejection_is_said_of_every_sample_that_could_have_been(
+    n: int, said: int
+) -> None:
     turn = step(CONFIG, STATE, (Submit(ask("a", prompt=(), n=n)),))
     (emit,) = turn.commands
     assert isinstance(emit, Emit)
     why = emit.finished[0].error
-    assert emit.finished == tuple(Finished("a", s, "rejected", 0, why) for s in range(said))
+    assert emit.finished == tuple(
+        Finished("a", s, "rejected", 0, why) for s in range(said)
+    )
     assert turn.reasons == tuple(Ended("a", s, "rejected", why) for s in range(said))
     assert turn.state == STATE
 
@@ -108,9 +130,11 @@ def test_a_request_waits_as_its_samples_at_the_time_it_came() -> None:
     bench.give(Submit(ask("b", n=3)), Submit(ask("c")))
     line = [(seq.id, seq.place, seq.arrived) for seq in bench.state.waiting]
     assert line == [
-        (("b", 0), ((), 1, 0), 2.0), (("b", 1), ((), 1, 1), 2.0), (("b", 2), ((), 1, 2), 2.0),
+        (("b", 0), ((), 1, 0), 2.0),
+        (("b", 1), ((), 1, 1), 2.0),
+        (("b", 2), ((), 1, 2), 2.0),
         (("c", 0), ((), 2, 0), 2.0),
-    ]  # fmt: skip
+    ]
     assert bench.state.arrivals == 3
     live = bench.state.requests["b"]
     assert (live.place, live.samples, live.ended, live.moved) == (((), 1, 0), 3, 0, ())
@@ -119,7 +143,13 @@ def test_a_request_waits_as_its_samples_at_the_time_it_came() -> None:
 def test_keys_that_came_along_are_taken_for_full_blocks_of_the_prompt_alone() -> None:
     prompt, output = tuple(range(9)), (1, 2, 3, 4)
     right = block_keys(b"", (*prompt, *output), 4)
-    for keys in ((), right[:1], right[:2], (*right[:2], b"wrong"), (*right[:2], b"a", b"b")):
+    for keys in (
+        (),
+        right[:1],
+        right[:2],
+        (*right[:2], b"wrong"),
+        (*right[:2], b"a", b"b"),
+    ):
         bench = Bench()
         bench.give(Submit(ask("a", prompt=prompt, output=output, keys=keys)))
         (seq,) = bench.state.running.seqs
@@ -137,8 +167,11 @@ def test_a_cancel_ends_all_that_wait_and_run_in_the_order_of_samples() -> None:
     turn = bench.give(Cancel("a"))
     (emit,) = [command for command in turn.commands if isinstance(command, Emit)]
     assert [(done.sample, done.reason, done.length) for done in emit.finished] == [
-        (0, "cancelled", 2), (1, "cancelled", 1), (2, "cancelled", 0), (3, "cancelled", 0),
-    ]  # fmt: skip
+        (0, "cancelled", 2),
+        (1, "cancelled", 1),
+        (2, "cancelled", 0),
+        (3, "cancelled", 0),
+    ]
     assert [reason.sample for reason in bench.reasons_of(Ended)] == [0, 1, 2, 3]
     assert not bench.reasons_of(Ignored)
     bench.turn()
@@ -166,8 +199,9 @@ def test_a_finish_is_for_its_sample_running_or_waiting_and_for_nobody_elses() ->
     bench.give(Finish("a", 2, 0), Finish("a", 1, 1), Finish("a", 7, 1), Finish("c", 0, 1))
     assert set(bench.ended) == {("a", 1), ("a", 2)}
     assert [reason.detail for reason in bench.reasons_of(Ignored)] == [
-        "sample 7 of 'a' is not being served", "sample 0 of 'c' is not being served",
-    ]  # fmt: skip
+        "sample 7 of 'a' is not being served",
+        "sample 0 of 'c' is not being served",
+    ]
     bench.turn()
     assert set(bench.state.running.ids) == {("a", 0), ("b", 0)}
     bench.drain()
@@ -181,7 +215,9 @@ class Sooner(FirstCome):
         del request, time
         return (0.0,), state
 
-    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+    def again(
+        self, state: Any, rank: Rank, request: Request, arrived: float, done: int
+    ) -> Rank:
         del state, rank, request, arrived, done
         return (-1.0,)
 
@@ -200,7 +236,9 @@ def test_who_waits_at_a_better_place_than_it_came_with_is_found_and_had_run() ->
 
 
 def test_time_is_that_of_the_latest_tick_and_plans_go_on_until_there_are_enough() -> None:
-    turn = step(evolve(CONFIG, depth=3), STATE, (Tick(5.0), Tick(3.0), Submit(ask("a", 3, 9))))
+    turn = step(
+        evolve(CONFIG, depth=3), STATE, (Tick(5.0), Tick(3.0), Submit(ask("a", 3, 9)))
+    )
     assert turn.state.time == 5.0
     assert [type(command) for command in turn.commands] == [Execute] * 3
     (admitted,) = turn.reasons
@@ -213,5 +251,7 @@ def test_failures_of_unknown_steps_and_cancels_of_nobody_change_nothing() -> Non
     assert turn.state == STATE
     assert not turn.commands
     assert [reason.event for reason in turn.reasons if isinstance(reason, Ignored)] == [
-        "failed", "cancel", "finish",
-    ]  # fmt: skip
+        "failed",
+        "cancel",
+        "finish",
+    ]

@@ -1,4 +1,6 @@
-"""Tables grow in time, a quarter block early if they can; and who gives way if they cannot."""
+"""Tables grow in time, a quarter block early if they can; and who gives way if they
+cannot.
+"""
 
 from typing import Any
 
@@ -32,7 +34,9 @@ def test_a_turn_handles_four_times_what_its_tokens_fill_and_at_least_two() -> No
 
 
 def grown(bench: Bench) -> list[tuple[int, int, int]]:
-    """Position at the step's start, entry, and how many blocks of what the last plan grew."""
+    """Position at the step's start, entry, and how many blocks of what the last plan
+    grew.
+    """
     plan = bench.plans[-1]
     starts = dict(zip(plan.rows, plan.starts, strict=True))
     return [(starts[grow.row], grow.at, len(grow.blocks)) for grow in plan.grows]

@@ -11,7 +11,9 @@ def test_keys_chain_and_can_be_extended() -> None:
     assert extend_keys(keys[:2], root, tokens, 5) == keys
     assert block_keys(root, tokens[:10], 5) == keys[:2]
     changed = (9, *tokens[1:])
-    assert not set(block_keys(root, changed, 5)) & set(keys), "every later key covers the first"
+    assert not set(block_keys(root, changed, 5)) & set(keys), (
+        "every later key covers the first"
+    )
 
 
 def test_fingerprint_and_salt_never_run_into_each_other() -> None:
@@ -31,7 +33,9 @@ def prefixed(*parts: bytes) -> bytes:
 def test_a_root_covers_fingerprint_and_salt_whatever_their_lengths() -> None:
     whole = prefixed(b"minfer.kv.1", b"model", b"tenant")
     assert root_key(b"model", b"tenant") == sha256(whole).digest()
-    roots = {root_key(one, other) for one in (b"ab", b"cd") for other in (b"", b"x", b"y")}
+    roots = {
+        root_key(one, other) for one in (b"ab", b"cd") for other in (b"", b"x", b"y")
+    }
     assert len(roots) == 6
 
 
@@ -43,7 +47,7 @@ def test_a_key_covers_its_parent_and_all_bits_of_every_token_id() -> None:
     assert len(same_low_bits) == 4
 
 
-def test_the_first_key_follows_the_root_and_keys_that_are_all_there_stay_as_they_are() -> None:
+def test_the_first_key_follows_the_root() -> None:
     root, tokens = root_key(b"model"), tuple(range(11))
     keys = block_keys(root, tokens, 5)
     assert keys == (block_key(root, tokens[:5]), block_key(keys[0], tokens[5:10]))

@@ -1,4 +1,6 @@
-"""How a sequence leaves: what stays cached, what waits behind a fence, and how it comes back."""
+"""How a sequence leaves: what stays cached, what waits behind a fence, and how it comes
+back.
+"""
 
 import math
 from typing import Any
@@ -22,7 +24,9 @@ def only(bench: Bench) -> Running:
     return bench.state.running
 
 
-def test_a_seat_counts_from_what_is_known_and_ends_with_the_limit_or_the_context() -> None:
+def test_a_seat_counts_from_what_is_known_and_ends_with_the_limit_or_the_context() -> (
+    None
+):
     for most, last in ((9, 14), (500, 63)):
         bench = Bench()
         bench.give(Submit(ask("a", 6, most)))
@@ -41,7 +45,8 @@ def test_committed_is_what_is_there_when_all_in_flight_is_lost() -> None:
     for _ in range(4):
         bench.turn()
         seen.append(committed(bench.config, bench.state, 0))
-    # Chunks of 16 and 4 tokens; then every token's KV is there once the next one is known.
+    # Chunks of 16 and 4 tokens; then every token's KV is there once the next one is
+    # known.
     assert seen == [0, 16, 20, 21, 22]
 
 
@@ -67,7 +72,9 @@ def test_prompts_publish_as_their_chunks_are_done_and_outputs_as_blocks_fill() -
     bench.give(Submit(ask("a", 20, 9)))
     sealed = []
     while bench.state.requests:
-        sealed.append((bench.state.running.known[0], bench.state.running.chains[0].sealed))
+        sealed.append(
+            (bench.state.running.known[0], bench.state.running.chains[0].sealed)
+        )
         bench.turn()
     assert sealed[:2] == [(20, 0), (20, 4)]
     assert dict(sealed[2:]) == {21: 5, 22: 5, 23: 5, 24: 5, 25: 6, 26: 6, 27: 6, 28: 6}
@@ -100,7 +107,9 @@ def test_with_plans_in_flight_the_blocks_wait_for_the_last_of_them() -> None:
     assert [fence.until for fence in bench.state.fences] == [last]
     (fence,) = bench.state.fences
     assert set(fence.private) <= set(table)
-    assert len(set(fence.private)) + 2 == len(table), "two blocks of the prompt were published"
+    assert len(set(fence.private)) + 2 == len(table), (
+        "two blocks of the prompt were published"
+    )
     while bench.state.inflight[0].step <= last:
         assert bench.state.fences == (fence,)
         bench.turn()
@@ -135,8 +144,10 @@ def test_the_end_of_a_request_is_that_of_its_last_sample() -> None:
     assert not bench.state.requests
     assert bench.ended["a", 0] == Finished("a", 0, "length", 2)
     assert {name: done.length for name, done in bench.ended.items()} == {
-        ("a", 0): 2, ("a", 1): 1, ("a", 2): 1,
-    }  # fmt: skip
+        ("a", 0): 2,
+        ("a", 1): 1,
+        ("a", 2): 1,
+    }
 
 
 def test_ends_of_one_turn_are_told_in_the_order_of_rank() -> None:
@@ -177,7 +188,9 @@ def test_who_ends_takes_its_faults_along_and_nobody_elses() -> None:
 class Again(Ageing):
     """Places who was preempted where it is told to."""
 
-    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+    def again(
+        self, state: Any, rank: Rank, request: Request, arrived: float, done: int
+    ) -> Rank:
         del state, request
         assert rank == (arrived,)
         assert done > 0
@@ -198,7 +211,9 @@ def test_who_is_sent_back_keeps_all_it_knows_and_may_get_a_better_place() -> Non
         assert len(back.keys) == len(back.history) // 4
         assert back.preempted == 1
         moved = bench.state.requests["ccc"].moved
-        assert moved == (((0, rank),) if rank else ()), "only a new rank has to be remembered"
+        assert moved == (((0, rank),) if rank else ()), (
+            "only a new rank has to be remembered"
+        )
         (gone,) = bench.reasons_of(Preempted)
         assert gone.known == len(back.history)
         assert gone.computed == len(back.history) - 1
@@ -228,12 +243,18 @@ def test_who_comes_back_after_a_failed_step_is_a_new_generation_in_its_old_row()
         assert bench.out[name, 0] == bench.right(ask(name, 9, 20))
 
 
-def test_what_a_sequence_does_not_fill_it_has_not_published_and_twins_stay_private() -> None:
-    """Two that compute the same at the same time: the second's blocks are its own until it ends."""
+def test_what_a_sequence_does_not_fill_it_has_not_published_and_twins_stay_private() -> (
+    None
+):
+    """Two that compute the same at the same time: the second's blocks are its own until
+    it ends.
+    """
     bench = Bench()
     prompt = tuple(range(8))
-    bench.give(Submit(ask("a", prompt=prompt, max_tokens=9)),
-               Submit(ask("b", prompt=prompt, max_tokens=9)))  # fmt: skip
+    bench.give(
+        Submit(ask("a", prompt=prompt, max_tokens=9)),
+        Submit(ask("b", prompt=prompt, max_tokens=9)),
+    )
     bench.turn()
     first, second = bench.state.running.chains
     assert (first.sealed, second.sealed) == (2, 0)

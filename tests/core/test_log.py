@@ -15,7 +15,10 @@ from minfer.log import Log
 def test_a_log_is_a_tuple_that_grows(
     parts: list[list[int]], start: int, stop: int, recent: int
 ) -> None:
-    log, model = Log(tuple(parts[0])) if parts else Log[int](), tuple(parts[0]) if parts else ()
+    log, model = (
+        Log(tuple(parts[0])) if parts else Log[int](),
+        tuple(parts[0]) if parts else (),
+    )
     for part in parts[1:]:
         before, kept = log, tuple(log)
         log, model = log.extended(tuple(part), recent), model + tuple(part)

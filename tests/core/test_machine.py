@@ -1,4 +1,6 @@
-"""Hypothesis drives the world with macro rules, so that a failure shrinks to a short story."""
+"""Hypothesis drives the world with macro rules, so that a failure shrinks to a short
+story.
+"""
 
 from random import Random
 

@@ -38,10 +38,16 @@ def test_who_is_cancelled_has_a_name(wrong: Any) -> None:
 @pytest.mark.parametrize(
     ("place", "name", "wrong"),
     [
-        (0, "id", 3), (1, "sample", "0"), (1, "sample", 0.0), (1, "sample", 2**63),
-        (2, "length", None), (2, "length", 2**63), (2, "length", True), (3, "reason", 3),
+        (0, "id", 3),
+        (1, "sample", "0"),
+        (1, "sample", 0.0),
+        (1, "sample", 2**63),
+        (2, "length", None),
+        (2, "length", 2**63),
+        (2, "length", True),
+        (3, "reason", 3),
     ],
-)  # fmt: skip
+)
 def test_fields_of_a_finish_are_of_their_types(place: int, name: str, wrong: Any) -> None:
     fields: list[Any] = ["a", 0, 5, "stop"]
     assert Finish(*fields).length == 5

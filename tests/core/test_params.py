@@ -9,17 +9,42 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("n", 0), ("n", 1000), ("n", True), ("n", 1.5), ("temperature", -0.1),
-        ("temperature", math.nan), ("temperature", math.inf), ("temperature", "hot"),
-        ("top_p", 0), ("top_p", 1.1), ("top_p", math.nan), ("top_k", -2), ("top_k", 0.5),
-        ("min_p", -0.1), ("min_p", 1.5), ("min_p", math.nan), ("min_p", True),
-        ("seed", 2**70), ("seed", "x"), ("max_tokens", 0), ("max_tokens", -1),
-        ("max_tokens", 2.5), ("stop", ("",)), ("stop", ("a",) * 17), ("stop", (3,)),
-        ("stop", 5), ("stop_token_ids", 5),
-        ("stop_token_ids", (-1,)), ("stop_token_ids", tuple(range(300))), ("ignore_eos", 1),
-        ("logprobs", -1), ("logprobs", 21), ("logprobs", True), ("logprobs", 1.5),
+        ("n", 0),
+        ("n", 1000),
+        ("n", True),
+        ("n", 1.5),
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_p", math.nan),
+        ("top_k", -2),
+        ("top_k", 0.5),
+        ("min_p", -0.1),
+        ("min_p", 1.5),
+        ("min_p", math.nan),
+        ("min_p", True),
+        ("seed", 2**70),
+        ("seed", "x"),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("max_tokens", 2.5),
+        ("stop", ("",)),
+        ("stop", ("a",) * 17),
+        ("stop", (3,)),
+        ("stop", 5),
+        ("stop_token_ids", 5),
+        ("stop_token_ids", (-1,)),
+        ("stop_token_ids", tuple(range(300))),
+        ("ignore_eos", 1),
+        ("logprobs", -1),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("logprobs", 1.5),
     ],
-)  # fmt: skip
+)
 def test_a_parameter_out_of_range_is_named(name: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=name) as caught:
         SamplingParams(**{name: value})
@@ -57,4 +82,5 @@ def test_token_ids_are_checked_when_a_request_is_made(prompt: Any) -> None:
 def test_numbers_beyond_all_bounds() -> None:
     for name in ("n", "seed", "max_tokens", "temperature"):
         with pytest.raises(ParameterError, match=name):
-            SamplingParams(**{name: 10**5000})  # type: ignore[arg-type]  # each is a number
+            # Each is a number.
+            SamplingParams(**{name: 10**5000})  # type: ignore[arg-type]

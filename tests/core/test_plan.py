@@ -14,7 +14,8 @@ def test_results_are_read_row_after_row() -> None:
 
 
 @pytest.mark.parametrize(
-    "yields", [None, 7, [(1,)], {(1,): 0}, ([1],), ((1,), [2]), ((1.0,),), ((True,),), (("a",),)]
+    "yields",
+    [None, 7, [(1,)], {(1,): 0}, ([1],), ((1,), [2]), ((1.0,),), ((True,),), (("a",),)],
 )
 def test_what_is_no_tuple_of_tuples_of_whole_numbers_is_nothing(yields: Any) -> None:
     assert tokens_of(yields) is None

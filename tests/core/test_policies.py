@@ -1,4 +1,6 @@
-"""What each policy guarantees, on engines that run: Hypothesis looks for a counterexample."""
+"""What each policy guarantees, on engines that run: Hypothesis looks for a
+counterexample.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,9 +13,7 @@ from hypothesis import given
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.engine import step
-from minfer.ledger import Ledger
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
-from minfer.oracle import Oracle
 from minfer.pmap import Map
 from minfer.policies import (
     POLICIES,
@@ -30,13 +30,20 @@ from minfer.policies import (
 )
 from minfer.policy import FirstCome, Load, Policy, Rank
 from minfer.request import Request
+from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, initial
+from minfer.testing.ledger import Ledger
 from tests.circles import examples
 
 CONFIG = EngineConfig(
-    num_blocks=16, block_size=4, max_model_len=48, max_num_seqs=1, max_num_batched_tokens=8,
-    vocab_size=50, depth=2,
-)  # fmt: skip
+    num_blocks=16,
+    block_size=4,
+    max_model_len=48,
+    max_num_seqs=1,
+    max_num_batched_tokens=8,
+    vocab_size=50,
+    depth=2,
+)
 PACE = 1.0  # seconds between turns, at most
 
 
@@ -51,13 +58,21 @@ class Arrival:
 
 @frozen
 class Run:
-    """What happened to requests: when each was first admitted, in order, and who was held."""
+    """What happened to requests: when each was first admitted, in order, and who was
+    held.
+    """
 
-    arrivals: list[Arrival] = field(factory=list)  # at the time of the turn that took them
+    arrivals: list[Arrival] = field(
+        factory=list
+    )  # at the time of the turn that took them
     admitted: dict[str, float] = field(factory=dict)
     ended: dict[str, float] = field(factory=dict)
-    waits: list[tuple[float, set[str]]] = field(factory=list)  # until when it let whom wait
-    batches: list[tuple[float, set[str], set[str]]] = field(factory=list)  # time, new, running
+    waits: list[tuple[float, set[str]]] = field(
+        factory=list
+    )  # until when it let whom wait
+    batches: list[tuple[float, set[str], set[str]]] = field(
+        factory=list
+    )  # time, new, running
 
     def arrival(self, name: str) -> Arrival:
         return next(a for a in self.arrivals if a.request.id == name)
@@ -80,7 +95,9 @@ def run(arrivals: list[Arrival], policy: Policy, rows: int = 1) -> Run:
     result, ledger = Run(), Ledger(config, initial(config))
     state, oracle, now, turns = initial(config), Oracle(config.block_size, 50), 0.0, 0
     coming = sorted(arrivals, key=lambda a: a.time)
-    going = sorted((a for a in arrivals if a.cancelled < math.inf), key=lambda a: a.cancelled)
+    going = sorted(
+        (a for a in arrivals if a.cancelled < math.inf), key=lambda a: a.cancelled
+    )
     while coming or state.requests:
         turns += 1
         assert turns < 4000, f"not drained: {state.held}"
@@ -105,25 +122,37 @@ def run(arrivals: list[Arrival], policy: Policy, rows: int = 1) -> Run:
             elif isinstance(command, WakeAt):
                 wake = command.time
                 result.waits.append((wake, {seq.request.id for seq in state.waiting}))
-        soon = min((wake, *(a.time for a in coming[:1]), *(a.cancelled for a in going[:1])))
+        soon = min(
+            (wake, *(a.time for a in coming[:1]), *(a.cancelled for a in going[:1]))
+        )
         now = now + PACE if oracle.plans else max(now, min(now + PACE, soon))
     assert set(result.ended) == {a.request.id for a in arrivals}
     return result
 
 
 def _note(
-    result: Run, before: EngineState, after: EngineState, reasons: tuple[Any, ...], now: float
+    result: Run,
+    before: EngineState,
+    after: EngineState,
+    reasons: tuple[Any, ...],
+    now: float,
 ) -> None:
-    new = [r.id for r in reasons if isinstance(r, Admitted) and r.id not in result.admitted]
+    new = [
+        r.id for r in reasons if isinstance(r, Admitted) and r.id not in result.admitted
+    ]
     result.admitted.update(dict.fromkeys(new, now))
     if new:
-        kept = {name for name, _ in before.running.ids} & {name for name, _ in after.running.ids}
+        kept = {name for name, _ in before.running.ids} & {
+            name for name, _ in after.running.ids
+        }
         result.batches.append((now, set(new), kept))
 
 
 @st.composite
 def workloads(draw: st.DrawFn, most: int = 14) -> list[Arrival]:
-    """Requests of all kinds: bursts and pauses, several clients, priorities and deadlines."""
+    """Requests of all kinds: bursts and pauses, several clients, priorities and
+    deadlines.
+    """
     out, time = [], 0.0
     for i in range(draw(st.integers(1, most))):
         time += draw(st.sampled_from((0.0, 0.0, 0.4, 1.0, 3.0, 9.0)))
@@ -158,7 +187,9 @@ def test_strict_priority_never_lets_the_less_urgent_first(work: list[Arrival]) -
 
 @quick
 @given(workloads(), st.sampled_from((0.5, 3.0)), st.sampled_from((0, 1, 8)))
-def test_ageing_bounds_who_may_overtake(work: list[Arrival], seconds: float, levels: int) -> None:
+def test_ageing_bounds_who_may_overtake(
+    work: list[Arrival], seconds: float, levels: int
+) -> None:
     for mine, other in run(work, Ageing(seconds, levels)).overtaken():
         gap = other.time - mine.time
         assert gap < seconds * (mine.request.priority - other.request.priority)
@@ -195,7 +226,9 @@ def test_shortest_counts_what_was_done_before_a_preemption() -> None:
 
 @quick
 @given(workloads())
-def test_fair_lets_nobody_who_is_later_pass_a_clients_first_request(work: list[Arrival]) -> None:
+def test_fair_lets_nobody_who_is_later_pass_a_clients_first_request(
+    work: list[Arrival],
+) -> None:
     result = run(work, Fair())
     for mine, other in result.overtaken():
         earlier = [
@@ -208,19 +241,29 @@ def test_fair_lets_nobody_who_is_later_pass_a_clients_first_request(work: list[A
 
 
 @quick
-@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 14), st.integers(1, 20)),
-                min_size=4, max_size=24))  # fmt: skip
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(1, 14), st.integers(1, 20)),
+        min_size=4,
+        max_size=24,
+    )
+)
 def test_fair_shares_stay_within_the_largest_requests(
     wants: list[tuple[str, int, int]],
 ) -> None:
-    """Everybody is in line from the start, so both clients wait until one has nothing left."""
+    """Everybody is in line from the start, so both clients wait until one has nothing
+    left.
+    """
     work = [
-        Arrival(0.0, Request(id=f"r{i}", prompt=(1,) * prompt, max_tokens=most, client=client))
+        Arrival(
+            0.0, Request(id=f"r{i}", prompt=(1,) * prompt, max_tokens=most, client=client)
+        )
         for i, (client, prompt, most) in enumerate(wants)
     ]
     cost = {a.request.id: len(a.request.prompt) + a.request.max_tokens for a in work}
     largest = sum(
-        max((cost[a.request.id] for a in work if a.request.client == c), default=0) for c in "ab"
+        max((cost[a.request.id] for a in work if a.request.client == c), default=0)
+        for c in "ab"
     )
     result, had = run(work, Fair()), {"a": 0, "b": 0}
     left = {c: sum(a.request.client == c for a in work) for c in "ab"}
@@ -245,7 +288,11 @@ def test_fair_lets_nobody_save_up(many: int, before: int, after: int) -> None:
             for name in names
         ]
 
-    work = [*asks("a", 0, 2 * many, 0.0), *asks("b", 0, before, 0.0), *asks("b", before, after, 70)]
+    work = [
+        *asks("a", 0, 2 * many, 0.0),
+        *asks("b", 0, before, 0.0),
+        *asks("b", before, after, 70),
+    ]
     result = run(work, Fair())
     late = [name for name, time in result.admitted.items() if time > 70]
     both = next(i for i, _ in enumerate(late) if len({n[0] for n in late[i:]}) == 1)
@@ -289,7 +336,9 @@ def test_the_window_holds_nobody_longer_than_it_says(
             assert until <= mine.time + min(wait, 0.5 * mine.request.deadline)
             assert mine.request.priority > -2
     for mine, other in result.overtaken():
-        assert other.time - mine.time < 2.0 * (mine.request.priority - other.request.priority)
+        assert other.time - mine.time < 2.0 * (
+            mine.request.priority - other.request.priority
+        )
 
 
 def test_the_window_gathers_a_batch_and_goes_early_when_it_is_full_or_pointless() -> None:
@@ -301,9 +350,19 @@ def test_the_window_gathers_a_batch_and_goes_early_when_it_is_full_or_pointless(
 
     policy = Window(wait=4.0, fill=3)
     together = run(came(0.0, 1.0, 2.0, 3.0), policy, rows=4)
-    assert list(together.admitted.values()) == [0.0, 3.0, 3.0, 3.0]  # a pace is known; full
+    assert list(together.admitted.values()) == [
+        0.0,
+        3.0,
+        3.0,
+        3.0,
+    ]  # a pace is known; full
     timely = run(came(0.0, 1.0, 2.0, 20.0), policy, rows=4)
-    assert list(timely.admitted.values()) == [0.0, 5.0, 5.0, 20.0]  # nobody waits longer than 4 s
+    assert list(timely.admitted.values()) == [
+        0.0,
+        5.0,
+        5.0,
+        20.0,
+    ]  # nobody waits longer than 4 s
     alone = run(came(0.0), policy)
     assert alone.admitted["r0"] == 0.0  # at no known pace would it fill
     slow = run(came(0.0, 30.0, 60.0), policy)
@@ -354,7 +413,9 @@ class Worse(FirstCome):
         del request, time
         return (0.0,), state
 
-    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+    def again(
+        self, state: Any, rank: Rank, request: Request, arrived: float, done: int
+    ) -> Rank:
         del state, rank, request, arrived, done
         return (1e9,)
 

@@ -30,7 +30,14 @@ def ask(prompt: int = 4, max_tokens: int = 10, **more: Any) -> Request:
 
 
 def load(**more: Any) -> Load:
-    right = {"time": 10.0, "waiting": 1, "running": 0, "available": 9, "arrived": 5.0, "budget": 8}
+    right = {
+        "time": 10.0,
+        "waiting": 1,
+        "running": 0,
+        "available": 9,
+        "arrived": 5.0,
+        "budget": 8,
+    }
     return Load(**{**right, **more})
 
 
@@ -59,7 +66,9 @@ def test_priority_ranks_by_level_and_displaces_only_the_less_urgent() -> None:
     ("priority", "rank"),
     [(0, 7.0), (1, 12.0), (3, 22.0), (9, 22.0), (-1, 2.0), (-3, -8.0), (-9, -8.0)],
 )
-def test_ageing_ranks_by_time_and_level_within_its_levels(priority: int, rank: float) -> None:
+def test_ageing_ranks_by_time_and_level_within_its_levels(
+    priority: int, rank: float
+) -> None:
     assert Ageing(5.0, 3).rank("s", ask(priority=priority), 7.0) == ((rank,), "s")
 
 
@@ -126,7 +135,9 @@ def test_fair_forgets_clients_that_are_owed_nothing_when_there_are_many() -> Non
     assert set(room.tags) == {"old", "even", "ahead", "new"}
 
 
-@pytest.mark.parametrize("weight", [0, 0.0, -1, math.nan, math.inf, 2**63, True, "1", None])
+@pytest.mark.parametrize(
+    "weight", [0, 0.0, -1, math.nan, math.inf, 2**63, True, "1", None]
+)
 def test_weights_are_numbers_above_nothing(weight: Any) -> None:
     with pytest.raises(ConfigError, match="weights"):
         Fair(Map({"a": weight}))
@@ -151,7 +162,9 @@ def test_the_window_smooths_the_gap_between_arrivals() -> None:
     policy = Window(wait=4.0)
     state = Gathering(14.0, 1, 10.0, 2.0)
     assert policy.rank(state, ask(), 11.0)[1].gap == 1.5
-    assert policy.rank(state, ask(), 100.0)[1].gap == 5.0, "beyond twice the wait it is slow"
+    assert policy.rank(state, ask(), 100.0)[1].gap == 5.0, (
+        "beyond twice the wait it is slow"
+    )
     assert policy.rank(state, ask(), 10.0)[1].gap == 1.0
 
 

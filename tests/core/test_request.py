@@ -1,4 +1,6 @@
-"""Where each parameter's range ends: the last value that is taken, and the first that is not."""
+"""Where each parameter's range ends: the last value that is taken, and the first that is
+not.
+"""
 
 import math
 from typing import Any
@@ -14,14 +16,22 @@ def ask(**more: Any) -> Request:
 
 SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
     ("n", [1, 128], [0, 129]),
-    ("temperature", [0, 0.0, 1.5, 100], [-1e-9, 100.1, math.nan, math.inf, "1", None, True]),
+    (
+        "temperature",
+        [0, 0.0, 1.5, 100],
+        [-1e-9, 100.1, math.nan, math.inf, "1", None, True],
+    ),
     ("top_p", [1e-9, 0.5, 1, 1.0], [0, 0.0, -1, 1.0001]),
     ("top_k", [-1, 0, 2**31], [-2, 2**31 + 1]),
     ("min_p", [0, 0.5, 1], [-0.001, 1.001]),
     ("seed", [None, -(2**63), 2**63 - 1, 0], [-(2**63) - 1, 2**63]),
     ("max_tokens", [None, 1, 2**31], [0, 2**31 + 1]),
     ("logprobs", [None, 0, 20], [-1, 21]),
-    ("stop", ["a", ("a",) * 16, ("b" * 1024,), None, ()], [("a",) * 17, ("b" * 1025,), ("",)]),
+    (
+        "stop",
+        ["a", ("a",) * 16, ("b" * 1024,), None, ()],
+        [("a",) * 17, ("b" * 1025,), ("",)],
+    ),
     ("stop", [["a", "b"]], [("a", 1), 7]),
     (
         "stop_token_ids",
@@ -33,7 +43,9 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "good", "bad"), SAMPLING)
-def test_sampling_parameters_end_where_they_say(name: str, good: list[Any], bad: list[Any]) -> None:
+def test_sampling_parameters_end_where_they_say(
+    name: str, good: list[Any], bad: list[Any]
+) -> None:
     for value in good:
         SamplingParams(**{name: value})
     for value in bad:
@@ -60,7 +72,9 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
 
 
 @pytest.mark.parametrize(("name", "good", "bad"), REQUEST)
-def test_fields_of_a_request_end_where_they_say(name: str, good: list[Any], bad: list[Any]) -> None:
+def test_fields_of_a_request_end_where_they_say(
+    name: str, good: list[Any], bad: list[Any]
+) -> None:
     for value in good:
         assert getattr(ask(**{name: value}), name) == value
     for value in bad:

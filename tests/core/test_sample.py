@@ -32,7 +32,9 @@ LOGITS = (1.0, -0.5, 2.25, 0.0, 1.5, -3.0)
 
 
 def critical(freedom: int, z: float = 3.7) -> float:
-    """Chi-square's value that chance exceeds once in ten thousand (Wilson and Hilferty 1931)."""
+    """Chi-square's value that chance exceeds once in ten thousand (Wilson and Hilferty
+    1931).
+    """
     spread = 2 / (9 * freedom)
     return freedom * (1 - spread + z * math.sqrt(spread)) ** 3
 
@@ -41,7 +43,9 @@ def chi_square(counts: Sequence[float], expected: Sequence[float]) -> float:
     return sum((c - e) ** 2 / e for c, e in zip(counts, expected, strict=True))
 
 
-def shares(logits: Sequence[float], temperature: float, ids: Sequence[int]) -> list[float]:
+def shares(
+    logits: Sequence[float], temperature: float, ids: Sequence[int]
+) -> list[float]:
     weights = [math.exp(logits[t] / temperature) for t in ids]
     return [w / sum(weights) for w in weights]
 
@@ -70,7 +74,11 @@ def test_draws_have_the_distribution_of_the_softmax(
 ) -> None:
     count = 4000
     drawn = Counter(
-        draw(LOGITS, params, *(i if vary == name else 3 for name in ("seed", "sample", "position")))
+        draw(
+            LOGITS,
+            params,
+            *(i if vary == name else 3 for name in ("seed", "sample", "position")),
+        )
         for i in range(count)
     )
     assert set(drawn) <= set(ids)
@@ -127,9 +135,13 @@ def test_min_p_is_a_share_of_the_likeliest_and_top_p_works_on_what_it_leaves() -
     assert kept((0.0, -300.0), 0, 1.0, 1e-300) == [0, 1]  # below float32: keeps all
 
 
-@pytest.mark.parametrize("bad", [(math.nan, 0.0), (0.0, math.nan), (math.inf, 0.0), (-math.inf,)])
+@pytest.mark.parametrize(
+    "bad", [(math.nan, 0.0), (0.0, math.nan), (math.inf, 0.0), (-math.inf,)]
+)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_finite_are_refused(bad: tuple[float, ...], temperature: float) -> None:
+def test_logits_that_are_not_finite_are_refused(
+    bad: tuple[float, ...], temperature: float
+) -> None:
     with pytest.raises(NotFiniteError):
         draw(bad, SamplingParams(temperature=temperature), 0, 0, 0)
 
@@ -147,18 +159,21 @@ def test_a_draw_is_always_of_a_kept_token(
     logits: list[float], seed: int, sample: int, position: int, top_k: int, top_p: float
 ) -> None:
     params = SamplingParams(top_k=top_k, top_p=top_p)
-    # As a draw sees them: what differs by less than float32 shows is equal, and the lower id first.
+    # As a draw sees them: what differs by less than float32 shows is equal, and the lower
+    # id first.
     ids = kept([_f32(logit - max(logits)) for logit in logits], top_k, top_p)
     assert ids == sorted(set(ids))
     assert logits.index(max(logits)) in ids
     assert draw(logits, params, seed, sample, position) in ids
 
 
-# --- the noise -----------------------------------------------------------------------------------
+# --- the noise --------------------------------------------------------------------------
 
 
 def test_noise_is_what_it_was() -> None:
-    """Pinned: if this changes, journals of older versions no longer replay to the same tokens."""
+    """Pinned: if this changes, journals of older versions no longer replay to the same
+    tokens.
+    """
     key = draw_key(stream(42, 1), 1000)
     assert (stream(42, 1), key) == (PINNED_STREAM, PINNED_KEY)
     assert [noise_bits(key, token) for token in (0, 1, 151_935)] == PINNED_BITS
@@ -189,7 +204,9 @@ def test_every_byte_of_the_noise_is_uniform(vary: str, shift: int) -> None:
         at = {"token": 5, "position": 5, "sample": 5, "seed": 5} | {vary: i}
         key = draw_key(stream(at["seed"], at["sample"]), at["position"])
         buckets[noise_bits(key, at["token"]) >> shift & 255] += 1
-    assert chi_square([buckets[b] for b in range(256)], [count / 256] * 256) < critical(255)
+    assert chi_square([buckets[b] for b in range(256)], [count / 256] * 256) < critical(
+        255
+    )
 
 
 def test_one_changed_bit_of_token_or_key_changes_half_of_the_noise() -> None:
@@ -203,7 +220,9 @@ def test_one_changed_bit_of_token_or_key_changes_half_of_the_noise() -> None:
             for at in range(32):
                 flips[at] += changed >> at & 1
         # 3,072 frequencies, each within five standard deviations of a half
-        assert all(abs(f / rounds - 0.5) < 5 * 0.5 / math.sqrt(rounds) for f in flips), bit
+        assert all(abs(f / rounds - 0.5) < 5 * 0.5 / math.sqrt(rounds) for f in flips), (
+            bit
+        )
 
 
 @pytest.mark.parametrize(
@@ -233,7 +252,10 @@ def test_neighbouring_streams_are_uncorrelated(
 
 def test_keys_of_a_stream_do_not_repeat() -> None:
     keys = {
-        draw_key(stream(seed, k), p) for seed in range(30) for k in range(10) for p in range(99)
+        draw_key(stream(seed, k), p)
+        for seed in range(30)
+        for k in range(10)
+        for p in range(99)
     }
     assert len(keys) == 30 * 10 * 99
 

@@ -1,4 +1,6 @@
-"""What a step takes on: rows that run, chunks, newcomers, and nobody when nothing can be done."""
+"""What a step takes on: rows that run, chunks, newcomers, and nobody when nothing can be
+done.
+"""
 
 import math
 from typing import Any
@@ -19,7 +21,9 @@ def test_ones_are_kept() -> None:
     assert ones(0) == ()
 
 
-def test_stop_ids_of_all_that_run_are_kept_when_those_of_the_gone_are_sorted_out() -> None:
+def test_stop_ids_of_all_that_run_are_kept_when_those_of_the_gone_are_sorted_out() -> (
+    None
+):
     bench = Bench(evolve(CONFIG, thresholds=Thresholds(stop_ids=2)))
     bench.give(Submit(ask("gone", 4, 1, stop_ids=frozenset((1, 2)))))
     bench.turn(Submit(ask("stays", 4, 9, stop_ids=frozenset((3,)))))
@@ -84,8 +88,9 @@ def test_first_inputs_come_from_history_and_a_row_is_opened_once() -> None:
     bench.drain()
     first, second, *rest = bench.plans
     assert [fill.tokens for plan in (first, second) for fill in plan.fills] == [
-        request.prompt[:16], request.prompt[16:],
-    ]  # fmt: skip
+        request.prompt[:16],
+        request.prompt[16:],
+    ]
     assert (first.starts, second.starts) == ((0,), (16,))
     assert (first.most, second.most) == ((0,), (1,))
     assert [len(plan.opens) for plan in bench.plans] == [1] + [0] * (len(bench.plans) - 1)
@@ -130,10 +135,14 @@ def test_a_policy_that_waits_is_woken_at_its_time_and_said_once() -> None:
     assert waits_for(bench.config, bench.state) == "policy"
     bench.give()
     turn = bench.give()
-    assert [type(command) for command in turn.commands] == [Execute], "at that time, not after it"
+    assert [type(command) for command in turn.commands] == [Execute], (
+        "at that time, not after it"
+    )
 
 
-def test_waiting_for_something_else_to_happen_is_heeded_only_while_somebody_runs() -> None:
+def test_waiting_for_something_else_to_happen_is_heeded_only_while_somebody_runs() -> (
+    None
+):
     bench = Bench(evolve(CONFIG, policy=Late(math.inf)))
     bench.give(Submit(ask("a", 4, 3)))
     bench.turn(Submit(ask("b", 4, 3)))
@@ -151,7 +160,9 @@ def test_who_waits_is_said_again_when_the_cause_is_another() -> None:
         causes.append(waits_for(bench.config, bench.state))
         bench.turn()
     assert causes == ["rows"] * 4 + ["blocks"] * 16
-    assert [held.cause for held in bench.reasons_of(Held)] == ["rows", "blocks"], "each said once"
+    assert [held.cause for held in bench.reasons_of(Held)] == ["rows", "blocks"], (
+        "each said once"
+    )
     bench.drain()
 
 
@@ -208,7 +219,9 @@ def test_who_was_displaced_is_in_no_plan_of_that_turn() -> None:
     bench.give(Submit(ask("a", 4, 9, priority=1)), Submit(ask("low", 6, 9, priority=9)))
     bench.turn()
     bench.turn(Submit(ask("urgent", 4, 9, priority=0)))
-    assert [(gone.id, gone.by) for gone in bench.reasons_of(Preempted)] == [("low", ("urgent", 0))]
+    assert [(gone.id, gone.by) for gone in bench.reasons_of(Preempted)] == [
+        ("low", ("urgent", 0))
+    ]
     assert bench.plans[-1].gens == bench.state.running.gens
     assert [name for name, _ in bench.state.running.ids] == ["urgent", "a"]
     bench.drain()

@@ -66,7 +66,9 @@ def test_cells_are_changed_and_nothing_else_is() -> None:
     run = running(0, 1, 2)
     new = edited(run, known={0: 50, 2: 52}, sched={})
     assert new.known == (50, run.known[1], 52)
-    assert all(getattr(new, name) is getattr(run, name) for name in COLUMNS if name != "known")
+    assert all(
+        getattr(new, name) is getattr(run, name) for name in COLUMNS if name != "known"
+    )
     assert edited(run, known={}) is run
     assert edited(run) is run
 

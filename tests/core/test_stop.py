@@ -7,11 +7,11 @@ from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.invariants import check
 from minfer.messages import Cancel, Emit, Event, Finish, Finished, Reason, Submit, Tick
 from minfer.policies import Shortest
 from minfer.state import EngineState, Transition
 from minfer.stop import Stop, stopped
+from minfer.testing.invariants import check
 from tests.core.recorded import recorded
 from tests.core.test_engine import Bench, ask
 
@@ -59,9 +59,17 @@ def test_stops_in_a_row_end_in_the_state_that_one_by_one_gives(seed: int) -> Non
 def test_stops_in_a_row_are_told_in_one_word_and_submissions_part_them() -> None:
     bench = Bench()
     bench.turn(*(Submit(ask(name)) for name in "abc"))
-    events: tuple[Event, ...] = (Tick(2.0), Cancel("a"), Cancel("b"), Submit(ask("a")), Cancel("a"))
+    events: tuple[Event, ...] = (
+        Tick(2.0),
+        Cancel("a"),
+        Cancel("b"),
+        Submit(ask("a")),
+        Cancel("a"),
+    )
     turn = step(bench.config, bench.state, events)
-    told = [[done.id for done in c.finished] for c in turn.commands if isinstance(c, Emit)]
+    told = [
+        [done.id for done in c.finished] for c in turn.commands if isinstance(c, Emit)
+    ]
     assert told == [["a", "b"], ["a"]]
 
 

@@ -1,4 +1,6 @@
-"""Scheduling stories that once went wrong: who should be let in when, told turn by turn."""
+"""Scheduling stories that once went wrong: who should be let in when, told
+turn by turn.
+"""
 
 from attrs import evolve, frozen
 
@@ -41,7 +43,9 @@ def turns_until_admitted(bench: Bench, name: str, limit: int = 60) -> int:
 def crowded() -> Bench:
     """Two requests of low priority have the cache almost to themselves."""
     bench = Bench(evolve(CONFIG, policy=Priority()))
-    bench.give(asked("low a", own(1, 16), 40, priority=5), asked("low b", own(2, 16), 40, 5))
+    bench.give(
+        asked("low a", own(1, 16), 40, priority=5), asked("low b", own(2, 16), 40, 5)
+    )
     for _ in range(6):
         bench.turn()
     return bench
@@ -54,7 +58,10 @@ def test_who_is_urgent_displaces_though_another_was_let_in_by_the_same_plan() ->
     """Once the second waited ten turns, behind a request that it outranks."""
     bench = crowded()
     bench.turn(*URGENT)
-    assert [turns_until_admitted(bench, name) for name in ("urgent a", "urgent b")] == [0, 0]
+    assert [turns_until_admitted(bench, name) for name in ("urgent a", "urgent b")] == [
+        0,
+        0,
+    ]
     bench.drain()
 
 
@@ -62,11 +69,16 @@ def test_who_is_urgent_waits_as_long_in_one_turn_as_in_two() -> None:
     bench = crowded()
     for event in URGENT:
         bench.turn(event)
-    assert [turns_until_admitted(bench, name) for name in ("urgent a", "urgent b")] == [0, 0]
+    assert [turns_until_admitted(bench, name) for name in ("urgent a", "urgent b")] == [
+        0,
+        0,
+    ]
     bench.drain()
 
 
-def test_who_is_urgent_does_not_wait_for_a_long_prompt_that_takes_the_whole_budget() -> None:
+def test_who_is_urgent_does_not_wait_for_a_long_prompt_that_takes_the_whole_budget() -> (
+    None
+):
     """Once it waited 23 turns, until the prompt that it outranks had been read."""
     config = evolve(CONFIG, num_blocks=64, max_model_len=256, max_num_batched_tokens=8)
     bench = Bench(evolve(config, policy=Priority()))
@@ -78,7 +90,9 @@ def test_who_is_urgent_does_not_wait_for_a_long_prompt_that_takes_the_whole_budg
     assert len(bench.out["low", 0]) == 4
 
 
-def test_who_is_urgent_does_not_wait_where_rows_that_decode_take_the_whole_budget() -> None:
+def test_who_is_urgent_does_not_wait_where_rows_that_decode_take_the_whole_budget() -> (
+    None
+):
     config = evolve(CONFIG, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=4)
     bench = Bench(evolve(config, policy=Priority()))
     bench.give(*(asked(f"low {n}", own(n, 1), 30, priority=5) for n in range(4)))
@@ -105,14 +119,16 @@ def test_a_policy_that_takes_no_tokens_sends_nobody_back_for_them() -> None:
     bench.drain()
 
 
-def test_who_waits_for_blocks_is_looked_at_again_when_a_neighbour_publishes_its_prefix() -> None:
-    """Once it was let in when the neighbour had ended, 16 turns later: what was available had not
-    risen, but what it needed had fallen.
+def test_who_waits_is_looked_at_again_when_a_neighbour_publishes_its_prefix() -> None:
+    """Once it was let in when the neighbour had ended, 16 turns later: what was available
+    had not risen, but what it needed had fallen.
     """
     bench = Bench(evolve(CONFIG, num_blocks=14))
     shared = own(1, 33)
     bench.give(asked("first", shared, 16), asked("second", (*shared, 9), 4))
     assert turns_until_admitted(bench, "second") == 1
-    (admitted,) = [r for r in bench.reasons if isinstance(r, Admitted) and r.id == "second"]
+    (admitted,) = [
+        r for r in bench.reasons if isinstance(r, Admitted) and r.id == "second"
+    ]
     assert admitted.hit == 32
     bench.drain()

@@ -12,9 +12,14 @@ STEPS = 300_000
 @pytest.mark.parametrize("steps", [2_000, *long([STEPS])])
 def test_swarm(steps: int) -> None:
     score = run_steps(steps)
-    print(f"{score.turns} checked steps, {score.worlds} worlds, {score.preempted} preemptions")
+    print(
+        f"{score.turns} checked steps, {score.worlds} worlds, {score.preempted} "
+        f"preemptions"
+    )
     print(*(f"{score.paths[path]} x {path}" for path in PATHS), sep="\n")
     assert score.turns >= steps
-    assert score.preempted > steps / 200, "the worlds are too kind: hardly anybody gives way"
+    assert score.preempted > steps / 200, (
+        "the worlds are too kind: hardly anybody gives way"
+    )
     rare = [path for path in (LARGE if steps < STEPS else PATHS) if not score.paths[path]]
     assert not rare, "these paths were never taken"

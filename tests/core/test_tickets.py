@@ -31,4 +31,6 @@ def test_the_least_is_found_whatever_comes_and_goes(numbers: list[int]) -> None:
 
 
 def test_a_few_words_hold_many_neighbours() -> None:
-    assert len(words_of(range(100 << 12, 104 << 12))) == 4 + 3, "and a word on each level above"
+    assert len(words_of(range(100 << 12, 104 << 12))) == 4 + 3, (
+        "and a word on each level above"
+    )

@@ -1,4 +1,6 @@
-"""Nothing that anybody says makes the engine raise: absurd values, wrong types, and no events."""
+"""Nothing that anybody says makes the engine raise: absurd values, wrong types, and no
+events.
+"""
 
 import math
 from collections.abc import Callable
@@ -10,10 +12,7 @@ from attrs import evolve, fields, frozen
 from hypothesis import given
 
 from minfer.config import ConfigError, EngineConfig, Thresholds
-from minfer.decisions import chained, compact, facts
 from minfer.engine import step
-from minfer.invariants import check
-from minfer.journal import MAGIC, Head, head_record, turn_record
 from minfer.messages import (
     Cancel,
     Emit,
@@ -29,10 +28,13 @@ from minfer.messages import (
 from minfer.pmap import Map
 from minfer.policies import POLICIES, Fair, Priority
 from minfer.policy import FirstCome, Policy
-from minfer.redact import redacted
-from minfer.replay import Journal, open_segments
 from minfer.request import ParameterError, Request, SamplingParams
+from minfer.runs.decisions import chained, compact, facts
+from minfer.runs.journal import MAGIC, Head, head_record, turn_record
+from minfer.runs.redact import redacted
+from minfer.runs.replay import Journal, open_segments
 from minfer.state import EngineState, Turn
+from minfer.testing.invariants import check
 from tests.core.test_engine import CONFIG, Bench, ask
 
 HUGE = 10**5000  # too long for Python to write out
@@ -79,11 +81,40 @@ class Odd:
 
 
 numbers = st.sampled_from(
-    (0, 1, -1, HUGE, -HUGE, 10**400, 2**53, 2**63, 0.5, math.nan, math.inf, -math.inf, 1e308, True)
+    (
+        0,
+        1,
+        -1,
+        HUGE,
+        -HUGE,
+        10**400,
+        2**53,
+        2**63,
+        0.5,
+        math.nan,
+        math.inf,
+        -math.inf,
+        1e308,
+        True,
+    )
 )
 others: st.SearchStrategy[Any] = (
     st.sampled_from(
-        (None, "", "x", "\ud800", b"", b"x" * 32, (), (1,), ((1,),), [], [1], {}, frozenset())
+        (
+            None,
+            "",
+            "x",
+            "\ud800",
+            b"",
+            b"x" * 32,
+            (),
+            (1,),
+            ((1,),),
+            [],
+            [1],
+            {},
+            frozenset(),
+        )
     )
     | st.builds(Odd)
     | st.builds(iter, st.just((1, 2)))
@@ -93,7 +124,9 @@ floats = st.integers(0, 9).map(float)
 
 
 def made(kind: Callable[..., Any], values: dict[str, st.SearchStrategy[Any]]) -> Any:
-    """Events of a kind; None where making one is refused, as it must be by a ValueError."""
+    """Events of a kind; None where making one is refused, as it must be by a
+    ValueError.
+    """
 
     def build(given: dict[str, Any]) -> Any:
         try:
@@ -127,12 +160,20 @@ _requests = made(
         "output": mostly(()),
     },
 )
-_results = mostly(((1,), (2,), (3,))) | st.sampled_from(
-    (
-        [(1,), (2,), (3,)], ([1], (2,), (3,)), ((True,), (2,), (3,)), ((1,), (2,), (2**40,)),
-        {(1,): 0, (2,): 0, (3,): 0}, ((1.0,), (2,), (3,)),
+_results = (
+    mostly(((1,), (2,), (3,)))
+    | st.sampled_from(
+        (
+            [(1,), (2,), (3,)],
+            ([1], (2,), (3,)),
+            ((True,), (2,), (3,)),
+            ((1,), (2,), (2**40,)),
+            {(1,): 0, (2,): 0, (3,): 0},
+            ((1.0,), (2,), (3,)),
+        )
     )
-) | st.builds(lambda: ((Whole(),), (2,), (3,)))  # fmt: skip
+    | st.builds(lambda: ((Whole(),), (2,), (3,)))
+)
 events = st.one_of(
     made(Tick, {"time": anything}),
     made(Submit, {"request": _requests | anything}),
@@ -147,7 +188,9 @@ events = st.one_of(
         },
     ),
     made(Executed, {"step": st.integers(0, 9) | floats | anything, "yields": _results}),
-    made(Failed, {"step": st.integers(0, 9) | floats | anything, "error": mostly("boom")}),
+    made(
+        Failed, {"step": st.integers(0, 9) | floats | anything, "error": mostly("boom")}
+    ),
     st.builds(Later, st.just(3.0)),
     st.integers(0, 99).map(Tick),
     anything,
@@ -164,7 +207,9 @@ def busy() -> tuple[EngineConfig, EngineState]:
 
 
 @given(st.lists(events, max_size=6))
-def test_whatever_comes_the_engine_answers_and_its_journal_replays(told: list[Any]) -> None:
+def test_whatever_comes_the_engine_answers_and_its_journal_replays(
+    told: list[Any],
+) -> None:
     config, state = busy()
     turns = list[Turn]()
     for some in (tuple(told[:3]), tuple(told[3:])):
@@ -203,7 +248,18 @@ def test_what_is_no_event_is_ignored_by_name(event: Any) -> None:
 
 @pytest.mark.parametrize(
     "yields",
-    [None, 3, "abc", [(1,)], iter([(1,)]), ((1,), [2]), ((1,), None), (("a",),), Odd(), (Odd(),)],
+    [
+        None,
+        3,
+        "abc",
+        [(1,)],
+        iter([(1,)]),
+        ((1,), [2]),
+        ((1,), None),
+        (("a",),),
+        Odd(),
+        (Odd(),),
+    ],
     ids=kind_of,
 )
 def test_results_that_are_none_fail_their_step(yields: Any) -> None:
@@ -260,17 +316,36 @@ def test_a_wrong_value_is_refused_when_an_event_is_made(
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("id", 3), ("prompt", None), ("prompt", [1]), ("prompt", "abc"), ("prompt", b"abc"),
+        ("id", 3),
+        ("prompt", None),
+        ("prompt", [1]),
+        ("prompt", "abc"),
+        ("prompt", b"abc"),
         ("prompt", (-1,)),
-        ("prompt", (2**32,)), ("output", (0.5,)), ("max_tokens", HUGE), ("max_tokens", 1.5),
-        ("n", "2"), ("n", True), ("seed", None), ("seed", 2**64), ("priority", 10**400),
-        ("priority", math.nan), ("client", None), ("deadline", math.nan), ("deadline", -1.0),
-        ("deadline", "soon"), ("stop_ids", [1]), ("stop_ids", frozenset({-1})),
-        ("stop_ids", frozenset({"a"})), ("sampling", None), ("root", "r"), ("keys", [b"k"]),
+        ("prompt", (2**32,)),
+        ("output", (0.5,)),
+        ("max_tokens", HUGE),
+        ("max_tokens", 1.5),
+        ("n", "2"),
+        ("n", True),
+        ("seed", None),
+        ("seed", 2**64),
+        ("priority", 10**400),
+        ("priority", math.nan),
+        ("client", None),
+        ("deadline", math.nan),
+        ("deadline", -1.0),
+        ("deadline", "soon"),
+        ("stop_ids", [1]),
+        ("stop_ids", frozenset({-1})),
+        ("stop_ids", frozenset({"a"})),
+        ("sampling", None),
+        ("root", "r"),
+        ("keys", [b"k"]),
         ("keys", ("k",)),
     ],
     ids=kind_of,
-)  # fmt: skip
+)
 def test_a_wrong_value_is_refused_when_a_request_is_made(field: str, value: Any) -> None:
     with pytest.raises(ParameterError) as caught:
         evolve(ask("x"), **{field: value})
@@ -297,7 +372,9 @@ def test_every_field_of_a_request_is_checked() -> None:
             evolve(ask("x"), **wrong)
 
 
-@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, None, "1", HUGE], ids=kind_of)
+@pytest.mark.parametrize(
+    "weight", [0.0, -1.0, math.nan, math.inf, None, "1", HUGE], ids=kind_of
+)
 def test_weights_of_fair_shares_are_positive_numbers(weight: Any) -> None:
     with pytest.raises(ConfigError, match="weights"):
         Fair(weights=Map({"a": weight}))
@@ -320,12 +397,14 @@ def test_extremes_that_are_legal_are_served(policy: Any) -> None:
         {"max_tokens": 2**63 - 1, "deadline": 5e-324},
     )
     for number, changes in enumerate(extremes):
-        bench.turn(Submit(evolve(ask(f"r{number}", 5, 4), **changes)), Tick(1e300 * number))
+        bench.turn(
+            Submit(evolve(ask(f"r{number}", 5, 4), **changes)), Tick(1e300 * number)
+        )
     bench.drain()
     assert not any(isinstance(r, Overruled) for r in bench.reasons)
 
 
-# --- a request that is being served --------------------------------------------------------------
+# --- a request that is being served -----------------------------------------------------
 
 
 def test_a_repeated_submit_is_ignored_and_nothing_is_emitted() -> None:
@@ -333,7 +412,9 @@ def test_a_repeated_submit_is_ignored_and_nothing_is_emitted() -> None:
     bench.give(Submit(ask("x", 5, 6)))
     bench.turn()
     turn = bench.turn(Submit(ask("x", 9, 2)))
-    assert not any(done for c in turn.commands if isinstance(c, Emit) for done in c.finished)
+    assert not any(
+        done for c in turn.commands if isinstance(c, Emit) for done in c.finished
+    )
     (ignored,) = (r for r in turn.reasons if isinstance(r, Ignored))
     assert ignored.event == "submit"
     bench.drain()
@@ -343,12 +424,14 @@ def test_a_repeated_submit_is_ignored_and_nothing_is_emitted() -> None:
     assert bench.ended["x", 0].length == 2
 
 
-# --- policies that answer nonsense ---------------------------------------------------------------
+# --- policies that answer nonsense ------------------------------------------------------
 
 
 @frozen
 class Says(FirstCome):
-    """Answers one question with the same thing, whatever it is; raises if that is an exception."""
+    """Answers one question with the same thing, whatever it is; raises if that is an
+    exception.
+    """
 
     question: str
     answer: Any
@@ -366,12 +449,23 @@ class Says(FirstCome):
         return say
 
 
-NONSENSE = (None, math.nan, "x", 10**400, (math.nan,), ((math.nan,), None), KeyError("x"), Odd())
+NONSENSE = (
+    None,
+    math.nan,
+    "x",
+    10**400,
+    (math.nan,),
+    ((math.nan,), None),
+    KeyError("x"),
+    Odd(),
+)
 QUESTIONS = ("rank", "again", "admit_from", "victim", "displaces", "budget")
 
 
 def tight(policy: Any) -> Bench:
-    """An engine in which every question is asked: few blocks, and somebody urgent who waits."""
+    """An engine in which every question is asked: few blocks, and somebody urgent who
+    waits.
+    """
     config = evolve(CONFIG, num_blocks=8, max_num_seqs=3, policy=policy)
     bench = Bench(config)
     bench.give(*(Submit(ask(f"r{n}", 6, 20)) for n in range(3)))
@@ -383,7 +477,9 @@ def tight(policy: Any) -> Bench:
 
 @pytest.mark.parametrize("question", QUESTIONS)
 @pytest.mark.parametrize("answer", NONSENSE, ids=kind_of)
-def test_a_bad_answer_means_first_come_and_a_reason_says_so(question: str, answer: Any) -> None:
+def test_a_bad_answer_means_first_come_and_a_reason_says_so(
+    question: str, answer: Any
+) -> None:
     class Both(Says, Priority):
         """Priorities, so that somebody may be displaced."""
 
@@ -401,7 +497,9 @@ def test_a_bad_answer_means_first_come_and_a_reason_says_so(question: str, answe
 
 
 @pytest.mark.parametrize("question", ["admitted", "ended"])
-def test_a_policy_that_raises_when_it_is_told_something_keeps_its_state(question: str) -> None:
+def test_a_policy_that_raises_when_it_is_told_something_keeps_its_state(
+    question: str,
+) -> None:
     bench = tight(Says(question, RuntimeError("no")))
     bench.drain()
     assert {r.question for r in bench.reasons if isinstance(r, Overruled)} == {question}
@@ -424,8 +522,8 @@ def test_reasons_name_no_addresses_so_that_journals_replay() -> None:
 
 
 def test_no_budget_holds_nobody_for_ever() -> None:
-    """A budget of nothing is an answer: no prompts now. But while nothing runs, nothing else
-    would ever happen.
+    """A budget of nothing is an answer: no prompts now. But while nothing runs, nothing
+    else would ever happen.
     """
     bench = Bench(evolve(CONFIG, policy=Says("budget", 0)))
     bench.give(Submit(ask("x", 9, 6)), Submit(ask("y", 9, 6)))
@@ -441,8 +539,13 @@ def test_a_bad_rank_is_behind_all_who_are_here() -> None:
             return None if request.priority else ((float(request.seed),), state)
 
     bench = Bench(evolve(CONFIG, max_num_seqs=1, policy=Sometimes()))
-    asked = [evolve(ask(name, 5, 3), seed=seed) for name, seed in (("a", 1), ("b", 9), ("d", 5))]
-    bench.give(Submit(asked[0]), Submit(asked[1]), Submit(evolve(ask("c", 5, 3), priority=1)))
+    asked = [
+        evolve(ask(name, 5, 3), seed=seed)
+        for name, seed in (("a", 1), ("b", 9), ("d", 5))
+    ]
+    bench.give(
+        Submit(asked[0]), Submit(asked[1]), Submit(evolve(ask("c", 5, 3), priority=1))
+    )
     bench.turn(Submit(asked[2]))
     bench.drain()
     assert [name for name, _ in bench.ended] == ["a", "d", "b", "c"]

@@ -44,8 +44,13 @@ def test_buckets_stay_small() -> None:
     assert [s.place for s in line] == sorted(s.place for s in line)
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=120), st.integers(2, 4))
-def test_a_line_of_tiny_buckets_is_a_sorted_list(moves: list[tuple[bool, int]], full: int) -> None:
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 40)), max_size=120),
+    st.integers(2, 4),
+)
+def test_a_line_of_tiny_buckets_is_a_sorted_list(
+    moves: list[tuple[bool, int]], full: int
+) -> None:
     """So that heads of buckets are looked for as often as what is inside them."""
     line, model = Line(full=full), dict[int, Sequence]()
     for add, number in moves:

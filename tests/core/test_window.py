@@ -1,4 +1,6 @@
-"""Sliding windows: blocks that no query reads any more are given back, and hits need the rest."""
+"""Sliding windows: blocks that no query reads any more are given back, and hits need the
+rest.
+"""
 
 from random import Random
 
@@ -15,9 +17,15 @@ from tests.circles import seeds
 from tests.core.world import VOCAB, World, run_swarm, tiny_config
 
 CONFIG = EngineConfig(
-    num_blocks=40, block_size=4, max_model_len=128, max_num_seqs=4, max_num_batched_tokens=16,
-    vocab_size=VOCAB, window=10, depth=2,
-)  # fmt: skip
+    num_blocks=40,
+    block_size=4,
+    max_model_len=128,
+    max_num_seqs=4,
+    max_num_batched_tokens=16,
+    vocab_size=VOCAB,
+    window=10,
+    depth=2,
+)
 
 
 def world(config: EngineConfig = CONFIG) -> World:
@@ -45,8 +53,8 @@ def test_a_long_output_keeps_a_window_of_blocks() -> None:
         w.turn()
         blocks = w.state.blocks
         most = max(most, blocks.total - blocks.available)
-    # The window of 10 tokens touches up to 4 blocks; the table grows a block early, and two steps
-    # in flight are a block behind at most.
+    # The window of 10 tokens touches up to 4 blocks; the table grows a block early, and
+    # two steps in flight are a block behind at most.
     assert most <= 4 + 1 + 1
     assert 2 * most < 69 // 4
     w.drain()

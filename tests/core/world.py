@@ -1,8 +1,9 @@
-"""A small hostile world around the engine: requests, an oracle that executes, and an auditor.
+"""A small hostile world around the engine: requests, an oracle that executes, and an
+auditor.
 
-`World` offers macro actions (a burst of requests, k turns, a late result, a cancel, a failed step)
-to the Hypothesis machine and to the swarm alike. After every turn it checks the state and the
-turn; at a sample's end it compares what was emitted with `reference`.
+`World` offers macro actions (a burst of requests, k turns, a late result, a cancel, a
+failed step) to the Hypothesis machine and to the swarm alike. After every turn it checks
+the state and the turn; at a sample's end it compares what was emitted with `reference`.
 """
 
 import math
@@ -17,9 +18,7 @@ from attrs import define, evolve, field, frozen
 from minfer.blocks import outside
 from minfer.config import EngineConfig, Thresholds
 from minfer.engine import step
-from minfer.invariants import check
 from minfer.keys import block_keys, root_key
-from minfer.ledger import Ledger, Watched
 from minfer.messages import (
     Cancel,
     Emit,
@@ -33,12 +32,14 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.oracle import START, Oracle, Row
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request, SamplingParams
+from minfer.runs.oracle import START, Oracle, Row
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
+from minfer.testing.invariants import check
+from minfer.testing.ledger import Ledger, Watched
 from tests.core.paths import taken
 
 VOCAB = 40
@@ -54,13 +55,26 @@ class Sparing(FirstCome):
 
 
 POLICIES: tuple[Policy, ...] = (
-    FirstCome(), FirstCome(), FirstCome(), Priority(), Ageing(4.0, 2), Deadline(9.0), Shortest(0.3),
-    Fair(), Window(4.0, 2, wait=1.5, fill=3, urgent=0), Static(2),
-)  # fmt: skip
+    FirstCome(),
+    FirstCome(),
+    FirstCome(),
+    Priority(),
+    Ageing(4.0, 2),
+    Deadline(9.0),
+    Shortest(0.3),
+    Fair(),
+    Window(4.0, 2, wait=1.5, fill=3, urgent=0),
+    Static(2),
+)
 
 
 def reference(
-    request: Request, sample: int, block_size: int, vocab: int, limit: int, window: int = 0
+    request: Request,
+    sample: int,
+    block_size: int,
+    vocab: int,
+    limit: int,
+    window: int = 0,
 ) -> list[int]:
     """What a sample must yield, computed alone and without blocks.
 
@@ -72,7 +86,9 @@ def reference(
     for position in range(min(len(request.prompt) + request.max_tokens, limit) - 1):
         here = here if position % block_size else START
         seen = hash(tuple(digests[outside(position, window, block_size) :]))
-        here = hash((here, tokens[position], position, seen))  # the block's digest, one slot on
+        here = hash(
+            (here, tokens[position], position, seen)
+        )  # the block's digest, one slot on
         if (position + 1) % block_size == 0:
             digests.append(here)
         if position + 1 == len(tokens):
@@ -88,7 +104,9 @@ def tiny_config(rng: Random) -> EngineConfig:
     seqs = rng.randint(1, 6)
     size = rng.choice((1, 2, 4, 5))
     shrunk, longest = rng.random() < 0.8, rng.choice((16, 32, 48))
-    just = -(-longest // size)  # blocks in which the longest request has room, and no other
+    just = -(
+        -longest // size
+    )  # blocks in which the longest request has room, and no other
     return EngineConfig(
         num_blocks=rng.randint(*rng.choice(((4, 12), (just, just + 4), (10, 40)))),
         block_size=size,
@@ -102,7 +120,14 @@ def tiny_config(rng: Random) -> EngineConfig:
         watermark=rng.choice((0, 0, 1, 2)),
         max_waiting=rng.choice((2**20, 2**20, 6)),
         policy=rng.choice(
-            (*POLICIES, Priority(), Priority(), Sparing(), Fair(clients=2), Fair(clients=1))
+            (
+                *POLICIES,
+                Priority(),
+                Priority(),
+                Sparing(),
+                Fair(clients=2),
+                Fair(clients=1),
+            )
         ),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
         thresholds=tiny_thresholds(rng) if shrunk else Thresholds(),
@@ -124,10 +149,13 @@ def tiny_thresholds(rng: Random) -> Thresholds:
 
 
 def big_config(rng: Random) -> EngineConfig:
-    """A pool of hundreds of blocks, long lines and prompts, and token ids of more than 16 bits."""
+    """A pool of hundreds of blocks, long lines and prompts, and token ids of more than 16
+    bits.
+    """
     seqs = rng.choice((8, 24, 72))
     return EngineConfig(
-        num_blocks=rng.randint(200, 600) * (6 if seqs > 64 else 1),  # they shall run at once
+        num_blocks=rng.randint(200, 600)
+        * (6 if seqs > 64 else 1),  # they shall run at once
         block_size=rng.choice((1, 2)),
         max_model_len=160,
         max_num_seqs=seqs,
@@ -151,7 +179,9 @@ class Shy(Oracle):
     def _row(
         self, row: Row, fill: tuple[int, ...] | None, start: int, yields: int
     ) -> Iterator[int]:
-        return super()._row(row, fill, start, self.rng.randint(1, yields) if yields > 1 else yields)
+        return super()._row(
+            row, fill, start, self.rng.randint(1, yields) if yields > 1 else yields
+        )
 
 
 @define
@@ -164,14 +194,18 @@ class World:
     state: EngineState = field(init=False)
     oracle: Oracle = field(init=False)
     ledger: Ledger = field(init=False)
-    watched: EngineConfig = field(init=False)  # `config`, and what its policy answers: `budgets`
+    watched: EngineConfig = field(
+        init=False
+    )  # `config`, and what its policy answers: `budgets`
     budgets: list[int] = field(init=False)
     inbox: list[Event] = field(factory=list)
     requests: dict[str, Request] = field(factory=dict)
     out: dict[SampleId, list[int]] = field(factory=dict)
     ended: dict[SampleId, Finished] = field(factory=dict)
     cut: set[SampleId] = field(factory=set)
-    past: deque[tuple[int, ...]] = field(factory=lambda: deque(maxlen=8))  # prompts to share
+    past: deque[tuple[int, ...]] = field(
+        factory=lambda: deque(maxlen=8)
+    )  # prompts to share
     clock: float = 0.0
     turns: int = 0
     preempted: int = 0
@@ -192,16 +226,20 @@ class World:
         policy: Any = Watched(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
         sizes = self.config.block_size, self.config.vocab_size, self.config.window
-        self.oracle = Shy(Random(self.rng.random()), *sizes) if self.variable else Oracle(*sizes)
+        self.oracle = (
+            Shy(Random(self.rng.random()), *sizes) if self.variable else Oracle(*sizes)
+        )
 
-    # --- actions ---------------------------------------------------------------------------------
+    # --- actions ------------------------------------------------------------------------
 
     def submit(self, request: Request) -> None:
         self.requests[request.id] = request
         self.inbox.append(Submit(request))
 
     def burst(self, count: int) -> None:
-        """Some requests arrive: related prompts, lengths at block ends, several samples."""
+        """Some requests arrive: related prompts, lengths at block ends,
+        several samples.
+        """
         self.common = self._prompt() if self.rng.random() < 0.4 else ()
         for _ in range(count):
             self.submit(self.some_request())
@@ -262,20 +300,28 @@ class World:
         return tuple(token + rng.choice(high[:3]) for token in tokens)
 
     def _prompt(self) -> tuple[int, ...]:
-        """A prompt of some blocks, often the beginning of an earlier one and a bit more."""
+        """A prompt of some blocks, often the beginning of an earlier one and
+        a bit more.
+        """
         rng, size = self.rng, self.config.block_size
         blocks = rng.randint(0, 4)
         if self.big and self.hungry:  # else there are many
-            crowd = self.config.max_num_seqs > 64  # they run at once if their prompts are short
+            crowd = (
+                self.config.max_num_seqs > 64
+            )  # they run at once if their prompts are short
             blocks = rng.choice((0, 0, 3) if crowd else (0, 3, 20, 40, 60))
         prompt = self._tokens(max(1, blocks * size + rng.choice((-1, 0, 0, 1, 2))))
         if self.common:  # all of a burst begin alike
             return self.common + prompt[: rng.choice((0, 0, 1, 2))]
         if self.past and rng.random() < 0.6:
             base = rng.choice(self.past)
-            keep = rng.choice((len(base), len(base) // size * size, rng.randint(1, len(base))))
+            keep = rng.choice(
+                (len(base), len(base) // size * size, rng.randint(1, len(base)))
+            )
             prompt = base[:keep] + prompt[: rng.randint(0, len(prompt))]
-            if prompt and self.config.vocab_size > 2**16 and rng.random() < 0.3:  # one bit differs
+            if (
+                prompt and self.config.vocab_size > 2**16 and rng.random() < 0.3
+            ):  # one bit differs
                 at = rng.randrange(len(prompt))
                 prompt = (*prompt[:at], prompt[at] ^ 2**16, *prompt[at + 1 :])
         if prompt:
@@ -289,7 +335,9 @@ class World:
         self.inbox.append(Cancel(self.rng.choice(names)))
 
     def finish_some(self) -> None:
-        """The text layer ends a sample at some length, one that has ended or never was as well."""
+        """The text layer ends a sample at some length, one that has ended or never was as
+        well.
+        """
         line = list(islice(self.state.waiting, 20))
         back = [seq.id for seq in line if seq.preempted] * 4
         names = [*self.out, *self.state.running.ids, *(seq.id for seq in line), *back]
@@ -298,10 +346,14 @@ class World:
             sample += self.rng.choice((0, 0, 0, 0, 0, 1, -1))
             length = self.rng.randint(-1, len(self.out.get((name, sample), ())) + 3)
             self.cut.add((name, sample))
-            self.inbox.append(Finish(name, sample, length, self.rng.choice(("stop", "tool"))))
+            self.inbox.append(
+                Finish(name, sample, length, self.rng.choice(("stop", "tool")))
+            )
 
     def submit_again(self) -> None:
-        """Somebody submits a request once more: it is being served, or was, or has just ended."""
+        """Somebody submits a request once more: it is being served, or was, or has just
+        ended.
+        """
         live = [*sorted(self.state.requests), *list(self.requests)[-2:]]
         if live:
             request = self.requests[self.rng.choice(live)]
@@ -309,7 +361,8 @@ class World:
                 self.inbox.append(Submit(request))
 
     def storm(self) -> None:
-        """Several things happen to several requests in one turn, and its step fails, or does not.
+        """Several things happen to several requests in one turn, and its step fails, or
+        does not.
 
         In any order: the first results of the turn may come between two cancels.
         """
@@ -320,9 +373,13 @@ class World:
         self.rng.choice((self.turn, self.fail, self.garble, self.late))()
 
     def turn(self) -> None:
-        """One turn in which the earliest step in flight completes, or fails if it is poisoned."""
+        """One turn in which the earliest step in flight completes, or fails if it is
+        poisoned.
+        """
         if self._poisoned():
-            return self._take((self.oracle.fail("poison", halfway=self.rng.random() < 0.5),))
+            return self._take(
+                (self.oracle.fail("poison", halfway=self.rng.random() < 0.5),)
+            )
         return self._take((self.oracle.collect(),) if self.oracle.plans else ())
 
     def late(self) -> None:
@@ -330,17 +387,25 @@ class World:
         self._take(())
 
     def fail(self) -> None:
-        """One turn in which the earliest step fails, having written something or nothing."""
+        """One turn in which the earliest step fails, having written something
+        or nothing.
+        """
         if not self.oracle.plans:
             return self.late()
         self.faults += 1
         return self._take((self.oracle.fail("boom", halfway=self.rng.random() < 0.5),))
 
     def _poisoned(self) -> bool:
-        """Whether a sequence whose every step fails has a row in the earliest step in flight."""
+        """Whether a sequence whose every step fails has a row in the earliest step in
+        flight.
+        """
         run = self.state.running
         front = self.oracle.plans[0].gens if self.oracle.plans else ()
-        bad = (gen for gen, (name, _) in zip(run.gens, run.ids, strict=True) if name in self.poison)
+        bad = (
+            gen
+            for gen, (name, _) in zip(run.gens, run.ids, strict=True)
+            if name in self.poison
+        )
         return any(gen in front for gen in bad)
 
     def garble(self) -> None:
@@ -353,7 +418,9 @@ class World:
         wrong: list[Event] = [
             Executed(done.step, (*done.yields, (1,))),
             Executed(done.step, tuple((*y, *[1] * 9) for y in done.yields)),
-            Executed(done.step, tuple((self.config.vocab_size,) * len(y) for y in done.yields)),
+            Executed(
+                done.step, tuple((self.config.vocab_size,) * len(y) for y in done.yields)
+            ),
             Executed(done.step, tuple((-1,) * len(y) for y in done.yields)),
             Failed(done.step, "x" * 1000),
             Executed(done.step, tuple(list(y) for y in done.yields)),  # type: ignore[misc]
@@ -364,7 +431,9 @@ class World:
         if self.state.inflight[1:]:
             wrong += [Executed(self.state.inflight[-1].step, done.yields)] * 3
         event = self.rng.choice(wrong)
-        if event != done:  # a plan of rows that yield nothing cannot be garbled by more tokens
+        if (
+            event != done
+        ):  # a plan of rows that yield nothing cannot be garbled by more tokens
             self.oracle.plans.clear()
             for index in {row for plan in self.state.inflight for row in plan.rows}:
                 if index in self.oracle.rows:
@@ -372,7 +441,9 @@ class World:
         return self._take((event,))
 
     def noise(self) -> None:
-        """Results and failures of steps that nobody knows, and what is no event at all."""
+        """Results and failures of steps that nobody knows, and what is no
+        event at all.
+        """
         known = self.state.next_step
         odd: tuple[Any, ...] = (
             Executed(known + 3, ()),
@@ -399,10 +470,12 @@ class World:
             self.turn()
         check(self.config, self.state)
         assert self.state.blocks.available == self.config.num_blocks
-        lost = {(r.id, s) for r in self.requests.values() for s in range(r.n)} - set(self.ended)
+        lost = {(r.id, s) for r in self.requests.values() for s in range(r.n)} - set(
+            self.ended
+        )
         assert not lost, f"no terminal word about {lost}"
 
-    # --- the auditor -----------------------------------------------------------------------------
+    # --- the auditor --------------------------------------------------------------------
 
     def _take(self, results: tuple[Event, ...]) -> None:
         self.turns += 1
@@ -446,7 +519,9 @@ class World:
         right = self.reference(request, done.sample)
         if done.reason in ("stop", "length") and name not in self.cut:
             assert out == right, f"{name}: {out} is not {right}"
-            assert done.length == before + len(out), f"{name}: {done.length} tokens, {out} emitted"
+            assert done.length == before + len(out), (
+                f"{name}: {done.length} tokens, {out} emitted"
+            )
             stopped = out[-1] in request.stop_ids
             assert done.reason == ("stop" if stopped else "length")
         else:
@@ -467,8 +542,13 @@ def run_swarm(seed: int, turns: int) -> World:
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
     world = World(config, rng, variable=rng.random() < 0.3)
-    world.big, world.hungry, world.poisonous = big, rng.random() < 0.6, rng.choice((0.0, 0.1))
-    # Swarm testing: each run leaves out some kinds of trouble, so that others get further.
+    world.big, world.hungry, world.poisonous = (
+        big,
+        rng.random() < 0.6,
+        rng.choice((0.0, 0.1)),
+    )
+    # Swarm testing: each run leaves out some kinds of trouble, so that others get
+    # further.
     trouble = [
         a
         for a, share in (
@@ -497,4 +577,12 @@ def run_swarm(seed: int, turns: int) -> World:
     return world
 
 
-__all__ = ["VOCAB", "World", "big_config", "evolve", "run_swarm", "tiny_config", "tiny_thresholds"]
+__all__ = [
+    "VOCAB",
+    "World",
+    "big_config",
+    "evolve",
+    "run_swarm",
+    "tiny_config",
+    "tiny_thresholds",
+]

@@ -1,4 +1,6 @@
-"""A headless Chromium, driven over a pipe: the DevTools protocol needs no library for that."""
+"""A headless Chromium, driven over a pipe: the DevTools protocol needs no library for
+that.
+"""
 
 import base64
 import json
@@ -13,7 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "chrome",
+)
 PATIENCE = 60.0  # seconds for one answer, on a machine that has other things to do
 
 
@@ -23,7 +31,9 @@ def found() -> str | None:
 
 
 class Browser:
-    """One page of a browser. What the page logs, throws or may not load is in `complaints`."""
+    """One page of a browser. What the page logs, throws or may not load is in
+    `complaints`.
+    """
 
     def __init__(self, inward: int, outward: int) -> None:
         self.inward, self.outward, self.left = inward, outward, b""
@@ -54,7 +64,9 @@ class Browser:
     def _read(self) -> dict[str, Any]:
         until = time.monotonic() + PATIENCE
         while b"\0" not in self.left:
-            ready, _, _ = select.select([self.inward], [], [], max(0.0, until - time.monotonic()))
+            ready, _, _ = select.select(
+                [self.inward], [], [], max(0.0, until - time.monotonic())
+            )
             assert ready, "the browser does not answer"
             more = os.read(self.inward, 1 << 20)
             assert more, "the browser has gone"
@@ -73,16 +85,21 @@ class Browser:
         elif method == "Page.javascriptDialogOpening":
             self.complaints.append(f"dialog: {params['message']}")
 
-    def open(self, path: Path, state: str = "", *, wide: int = 1280, tall: int = 800) -> None:
+    def open(
+        self, path: Path, state: str = "", *, wide: int = 1280, tall: int = 800
+    ) -> None:
         """Open a page and wait until it is drawn; `state` is the part after `#`."""
         self.complaints.clear()
         self.requested.clear()
         size = {"width": wide, "height": tall, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **size)
         self.call("Page.navigate", url="about:blank")
-        self.call("Page.navigate", url=path.resolve().as_uri() + (f"#{state}" if state else ""))
+        self.call(
+            "Page.navigate", url=path.resolve().as_uri() + (f"#{state}" if state else "")
+        )
         self.wait(
-            "['drawn', 'failed'].some((is) => is in (document.documentElement?.dataset ?? {}))"
+            "['drawn', 'failed'].some((is) => is in (document.documentElement?.dataset "
+            "?? {}))"
         )
 
     def wait(self, expression: str) -> None:
@@ -95,7 +112,10 @@ class Browser:
     def value(self, expression: str) -> Any:
         """The value of an expression in the page, which may be a promise."""
         answer = self.call(
-            "Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True
+            "Runtime.evaluate",
+            expression=expression,
+            returnByValue=True,
+            awaitPromise=True,
         )
         assert "exceptionDetails" not in answer, answer["exceptionDetails"]
         return answer["result"].get("value")
@@ -111,7 +131,9 @@ class Browser:
         self.call("Input.insertText", text=text)
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
-        """Move the mouse, or press, release or turn its wheel, at a place of the window."""
+        """Move the mouse, or press, release or turn its wheel, at a place of
+        the window.
+        """
         self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
 
     def click(self, x: float, y: float) -> None:
@@ -135,16 +157,29 @@ def browser(profile: Path) -> Iterator[Browser]:
     name = found()
     assert name is not None
     to_read, to_write, from_read, from_write = *os.pipe(), *os.pipe()
-    # The protocol wants descriptors 3 and 4. Both are moved up first, so that neither is lost.
-    code = "import os,sys,fcntl as f\nr,w=(f.fcntl(int(a),f.F_DUPFD,50) for a in sys.argv[1:3])\n"
+    # The protocol wants descriptors 3 and 4. Both are moved up first, so that neither is
+    # lost.
+    code = (
+        "import os,sys,fcntl as f\nr,w=(f.fcntl(int(a),f.F_DUPFD,50) for a in "
+        "sys.argv[1:3])\n"
+    )
     code += "os.dup2(r,3);os.dup2(w,4)\nos.execv(sys.argv[3],sys.argv[3:])"
-    flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-             "--remote-debugging-pipe", "--no-first-run", "--disable-extensions",
-             "--disable-background-networking", f"--user-data-dir={profile}"]  # fmt: skip
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--remote-debugging-pipe",
+        "--no-first-run",
+        "--disable-extensions",
+        "--disable-background-networking",
+        f"--user-data-dir={profile}",
+    ]
     child = subprocess.Popen(
         [sys.executable, "-c", code, str(to_read), str(from_write), name, *flags],
-        pass_fds=(to_read, from_write), stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        pass_fds=(to_read, from_write),
+        stderr=subprocess.DEVNULL,
+    )
     os.close(to_read)
     os.close(from_write)
     try:

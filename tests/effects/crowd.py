@@ -1,4 +1,5 @@
-"""A crowd of clients, half of which leave at random: what it does to the others, and to the cache.
+"""A crowd of clients, half of which leave at random: what it does to the others, and to
+the cache.
 
 python -m tests.effects.crowd --clients 32 --rounds 20
 """
@@ -12,7 +13,7 @@ from pathlib import Path
 import httpx
 from attrs import frozen
 
-from tests.effects.serving import Serving, events, serving
+from tests.effects.served import Serving, events, serving
 from tests.effects.tiny_model import write_checkpoint
 
 Texts = list[dict[int, str]]  # by client, then by choice
@@ -23,9 +24,13 @@ class Found:
     """What a crowd of which half leaves was like, beside one that stays."""
 
     leaving: int
-    differing: list[int]  # clients that stayed and got something else than in the quiet run
+    differing: list[
+        int
+    ]  # clients that stayed and got something else than in the quiet run
     cancelled: int  # turns that took a Cancel
-    taken: int  # of these, how many were followed within two turns by their blocks' return
+    taken: (
+        int  # of these, how many were followed within two turns by their blocks' return
+    )
     left_over: int  # blocks that somebody held at the end
 
 
@@ -37,12 +42,20 @@ def crowd(served: Serving, clients: int, leaving: set[int], seed: int) -> Texts:
     streamed = [rng.random() < 0.75 for _ in range(clients)]
 
     def one(i: int) -> None:
-        body = {"prompt": f"client {i} " * (1 + i % 7), "seed": i, "max_tokens": 60,
-                "ignore_eos": True, "stream": True, "n": 1 + i % 3 // 2}  # fmt: skip
+        body = {
+            "prompt": f"client {i} " * (1 + i % 7),
+            "seed": i,
+            "max_tokens": 60,
+            "ignore_eos": True,
+            "stream": True,
+            "n": 1 + i % 3 // 2,
+        }
         url = f"{served.url}/v1/completions"
         if i in leaving and not streamed[i]:
             try:
-                served.http.post(url, json={**body, "stream": False}, timeout=0.05 + when[i] / 800)
+                served.http.post(
+                    url, json={**body, "stream": False}, timeout=0.05 + when[i] / 800
+                )
             except httpx.TimeoutException:
                 return
         with served.http.stream("POST", url, json=body) as answer:
@@ -64,9 +77,16 @@ def crowd(served: Serving, clients: int, leaving: set[int], seed: int) -> Texts:
 def compared(folder: str, *, clients: int, seed: int) -> Found:
     """One crowd of which half leaves, and the same crowd when all stay."""
     leaving = set(random.Random(seed).sample(range(clients), clients // 2))
-    settings = {"num_gpu_blocks_override": 400, "block_size": 8, "max_num_seqs": 24,
-                "max_model_len": 400, "executor": "oracle", "step": 0.002}  # fmt: skip
-    with serving(folder, **settings) as served:  # type: ignore[arg-type]  # of several kinds
+    settings = {
+        "num_gpu_blocks_override": 400,
+        "block_size": 8,
+        "max_num_seqs": 24,
+        "max_model_len": 400,
+        "executor": "oracle",
+        "step": 0.002,
+    }
+    # Of several kinds.
+    with serving(folder, **settings) as served:  # type: ignore[arg-type]
         whole = served.available()
         disturbed = crowd(served, clients, leaving, seed)
         served.idle()

@@ -1,9 +1,10 @@
-"""Every family of the table, and some outside it, against transformers: greedy float32 tokens.
+"""Every family of the table, and some outside it, against transformers: greedy float32
+tokens.
 
-Tiny random checkpoints as transformers saves them, with weights large enough that tokens vary.
-minfer serves the prompts in small blocks and chunks, eight at a time, far past the windows, and
-again from its prefix cache; transformers one by one. Counts tokens that differ (expected: none),
-and different ones.
+Tiny random checkpoints as transformers saves them, with weights large enough that tokens
+vary. minfer serves the prompts in small blocks and chunks, eight at a time, far past the
+windows, and again from its prefix cache; transformers one by one. Counts tokens that
+differ (expected: none), and different ones.
 """
 
 import argparse
@@ -20,7 +21,9 @@ from tests.effects.tiny_families import OTHERS, VARIANTS, WINDOW, save
 SMALL = {"block_size": 8, "max_num_seqs": 8, "max_num_batched_tokens": 24}
 
 
-def compare(family: str, config: dict[str, Any], prompts: list[list[int]]) -> dict[str, int]:
+def compare(
+    family: str, config: dict[str, Any], prompts: list[list[int]]
+) -> dict[str, int]:
     """Continue the prompts with both; what differs."""
     tokens = 2 * WINDOW
     with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +45,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for (family, name), config in (VARIANTS | OTHERS).items():
         lengths = rng.choices(range(1, 3 * WINDOW + 1), k=args.prompts)
         prompts = [rng.choices(range(160), k=length) for length in lengths]
-        rows.append({"family": family, "variant": name, **compare(family, config, prompts)})
+        rows.append(
+            {"family": family, "variant": name, **compare(family, config, prompts)}
+        )
         show(rows[-1])
     wrong = sum(row["mismatched_tokens"] for row in rows)
     print(f"{wrong} mismatches in {len(rows)} variants")

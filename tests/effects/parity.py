@@ -1,12 +1,13 @@
 """Does minfer say what transformers says? Greedy tokens in float32, logits in bfloat16.
 
-float32: pieces of Python are continued greedily by transformers, one by one, and by engines with
-every combination of chunk size, batch size, depth, repeat and pool size, twice, so that the second
-pass hits the prefix cache. A mismatch is a continuation in which any token differs: expected none.
+float32: pieces of Python are continued greedily by transformers, one by one, and by
+engines with every combination of chunk size, batch size, depth, repeat and pool size,
+twice, so that the second pass hits the prefix cache. A mismatch is a continuation in
+which any token differs: expected none.
 
 bfloat16: over prompts and continuations, the KL divergence in nats of minfer's next-token
-distribution from that of transformers in float32, and how often the likeliest token is the same;
-beside them, transformers' own figures in bfloat16.
+distribution from that of transformers in float32, and how often the likeliest token is
+the same; beside them, transformers' own figures in bfloat16.
 """
 
 import argparse
@@ -24,16 +25,22 @@ from torch import Tensor
 
 from bench.results import run, show
 from minfer import LLM, SamplingParams
-from minfer.effects.options import bundled_folder
-from minfer.effects.text import Tokenizer
-from minfer.effects.verify import _packed_logits
+from minfer.effects.cli.verify import _packed_logits
+from minfer.effects.setup.options import bundled_folder
+from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Preempted, Reason, Voided
 
-HEADER = '"""Tools for reading and writing tables.\n\nEvery function takes a path first."""\n\n'
+HEADER = (
+    '"""Tools for reading and writing tables.\n\nEvery function takes a path '
+    'first."""\n\n'
+)
 BLOCK = 16
 MOST = 192  # prompt tokens
 COMBINATIONS = {
-    "max_num_batched_tokens": (1024, 24),  # whole prompts, or chunks of what is left of 24
+    "max_num_batched_tokens": (
+        1024,
+        24,
+    ),  # whole prompts, or chunks of what is left of 24
     "max_num_seqs": (1, 16),
     "steps_in_flight": (1, 2),
     "max_repeat": (1, 4),
@@ -42,21 +49,35 @@ COMBINATIONS = {
 
 
 def their_tokens(
-    model: Any, prompts: Sequence[Sequence[int]], tokens: int, ends: list[int] | None = None
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    tokens: int,
+    ends: list[int] | None = None,
 ) -> list[list[int]]:
-    """transformers' greedy tokens, up to one of `ends`; prompts are padded on the left."""
+    """transformers' greedy tokens, up to one of `ends`; prompts are padded on
+    the left.
+    """
     longest = max(map(len, prompts))
     ids = torch.tensor([[0] * (longest - len(p)) + list(p) for p in prompts])
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
-    how = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": ends, "pad_token_id": 0}
-    made: list[list[int]] = model.generate(ids, attention_mask=mask, **how)[:, longest:].tolist()
+    how = {
+        "max_new_tokens": tokens,
+        "do_sample": False,
+        "eos_token_id": ends,
+        "pad_token_id": 0,
+    }
+    made: list[list[int]] = model.generate(ids, attention_mask=mask, **how)[
+        :, longest:
+    ].tolist()
     return made
 
 
 def serve_twice(
     model: str, prompts: list[list[int]], tokens: int, **settings: Any
 ) -> tuple[list[list[list[int]]], dict[str, Any]]:
-    """minfer's greedy tokens in float32, of both passes, and what the engine had to do."""
+    """minfer's greedy tokens in float32, of both passes, and what the engine
+    had to do.
+    """
     how, reasons = SamplingParams(temperature=0, max_tokens=tokens), list[Reason]()
     made, hits = list[list[list[int]]](), list[int]()
     with LLM(model, dtype="float32", skip_tokenizer_init=True, **settings) as llm:
@@ -67,16 +88,24 @@ def serve_twice(
             hits.append(sum(output.num_cached_tokens for output in outputs))
     return made, {
         "preemptions": sum(isinstance(reason, Preempted) for reason in reasons),
-        "hit_tokens_first_pass": hits[0], "hit_tokens_second_pass": hits[1],
-        "failed_steps": [reason.error for reason in reasons if isinstance(reason, Voided)],
-    }  # fmt: skip
+        "hit_tokens_first_pass": hits[0],
+        "hit_tokens_second_pass": hits[1],
+        "failed_steps": [
+            reason.error for reason in reasons if isinstance(reason, Voided)
+        ],
+    }
 
 
 def pieces(model: Path, count: int, rng: random.Random) -> list[list[int]]:
-    """Token ids from the standard library, of one to MOST tokens, some behind one header."""
+    """Token ids from the standard library, of one to MOST tokens, some behind
+    one header.
+    """
     encode = Tokenizer(model).encode
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))[:40]
-    ids, header = encode("".join(path.read_text("utf-8") for path in files)), encode(HEADER)
+    ids, header = (
+        encode("".join(path.read_text("utf-8") for path in files)),
+        encode(HEADER),
+    )
     out = []
     for _ in range(count):
         at, start = rng.randrange(len(ids) - MOST), header if rng.random() < 0.3 else []
@@ -87,7 +116,9 @@ def pieces(model: Path, count: int, rng: random.Random) -> list[list[int]]:
 def compare(
     model: str, prompts: list[list[int]], wanted: list[list[int]], tokens: int
 ) -> Iterator[dict[str, Any]]:
-    """What engines make of the prompts, against `wanted`: figures of every combination."""
+    """What engines make of the prompts, against `wanted`: figures of every
+    combination.
+    """
     longest = MOST + tokens
     for values in product(*COMBINATIONS.values()):
         how, begin = dict(zip(COMBINATIONS, values, strict=True)), time.perf_counter()
@@ -97,7 +128,9 @@ def compare(
             continue  # one alone is never preempted
         settings["num_gpu_blocks_override"] = 2 * -(-longest // BLOCK) if tight else 2048
         passes, done = serve_twice(model, prompts, tokens, **settings)
-        wrong = [(n, i) for n in (0, 1) for i, w in enumerate(wanted) if passes[n][i] != w]
+        wrong = [
+            (n, i) for n in (0, 1) for i, w in enumerate(wanted) if passes[n][i] != w
+        ]
         row = {"prompts": 2 * len(prompts), "mismatches": len(wrong), "mismatched": wrong}
         yield {**how, **row, **done, "seconds": time.perf_counter() - begin}
 
@@ -107,9 +140,11 @@ def divergence(exact: list[Tensor], found: list[Tensor]) -> dict[str, float]:
     logp, logq = (torch.cat(logits).double().log_softmax(-1) for logits in (exact, found))
     kl, same = (logp.exp() * (logp - logq)).sum(-1), logp.argmax(-1) == logq.argmax(-1)
     return {
-        "kl_mean_nats": float(kl.mean()), "kl_max_nats": float(kl.max()),
-        "top1_agreement": float(same.double().mean()), "positions": len(kl),
-    }  # fmt: skip
+        "kl_mean_nats": float(kl.mean()),
+        "kl_max_nats": float(kl.max()),
+        "top1_agreement": float(same.double().mean()),
+        "positions": len(kl),
+    }
 
 
 @torch.inference_mode()
@@ -124,9 +159,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         texts = [prompt + out for prompt, out in zip(prompts, wanted, strict=True)]
         ours = [_packed_logits(llm, [ids])[0] for ids in texts]
     exact, half = (
-        [model(torch.tensor([ids])).logits[0].float() for ids in texts] for model in models
+        [model(torch.tensor([ids])).logits[0].float() for ids in texts]
+        for model in models
     )
-    chosen = [logits[-len(out) - 1 : -1] for logits, out in zip(exact, wanted, strict=True)]
+    chosen = [
+        logits[-len(out) - 1 : -1] for logits, out in zip(exact, wanted, strict=True)
+    ]
     top = torch.cat(chosen).topk(2).values
     figures = {"minfer": divergence(exact, ours), "transformers": divergence(exact, half)}
     rows = []
@@ -134,20 +172,36 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         rows.append(row)
         show(row)
     found = {
-        "model": args.model.name, "prompts": len(prompts),
-        "prompt_tokens": sum(map(len, prompts)), "output_tokens": sum(map(len, wanted)),
+        "model": args.model.name,
+        "prompts": len(prompts),
+        "prompt_tokens": sum(map(len, prompts)),
+        "output_tokens": sum(map(len, wanted)),
         "mismatches": sum(row["mismatches"] for row in rows),
-        "smallest_gap": float((top[:, 0] - top[:, 1]).min()),  # of logits, where tokens were chosen
-    }  # fmt: skip
+        "smallest_gap": float(
+            (top[:, 0] - top[:, 1]).min()
+        ),  # of logits, where tokens were chosen
+    }
     show({**found, **figures})
     return {**found, "combinations": rows, "bfloat16": figures}
 
 
 if __name__ == "__main__":
-    run("parity", measure, {
-        "--model": {"type": Path, "default": bundled_folder()},
-        "--prompts": 200,
-        "--tokens": {"type": int, "default": 24, "help": "output tokens a prompt, at most"},
-        "--seed": 0,
-        "--threads": {"type": int, "default": 1, "help": "of torch; the model is tiny"},
-    })  # fmt: skip
+    run(
+        "parity",
+        measure,
+        {
+            "--model": {"type": Path, "default": bundled_folder()},
+            "--prompts": 200,
+            "--tokens": {
+                "type": int,
+                "default": 24,
+                "help": "output tokens a prompt, at most",
+            },
+            "--seed": 0,
+            "--threads": {
+                "type": int,
+                "default": 1,
+                "help": "of torch; the model is tiny",
+            },
+        },
+    )

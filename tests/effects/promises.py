@@ -1,12 +1,13 @@
-"""Every scheduling policy on one trace, in virtual time: what each buys, and whether it keeps its
-promise on every pair of requests of which the later was let in first.
+"""Every scheduling policy on one trace, in virtual time: what each buys, and whether it
+keeps its promise on every pair of requests of which the later was let in first.
 
     python -m tests.effects.promises --trace azure_code_2023.csv
 
-The trace (Azure LLM inference 2023, code; Splitwise, ISCA 2024) gives arrivals and lengths. It says
-nothing of clients, priorities and deadlines: those are drawn from the seed, as `minfer simulate
---mix` does. Steps cost what it takes by default: about a 7B model on one H200. `--speed` plays the
-trace faster: as it is it loads that card by a quarter.
+The trace (Azure LLM inference 2023, code; Splitwise, ISCA 2024) gives arrivals and
+lengths. It says nothing of clients, priorities and deadlines: those are drawn from the
+seed, as `minfer simulate --mix` does. Steps cost what it takes by default: about a 7B
+model on one H200. `--speed` plays the trace faster: as it is it loads that card by a
+quarter.
 """
 
 import argparse
@@ -18,15 +19,24 @@ from attrs import define
 
 from bench.results import percentiles, run, show
 from minfer.config import EngineConfig
-from minfer.effects.costs import H200
-from minfer.effects.driver import quiet_collector
-from minfer.effects.report import Report
-from minfer.effects.traces import Trace, read_trace
+from minfer.effects.live.driver import quiet_collector
+from minfer.effects.runs.costs import H200
+from minfer.effects.runs.report import Report
+from minfer.effects.runs.traces import Trace, read_trace
 from minfer.messages import Admitted, Emit, Submit
-from minfer.policies import PREFILL, Ageing, Deadline, Fair, Priority, Shortest, Static, Window
+from minfer.policies import (
+    PREFILL,
+    Ageing,
+    Deadline,
+    Fair,
+    Priority,
+    Shortest,
+    Static,
+    Window,
+)
 from minfer.policy import FirstCome, Policy
 from minfer.request import Request
-from minfer.simulate import Arrival, Simulated, Simulation
+from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.state import Turn
 
 TTFT, TPOT = 1.0, 0.05  # seconds: what counts as good
@@ -60,7 +70,9 @@ class Served:
 
 def served(arrivals: Iterable[Arrival], turns: Iterable[Turn]) -> list[Served]:
     """What became of each request, in their order."""
-    found = {one.id: Served(one, time) for time, one in arrivals if isinstance(one, Request)}
+    found = {
+        one.id: Served(one, time) for time, one in arrivals if isinstance(one, Request)
+    }
     for turn in turns:
         now = turn.transition.state.time
         for event in turn.events:
@@ -78,7 +90,9 @@ def served(arrivals: Iterable[Arrival], turns: Iterable[Turn]) -> list[Served]:
 
 
 def may_overtake(policy: Policy, late: Served, early: Served) -> bool:
-    """Whether the policy's promise allows that `late`, who came later, is admitted first."""
+    """Whether the policy's promise allows that `late`, who came later, is
+    admitted first.
+    """
     behind, wants, has = late.entered - early.entered, late.request, early.request
     match policy:
         case Priority():
@@ -107,10 +121,14 @@ def violations(policy: Policy, every: list[Served]) -> int:
     return broken
 
 
-def replay(policy: Policy, promise: str, trace: Trace, speed: float, seed: int) -> dict[str, Any]:
+def replay(
+    policy: Policy, promise: str, trace: Trace, speed: float, seed: int
+) -> dict[str, Any]:
     """One policy on the trace."""
     length = max(16384, *trace.sizes)
-    config = EngineConfig(num_blocks=7000, max_model_len=length, max_num_seqs=64, policy=policy)
+    config = EngineConfig(
+        num_blocks=7000, max_model_len=length, max_num_seqs=64, policy=policy
+    )
     report, arrivals = Report(config, TTFT, TPOT), [*trace.arrivals(64, speed, seed)]
     with quiet_collector():
         turns = Simulation(config, Simulated(), H200, report.note(arrivals)).turns()
@@ -121,13 +139,18 @@ def replay(policy: Policy, promise: str, trace: Trace, speed: float, seed: int) 
         "small_clients": [one.ttft for one in every if one.request.client != "big"],
     }
     return {
-        "policy": type(policy).__name__, "ttft": found["ttft"], "tpot": found["tpot"],
-        "goodput": found["goodput"], "good": found["good"],
+        "policy": type(policy).__name__,
+        "ttft": found["ttft"],
+        "tpot": found["tpot"],
+        "goodput": found["goodput"],
+        "good": found["good"],
         **{name: percentiles(values) for name, values in ttft.items() if values},
         "in_time": sum(one.ttft <= one.request.deadline for one in every) / len(every),
-        "busy": found["busy"], "turns": found["turns"],
-        "promise": promise, "broken": violations(policy, every),
-    }  # fmt: skip
+        "busy": found["busy"],
+        "turns": found["turns"],
+        "promise": promise,
+        "broken": violations(policy, every),
+    }
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -142,7 +165,13 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run("policies", measure, {
-        "--trace": {"required": True, "help": "azure_code_2023.csv"}, "--requests": 5000,
-        "--speed": {"type": float, "nargs": "+", "default": [1.0, 4.0]}, "--seed": 0,
-    })  # fmt: skip
+    run(
+        "policies",
+        measure,
+        {
+            "--trace": {"required": True, "help": "azure_code_2023.csv"},
+            "--requests": 5000,
+            "--speed": {"type": float, "nargs": "+", "default": [1.0, 4.0]},
+            "--seed": 0,
+        },
+    )

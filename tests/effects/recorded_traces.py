@@ -1,9 +1,11 @@
-"""Real traces run live, journalled, and replayed elsewhere; and processes killed while they record.
+"""Real traces run live, journalled, and replayed elsewhere; and processes killed while
+they record.
 
-A run takes the first requests of a trace as fast as the engine does, cancels some at random, and
-has too small a pool and urgent ones displace others, so that requests are preempted. The journal is
-then replayed by `minfer replay` in a process with another hash seed, which must not load torch:
-digests must be equal and no turn may differ. `live` runs the bundled model with lengths divided,
+A run takes the first requests of a trace as fast as the engine does, cancels some at
+random, and has too small a pool and urgent ones displace others, so that requests are
+preempted. The journal is then replayed by `minfer replay` in a process with another hash
+seed, which must not load torch: digests must be equal and no turn may differ. `live` runs
+the bundled model with lengths divided,
 `oracle` full lengths on the oracle executor. `python -m tests.effects.recorded_traces`.
 """
 
@@ -27,25 +29,33 @@ import torch
 from bench.replay import replayed
 from bench.results import run, show
 from minfer.config import EngineConfig
-from minfer.effects.driver import Driver, quiet_collector
-from minfer.effects.executor import Executor
-from minfer.effects.journal import Writer, read_journal
-from minfer.effects.llm import open_executor
-from minfer.effects.options import EngineArgs, prepare
-from minfer.effects.traces import read_trace
+from minfer.effects.execution.executor import Executor
+from minfer.effects.live.driver import Driver, quiet_collector
+from minfer.effects.live.journal_files import Writer, read_journal
+from minfer.effects.live.llm import open_executor
+from minfer.effects.runs.traces import read_trace
+from minfer.effects.setup.options import EngineArgs, prepare
 from minfer.messages import Cancel, Preempted, Submit
-from minfer.oracle import Oracle
 from minfer.policies import Priority
 from minfer.request import Request
+from minfer.runs.oracle import Oracle
 
 
-def live(config: EngineConfig, executor: Executor, requests: Iterator[Request], seed: int) -> Any:
-    """Serve all requests with cancels; returns the journal's findings beside the run's own."""
+def live(
+    config: EngineConfig, executor: Executor, requests: Iterator[Request], seed: int
+) -> Any:
+    """Serve all requests with cancels; returns the journal's findings beside the run's
+    own.
+    """
     rng, preempted, turns = random.Random(seed), 0, 0
     doomed: dict[int, list[str]] = {}  # turn -> who is cancelled in it
     with tempfile.TemporaryDirectory() as folder:
         writer = Writer(Path(folder), config, {}, size=1 << 34)
-        driver, begin, left = Driver(config, executor, record=writer), time.perf_counter(), True
+        driver, begin, left = (
+            Driver(config, executor, record=writer),
+            time.perf_counter(),
+            True,
+        )
         with quiet_collector():
             while left or driver.busy:
                 while left and len(driver.state.requests) + len(driver.inbox) < 100:
@@ -70,12 +80,18 @@ def live(config: EngineConfig, executor: Executor, requests: Iterator[Request], 
     assert found["turns"] == turns
     assert found["divergence"] is None
     return {
-        "turns": turns, "row_results": found["row_results"], "seconds_live": took,
-        "ended": Counter(found["ended"]), "preemptions": preempted, "digest": found["digest"],
-        "divergent_turns": 0, "state_digests": found["state_digests"], "journal_bytes": size,
+        "turns": turns,
+        "row_results": found["row_results"],
+        "seconds_live": took,
+        "ended": Counter(found["ended"]),
+        "preemptions": preempted,
+        "digest": found["digest"],
+        "divergent_turns": 0,
+        "state_digests": found["state_digests"],
+        "journal_bytes": size,
         "seconds_replay": found["replay_seconds"],
         "row_results_per_second": found["row_results_per_second"],
-    }  # fmt: skip
+    }
 
 
 def traces(args: argparse.Namespace) -> dict[str, Any]:
@@ -86,9 +102,17 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
         small = asked(str(path), args.requests, args.divide)
         # So few rows that they are fought for even if most outputs are a single token.
         rows = max(2, round(mean(one.max_tokens for one in small)))
-        setup = prepare(EngineArgs(num_gpu_blocks_override=128, block_size=16, max_num_seqs=rows,
-                                   max_model_len=2048, max_num_batched_tokens=1024,
-                                   dtype="float32", scheduling_policy="priority"))  # fmt: skip
+        setup = prepare(
+            EngineArgs(
+                num_gpu_blocks_override=128,
+                block_size=16,
+                max_num_seqs=rows,
+                max_model_len=2048,
+                max_num_batched_tokens=1024,
+                dtype="float32",
+                scheduling_policy="priority",
+            )
+        )
         vocab = setup.spec.vocab_size
         real = [
             attrs.evolve(one, prompt=tuple(token % vocab for token in one.prompt))
@@ -96,15 +120,25 @@ def traces(args: argparse.Namespace) -> dict[str, Any]:
             if len(one.prompt) + one.max_tokens <= setup.config.max_model_len
         ]
         found = live(setup.config, open_executor(setup, None), iter(real), args.seed)
-        out[f"{path.stem} live"] = {"rows": rows, "too_long": len(small) - len(real), **found}
+        out[f"{path.stem} live"] = {
+            "rows": rows,
+            "too_long": len(small) - len(real),
+            **found,
+        }
         show({path.stem: "live", **out[f"{path.stem} live"]})
         whole = asked(str(path), args.requests)
         lengths = [len(one.prompt) + one.max_tokens for one in whole]
         config = EngineConfig(
-            num_blocks=round(max(*lengths, 13 * mean(lengths)) / 64) + 1, block_size=64,
-            max_model_len=131_072, max_num_seqs=256, max_num_batched_tokens=8192, policy=Priority(),
-        )  # fmt: skip
-        out[f"{path.stem} oracle"] = live(config, Oracle(64, 2**31), iter(whole), args.seed)
+            num_blocks=round(max(*lengths, 13 * mean(lengths)) / 64) + 1,
+            block_size=64,
+            max_model_len=131_072,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            policy=Priority(),
+        )
+        out[f"{path.stem} oracle"] = live(
+            config, Oracle(64, 2**31), iter(whole), args.seed
+        )
         show({path.stem: "oracle", **out[f"{path.stem} oracle"]})
     return out
 
@@ -137,7 +171,9 @@ def endless(folder: Path) -> None:
 
 
 def kills(times: int, seed: int) -> dict[str, Any]:
-    """Kill a process that many times at a random moment: what was told must be in its journal."""
+    """Kill a process that many times at a random moment: what was told must be in its
+    journal.
+    """
     rng, lost, torn, turns = random.Random(seed), 0, 0, 0
     for _ in range(times):
         with tempfile.TemporaryDirectory() as name:
@@ -154,7 +190,12 @@ def kills(times: int, seed: int) -> dict[str, Any]:
             lost += journal.count < int(told[-1] if told else 1)
             torn += bool(journal.torn)
             turns += journal.count
-    return {"kills": times, "turns_told_and_lost": lost, "torn_tails": torn, "turns": turns}
+    return {
+        "kills": times,
+        "turns_told_and_lost": lost,
+        "torn_tails": torn,
+        "turns": turns,
+    }
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -164,8 +205,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run("replay_traces", measure, {
-        "--traces": {"type": Path, "nargs": "*", "default": [],
-                     "help": "mooncake_conversation.jsonl, azure_code_2023.csv"},
-        "--requests": 3000, "--divide": 32, "--kills": 20, "--seed": 0,
-    })  # fmt: skip
+    run(
+        "replay_traces",
+        measure,
+        {
+            "--traces": {
+                "type": Path,
+                "nargs": "*",
+                "default": [],
+                "help": "mooncake_conversation.jsonl, azure_code_2023.csv",
+            },
+            "--requests": 3000,
+            "--divide": 32,
+            "--kills": 20,
+            "--seed": 0,
+        },
+    )

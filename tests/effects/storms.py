@@ -1,7 +1,8 @@
-"""Every fold over runs in which everything meets in one turn: none may raise, all must agree.
+"""Every fold over runs in which everything meets in one turn: none may raise, all must
+agree.
 
-`python -m tests.effects.storms --turns 100000` runs it for long; a failure prints the seed that
-repeats it.
+`python -m tests.effects.storms --turns 100000` runs it for long; a failure prints the
+seed that repeats it.
 """
 
 import argparse
@@ -13,19 +14,38 @@ from types import SimpleNamespace
 from typing import Any
 
 from minfer.config import EngineConfig
-from minfer.effects.metrics import Metrics
-from minfer.effects.report import Report
-from minfer.effects.view import Run
-from minfer.explain import explain
-from minfer.messages import Admitted, Cancel, Emit, Execute, Overruled, Preempted, Submit, Voided
+from minfer.effects.runs.report import Report
+from minfer.effects.runs.view import Run
+from minfer.effects.serving.metrics import Metrics
+from minfer.messages import (
+    Admitted,
+    Cancel,
+    Emit,
+    Execute,
+    Overruled,
+    Preempted,
+    Submit,
+    Voided,
+)
+from minfer.runs.explain import explain
 from minfer.sequence import SampleId
 from minfer.state import Turn
 from tests.core.recorded import mixed_ends, recorded, storm
 
 Weather = Counter[str]  # what there was, and how often
 TURNS = 100  # of one storm
-WEATHER = {"turns", "ends that differ", "several samples", "resumed", "came again while served",
-           "cancels", "preempted", "failed steps", "overruled", "let in"}  # fmt: skip
+WEATHER = {
+    "turns",
+    "ends that differ",
+    "several samples",
+    "resumed",
+    "came again while served",
+    "cancels",
+    "preempted",
+    "failed steps",
+    "overruled",
+    "let in",
+}
 
 
 def metrics_of(turns: Iterable[Turn]) -> Metrics:
@@ -39,14 +59,17 @@ def metrics_of(turns: Iterable[Turn]) -> Metrics:
 
 
 def hits_by_plans(turns: Iterable[Turn]) -> tuple[int, int]:
-    """Cached tokens and tokens of prompts, from plans alone: where each sample's first one begins.
+    """Cached tokens and tokens of prompts, from plans alone: where each sample's first
+    one begins.
 
     What is copied from a sibling was not in the cache.
     """
     ran, hit, prompt = set[SampleId](), 0, 0
     for command in (command for turn in turns for command in turn.transition.commands):
         if isinstance(command, Emit):
-            ran -= {(done.id, done.sample) for done in command.finished if not refused(done)}
+            ran -= {
+                (done.id, done.sample) for done in command.finished if not refused(done)
+            }
         elif isinstance(command, Execute):
             plan = command.plan
             copied = {copy.target: copy.count for copy in plan.copies}
@@ -54,7 +77,9 @@ def hits_by_plans(turns: Iterable[Turn]) -> tuple[int, int]:
                 name = row.request.id, row.sample
                 if name not in ran:
                     ran.add(name)
-                    begin = plan.starts[row.index] - sum(copied.get(b, 0) for b in row.table)
+                    begin = plan.starts[row.index] - sum(
+                        copied.get(b, 0) for b in row.table
+                    )
                     hit += min(begin, len(row.request.prompt))
                     prompt += len(row.request.prompt)
     return hit, prompt
@@ -73,7 +98,9 @@ def weather(turns: Iterable[Turn]) -> Weather:
             if isinstance(event, Submit):
                 seen["several samples"] += event.request.n > 1
                 seen["resumed"] += bool(event.request.output)
-                seen["came again while served"] += event.request.id in turn.before.requests
+                seen["came again while served"] += (
+                    event.request.id in turn.before.requests
+                )
             seen["cancels"] += isinstance(event, Cancel)
         for reason in turn.transition.reasons:
             seen["preempted"] += isinstance(reason, Preempted)
@@ -83,7 +110,9 @@ def weather(turns: Iterable[Turn]) -> Weather:
     return seen
 
 
-def fold(seed: int, run: Callable[[int, int], tuple[EngineConfig, list[Turn]]] = storm) -> Weather:
+def fold(
+    seed: int, run: Callable[[int, int], tuple[EngineConfig, list[Turn]]] = storm
+) -> Weather:
     """Fold a run through everything that folds; returns what there was in it."""
     config, log = run(seed, TURNS)
     report, page = Report(config), Run()
@@ -93,7 +122,10 @@ def fold(seed: int, run: Callable[[int, int], tuple[EngineConfig, list[Turn]]] =
     figures, counts = report.figures(), metrics_of(log).counts
     cached, prompt = hits_by_plans(log)
     assert (figures["cached_tokens"], figures["prompt_tokens"]) == (cached, prompt)
-    assert (counts["prefix_cache_hits"], counts["prefix_cache_queries"]) == (cached, prompt)
+    assert (counts["prefix_cache_hits"], counts["prefix_cache_queries"]) == (
+        cached,
+        prompt,
+    )
     assert (page.cached, page.prompt) == (cached, prompt)
     assert sum(map(len, page.serving.values())) == report.unfinished
     names = dict.fromkeys(
@@ -101,13 +133,17 @@ def fold(seed: int, run: Callable[[int, int], tuple[EngineConfig, list[Turn]]] =
     )
     for name in names:
         explain(config, log, name)
-    return weather(log) + Counter({"turns": len(log), "ends that differ": mixed_ends(log)})
+    return weather(log) + Counter(
+        {"turns": len(log), "ends that differ": mixed_ends(log)}
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=100_000)
-    parser.add_argument("--worlds", action="store_true", help="the swarm's worlds, not storms")
+    parser.add_argument(
+        "--worlds", action="store_true", help="the swarm's worlds, not storms"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of the first storm")
     options = parser.parse_args()
     seen, seed, begin = Weather(), options.seed, time.perf_counter()

@@ -1,4 +1,6 @@
-"""Tiny random checkpoints of architectures outside the family table, as transformers saves them."""
+"""Tiny random checkpoints of architectures outside the family table, as transformers
+saves them.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -6,7 +8,7 @@ from typing import Any
 import torch
 import transformers
 
-from minfer.effects.fallback import quiet
+from minfer.effects.models.fallback import quiet
 
 VOCAB = 260
 COMMON: dict[str, Any] = {
@@ -24,15 +26,21 @@ COMMON: dict[str, Any] = {
 }
 # model_type -> what it adds to the above
 CONFIGS: dict[str, dict[str, Any]] = {
-    # Layer norms, parallel residual, rotation of a quarter of each head; dropout must not drop.
-    "gpt_neox": {"attention_dropout": 0.5, "hidden_dropout": 0.5, "tie_word_embeddings": False},
+    # Layer norms, parallel residual, rotation of a quarter of each head; dropout must not
+    # drop.
+    "gpt_neox": {
+        "attention_dropout": 0.5,
+        "hidden_dropout": 0.5,
+        "tie_word_embeddings": False,
+    },
     # Learnt positions, fused and transposed projections, tied embeddings.
     "gpt2": {},
     # Norms behind the sublayers, normalised queries and keys.
     "olmo2": {},
     # Experts, every layer with a window.
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
-    # Two windows for a full layer, each kind with a rope of its own, scaled embeddings and scores.
+    # Two windows for a full layer, each kind with a rope of its own, scaled embeddings
+    # and scores.
     "gemma3_text": {
         "num_hidden_layers": 3,
         "head_dim": 16,
@@ -54,7 +62,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def tiny_config(kind: str, **changes: Any) -> Any:
     """A config of transformers for a tiny model of that type."""
-    return transformers.CONFIG_MAPPING[kind](**{**COMMON, **CONFIGS.get(kind, {}), **changes})
+    return transformers.CONFIG_MAPPING[kind](
+        **{**COMMON, **CONFIGS.get(kind, {}), **changes}
+    )
 
 
 def save(folder: Path, kind: str, **changes: Any) -> Any:

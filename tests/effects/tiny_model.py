@@ -1,4 +1,6 @@
-"""A tiny random checkpoint with a byte tokenizer: made in milliseconds, read like any other."""
+"""A tiny random checkpoint with a byte tokenizer: made in milliseconds, read like any
+other.
+"""
 
 import json
 from pathlib import Path
@@ -10,10 +12,15 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 
-from minfer.effects.batch import Batch, Row, make_batch
-from minfer.effects.checkpoint import read_config
-from minfer.effects.spec import ModelSpec, parse_spec
-from minfer.effects.weights import Weights, empty_weights, named_parts, random_weights
+from minfer.effects.models.batch import Batch, Row, make_batch
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.spec import ModelSpec, parse_spec
+from minfer.effects.models.weights import (
+    Weights,
+    empty_weights,
+    named_parts,
+    random_weights,
+)
 
 EOS = 256  # after the 256 bytes
 CONFIG: dict[str, Any] = {
@@ -85,8 +92,12 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
 
 
-def decode_batch(tokens: Tensor, positions: Tensor, table: Tensor, block_size: int) -> Batch:
-    """A step of rows of one token each, whose tables have leftovers behind their own blocks."""
+def decode_batch(
+    tokens: Tensor, positions: Tensor, table: Tensor, block_size: int
+) -> Batch:
+    """A step of rows of one token each, whose tables have leftovers behind their own
+    blocks.
+    """
     needs = (positions // block_size + 1).tolist()
     rows = [
         Row([token], at, line[:need].tolist())

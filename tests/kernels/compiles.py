@@ -1,8 +1,9 @@
-"""Compile the kernels for a Hopper GPU where there is none: `python -m tests.kernels.compiles`.
+"""Compile the kernels for a Hopper GPU where there is none: `python -m
+tests.kernels.compiles`.
 
-The interpreter runs kernels as Python, whatever a compiler would say of them. Here they are
-compiled as a step of Qwen2.5 7B wants them, and not run. Prints seconds and the name of each.
-With `--few`, products and attention, which take longest, are left out.
+The interpreter runs kernels as Python, whatever a compiler would say of them. Here they
+are compiled as a step of Qwen2.5 7B wants them, and not run. Prints seconds and the name
+of each. With `--few`, products and attention, which take longest, are left out.
 """
 
 import sys
@@ -16,7 +17,16 @@ from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
 from minfer import kernels
-from minfer.kernels import activation, attention, linear, logprobs, norm, rope, rows, sample
+from minfer.kernels import (
+    activation,
+    attention,
+    linear,
+    logprobs,
+    norm,
+    rope,
+    rows,
+    sample,
+)
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 3584, 18_944, 28, 4, 128, 152_064, 64
 QKV = (HEADS + 2 * KV_HEADS) * DIM
@@ -64,13 +74,22 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     """What so many rows launch in a step, or one chunk of so many inputs."""
     at, slots, table, one = ints(tokens), ints(tokens).long(), ints(9, 32), ints(1)
     given = ints(3, tokens) if chunk else None
-    rows.gather(at[: 0 if chunk else tokens], given, at, at, table, BLOCK, at, at, at, slots)
-    x, scale, turns, kept = half(tokens, HIDDEN), half(HIDDEN), torch.empty(99, DIM), cache()
+    rows.gather(
+        at[: 0 if chunk else tokens], given, at, at, table, BLOCK, at, at, at, slots
+    )
+    x, scale, turns, kept = (
+        half(tokens, HIDDEN),
+        half(HIDDEN),
+        torch.empty(99, DIM),
+        cache(),
+    )
     qkv = linear.norm_linear(x, scale, 1e-6, half(QKV, HIDDEN), half(QKV))
     rope.rope_and_cache(qkv, turns, at, slots, *kept, HEADS, KV_HEADS)
     q = qkv.view(tokens, -1, DIM)[:, :HEADS]
     if chunk:
-        attention.prefill_attention(q, *kept, table, one, one, one, one, 0.1, max_count=tokens)
+        attention.prefill_attention(
+            q, *kept, table, one, one, one, one, 0.1, max_count=tokens
+        )
     else:
         attention.decode_attention(q, *kept, table, at, at, 0.1, splits=splits)
     linear.linear_add(x, half(tokens, HIDDEN), half(HIDDEN, HIDDEN))
@@ -83,7 +102,9 @@ def main(few: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
     kernels.interpreting = True  # kernels take tensors of the CPU
-    torch.nn.functional.linear = lambda x, weight, *_: x.new_empty(len(x), len(weight))  # cuBLAS'
+    torch.nn.functional.linear = lambda x, weight, *_: x.new_empty(
+        len(x), len(weight)
+    )  # cuBLAS'
     if not few:
         step(1, splits=32)
         step(8, splits=4)
@@ -92,8 +113,15 @@ def main(few: bool) -> None:
     rows.scatter(ints(99), ints(8))
     norm.rms_norm(half(512, HIDDEN), half(HIDDEN), 1e-6, half(512, HIDDEN))
     activation.silu_mul(half(512, 2 * INNER))
-    at, ones, turns, norms = ints(4), torch.ones(4), torch.empty(9, DIM), (half(DIM), half(DIM))
-    rope.rope_and_cache(half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms)
+    at, ones, turns, norms = (
+        ints(4),
+        torch.ones(4),
+        torch.empty(9, DIM),
+        (half(DIM), half(DIM)),
+    )
+    rope.rope_and_cache(
+        half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
+    )
     draws = half(4, VOCAB), at, ones, at, ones, ones, at.long(), at
     sample.sample(*draws, filtered=False)
     sample.sample(*draws)

@@ -16,15 +16,17 @@ CUDA = torch.cuda.is_available()
 if not CUDA:
     # tests/conftest.py sets it early enough, unless there is a GPU that torch cannot use.
     assert "triton" not in sys.modules or os.environ.get("TRITON_INTERPRET") == "1", (
-        "no GPU, and Triton was imported without TRITON_INTERPRET=1: set it for these tests"
+        "no GPU, and Triton was imported without TRITON_INTERPRET=1: set it for these "
+        "tests"
     )
     os.environ["TRITON_INTERPRET"] = "1"
 
     import triton.language as tl
     from triton.runtime import interpreter
 
-    # The interpreter replaces the functions of triton.language again whenever a kernel calls
-    # another function, tl.sum included, which is most of its time. Once for each launch is enough.
+    # The interpreter replaces the functions of triton.language again whenever a kernel
+    # calls another function, tl.sum included, which is most of its time. Once for each
+    # launch is enough.
     patch_all = interpreter._patch_lang
     everything = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
     inside: list[bool] = []
@@ -49,7 +51,9 @@ if not CUDA:
 
 @pytest.fixture(autouse=True)
 def interpreting() -> Iterator[None]:
-    """Kernels are interpreted, and not replaced by their references, if there is no GPU."""
+    """Kernels are interpreted, and not replaced by their references, if there
+    is no GPU.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "interpreting", not CUDA)
         yield
@@ -57,7 +61,9 @@ def interpreting() -> Iterator[None]:
 
 @pytest.fixture(params=["kernel", "reference"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Where tensors have to be for a public function to pick its kernel, or its reference."""
+    """Where tensors have to be for a public function to pick its kernel, or its
+    reference.
+    """
     if request.param == "kernel":
         return "cuda" if CUDA else "cpu"
     monkeypatch.setattr(kernels, "interpreting", False)

@@ -1,4 +1,6 @@
-"""What is compiled ahead, with stand-ins for Triton's compiler; test_gpu.py has the real one."""
+"""What is compiled ahead, with stand-ins for Triton's compiler; test_gpu.py has the real
+one.
+"""
 
 import inspect
 import threading
@@ -90,7 +92,9 @@ def test_a_kernel_that_cannot_be_compiled_is_left_to_its_launch(
         made, mode = run(kernel, grid=grid, warmup=warmup), active_mode.get()
         if kernel == "sound" or mode is None:
             return made
-        hooks = len(inspect.signature(mode.submit).parameters) - 2  # which versions have more of
+        hooks = (
+            len(inspect.signature(mode.submit).parameters) - 2
+        )  # which versions have more of
         return mode.submit(kernel, lambda: 1 / 0, *[lambda *_: None] * hooks)
 
     monkeypatch.setattr(JITFunction, "run", run_or_queue)

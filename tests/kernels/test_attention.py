@@ -1,4 +1,6 @@
-"""Paged attention kernels against attention written out over keys that never were in pages."""
+"""Paged attention kernels against attention written out over keys that never were in
+pages.
+"""
 
 import math
 import random
@@ -57,21 +59,32 @@ def make(
     lost: list[int] | None = None,
     seed: int = 0,
 ) -> Case:
-    """Random contents in shuffled blocks. What no sequence may read is NaN, and its id garbage.
+    """Random contents in shuffled blocks. What no sequence may read is NaN, and its id
+    garbage.
 
-    `lost[i]` tokens at sequence i's start are out of every window: whole blocks of them have no id.
+    `lost[i]` tokens at sequence i's start are out of every window: whole blocks of them
+    have no id.
     """
     draw = torch.Generator().manual_seed(seed)
     lost = lost or [0] * len(contexts)
     needs = [-(-context // block_size) for context in contexts]
     width, height = max([*needs, 1]) + 2, len(contexts) + 2
     ids = (torch.randperm(sum(needs) + 2, generator=draw) + 1).tolist()
-    # Views of one tensor [layers, 2, blocks, block_size, kv_heads, dim], as an engine has them.
-    pool = torch.full((2, 2, len(ids) + 1, block_size, kv_heads, dim), math.nan, dtype=dtype)
-    table = torch.tensor(GARBAGE, dtype=torch.int32).repeat(height, width)[:, :width].contiguous()
+    # Views of one tensor [layers, 2, blocks, block_size, kv_heads, dim], as an engine has
+    # them.
+    pool = torch.full(
+        (2, 2, len(ids) + 1, block_size, kv_heads, dim), math.nan, dtype=dtype
+    )
+    table = (
+        torch.tensor(GARBAGE, dtype=torch.int32)
+        .repeat(height, width)[:, :width]
+        .contiguous()
+    )
     rows = torch.randperm(height, generator=draw)[: len(contexts)].to(torch.int32)
     keys, values = [], []
-    for row, context, need, gone in zip(rows.tolist(), contexts, needs, lost, strict=True):
+    for row, context, need, gone in zip(
+        rows.tolist(), contexts, needs, lost, strict=True
+    ):
         mine = [ids.pop() for _ in range(need)]
         gone_blocks = gone // block_size
         table[row, gone_blocks:need] = torch.tensor(mine[gone_blocks:], dtype=torch.int32)
@@ -84,14 +97,23 @@ def make(
     pool = pool.to(DEVICE)
     where = torch.tensor(contexts, dtype=torch.int32, device=DEVICE)
     return Case(
-        keys, values, pool[1, 0], pool[1, 1], table.to(DEVICE), rows.to(DEVICE), where, lost
+        keys,
+        values,
+        pool[1, 0],
+        pool[1, 1],
+        table.to(DEVICE),
+        rows.to(DEVICE),
+        where,
+        lost,
     )
 
 
 def queries(tokens: int, heads: int, case: Case, seed: int = 1) -> Tensor:
     """[tokens, heads, dim]: a view into rows that hold keys and values too (here NaN)."""
     _, _, kv_heads, dim = case.k_cache.shape
-    qkv = torch.full((tokens, heads + 2 * kv_heads, dim), math.nan, dtype=case.k_cache.dtype)
+    qkv = torch.full(
+        (tokens, heads + 2 * kv_heads, dim), math.nan, dtype=case.k_cache.dtype
+    )
     drawn = torch.randn(tokens, heads, dim, generator=torch.Generator().manual_seed(seed))
     qkv[:, :heads] = drawn
     return qkv.to(DEVICE)[:, :heads]
@@ -100,7 +122,9 @@ def queries(tokens: int, heads: int, case: Case, seed: int = 1) -> Tensor:
 def written_out(
     query: Tensor, keys: Tensor, values: Tensor, start: int, scale: float, window: int = 0
 ) -> Tensor:
-    """query [n, heads, dim] at positions start on, over [context, kv_heads, dim], in float64."""
+    """query [n, heads, dim] at positions start on, over [context, kv_heads, dim], in
+    float64.
+    """
     count, heads, dim = query.shape
     grouped = query.double().cpu().view(count, keys.shape[1], heads // keys.shape[1], dim)
     scores = torch.einsum("qhgd,khd->qhgk", grouped, keys) * scale
@@ -115,21 +139,34 @@ def close(out: Tensor, expected: Tensor) -> None:
     assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
 
 
-def decode(case: Case, q: Tensor, scale: float | None = None, **options: object) -> Tensor:
+def decode(
+    case: Case, q: Tensor, scale: float | None = None, **options: object
+) -> Tensor:
     """`decode_attention` of this case into poisoned memory."""
     out = torch.full(q.shape, math.nan, dtype=q.dtype, device=DEVICE)
     result = decode_attention(
-        q, case.k_cache, case.v_cache, case.table, case.rows, case.contexts,
-        scale or q.shape[2] ** -0.5, out=out, **options,  # type: ignore[arg-type]  # checked by its callee
-    )  # fmt: skip
+        q,
+        case.k_cache,
+        case.v_cache,
+        case.table,
+        case.rows,
+        case.contexts,
+        scale or q.shape[2] ** -0.5,
+        out=out,
+        **options,  # type: ignore[arg-type]  # checked by its callee
+    )
     assert result is out
     return out
 
 
-def decode_expected(case: Case, q: Tensor, window: int = 0, scale: float | None = None) -> Tensor:
+def decode_expected(
+    case: Case, q: Tensor, window: int = 0, scale: float | None = None
+) -> Tensor:
     return torch.cat(
         [
-            written_out(q[i : i + 1], k, v, len(k) - 1, scale or q.shape[2] ** -0.5, window)
+            written_out(
+                q[i : i + 1], k, v, len(k) - 1, scale or q.shape[2] ** -0.5, window
+            )
             if len(k)
             else torch.zeros(1, *q.shape[1:], dtype=torch.float64)
             for i, (k, v) in enumerate(zip(case.keys, case.values, strict=True))
@@ -196,12 +233,24 @@ def test_decode_again_and_among_others_gives_the_same_bits() -> None:
         out = decode(case, q, splits=splits)
         assert torch.equal(out, decode(case, q, splits=splits))
         for i in range(2):
-            case_i = Case([], [], case.k_cache, case.v_cache, case.table,
-                          case.rows[i : i + 1], case.contexts[i : i + 1], [])  # fmt: skip
-            assert torch.equal(decode(case_i, q[i : i + 1], splits=splits), out[i : i + 1])
+            case_i = Case(
+                [],
+                [],
+                case.k_cache,
+                case.v_cache,
+                case.table,
+                case.rows[i : i + 1],
+                case.contexts[i : i + 1],
+                [],
+            )
+            assert torch.equal(
+                decode(case_i, q[i : i + 1], splits=splits), out[i : i + 1]
+            )
 
 
-@pytest.mark.skipif(CUDA, reason="the interpreter's order of programs; a GPU's is its own")
+@pytest.mark.skipif(
+    CUDA, reason="the interpreter's order of programs; a GPU's is its own"
+)
 @pytest.mark.parametrize("last", [0, *long([1, 2])])
 def test_whichever_range_comes_last_merges_the_same_bits(
     last: int, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +262,9 @@ def test_whichever_range_comes_last_merges_the_same_bits(
     out = decode(case, q, splits=3, tune=(16, 4, 3))
     place = interpreter_builder.set_grid_idx
 
-    def other_order(x: int, y: int, z: int) -> None:  # all tiles' first parts, then the next
+    def other_order(
+        x: int, y: int, z: int
+    ) -> None:  # all tiles' first parts, then the next
         tiles = interpreter_builder.grid_dim[0] // 3
         place(x % tiles * 3 + (x // tiles + last + 1) % 3, y, z)
 
@@ -240,9 +291,15 @@ def test_decode_makes_its_own_room_and_takes_long_positions_and_a_scale() -> Non
     case = make([70, 3])
     q = queries(2, 4, case)
     out = decode_attention(
-        q, case.k_cache, case.v_cache, case.table, case.rows.long(), case.contexts.long(), 0.3,
+        q,
+        case.k_cache,
+        case.v_cache,
+        case.table,
+        case.rows.long(),
+        case.contexts.long(),
+        0.3,
         splits=2,
-    )  # fmt: skip
+    )
     assert out.is_contiguous()
     close(out, decode_expected(case, q, scale=0.3))
 
@@ -258,7 +315,11 @@ CHUNKS = [(0, 37), (63, 1), (17, 20), (3, 0)]
 
 
 def prefill(
-    case: Case, q: Tensor, chunks: list[tuple[int, int]], offsets: list[int], **options: object
+    case: Case,
+    q: Tensor,
+    chunks: list[tuple[int, int]],
+    offsets: list[int],
+    **options: object,
 ) -> Tensor:
     """`prefill_attention` of these chunks into poisoned memory."""
     out = torch.full(q.shape, math.nan, dtype=q.dtype, device=DEVICE)
@@ -267,10 +328,18 @@ def prefill(
         for part in (*zip(*chunks, strict=True), offsets)
     )
     result = prefill_attention(
-        q, case.k_cache, case.v_cache, case.table, case.rows, starts, counts, places,
+        q,
+        case.k_cache,
+        case.v_cache,
+        case.table,
+        case.rows,
+        starts,
+        counts,
+        places,
         q.shape[2] ** -0.5,
-        out=out, **options,  # type: ignore[arg-type]  # checked by its callee
-    )  # fmt: skip
+        out=out,
+        **options,  # type: ignore[arg-type]  # checked by its callee
+    )
     assert result is out
     return out
 
@@ -288,7 +357,9 @@ def check_prefill(
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
 ) -> None:
-    """Every chunk against its written-out attention; tokens of no chunk stay untouched."""
+    """Every chunk against its written-out attention; tokens of no chunk stay
+    untouched.
+    """
     lost = [max(0, start - window + 1) if window else 0 for start, _ in chunks]
     contexts = [start + count for start, count in chunks]
     case = make(contexts, kv_heads, dim, block_size, dtype, lost)
@@ -298,7 +369,9 @@ def check_prefill(
         end += count + 1
     q = queries(end, kv_heads * group, case)
     most = max(count for _, count in chunks) + slack
-    out = prefill(case, q, chunks, offsets, max_count=most, window=window, splits=splits, tune=tune)
+    out = prefill(
+        case, q, chunks, offsets, max_count=most, window=window, splits=splits, tune=tune
+    )
     untouched = torch.ones(end, dtype=torch.bool)
     for (start, count), offset, key, value in zip(
         chunks, offsets, case.keys, case.values, strict=True
@@ -319,7 +392,9 @@ def check_prefill(
         (8, 80, 24, torch.float16),
     ],
 )
-def test_prefill_at_every_shape(group: int, dim: int, block_size: int, dtype: torch.dtype) -> None:
+def test_prefill_at_every_shape(
+    group: int, dim: int, block_size: int, dtype: torch.dtype
+) -> None:
     check_prefill(
         CHUNKS,
         group=group,
@@ -344,7 +419,9 @@ def test_prefill_reads_nothing_outside_its_windows(window: int, block_size: int)
 
 @pytest.mark.parametrize(("window", "splits"), [(0, 3), (20, 4)])
 def test_prefill_in_splits(window: int, splits: int) -> None:
-    check_prefill([(60, 3), (0, 1), (2, 0), (25, 4)], window=window, splits=splits, slack=1)
+    check_prefill(
+        [(60, 3), (0, 1), (2, 0), (25, 4)], window=window, splits=splits, slack=1
+    )
 
 
 def test_prefill_of_single_tokens_is_decoding() -> None:
@@ -387,7 +464,9 @@ def test_the_references_too(monkeypatch: pytest.MonkeyPatch) -> None:
     for window in (0, 7, 50):
         check_prefill(CHUNKS, window=window, group=7, block_size=4)
         contexts = [0, 1, 31, 64]
-        case = make(contexts, lost=[max(0, c - window) if window else 0 for c in contexts])
+        case = make(
+            contexts, lost=[max(0, c - window) if window else 0 for c in contexts]
+        )
         q = queries(4, 6, case)
         close(decode(case, q, window=window), decode_expected(case, q, window))
 
@@ -421,10 +500,18 @@ def test_a_captured_call_follows_contexts_and_tables(splits: int) -> None:
     table = torch.full((case.table.shape[0], wide), -1, dtype=torch.int32, device=DEVICE)
     blocks = max(len(case.k_cache), len(other.k_cache))
     pool = case.k_cache.new_empty(2, blocks, *case.k_cache.shape[1:])
-    live = replace(case, k_cache=pool[0], v_cache=pool[1], table=table, rows=case.rows.clone(),
-                   contexts=case.contexts.clone())  # fmt: skip
+    live = replace(
+        case,
+        k_cache=pool[0],
+        v_cache=pool[1],
+        table=table,
+        rows=case.rows.clone(),
+        contexts=case.contexts.clone(),
+    )
     q = queries(3, 8, case)
-    decode_attention(q, *arguments(live), 0.125, splits=splits)  # compiled before the capture
+    decode_attention(
+        q, *arguments(live), 0.125, splits=splits
+    )  # compiled before the capture
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = decode_attention(q, *arguments(live), 0.125, splits=splits)
@@ -439,7 +526,11 @@ def test_a_captured_call_follows_contexts_and_tables(splits: int) -> None:
         close(out, decode_expected(now, q))
 
 
-ROUNDS = [(2, 128, 3), (2, 256, 2), *long([(2, 198, 3), (4, 192, 3), (4, 256, 2), (4, 320, 3)])]
+ROUNDS = [
+    (2, 128, 3),
+    (2, 256, 2),
+    *long([(2, 198, 3), (4, 192, 3), (4, 256, 2), (4, 320, 3)]),
+]
 
 
 @pytest.mark.parametrize(("kv_heads", "batch", "stages"), ROUNDS)
@@ -506,9 +597,19 @@ def test_zeros_to_count_in_are_kept() -> None:
     assert arrivals(cpu, 8).tolist() == [0] * 8
 
 
-def test_the_widest_heads_where_shared_memory_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_widest_heads_where_shared_memory_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     device = torch.device("cuda")
-    for capability, expected in (((8, 6), (64, 32, 2)), ((9, 0), attention.PREFILL[2, 256])):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _, c=capability: c)
+    for capability, expected in (
+        ((8, 6), (64, 32, 2)),
+        ((9, 0), attention.PREFILL[2, 256]),
+    ):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda _, c=capability: c
+        )
         assert attention._prefill_tune.__wrapped__((2, 256), device) == expected
-        assert attention._prefill_tune.__wrapped__((2, 128), device) == attention.PREFILL[2, 128]
+        assert (
+            attention._prefill_tune.__wrapped__((2, 128), device)
+            == attention.PREFILL[2, 128]
+        )

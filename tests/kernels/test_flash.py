@@ -1,4 +1,6 @@
-"""What flash-attn is given, by a stand-in with its signature; on a GPU that has it, itself."""
+"""What flash-attn is given, by a stand-in with its signature; on a GPU that has it,
+itself.
+"""
 
 import math
 import sys
@@ -18,10 +20,21 @@ REAL = flash_missing(64, torch.float16, 16, torch.device(DEVICE)) == ""
 
 
 def stand_in(
-    q: Tensor, k: Tensor, v: Tensor, *, cu_seqlens_q: Tensor, seqused_k: Tensor,
-    max_seqlen_q: int, page_table: Tensor, softmax_scale: float, causal: bool, out: Tensor,
-) -> None:  # fmt: skip
-    """flash-attn's meaning: chunk i ends at its context's end, and is masked from there."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    cu_seqlens_q: Tensor,
+    seqused_k: Tensor,
+    max_seqlen_q: int,
+    page_table: Tensor,
+    softmax_scale: float,
+    causal: bool,
+    out: Tensor,
+) -> None:
+    """flash-attn's meaning: chunk i ends at its context's end, and is masked
+    from there.
+    """
     for given in (cu_seqlens_q, seqused_k, page_table):
         assert given.dtype == torch.int32
         assert given.is_contiguous()
@@ -30,12 +43,23 @@ def stand_in(
     assert causal
     assert counts.max() <= max_seqlen_q
     attention_reference(
-        q, k, v, page_table, torch.arange(len(counts)), seqused_k - counts, counts,
-        cu_seqlens_q[:-1], softmax_scale, 0, out,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        page_table,
+        torch.arange(len(counts)),
+        seqused_k - counts,
+        counts,
+        cu_seqlens_q[:-1],
+        softmax_scale,
+        0,
+        out,
+    )
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Argument aux_data")  # its own
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:Argument aux_data"
+)  # its own
 @pytest.mark.parametrize("block_size", [16, 32, 64])
 @pytest.mark.parametrize("decode", [False, True])
 def test_chunks_and_rows_of_one_token(
@@ -50,11 +74,15 @@ def test_chunks_and_rows_of_one_token(
     k_cache, v_cache = case.k_cache, case.v_cache  # NaN behind every context
     both = queries(sum(counts) + 3, 14, case)
     q, out = both[3:], torch.full(both.shape, math.nan, dtype=both.dtype, device=DEVICE)
-    given = [torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (starts, counts)]
+    given = [
+        torch.tensor(part, dtype=torch.int32, device=DEVICE) for part in (starts, counts)
+    ]
     work = FlashWork.of(case.rows, given[0], given[1], case.table, max(counts))
     flash_attention(work, q, k_cache, v_cache, 0.1, out[3:])
     at = 3
-    for start, count, key, value in zip(starts, counts, case.keys, case.values, strict=True):
+    for start, count, key, value in zip(
+        starts, counts, case.keys, case.values, strict=True
+    ):
         here = slice(at, at + count)
         close(out[here], written_out(both[here], key, value, start, 0.1))
         at += count

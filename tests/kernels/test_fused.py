@@ -41,7 +41,9 @@ def normed(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 @types
-@pytest.mark.parametrize(("rows", "size"), [(1, 64), (3, 896), (5, 100), (2, 1), (9, 1536)])
+@pytest.mark.parametrize(
+    ("rows", "size"), [(1, 64), (3, 896), (5, 100), (2, 1), (9, 1536)]
+)
 def test_rms_norm(device: str, dtype: torch.dtype, rows: int, size: int) -> None:
     x, weight = (randn(n, size, dtype=dtype, device=device, seed=n) for n in (rows, 77))
     before = x.clone()
@@ -56,7 +58,9 @@ def test_rms_norm(device: str, dtype: torch.dtype, rows: int, size: int) -> None
 def test_rms_norm_of_the_sum(
     device: str, dtype: torch.dtype, many: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(norm, "MANY", many)  # 1: several rows of a program, the last one partly
+    monkeypatch.setattr(
+        norm, "MANY", many
+    )  # 1: several rows of a program, the last one partly
     monkeypatch.setattr(norm, "TILE", 512)
     wide = randn(7, 200, dtype=dtype, device=device)
     x, residual = wide[:, :120], randn(7, 120, dtype=dtype, device=device, seed=1)
@@ -105,7 +109,9 @@ def test_silu_of_large_values(device: str) -> None:
 class Rope:
     """A step's tensors, and what must come of them in float64."""
 
-    def __init__(self, device: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int):
+    def __init__(
+        self, device: str, dtype: torch.dtype, heads: int, kv_heads: int, dim: int
+    ):
         self.heads, self.kv_heads, self.dim, tokens = heads, kv_heads, dim, 5
         pool = torch.full((2, 2, 4, 6, kv_heads, dim), 7.0, dtype=dtype, device=device)
         self.pool, self.k_cache, self.v_cache = pool, *pool[1]
@@ -120,9 +126,18 @@ class Rope:
 
     def run(self, q_norm: Tensor | None = None, k_norm: Tensor | None = None) -> None:
         rope_and_cache(
-            self.qkv, self.table, self.positions, self.slots, self.k_cache, self.v_cache,
-            self.heads, self.kv_heads, q_norm, k_norm, 1e-5,
-        )  # fmt: skip
+            self.qkv,
+            self.table,
+            self.positions,
+            self.slots,
+            self.k_cache,
+            self.v_cache,
+            self.heads,
+            self.kv_heads,
+            q_norm,
+            k_norm,
+            1e-5,
+        )
 
     def expected(self, part: Tensor, weight: Tensor | None) -> Tensor:
         x = part.double() if weight is None else normed(part.double(), weight, 1e-5)
@@ -139,9 +154,15 @@ class Rope:
     [(8, 2, 64), (6, 2, 80), (3, 3, 256), *long([(8, 4, 64), (3, 1, 96), (4, 4, 128)])],
 )
 def test_rope_and_cache(
-    device: str, dtype: torch.dtype, qk_norm: bool, heads: int, kv_heads: int, dim: int,
-    shared: int, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    device: str,
+    dtype: torch.dtype,
+    qk_norm: bool,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    shared: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(rope, "SHARED", shared)
     monkeypatch.setattr(rope, "MANY", 5)
     step = Rope(device, dtype, heads, kv_heads, dim)

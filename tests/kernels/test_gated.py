@@ -18,10 +18,22 @@ REAL = missing(QUACK, torch.float16, torch.device(DEVICE)) == ""
 
 
 def stand_in(
-    a: Tensor, b: Tensor, *, activation: str, postact_out: Tensor, store_preact: bool, tuned: bool,
-    concat_layout: tuple[str, ...]) -> None:  # fmt: skip
+    a: Tensor,
+    b: Tensor,
+    *,
+    activation: str,
+    postact_out: Tensor,
+    store_preact: bool,
+    tuned: bool,
+    concat_layout: tuple[str, ...],
+) -> None:
     """quack's meaning, for halves of b that stand one after the other."""
-    assert (activation, store_preact, tuned, concat_layout) == ("swiglu", False, False, ("B",))
+    assert (activation, store_preact, tuned, concat_layout) == (
+        "swiglu",
+        False,
+        False,
+        ("B",),
+    )
     gate, up = (a.float() @ b.float()).chunk(2, -1)
     postact_out.copy_(F.silu(gate) * up)
 
@@ -45,7 +57,9 @@ def test_gate_times_up(tokens: int, hidden: int, inter: int, dtype: torch.dtype)
     assert (found - expected).norm() <= near * expected.norm()
 
 
-def test_it_serves_where_it_is_allowed_to_and_pays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_serves_where_it_is_allowed_to_and_pays(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     served: list[int] = []
 
     def counted(x: Tensor, gate_up: Tensor) -> Tensor:
@@ -56,8 +70,13 @@ def test_it_serves_where_it_is_allowed_to_and_pays(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(linear, "pays", lambda tokens, inter: (tokens, inter) >= (20, 16))
     weight, norm = torch.randn(32, 16).half(), torch.ones(16).half()
     none, more = None, torch.ones(32).half()
-    for tokens, fused, bias in ((20, False, none), (19, True, none), (20, True, more),
-                                (20, True, none), (21, True, none)):  # fmt: skip
+    for tokens, fused, bias in (
+        (20, False, none),
+        (19, True, none),
+        (20, True, more),
+        (20, True, none),
+        (21, True, none),
+    ):
         norm_gated(torch.randn(tokens, 16).half(), norm, 1e-6, weight, bias, fused)
     assert served == [20, 21]
 

@@ -26,21 +26,28 @@ EPS = 1e-5
 ONE = (1, 16, 64, 1, 2, 1)
 # Tokens, depth, columns: some tiles are full, of others a part is left at the end.
 CASES = [
-    (ONE, 1, 128, 32), (ONE, 2, 80, 16), ((1, 32, 128, 1, 4, 3), 3, 80, 48),
-    ((16, 16, 64, 1, 4, 3), 16, 128, 32), ((16, 32, 32, 1, 2, 2), 2, 80, 48),
-]  # fmt: skip
+    (ONE, 1, 128, 32),
+    (ONE, 2, 80, 16),
+    ((1, 32, 128, 1, 4, 3), 3, 80, 48),
+    ((16, 16, 64, 1, 4, 3), 16, 128, 32),
+    ((16, 32, 32, 1, 2, 2), 2, 80, 48),
+]
 SPLIT = [
-    ((16, 16, 32, 2, 2, 2), 17, 96, 32), ((16, 16, 64, 4, 4, 2), 1, 16, 16),
+    ((16, 16, 32, 2, 2, 2), 17, 96, 32),
+    ((16, 16, 64, 4, 4, 2), 1, 16, 16),
     ((1, 16, 32, 2, 2, 1), 2, 128, 32),
-]  # fmt: skip
+]
 MORE_SPLIT = [
-    ((1, 16, 32, 3, 2, 1), 2, 112, 32), ((16, 32, 32, 7, 4, 2), 3, 208, 48),
+    ((1, 16, 32, 3, 2, 1), 2, 112, 32),
+    ((16, 32, 32, 7, 4, 2), 3, 208, 48),
     ((1, 16, 32, 3, 2, 1), 2, 128, 32),
-]  # fmt: skip
+]
 
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
-    pytest.mark.filterwarnings("ignore:overflow encountered"),  # exp of -gate: silu is 0 there
+    pytest.mark.filterwarnings(
+        "ignore:overflow encountered"
+    ),  # exp of -gate: silu is 0 there
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
 types = pytest.mark.parametrize("dtype", TYPES, ids=str)
@@ -50,7 +57,12 @@ class Case:
     """Tensors of a product, and what must come of it in float64."""
 
     def __init__(
-        self, tokens: int, ins: int, outs: int, dtype: torch.dtype = torch.float32, scale: float = 1
+        self,
+        tokens: int,
+        ins: int,
+        outs: int,
+        dtype: torch.dtype = torch.float32,
+        scale: float = 1,
     ) -> None:
         draw = torch.Generator(DEVICE).manual_seed(tokens * ins + outs)
 
@@ -72,7 +84,8 @@ class Case:
     def norm_linear(self, tune: Tune | None, bias: bool = True) -> None:
         x, more = self.x.clone(), self.bias if bias else None
         close(
-            norm_linear(self.x, self.norm, EPS, self.weight, more, tune), self.expected(True, bias)
+            norm_linear(self.x, self.norm, EPS, self.weight, more, tune),
+            self.expected(True, bias),
         )
         assert torch.equal(self.x, x)
 
@@ -84,7 +97,10 @@ class Case:
     def norm_gated(self, tune: Tune | None, bias: bool = True) -> None:
         gate, up = self.expected(True, bias).chunk(2, 1)
         more = self.bias if bias else None
-        close(norm_gated(self.x, self.norm, EPS, self.weight, more, tune=tune), F.silu(gate) * up)
+        close(
+            norm_gated(self.x, self.norm, EPS, self.weight, more, tune=tune),
+            F.silu(gate) * up,
+        )
 
 
 def close(out: Tensor, expected: Tensor) -> None:
@@ -99,7 +115,9 @@ def checked(case: Case, name: str, tune: Tune | None, bias: bool = True) -> None
 
 @types
 @pytest.mark.parametrize(("tune", "tokens", "ins", "outs"), CASES, ids=str)
-def test_every_function(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int) -> None:
+def test_every_function(
+    dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int
+) -> None:
     case = Case(tokens, ins, outs, dtype)
     case.norm_linear(tune, bias=tokens > 1)
     case.linear_add(tune, bias=tokens > 1)
@@ -107,11 +125,18 @@ def test_every_function(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, o
 
 
 @types
-@pytest.mark.parametrize(("tune", "tokens", "ins", "outs"), [*SPLIT, *long(MORE_SPLIT)], ids=str)
+@pytest.mark.parametrize(
+    ("tune", "tokens", "ins", "outs"), [*SPLIT, *long(MORE_SPLIT)], ids=str
+)
 def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int) -> None:
-    case, tiles = Case(tokens, ins, outs, dtype), -(-tokens // tune[0]) * -(-outs // tune[1])
+    case, tiles = (
+        Case(tokens, ins, outs, dtype),
+        -(-tokens // tune[0]) * -(-outs // tune[1]),
+    )
     first = norm_linear(case.x, case.norm, EPS, case.weight, tune=tune)
-    assert not arrivals(first.device, tiles).any(), "counts must be zero for the next launch"
+    assert not arrivals(first.device, tiles).any(), (
+        "counts must be zero for the next launch"
+    )
     assert torch.equal(norm_linear(case.x, case.norm, EPS, case.weight, tune=tune), first)
     case.norm_linear(tune)
     case.norm_gated(tune)
@@ -150,7 +175,9 @@ def test_few_tokens_take_the_kernel(name: str, launched: list[bool]) -> None:
 @pytest.mark.parametrize(
     ("tokens", "ins", "outs"), [(1, 100, 32), (2, 64, 34), (70, 16, 16), (0, 32, 32)]
 )
-def test_other_shapes(name: str, tokens: int, ins: int, outs: int, launched: list[bool]) -> None:
+def test_other_shapes(
+    name: str, tokens: int, ins: int, outs: int, launched: list[bool]
+) -> None:
     checked(Case(tokens, ins, outs), name, None)
     assert not any(launched)
 
@@ -158,7 +185,10 @@ def test_other_shapes(name: str, tokens: int, ins: int, outs: int, launched: lis
 @pytest.mark.parametrize("name", TABLE)
 def test_strided_tensors(name: str) -> None:
     case = Case(2, 64, 64)
-    case.x, case.weight = torch.cat((case.x, case.x), 1)[:, :64], case.weight.t().contiguous().t()
+    case.x, case.weight = (
+        torch.cat((case.x, case.x), 1)[:, :64],
+        case.weight.t().contiguous().t(),
+    )
     checked(case, name, None)
     case = Case(2, 64, 64)
     case.residual = torch.cat((case.residual, case.residual), 1)[:, :64]
@@ -200,10 +230,12 @@ def real_shapes() -> list[tuple[str, int, int]]:
         shape
         for hidden, qkv, inter in sizes
         for shape in (
-            ("norm_linear", hidden, qkv), ("linear_add", hidden, hidden),
-            ("norm_gated", hidden, 2 * inter), ("linear_add", inter, hidden),
+            ("norm_linear", hidden, qkv),
+            ("linear_add", hidden, hidden),
+            ("norm_gated", hidden, 2 * inter),
+            ("linear_add", inter, hidden),
         )
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.skipif(not CUDA, reason="real shapes are for the GPU")

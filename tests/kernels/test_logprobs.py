@@ -15,7 +15,9 @@ from .conftest import CUDA
 # Infinities are meant: numpy, which is the interpreter, warns of them.
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
-    pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered"),
+    pytest.mark.filterwarnings(
+        "ignore:(overflow|invalid value|divide by zero) encountered"
+    ),
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
 MOST = 20
@@ -31,9 +33,14 @@ def chunk(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def measured(
     logits: Tensor, tokens: list[int], counts: list[int], device: str
 ) -> tuple[Tensor, Tensor]:
-    """Ranks and ids, log-probabilities: [rows, 1 + MOST]; device rows are in the reverse order."""
+    """Ranks and ids, log-probabilities: [rows, 1 + MOST]; device rows are in the reverse
+    order.
+    """
     out = torch.full((len(tokens), 2, 1 + MOST), UNSEEN, dtype=torch.int32, device=device)
-    rows, asked = range(len(tokens)), torch.tensor(counts, dtype=torch.int32, device=device)
+    rows, asked = (
+        range(len(tokens)),
+        torch.tensor(counts, dtype=torch.int32, device=device),
+    )
     who = torch.tensor(rows, dtype=torch.int32, device=device).flip(0)
     drawn = torch.tensor(tokens, dtype=torch.int32, device=device)
     kernels.logprobs(logits.to(device), drawn, who, asked.flip(0), out)
@@ -95,7 +102,11 @@ def test_a_row_without_finite_logits_harms_nobody(device: str) -> None:
 
 
 def test_a_row_does_not_depend_on_its_neighbours(device: str) -> None:
-    logits, tokens, counts = torch.randn(5, 170), [5, 4, 3, 2, 169], [1 + MOST, 0, 4, 1, 6]
+    logits, tokens, counts = (
+        torch.randn(5, 170),
+        [5, 4, 3, 2, 169],
+        [1 + MOST, 0, 4, 1, 6],
+    )
     wide = torch.zeros(5, 400)  # rows may lie apart
     wide[:, 30:200] = logits
     ids, values = measured(wide[:, 30:200], tokens, counts, device)
@@ -117,10 +128,15 @@ def test_real_vocabularies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(not CUDA, reason="CUDA graphs")
 def test_in_a_cuda_graph() -> None:
-    logits, tokens = torch.randn(3, 5000, device="cuda"), torch.tensor([1, 2, 3], device="cuda")
+    logits, tokens = (
+        torch.randn(3, 5000, device="cuda"),
+        torch.tensor([1, 2, 3], device="cuda"),
+    )
     who = torch.arange(3, dtype=torch.int32, device="cuda")
     of = (logits, tokens.int(), who, torch.tensor([1 + MOST, 0, 4]).int().cuda())
-    outs = [torch.zeros(3, 2, 1 + MOST, dtype=torch.int32, device="cuda") for _ in range(2)]
+    outs = [
+        torch.zeros(3, 2, 1 + MOST, dtype=torch.int32, device="cuda") for _ in range(2)
+    ]
     kernels.logprobs(*of, outs[0])
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):

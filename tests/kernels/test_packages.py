@@ -18,7 +18,9 @@ def test_why_a_package_cannot_serve(
     package: str, holds: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     kind, gpu = torch.bfloat16, torch.device("cuda")
-    assert missing(package, kind, torch.device("cpu")).startswith(f"{NAMES[package]} is used on H")
+    assert missing(package, kind, torch.device("cpu")).startswith(
+        f"{NAMES[package]} is used on H"
+    )
     generation = [8]
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (generation[0], 0))
     assert "Hopper" in missing(package, kind, gpu)
@@ -28,7 +30,9 @@ def test_why_a_package_cannot_serve(
     assert "not installed" in missing(package, kind, gpu)
     found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
     monkeypatch.setattr(packages, "find_spec", lambda _: found)
-    assert "not installed" in missing(package, kind, gpu)  # another package of this name, or older
+    assert "not installed" in missing(
+        package, kind, gpu
+    )  # another package of this name, or older
     (tmp_path / holds).parent.mkdir(exist_ok=True)
     (tmp_path / holds).touch()
     assert missing(package, kind, gpu) == ""
@@ -36,7 +40,10 @@ def test_why_a_package_cannot_serve(
 
 @pytest.mark.parametrize("package", [FLASH, QUACK])
 def test_a_broken_package_is_named(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module, says in ((None, f"{NAMES[package]} is not importable"), (SimpleNamespace(), "")):
+    for module, says in (
+        (None, f"{NAMES[package]} is not importable"),
+        (SimpleNamespace(), ""),
+    ):
         load.cache_clear()
         monkeypatch.setitem(sys.modules, package, module)
         assert load(package).partition(":")[0] == says

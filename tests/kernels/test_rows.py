@@ -17,7 +17,9 @@ def ints(values: Tensor, device: str) -> Tensor:
 
 
 def drawn(below: int, *shape: int) -> Tensor:
-    return torch.randint(below, shape, generator=torch.Generator().manual_seed(math.prod(shape)))
+    return torch.randint(
+        below, shape, generator=torch.Generator().manual_seed(math.prod(shape))
+    )
 
 
 def distinct(below: int, count: int) -> Tensor:
@@ -25,22 +27,34 @@ def distinct(below: int, count: int) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("alone", "history"), [(1, 0), (256, 0), (0, 1), (0, 300), (9, 1), (9, 300), (256, 300)]
+    ("alone", "history"),
+    [(1, 0), (256, 0), (0, 1), (0, 300), (9, 1), (9, 300), (256, 300)],
 )
 def test_gather(device: str, alone: int, history: int) -> None:
     last, next_ = drawn(1000, SCRATCH + 1), drawn(90, SCRATCH + 1)
     table = drawn(1 << 20, SCRATCH + 1, 6)
     rows, owners = drawn(SCRATCH, alone), drawn(SCRATCH, history)
     given = torch.stack((drawn(1000, history), drawn(90, history), owners))
-    token, position = torch.cat((last[rows], given[0])), torch.cat((next_[rows], given[1]))
+    token, position = (
+        torch.cat((last[rows], given[0])),
+        torch.cat((next_[rows], given[1])),
+    )
     block = table[torch.cat((rows, owners)), position // BLOCK_SIZE]
     wide = torch.full((4, 3 * (alone + history)), UNWRITTEN)
     tokens, positions, ahead = ints(wide[:3], device)[:, : alone + history]
     slots = wide[3, : alone + history].to(device)
     gather(
-        ints(rows, device), ints(given, device) if history else None, ints(last, device),
-        ints(next_, device), ints(table, device), BLOCK_SIZE, tokens, positions, ahead, slots,
-    )  # fmt: skip
+        ints(rows, device),
+        ints(given, device) if history else None,
+        ints(last, device),
+        ints(next_, device),
+        ints(table, device),
+        BLOCK_SIZE,
+        tokens,
+        positions,
+        ahead,
+        slots,
+    )
     assert torch.equal(tokens.cpu().long(), token)
     assert torch.equal(positions.cpu().long(), position)
     assert torch.equal(ahead, positions + 1)
@@ -58,9 +72,14 @@ def test_advance(device: str, count: int) -> None:
     kept = ints(last, device), ints(next_, device)
     out = torch.full((count + 30,), UNWRITTEN, dtype=torch.int32, device=device)
     advance(
-        ints(rows, device), ints(positions, device), ints(tokens, device), ints(broken, device),
-        *kept, SCRATCH, out,
-    )  # fmt: skip
+        ints(rows, device),
+        ints(positions, device),
+        ints(tokens, device),
+        ints(broken, device),
+        *kept,
+        SCRATCH,
+        out,
+    )
     last[rows[:count]], next_[rows[:count]] = tokens[:count], positions[:count]
     assert torch.equal(kept[0].cpu().long()[:SCRATCH], last[:SCRATCH])
     assert torch.equal(kept[1].cpu().long(), next_)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from minfer import sample as meaning
-from minfer.effects.sampler import draw_keys, gumbels
+from minfer.effects.execution.sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.request import SamplingParams
 from tests.circles import long
@@ -27,7 +27,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
 REAL = kernels.SIZES
-SMALL = [(64, 16, 128, 64), (128, 32, 64, 256), (64, 32, 256, 128)]  # a row is many chunks
+SMALL = [
+    (64, 16, 128, 64),
+    (128, 32, 64, 256),
+    (64, 32, 256, 128),
+]  # a row is many chunks
 Row = tuple[SamplingParams, int, int, int]  # parameters, seed, sample, position
 
 
@@ -46,7 +50,9 @@ def signed(bits: int) -> int:
 
 
 def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
-    """The arguments of `sample` after the logits; device rows are in the reverse order."""
+    """The arguments of `sample` after the logits; device rows are in the
+    reverse order.
+    """
     params = [row[0] for row in rows]
     streams = [signed(meaning.stream(seed, number)) for _, seed, number, _ in rows]
 
@@ -66,20 +72,28 @@ def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
 
 def drawn(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     return [
-        meaning.draw(line, *row) for line, row in zip(logits.float().tolist(), rows, strict=True)
+        meaning.draw(line, *row)
+        for line, row in zip(logits.float().tolist(), rows, strict=True)
     ]
 
 
 def rows_of(rng: random.Random, params: Sequence[SamplingParams]) -> list[Row]:
     far = [0, 1, 2**32, 2**40]
     return [
-        (one, rng.randrange(-(2**63), 2**63), rng.randrange(3), rng.choice(far) + rng.randrange(99))
+        (
+            one,
+            rng.randrange(-(2**63), 2**63),
+            rng.randrange(3),
+            rng.choice(far) + rng.randrange(99),
+        )
         for one in params
     ]
 
 
 def some_logits(rng: random.Random, rows: int, vocab: int) -> Iterator[Tensor]:
-    """Plain, in half precision, with many ties, mostly impossible, and with a runaway maximum."""
+    """Plain, in half precision, with many ties, mostly impossible, and with a runaway
+    maximum.
+    """
     draw = torch.Generator().manual_seed(rng.randrange(2**40))
     plain = torch.randn(rows, vocab, generator=draw) * rng.choice([0.3, 3.0, 8.0])
     hidden = torch.rand(rows, vocab, generator=draw) < 0.7
@@ -93,14 +107,19 @@ def some_logits(rng: random.Random, rows: int, vocab: int) -> Iterator[Tensor]:
     yield runaway
 
 
-def check(logits: Tensor, rows: Sequence[Row], device: str, filtered: bool = True) -> None:
-    tokens, broken = kernels.sample(logits.to(device), *tensors(rows, device), filtered=filtered)
+def check(
+    logits: Tensor, rows: Sequence[Row], device: str, filtered: bool = True
+) -> None:
+    tokens, broken = kernels.sample(
+        logits.to(device), *tensors(rows, device), filtered=filtered
+    )
     assert not broken.any()
     assert tokens.tolist() == drawn(logits, rows)
 
 
 @triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def waiting_times(who, streams, positions, out, count: tl.constexpr):  # type: ignore[no-untyped-def]  # Triton's
+# Triton's.
+def waiting_times(who, streams, positions, out, count: tl.constexpr):  # type: ignore[no-untyped-def]
     ids = tl.arange(0, count)
     tl.store(out + ids, kernels._waiting(who, streams, positions, 0, ids))
 
@@ -141,22 +160,32 @@ def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> 
     """Each call mixes greedy, free and restricted rows, some of them doubly and more."""
     for logits in some_logits(rng, 6, vocab):
         heat, k = rng.choice([0.3, 1.0, 4.0]), rng.choice([1, 2, 20, 1000])
-        p, least = rng.choice([0.01, 0.5, 0.9, 0.999]), rng.choice([1e-9, 0.01, 0.2, 0.9, 1.0])
+        p, least = (
+            rng.choice([0.01, 0.5, 0.9, 0.999]),
+            rng.choice([1e-9, 0.01, 0.2, 0.9, 1.0]),
+        )
         params = [
-            SamplingParams(temperature=heat, top_k=k, top_p=p if rng.random() < 0.5 else 1.0),
+            SamplingParams(
+                temperature=heat, top_k=k, top_p=p if rng.random() < 0.5 else 1.0
+            ),
             SamplingParams(temperature=heat, top_p=p),
             SamplingParams(temperature=heat),
             SamplingParams(temperature=0.0, top_k=k, top_p=p, min_p=least),
             SamplingParams(temperature=heat, min_p=least),
             SamplingParams(
-                temperature=heat, min_p=least, top_k=rng.choice([0, k]), top_p=rng.choice([1.0, p])
+                temperature=heat,
+                min_p=least,
+                top_k=rng.choice([0, k]),
+                top_p=rng.choice([1.0, p]),
             ),
         ]
         check(logits, rows_of(rng, params), device)
 
 
 def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
-    """Top-k keeps all of the tokens that tie at its edge, top-p the lowest ids among them."""
+    """Top-k keeps all of the tokens that tie at its edge, top-p the lowest ids among
+    them.
+    """
     logits = torch.tensor([[0.0, 1.0, -0.0, 1.0, 0.0, -1.0] * 15] * 9)
     params = [
         SamplingParams(temperature=5.0, top_k=20),
@@ -174,18 +203,27 @@ def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
     check(level, rows_of(rng, params), device)
     some = [SamplingParams(top_p=0.6)] * len(params)
     check(-level, rows_of(rng, some), device)  # the maximum may be the negative zero
-    scaled = torch.tensor([[1.0, 1.0 + 2**-23, 1.0 + 2**-22, 0.0]])  # equal once divided by 100
+    scaled = torch.tensor(
+        [[1.0, 1.0 + 2**-23, 1.0 + 2**-22, 0.0]]
+    )  # equal once divided by 100
     check(scaled, rows_of(rng, [SamplingParams(temperature=100.0, top_k=1)]), device)
 
 
 def at_the_edge(line: Tensor, params: SamplingParams) -> Iterator[Row]:
-    """Rows that draw the last token kept, and would draw the first left out if it were kept."""
+    """Rows that draw the last token kept, and would draw the first left out if it were
+    kept.
+    """
     scaled = (line - line.max()) / params.temperature
     falling = scaled.sort(descending=True, stable=True).indices.numpy().astype(np.uint32)
     count = len(meaning.kept(scaled.tolist(), params.top_k, params.top_p, params.min_p))
     keys: Any = draw_keys(np.array([meaning.stream(7, 0)], np.uint64), np.arange(1 << 17))
-    for ids in {count: falling[:count], min(count + 1, len(line)): falling[: count + 1]}.values():
-        likely = gumbels(keys, ids[-1:]).argsort()[:-1000:-1]  # positions where it does best
+    for ids in {
+        count: falling[:count],
+        min(count + 1, len(line)): falling[: count + 1],
+    }.values():
+        likely = gumbels(keys, ids[-1:]).argsort()[
+            :-1000:-1
+        ]  # positions where it does best
         scores = scaled.numpy()[ids] + gumbels(keys[likely, None], ids)
         wins = scores.argmax(1) == len(ids) - 1
         assert wins.any()
@@ -232,7 +270,9 @@ def test_ids_beyond_16_bits_at_the_edge(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_flat_tail_below_a_peak(device: str, rng: random.Random) -> None:
-    """The lowest quarter of the tail's ids is kept, by the narrowest margin over the bound."""
+    """The lowest quarter of the tail's ids is kept, by the narrowest margin over the
+    bound.
+    """
     logits = torch.full((6, 161), -2.0)
     logits[:, 80] = 0.0
     tail = 160 * math.exp(-2)
@@ -240,7 +280,9 @@ def test_a_flat_tail_below_a_peak(device: str, rng: random.Random) -> None:
     check(logits, rows_of(rng, [SamplingParams(top_p=top_p)] * 6), device)
 
 
-def test_the_lowest_id_of_the_largest_logits(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lowest_id_of_the_largest_logits(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernels, "SIZES", (16, 8, 32, 8))  # more chunks than a tile holds
     logits = torch.full((3, 200), -5.0)
     for row, ids in enumerate([(199, 70, 71), (0, 199), (130, 131)]):
@@ -251,7 +293,9 @@ def test_the_lowest_id_of_the_largest_logits(device: str, monkeypatch: pytest.Mo
     check(-logits.abs() * 1e38, greedy, device)
 
 
-def test_a_broken_row_is_reported_and_harms_nobody(device: str, rng: random.Random) -> None:
+def test_a_broken_row_is_reported_and_harms_nobody(
+    device: str, rng: random.Random
+) -> None:
     bad = [math.nan, math.inf, -math.inf]
     plain = torch.randn(2, 150)
     lines = [plain[0], *(plain[0].clone() for _ in bad), plain[1]]
@@ -262,7 +306,9 @@ def test_a_broken_row_is_reported_and_harms_nobody(device: str, rng: random.Rand
         SamplingParams(top_k=3, top_p=0.9),
     ):
         rows = rows_of(rng, [how] * 5)
-        tokens, broken = kernels.sample(torch.stack(lines).to(device), *tensors(rows, device))
+        tokens, broken = kernels.sample(
+            torch.stack(lines).to(device), *tensors(rows, device)
+        )
         assert broken.tolist() == [0, 1, 1, 1, 0]
         assert tokens[1:4].tolist() == [0, 0, 0]
         assert tokens[::4].tolist() == drawn(plain, rows[::4])
@@ -280,11 +326,15 @@ def test_a_row_does_not_depend_on_its_neighbours(device: str, rng: random.Random
 
 def test_rows_may_lie_apart(device: str, rng: random.Random) -> None:
     wide = torch.randn(2, 300)
-    check(wide[:, 20:200], rows_of(rng, [SamplingParams(), SamplingParams(top_k=9)]), device)
+    check(
+        wide[:, 20:200], rows_of(rng, [SamplingParams(), SamplingParams(top_k=9)]), device
+    )
 
 
 def test_no_rows_and_too_long_rows(device: str) -> None:
-    tokens, broken = kernels.sample(torch.empty(0, 9, device=device), *tensors([], device))
+    tokens, broken = kernels.sample(
+        torch.empty(0, 9, device=device), *tensors([], device)
+    )
     assert tokens.shape == broken.shape == (0,)
     with pytest.raises(ValueError, match="1048577 logits"):
         kernels.sample(torch.empty(1, 2**20 + 1, device=device), *tensors([], device))
@@ -303,11 +353,13 @@ def test_real_vocabularies(
         choices = [(0, 1.0), (50, 1.0), (0, 0.95), (20, 0.8), (3000, 0.99)]
         params = [
             SamplingParams(
-                temperature=rng.choice([0.0, 0.6, 1.0]), top_k=k, top_p=p,
+                temperature=rng.choice([0.0, 0.6, 1.0]),
+                top_k=k,
+                top_p=p,
                 min_p=rng.choice([0.0, 0.0, 0.001, 0.2]),
             )
             for k, p in (rng.choice(choices) for _ in range(64))
-        ]  # fmt: skip
+        ]
         arguments = tensors(rows_of(rng, params), "cuda")
         tokens, broken = kernels.sample(logits, *arguments)
         assert not broken.any()
@@ -322,7 +374,11 @@ def test_real_vocabularies(
 @pytest.mark.skipif(not CUDA, reason="CUDA graphs")
 def test_in_a_cuda_graph(rng: random.Random) -> None:
     logits = torch.randn(4, 5000, device="cuda")
-    params = [SamplingParams(temperature=0.0), SamplingParams(), SamplingParams(top_k=7, top_p=0.9)]
+    params = [
+        SamplingParams(temperature=0.0),
+        SamplingParams(),
+        SamplingParams(top_k=7, top_p=0.9),
+    ]
     arguments = tensors(rows_of(rng, [*params, SamplingParams(top_p=0.7)]), "cuda")
     kernels.sample(logits, *arguments)
     graph = torch.cuda.CUDAGraph()

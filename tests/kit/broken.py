@@ -1,10 +1,11 @@
 """Policies that break the protocol, each in one way that its author would not notice.
 
-All but the last were written from the protocol's documentation alone, before there was a check to
-find them. `test_kit.py` and `ten_runs.py` demand that each is found.
+All but the last were written from the protocol's documentation alone, before there was a
+check to find them. `test_kit.py` and `ten_runs.py` demand that each is found.
 """
 
-# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need heed
+# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need
+# heed
 
 import math
 from typing import Any, Final
@@ -17,7 +18,9 @@ from minfer.request import Request
 
 @frozen
 class GivesBackTheBiggest(FirstCome):
-    """Whoever has run longest holds most blocks, so let it give them back: the first in rank."""
+    """Whoever has run longest holds most blocks, so let it give them back: the first in
+    rank.
+    """
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
         return 0
@@ -30,7 +33,9 @@ class PaysForPreemption(FirstCome):
     def rank(self, state: Any, request: Request, time: float) -> tuple[Rank, Any]:
         return (time,), state
 
-    def again(self, state: Any, rank: Rank, request: Request, arrived: float, done: int) -> Rank:
+    def again(
+        self, state: Any, rank: Rank, request: Request, arrived: float, done: int
+    ) -> Rank:
         return (rank[0] + done,)
 
 
@@ -55,7 +60,9 @@ class CountsInPlace(FirstCome):
     def start(self) -> dict[str, int]:
         return {}
 
-    def rank(self, state: dict[str, int], request: Request, time: float) -> tuple[Rank, Any]:
+    def rank(
+        self, state: dict[str, int], request: Request, time: float
+    ) -> tuple[Rank, Any]:
         state[request.client] = state.get(request.client, 0) + 1
         return (float(state[request.client]), time), state
 
@@ -70,7 +77,9 @@ class TossesACoin(FirstCome):
 
 @frozen
 class WaitsForQuiet(FirstCome):
-    """Lets a burst arrive in full: nobody starts until nobody came for `quiet` seconds."""
+    """Lets a burst arrive in full: nobody starts until nobody came for
+    `quiet` seconds.
+    """
 
     quiet: float = 0.05
 
@@ -103,7 +112,9 @@ class ByUrgency(FirstCome):
 
 @frozen
 class WeighsDeadlines(FirstCome):
-    """Adds up time, deadline and priority with weights; nobody has a deadline and no weight."""
+    """Adds up time, deadline and priority with weights; nobody has a deadline and no
+    weight.
+    """
 
     weight: float = 0.0
 
@@ -126,12 +137,15 @@ class Halves(FirstCome):
     """Takes half of the budget while others wait, so that each step is short."""
 
     def budget(self, state: Any, load: Load) -> int:
-        return load.budget / 2 if load.waiting else load.budget  # type: ignore[return-value]  # the bug
+        # The bug.
+        return load.budget / 2 if load.waiting else load.budget  # type: ignore[return-value]
 
 
 @frozen
 class CountsSeats(FirstCome):
-    """Lets `seats` requests in at a time, by a count that forgets who gave up before it ran."""
+    """Lets `seats` requests in at a time, by a count that forgets who gave up before it
+    ran.
+    """
 
     seats: int = 2
 
@@ -170,7 +184,18 @@ class ShortestFirst(FirstCome):
 
 
 BROKEN: Final[tuple[type[Policy], ...]] = (
-    GivesBackTheBiggest, PaysForPreemption, TakesTurns, CountsInPlace, TossesACoin, WaitsForQuiet,
-    WaitsForCompany, ByUrgency, WeighsDeadlines, SavesBlocks, Halves, CountsSeats,
-    FavoursTheFresh, ShortestFirst,
-)  # fmt: skip
+    GivesBackTheBiggest,
+    PaysForPreemption,
+    TakesTurns,
+    CountsInPlace,
+    TossesACoin,
+    WaitsForQuiet,
+    WaitsForCompany,
+    ByUrgency,
+    WeighsDeadlines,
+    SavesBlocks,
+    Halves,
+    CountsSeats,
+    FavoursTheFresh,
+    ShortestFirst,
+)

@@ -1,6 +1,9 @@
-"""A policy from outside minfer that keeps every law: two classes, each with a guaranteed share."""
+"""A policy from outside minfer that keeps every law: two classes, each with a guaranteed
+share.
+"""
 
-# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need heed
+# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need
+# heed
 
 from typing import Any
 
@@ -12,7 +15,9 @@ from minfer.request import Request
 
 @frozen
 class Meters:
-    """Virtual time, and where the next request of each class starts: interactive, batch."""
+    """Virtual time, and where the next request of each class starts:
+    interactive, batch.
+    """
 
     now: float = 0.0
     tags: tuple[float, float] = (0.0, 0.0)
@@ -25,12 +30,14 @@ def _share(_: object, __: object, value: float) -> None:
 
 @frozen
 class TwoClasses(FirstCome):
-    """Interactive requests (priority 0 or below) and batch work (above 0) share the engine.
+    """Interactive requests (priority 0 or below) and batch work (above 0) share the
+    engine.
 
-    Guarantee: while both classes wait, interactive requests are let in for `share` of the tokens
-    and batch work for the rest, within the largest request of each; a class that is alone has
-    everything, and saves nothing up. First come, first served within a class. An interactive
-    request that is due takes the place of batch work, so a full machine does not keep it waiting.
+    Guarantee: while both classes wait, interactive requests are let in for `share` of the
+    tokens and batch work for the rest, within the largest request of each; a class that
+    is alone has everything, and saves nothing up. First come, first served within a
+    class. An interactive request that is due takes the place of batch work, so a full
+    machine does not keep it waiting.
     """
 
     share: float = field(default=0.8, validator=_share)

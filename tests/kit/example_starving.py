@@ -1,6 +1,9 @@
-"""A policy from outside minfer that looks reasonable, works in every demo, and starves people."""
+"""A policy from outside minfer that looks reasonable, works in every demo, and starves
+people.
+"""
 
-# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need heed
+# ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need
+# heed
 
 from attrs import field, frozen
 
@@ -10,11 +13,12 @@ from minfer.request import Request
 
 @frozen
 class AdaptiveLastIn(FirstCome):
-    """First come, first served, until the line is long; under overload the newest go first.
+    """First come, first served, until the line is long; under overload the newest go
+    first.
 
-    The idea is respectable: under overload those at the front have waited so long that they have
-    given up, and the newest can still be served in time. But while the overload lasts, who came
-    just before it began never starts, however patient.
+    The idea is respectable: under overload those at the front have waited so long that
+    they have given up, and the newest can still be served in time. But while the overload
+    lasts, who came just before it began never starts, however patient.
     """
 
     long: int = field(default=4)  # requests in line

@@ -1,7 +1,8 @@
 """The kit, shown: what it finds, and that it passes what is sound.
 
-`python -m tests.kit.ten_runs` tries each broken policy, and each that comes with minfer, with ten
-seeds at Hypothesis' default budget, and prints how many of the runs found something, and what.
+`python -m tests.kit.ten_runs` tries each broken policy, and each that comes with minfer,
+with ten seeds at Hypothesis' default budget, and prints how many of the runs found
+something, and what.
 """
 
 import argparse
@@ -19,16 +20,29 @@ from tests.kit.broken import BROKEN
 from tests.kit.example_sound import TwoClasses
 from tests.kit.example_starving import AdaptiveLastIn
 
-# Policies, and the bounds that they need: a window of 4 s gathers for 4 s; of shortest first with
-# 20 s for a token, a request of 20 and a short prompt lets shorter ones pass for 420 s.
+# Policies, and the bounds that they need: a window of 4 s gathers for 4 s; of shortest
+# first with 20 s for a token, a request of 20 and a short prompt lets shorter ones pass
+# for 420 s.
 SOUND: Final[tuple[tuple[Any, dict[str, float]], ...]] = (
-    (FirstCome(), {}), (Priority(), {}), (Ageing(), {}), (Ageing(0.5, 2), {}), (Deadline(), {}),
-    (Deadline(0.0), {}), (Shortest(), {}), (Shortest(0.0), {}), (Shortest(20.0), {"patience": 420}),
-    (Fair(), {}), (Fair(Map({"a": 3.0, "b": 0.25})), {}), (Window(), {}),
+    (FirstCome(), {}),
+    (Priority(), {}),
+    (Ageing(), {}),
+    (Ageing(0.5, 2), {}),
+    (Deadline(), {}),
+    (Deadline(0.0), {}),
+    (Shortest(), {}),
+    (Shortest(0.0), {}),
+    (Shortest(20.0), {"patience": 420}),
+    (Fair(), {}),
+    (Fair(Map({"a": 3.0, "b": 0.25})), {}),
+    (Window(), {}),
     (Window(0.5, 2, wait=0.9, fill=3, urgent=-3, part=1.0), {}),
-    (Window(wait=4.0, fill=4, urgent=-9), {"hold": 4.0}), (Static(), {}), (Static(2), {}),
-    (TwoClasses(), {}), (TwoClasses(0.3), {}),
-)  # fmt: skip
+    (Window(wait=4.0, fill=4, urgent=-9), {"hold": 4.0}),
+    (Static(), {}),
+    (Static(2), {}),
+    (TwoClasses(), {}),
+    (TwoClasses(0.3), {}),
+)
 
 
 def tried(policy: Any, seed: int, bounds: dict[str, Any]) -> str:
@@ -49,7 +63,10 @@ def main() -> int:
     wrong, told = 0, dict[str, Any]()
     every: list[tuple[Any, dict[str, float], bool]]
     every = [(AdaptiveLastIn(), {}, True), *((kind(), {}, True) for kind in BROKEN)]
-    for policy, bounds, broken in (*every, *((one, bounds, False) for one, bounds in SOUND)):
+    for policy, bounds, broken in (
+        *every,
+        *((one, bounds, False) for one, bounds in SOUND),
+    ):
         begin, laws = time.perf_counter(), Counter[str]()
         for seed in range(args.seed, args.seed + args.runs):
             laws[tried(policy, seed, bounds)] += 1
@@ -57,12 +74,23 @@ def main() -> int:
         wrong += found != (args.runs if broken else 0)
         took = (time.perf_counter() - begin) / args.runs
         name = f"{type(policy).__name__:20}" if broken else f"{policy}"
-        told[name.strip()] = {"broken": broken, "found": found, "laws": laws, "seconds": took}
+        told[name.strip()] = {
+            "broken": broken,
+            "found": found,
+            "laws": laws,
+            "seconds": took,
+        }
         what = ", ".join(f"{law} {count}" for law, count in laws.most_common()) or "sound"
-        print(f"{name} found {found}/{args.runs} in {took:.1f} s each: {what}", flush=True)
-    print(f"{wrong} policies are not as they should be" if wrong else "all as it should be")
+        print(
+            f"{name} found {found}/{args.runs} in {took:.1f} s each: {what}", flush=True
+        )
+    print(
+        f"{wrong} policies are not as they should be" if wrong else "all as it should be"
+    )
     if args.result:
-        write(args.result, {"runs": args.runs, "wrong": wrong, "policies": told}, args.seed)
+        write(
+            args.result, {"runs": args.runs, "wrong": wrong, "policies": told}, args.seed
+        )
     return min(wrong, 1)
 
 

@@ -10,11 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 from minfer.config import EngineConfig
-from minfer.effects.journal import read_journal
-from minfer.effects.view import page
+from minfer.effects.live.journal_files import read_journal
+from minfer.effects.runs.view import page
 from minfer.engine import step
-from minfer.invariants import check
-from minfer.ledger import check_turn
 from minfer.messages import Cancel, Preempted, Submit, Tick
 from minfer.policies import Priority, Shortest, Window
 from minfer.policy import FirstCome, Load, Policy, Rank
@@ -29,6 +27,8 @@ from minfer.testing import (
     states,
     traces,
 )
+from minfer.testing.invariants import check
+from minfer.testing.ledger import check_turn
 from minfer.testing.trial import Trial
 from tests.circles import examples, long
 from tests.kit import broken
@@ -57,7 +57,9 @@ LAWS = {
 
 
 # Of each kind the first; then others of its settings.
-OF_A_KIND = [one for one in SOUND if one == next(s for s in SOUND if type(s[0]) is type(one[0]))]
+OF_A_KIND = [
+    one for one in SOUND if one == next(s for s in SOUND if type(s[0]) is type(one[0]))
+]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +73,9 @@ def test_what_is_sound_passes(policy: Policy, bounds: dict[str, Any]) -> None:
 
 @frozen
 class AlwaysDisplaces(FirstCome):
-    """Whoever waits may take the place of the last that runs: the engine asks only in order."""
+    """Whoever waits may take the place of the last that runs: the engine asks only in
+    order.
+    """
 
     def displaces(self, *_: Any) -> bool:
         return True
@@ -82,12 +86,18 @@ def test_nobody_displaces_one_that_is_ahead_whatever_the_policy_says() -> None:
 
 
 # Policies that take long to be found; others stay that break the same laws.
-SUBTLE = (broken.WaitsForCompany, broken.CountsSeats, broken.ByUrgency, broken.FavoursTheFresh,
-          broken.ShortestFirst)  # fmt: skip
+SUBTLE = (
+    broken.WaitsForCompany,
+    broken.CountsSeats,
+    broken.ByUrgency,
+    broken.FavoursTheFresh,
+    broken.ShortestFirst,
+)
 
 
 @pytest.mark.parametrize(
-    "kind", [AdaptiveLastIn, *(kind for kind in BROKEN if kind not in SUBTLE), *long(SUBTLE)]
+    "kind",
+    [AdaptiveLastIn, *(kind for kind in BROKEN if kind not in SUBTLE), *long(SUBTLE)],
 )
 def test_what_is_broken_is_found_and_the_law_is_named(kind: type[Policy]) -> None:
     with pytest.raises(PolicyError) as caught:
@@ -124,7 +134,9 @@ def test_what_cannot_be_written_is_said(tmp_path: Path) -> None:
     with pytest.raises(PolicyError) as caught:
         check_policy(broken.CountsInPlace(), seed=1, save=str(path))
     said = "no journal was saved: a dict cannot be written"
-    assert any(said in note for note in caught.value.__notes__)  # Hypothesis may add its own
+    assert any(
+        said in note for note in caught.value.__notes__
+    )  # Hypothesis may add its own
     assert not path.exists()
 
 
@@ -144,16 +156,22 @@ def test_a_seed_gives_the_same_story_again() -> None:
 
 
 ENGINE = EngineConfig(
-    num_blocks=20, block_size=4, max_model_len=32, max_num_seqs=1, max_num_batched_tokens=16,
+    num_blocks=20,
+    block_size=4,
+    max_model_len=32,
+    max_num_seqs=1,
+    max_num_batched_tokens=16,
     vocab_size=40,
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("hold", [1.0, 4.0])
 def test_a_window_needs_as_much_time_as_it_gathers_for(hold: float) -> None:
     policy = Window(wait=4.0, fill=4)
     trial = Trial(evolve(ENGINE, policy=policy), pace=0.1, hold=hold)
-    for number in range(3):  # the second and the third come so fast that a batch might fill
+    for number in range(
+        3
+    ):  # the second and the third come so fast that a batch might fill
         trial.tell(Submit(Request(id=f"r{number}", prompt=(1,), max_tokens=1)), 0.5)
     if hold < policy.wait:
         with pytest.raises(PolicyError, match=r"no deadlock: .* idle from 1.00 s on"):
@@ -167,7 +185,9 @@ def test_shortest_first_needs_the_time_that_work_is_worth(patience: float) -> No
     mine = Request(id="mine", prompt=(1,), max_tokens=20)
     trial = Trial(evolve(ENGINE, policy=Shortest(20.0)), pace=5.0, patience=patience)
     if patience < 20 * 20:
-        with pytest.raises(PolicyError, match="bounded starvation: mine waits while 9 who came"):
+        with pytest.raises(
+            PolicyError, match="bounded starvation: mine waits while 9 who came"
+        ):
             trial.compete(mine, short=True)
     else:
         trial.compete(mine, short=True)
@@ -176,7 +196,9 @@ def test_shortest_first_needs_the_time_that_work_is_worth(patience: float) -> No
 
 @frozen
 class InTens(FirstCome):
-    """Later ones first, but only within each ten: nine can go before somebody, and no more."""
+    """Later ones first, but only within each ten: nine can go before somebody, and no
+    more.
+    """
 
     def start(self) -> int:
         return 0
@@ -194,7 +216,9 @@ def test_starvation_is_counted_in_those_who_went_first() -> None:
 
 @frozen
 class NoBudget(FirstCome):
-    """Takes nothing while blocks are few: an idle engine would stay idle, if that were heeded."""
+    """Takes nothing while blocks are few: an idle engine would stay idle, if that were
+    heeded.
+    """
 
     def budget(self, state: Any, load: Load) -> int:
         del state
@@ -206,7 +230,9 @@ def test_an_engine_cannot_be_kept_from_working_by_a_budget_of_nothing() -> None:
 
 
 class Duck:
-    """Has the protocol's methods, and is no subclass of anything; its ranks differ in length."""
+    """Has the protocol's methods, and is no subclass of anything; its ranks differ in
+    length.
+    """
 
     def start(self) -> int:
         return 0
@@ -301,8 +327,12 @@ def test_stories_are_tight() -> None:
             trial.tell(event, gap)
         trial.turn(trial.now)
         reasons = [reason for turn in trial.turns for reason in turn.transition.reasons]
-        cancelled += any(getattr(reason, "reason", "") == "cancelled" for reason in reasons)
-        trial.compete(Request(id="mine", prompt=(1, 2), max_tokens=9))  # cancels who is left
+        cancelled += any(
+            getattr(reason, "reason", "") == "cancelled" for reason in reasons
+        )
+        trial.compete(
+            Request(id="mine", prompt=(1, 2), max_tokens=9)
+        )  # cancels who is left
         trial.finish()
         reasons = [reason for turn in trial.turns for reason in turn.transition.reasons]
         preempted += any(isinstance(reason, Preempted) for reason in reasons)
@@ -324,10 +354,15 @@ def test_the_sound_example_keeps_its_guarantee(
     policy, line = TwoClasses(share), []
     state = policy.start()
     for number, (batch, prompt, most) in enumerate(wants):
-        request = Request(id="r", prompt=(1,) * prompt, max_tokens=most, priority=int(batch))
+        request = Request(
+            id="r", prompt=(1,) * prompt, max_tokens=most, priority=int(batch)
+        )
         rank, state = policy.rank(state, request, 0.0)
         line.append((rank, number, batch, prompt + most))
-    had, left = [0, 0], [sum(batch is one for batch, _, _ in wants) for one in (False, True)]
+    had, left = (
+        [0, 0],
+        [sum(batch is one for batch, _, _ in wants) for one in (False, True)],
+    )
     for _, _, batch, cost in sorted(line):
         if not all(left):
             break

@@ -20,7 +20,9 @@ class _Changed(SourceFileLoader):
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
-        tree = ast.fix_missing_locations(self.change(ast.parse(self.get_data(path), path)))
+        tree = ast.fix_missing_locations(
+            self.change(ast.parse(self.get_data(path), path))
+        )
         code: CodeType = compile(tree, path, "exec", dont_inherit=True)
         return code
 

@@ -1,9 +1,10 @@
 """Small changes of a syntax tree, by rule.
 
-Each rule looks at one node and gives what could stand in its place. Strings are never changed:
-neither reasons nor the texts of errors. Nor are annotations, decorators, defaults of fields and of
-parameters, and what stands outside of functions: tables and limits, which a test could only copy.
-Nor is `strict` of zip, which asserts and decides nothing.
+Each rule looks at one node and gives what could stand in its place. Strings are never
+changed: neither reasons nor the texts of errors. Nor are annotations, decorators,
+defaults of fields and of parameters, and what stands outside of functions: tables and
+limits, which a test could only copy. Nor is `strict` of zip, which asserts and decides
+nothing.
 """
 
 import ast
@@ -18,14 +19,25 @@ Step = tuple[str, int | None]  # a field of a node, and where in it if it is a l
 Rule = Callable[[Node], Iterable[Node | None]]  # None: the node goes
 
 _EDGE: Final[dict[type[ast.cmpop], type[ast.cmpop]]] = {
-    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Is: ast.IsNot, ast.IsNot: ast.Is,
-    ast.In: ast.NotIn, ast.NotIn: ast.In,
-}  # fmt: skip
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+}
 _ORDERED: Final = (ast.Sub, ast.FloorDiv, ast.Div, ast.Mod, ast.LShift, ast.RShift)
 _WORDS: Final = (ast.Raise, ast.JoinedStr)  # what stands in them is for people to read
 _TYPES: Final = ("annotation", "returns")  # fields of nodes
-_UPDATES: Final = ("evolve", "edited", "replace")  # functions that take a record's changes by name
+_UPDATES: Final = (
+    "evolve",
+    "edited",
+    "replace",
+)  # functions that take a record's changes by name
 
 
 @frozen
@@ -89,7 +101,10 @@ def _bound(node: Node) -> Iterator[Node]:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         if node.func.id in ("min", "max") and len(node.args) > 1:
             yield from node.args
-        elif node.func.id in ("reversed", "sorted", "set", "frozenset") and len(node.args) == 1:
+        elif (
+            node.func.id in ("reversed", "sorted", "set", "frozenset")
+            and len(node.args) == 1
+        ):
             yield node.args[0]
 
 
@@ -154,7 +169,9 @@ def _statement(node: Node) -> Iterator[Node | None]:
     """Each statement that is made for its effect forgotten; a sum for a difference."""
     call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
     stores = ast.Attribute | ast.Subscript
-    store = isinstance(node, ast.Assign) and all(isinstance(t, stores) for t in node.targets)
+    store = isinstance(node, ast.Assign) and all(
+        isinstance(t, stores) for t in node.targets
+    )
     if call or store or isinstance(node, ast.Delete | ast.Continue):
         yield None
     elif isinstance(node, ast.AugAssign):
@@ -165,7 +182,9 @@ def _statement(node: Node) -> Iterator[Node | None]:
 
 
 def _constant(node: Node) -> Iterator[Node]:
-    """The other truth; nothing where something is returned; one member of several forgotten."""
+    """The other truth; nothing where something is returned; one member of several
+    forgotten.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield ast.Constant(not node.value)
     elif isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.In | ast.NotIn):
@@ -177,14 +196,24 @@ def _constant(node: Node) -> Iterator[Node]:
 
 
 RULES: Final[dict[str, Rule]] = {
-    "comparison": _comparison, "offset": _offset, "term": _term, "swap": _swap, "bound": _bound,
-    "condition": _condition, "negation": _negation, "slice": _slice, "update": _update,
-    "statement": _statement, "constant": _constant,
-}  # fmt: skip
+    "comparison": _comparison,
+    "offset": _offset,
+    "term": _term,
+    "swap": _swap,
+    "bound": _bound,
+    "condition": _condition,
+    "negation": _negation,
+    "slice": _slice,
+    "update": _update,
+    "statement": _statement,
+    "constant": _constant,
+}
 
 
 def spots(tree: ast.Module) -> Iterator[Spot]:
-    """All that the rules can make of the functions of a module, in the order of the file."""
+    """All that the rules can make of the functions of a module, in the order
+    of the file.
+    """
     for node, names, path in _functions(tree, (), ()):
         if not _is_overload(node):
             for at, statement in enumerate(node.body):
@@ -194,7 +223,9 @@ def spots(tree: ast.Module) -> Iterator[Spot]:
 def _functions(
     node: ast.Module | ast.ClassDef, names: tuple[str, ...], path: tuple[Step, ...]
 ) -> Iterator[tuple[ast.FunctionDef, tuple[str, ...], tuple[Step, ...]]]:
-    """The functions of a module or class, with their qualified names and where they are."""
+    """The functions of a module or class, with their qualified names and
+    where they are.
+    """
     for at, one in enumerate(node.body):
         if isinstance(one, ast.FunctionDef):
             yield one, (*names, one.name), (*path, ("body", at))
@@ -203,7 +234,9 @@ def _functions(
 
 
 def _is_overload(node: ast.FunctionDef) -> bool:
-    return any(isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list)
+    return any(
+        isinstance(one, ast.Name) and one.id == "overload" for one in node.decorator_list
+    )
 
 
 def _inside(node: Node, path: tuple[Step, ...], function: str) -> Iterator[Spot]:
@@ -213,7 +246,9 @@ def _inside(node: Node, path: tuple[Step, ...], function: str) -> Iterator[Spot]
             before, after = _text(node), _text(new)
             if before != after:
                 yield Spot(function, name, before, after, path, new)
-    if isinstance(node, _WORDS) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+    if isinstance(node, _WORDS) or (
+        isinstance(node, ast.keyword) and node.arg == "strict"
+    ):
         return
     for field, value in ast.iter_fields(node):
         if field not in _TYPES:
@@ -223,7 +258,9 @@ def _inside(node: Node, path: tuple[Step, ...], function: str) -> Iterator[Spot]
 
 def _children(value: object) -> Iterator[tuple[int | None, Node]]:
     if isinstance(value, list):
-        yield from ((at, child) for at, child in enumerate(value) if isinstance(child, ast.AST))
+        yield from (
+            (at, child) for at, child in enumerate(value) if isinstance(child, ast.AST)
+        )
     elif isinstance(value, ast.AST):
         yield None, value
 

@@ -1,7 +1,9 @@
-"""Puts a known bug into a function: what stands there in the syntax tree becomes something else.
+"""Puts a known bug into a function: what stands there in the syntax tree becomes
+something else.
 
-Both are given as source and compared as trees, so neither layout nor comments matter. The old one
-is an expression, or statements that follow each other; it must be in the function exactly once.
+Both are given as source and compared as trees, so neither layout nor comments matter. The
+old one is an expression, or statements that follow each other; it must be in the function
+exactly once.
 """
 
 import ast
@@ -13,7 +15,9 @@ Body = list[ast.stmt]
 
 
 def planted(tree: ast.Module, function: str, old: str, new: str) -> ast.Module:
-    """A copy of a module in which `old` is `new` in one function. Raises LookupError, TypeError."""
+    """A copy of a module in which `old` is `new` in one function. Raises LookupError,
+    TypeError.
+    """
     name = function.partition(".")[0]
     others = {id(one): one for one in tree.body if getattr(one, "name", "") != name}
     tree = copy.deepcopy(tree, others)  # shares them: nothing is changed there

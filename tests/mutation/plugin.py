@@ -1,9 +1,10 @@
-"""pytest's part in a mutant's run: changes the module, bounds the time, and notes what happened.
+"""pytest's part in a mutant's run: changes the module, bounds the time, and notes what
+happened.
 
-Loaded with `-p`, before anything of the core is imported. A test that takes more than `TEST_CPU`
-seconds of CPU is endless: no sound test takes half of that. A run that takes more than
-`RUN_CPU` in all ends there, and has found nothing. Notes are lines of JSON in the file `NOTES`
-names, so that a run which had to be killed tells how far it came.
+Loaded with `-p`, before anything of the core is imported. A test that takes more than
+`TEST_CPU` seconds of CPU is endless: no sound test takes half of that. A run that takes
+more than `RUN_CPU` in all ends there, and has found nothing. Notes are lines of JSON in
+the file `NOTES` names, so that a run which had to be killed tells how far it came.
 """
 
 import json
@@ -21,7 +22,9 @@ import pytest
 from tests.mutation import catalogue
 from tests.mutation.loader import install
 
-MUTANT: Final = "MINFER_MUTANT"  # variables of the environment: a mutant's key, or nothing
+MUTANT: Final = (
+    "MINFER_MUTANT"  # variables of the environment: a mutant's key, or nothing
+)
 NOTES: Final = "MINFER_MUTANT_NOTES"  # a path
 TEST_CPU: Final = 6  # seconds
 RUN_CPU: Final = 60
@@ -45,13 +48,16 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _bound() -> None:
     signal.signal(signal.SIGPROF, _stop)
     signal.signal(signal.SIGXCPU, _stop)
-    # Code that never comes back to the interpreter hears no signal: it is killed a little later.
+    # Code that never comes back to the interpreter hears no signal: it is killed a little
+    # later.
     resource.setrlimit(resource.RLIMIT_CPU, (RUN_CPU, RUN_CPU + 3))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
 
 
 def _plant(key: str) -> None:
-    """Import every deciding file from its tree, one of them changed: a sound run takes that way."""
+    """Import every deciding file from its tree, one of them changed: a sound run takes
+    that way.
+    """
     changes = {}
     for file in catalogue.files():
         name = "minfer." + file.removesuffix(".py")

@@ -1,4 +1,6 @@
-"""Runs mutants, several at once, and keeps what became of each in a file of lines of JSON."""
+"""Runs mutants, several at once, and keeps what became of each in a file of lines of
+JSON.
+"""
 
 import ast
 import hashlib
@@ -15,7 +17,7 @@ from typing import Final
 
 from attrs import asdict, frozen
 
-from tests.mutation.catalogue import CORE, LEFT_OUT, Mutant, source_of
+from tests.mutation.catalogue import CORE, Mutant, source_of
 from tests.mutation.plugin import ENDLESS, MUTANT, NOTES, RUN_CPU, TEST_CPU, UNFINISHED
 
 ROOT: Final = CORE.parent
@@ -26,16 +28,18 @@ NOT_RUN: Final = {
     "test_mutants.py": "runs mutants",
     "test_planted.py": "runs the swarm on planted bugs, for minutes",
     "test_swarm.py": "runs for minutes; `worlds` has a few of its worlds",
-    **{f"test_{file}": why for file, why in LEFT_OUT.items() if why.startswith("follows")},
 }
-# Files of tests in which a mutant of a file is likeliest to fail, beside that of its name.
+# Files of tests in which a mutant of a file is likeliest to fail, beside that of its
+# name.
 ALSO: Final = {
-    "arrive.py": ("test_events.py",), "config.py": ("test_params.py",),
+    "arrive.py": ("test_events.py",),
+    "config.py": ("test_params.py",),
     "engine.py": ("test_events.py",),
-"policies.py": ("test_policy_answers.py",),
-    "policy.py": ("test_policy_answers.py",), "request.py": ("test_params.py",),
+    "policies.py": ("test_policy_answers.py",),
+    "policy.py": ("test_policy_answers.py",),
+    "request.py": ("test_params.py",),
     "stop.py": ("test_events.py",),
-}  # fmt: skip
+}
 LAST: Final = ("test_window.py", "test_machine.py", "test_policies.py", "test_sample.py")
 
 
@@ -46,7 +50,9 @@ class Fate:
     key: str
     source: str  # digest of the file that was changed, as it is without the change
     tests: str  # digest of the core and of all tests that were run
-    outcome: str  # "killed", "endless" (a test never ended: killed), "survived", "unfinished"
+    outcome: (
+        str  # "killed", "endless" (a test never ended: killed), "survived", "unfinished"
+    )
     by: str  # the test that failed
     cpu: float  # seconds
 
@@ -64,13 +70,19 @@ def imported(module: str) -> frozenset[str]:
     if not path.exists():
         return frozenset()  # a name in a module
     names, tree = {module.rpartition(".")[0]}, ast.parse(path.read_text("utf-8"))
-    tree.body = [one for one in tree.body if not isinstance(one, ast.If)]  # for type checkers
+    tree.body = [
+        one for one in tree.body if not isinstance(one, ast.If)
+    ]  # for type checkers
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.update((node.module, *(f"{node.module}.{one.name}" for one in node.names)))
-    return frozenset(name for name in names if name.partition(".")[0] in ("minfer", "tests"))
+            names.update(
+                (node.module, *(f"{node.module}.{one.name}" for one in node.names))
+            )
+    return frozenset(
+        name for name in names if name.partition(".")[0] in ("minfer", "tests")
+    )
 
 
 @cache
@@ -88,12 +100,22 @@ def reached(module: str) -> frozenset[str]:
 def test_files(file: str) -> list[str]:
     """The tests that a mutant of this file runs, the likeliest and the cheapest first.
 
-    Tests that do not import the file, not even through others, are left out. For no file: all.
+    Tests that do not import the file, not even through others, are left out. For no file:
+    all.
     """
-    names = sorted(path.name for path in TESTS.glob("test_*.py") if path.name not in NOT_RUN)
+    # Those of `runs` are of what follows from the engine, and are left out.
+    found = [*TESTS.glob("test_*.py"), *TESTS.glob("testing/test_*.py")]
+    names = sorted(
+        path.relative_to(TESTS).as_posix() for path in found if path.name not in NOT_RUN
+    )
     stem, within = file.removesuffix(".py"), "tests.core."
     if file:
-        names = [n for n in names if f"minfer.{stem}" in reached(within + n.removesuffix(".py"))]
+        names = [
+            n
+            for n in names
+            if f"minfer.{stem}"
+            in reached(within + n.removesuffix(".py").replace("/", "."))
+        ]
     first = [name for name in (*ALSO.get(file, ()), f"test_{file}") if name in names]
     middle = [name for name in names if name not in first and name not in LAST]
     last = [name for name in LAST if name in names and name not in first]
@@ -119,9 +141,14 @@ def run(mutant: Mutant | None, tests: str) -> Fate:
         notes = Path(folder) / "notes"
         notes.touch()
         env = {
-            **os.environ, "PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0", MUTANT: key,
-            NOTES: str(notes), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": "",
-        }  # fmt: skip
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PYTHONHASHSEED": "0",
+            MUTANT: key,
+            NOTES: str(notes),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            "PYTEST_ADDOPTS": "",
+        }
         flags = [
             "-x",
             "-q",
@@ -138,7 +165,9 @@ def run(mutant: Mutant | None, tests: str) -> Fate:
         said = [json.loads(line) for line in notes.read_text().splitlines()]
     outcome, by = _judged(process.returncode, said)
     source = source_of(file) if mutant else ""
-    return Fate(key, source, tests, outcome, by, round(usage.ru_utime + usage.ru_stime, 2))
+    return Fate(
+        key, source, tests, outcome, by, round(usage.ru_utime + usage.ru_stime, 2)
+    )
 
 
 def _judged(status: int, said: list[dict[str, object]]) -> tuple[str, str]:
@@ -150,7 +179,8 @@ def _judged(status: int, said: list[dict[str, object]]) -> tuple[str, str]:
     if status == ENDLESS:
         return "endless", test
     if status == UNFINISHED or status < 0:
-        # Killed from outside, deaf to signals: endless if it had been in one test for so long.
+        # Killed from outside, deaf to signals: endless if it had been in one test for so
+        # long.
         began = next((one["cpu"] for one in reversed(said) if "test" in one), 0.0)
         assert isinstance(began, float | int)
         long = status < 0 and RUN_CPU - began > TEST_CPU
@@ -165,7 +195,9 @@ def known(path: Path) -> dict[str, Fate]:
 
 
 def stands(fate: Fate, tests: str) -> bool:
-    """Whether an earlier result still holds: a killed one does while its file says the same."""
+    """Whether an earlier result still holds: a killed one does while its file says the
+    same.
+    """
     if not fate.key or not fate.dead:
         return fate.tests == tests
     return fate.source == source_of(fate.key.partition(" | ")[0])
@@ -176,7 +208,11 @@ def run_all(
 ) -> list[Fate]:
     """Run what `out` does not know yet; returns what became of each, in order."""
     tests, mutants = tests_digest(), list(mutants)
-    fates = {key: fate for key, fate in (known(out) if out else {}).items() if stands(fate, tests)}
+    fates = {
+        key: fate
+        for key, fate in (known(out) if out else {}).items()
+        if stands(fate, tests)
+    }
     todo = [mutant for mutant in mutants if mutant.key not in fates]
     with ThreadPoolExecutor(jobs) as pool:
         for future in as_completed([pool.submit(run, mutant, tests) for mutant in todo]):

@@ -7,8 +7,8 @@ from contextlib import aclosing
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from minfer.effects.edge import OverloadedError, RequestError
-from minfer.effects.worker import EngineDeadError
+from minfer.effects.live.edge import OverloadedError, RequestError
+from minfer.effects.live.worker import EngineDeadError
 from minfer.request import Request, SamplingParams
 from tests.core.world import reference
 from tests.plane.faults import POISON
@@ -31,17 +31,43 @@ WORDS = (
 )
 STOPS = ("e", "t", "é", "in", "  ", "zz", "\n", "ab")
 KEY = "key"
-BAD: tuple[tuple[Any, int], ...] = (  # a body, or what is changed in a good one; the status
-    (b"", 400), (b"{", 400), (b"[" * 3000, 400), (b'{"prompt": "\xff"}', 400), (b"[]", 400),
-    (b'{"prompt": "\\ud800"}', 400), (b"{} " + b" " * 9000, 413), ({"n": 0}, 400),
-    ({"prompt": []}, 400), ({"prompt": None}, 400), ({"prompt": [1, 9999]}, 400),
-    ({"prompt": [-1]}, 400), ({"prompt": [5] * 500}, 400), ({"promt": "a"}, 400),
-    ({"stop": ["x"] * 17}, 400), ({"seed": 2**64}, 400), ({"temperature": -1}, 400),
-    ({"model": "other"}, 404), ({"suffix": "a"}, 400), ({"max_tokens": 0}, 400), ("media", 415),
-    ({"stop_token_ids": [5000]}, 400), ({"n": 128, "prompt": ["a"] * 99}, 400), ("key", 401),
-)  # fmt: skip
-GETS = (("/health", 200), ("/metrics", 200), ("/v1/models", 200), ("/v1/models/plane", 200),
-        ("/v1/models/none", 404), ("/nowhere", 404), ("/v1/completions", 405))  # fmt: skip
+BAD: tuple[
+    tuple[Any, int], ...
+] = (  # a body, or what is changed in a good one; the status
+    (b"", 400),
+    (b"{", 400),
+    (b"[" * 3000, 400),
+    (b'{"prompt": "\xff"}', 400),
+    (b"[]", 400),
+    (b'{"prompt": "\\ud800"}', 400),
+    (b"{} " + b" " * 9000, 413),
+    ({"n": 0}, 400),
+    ({"prompt": []}, 400),
+    ({"prompt": None}, 400),
+    ({"prompt": [1, 9999]}, 400),
+    ({"prompt": [-1]}, 400),
+    ({"prompt": [5] * 500}, 400),
+    ({"promt": "a"}, 400),
+    ({"stop": ["x"] * 17}, 400),
+    ({"seed": 2**64}, 400),
+    ({"temperature": -1}, 400),
+    ({"model": "other"}, 404),
+    ({"suffix": "a"}, 400),
+    ({"max_tokens": 0}, 400),
+    ("media", 415),
+    ({"stop_token_ids": [5000]}, 400),
+    ({"n": 128, "prompt": ["a"] * 99}, 400),
+    ("key", 401),
+)
+GETS = (
+    ("/health", 200),
+    ("/metrics", 200),
+    ("/v1/models", 200),
+    ("/v1/models/plane", 200),
+    ("/v1/models/none", 404),
+    ("/nowhere", 404),
+    ("/v1/completions", 405),
+)
 
 
 class Choice(NamedTuple):
@@ -58,9 +84,17 @@ def alone(plane: "Plane", ids: list[int], params: SamplingParams, sample: int) -
     assert words is not None
     assert params.seed is not None
     stops = frozenset(params.stop_token_ids) | (set() if params.ignore_eos else {0, 2})
-    request = Request(id="", prompt=tuple(ids), max_tokens=params.max_tokens or 999,
-                      stop_ids=stops, seed=params.seed, sampling=params)  # fmt: skip
-    tokens = reference(request, sample, config.block_size, plane.vocab, config.max_model_len)
+    request = Request(
+        id="",
+        prompt=tuple(ids),
+        max_tokens=params.max_tokens or 999,
+        stop_ids=stops,
+        seed=params.seed,
+        sampling=params,
+    )
+    tokens = reference(
+        request, sample, config.block_size, plane.vocab, config.max_model_len
+    )
     spelled = tokens[: -1 if tokens[-1] in stops else None]
     for count in range(1, len(spelled) + 1) if params.stop else ():
         kept = [token for token in spelled[:count] if token not in words.special_ids]
@@ -69,27 +103,39 @@ def alone(plane: "Plane", ids: list[int], params: SamplingParams, sample: int) -
         found = [(text.find(s) + len(s), text.find(s)) for s in params.stop if s in text]
         if found:
             return Choice(tokens[:count], text[: min(found)[1]], "stop")
-    return Choice(tokens, words.decode(spelled), "stop" if tokens[-1] in stops else "length")
+    return Choice(
+        tokens, words.decode(spelled), "stop" if tokens[-1] in stops else "length"
+    )
 
 
 class Client:
-    """Somebody who wants something, once. `live` sets the outcome: "whole", "refused", "broken"
-    (it began, and ended with an error) or "gone" (the client left), and `why`, an error's code.
+    """Somebody who wants something, once. `live` sets the outcome: "whole", "refused",
+    "broken" (it began, and ended with an error) or "gone" (the client left), and `why`,
+    an error's code.
     """
 
     outcome = why = ""
     twin = False
 
     def __init__(self, plane: "Plane", rng: Random) -> None:
-        self.plane, self.rng, self.got = plane, rng, list[Any]()  # all that came, as it came
+        self.plane, self.rng, self.got = (
+            plane,
+            rng,
+            list[Any](),
+        )  # all that came, as it came
         self.params: dict[str, Any] = {
-            "temperature": rng.choice((0, 1)), "n": rng.choice((1, 1, 1, 2, 3)),
-            "seed": rng.choice(POISON) if plane.faults.hits("poison", rng) else rng.randrange(9),
+            "temperature": rng.choice((0, 1)),
+            "n": rng.choice((1, 1, 1, 2, 3)),
+            "seed": rng.choice(POISON)
+            if plane.faults.hits("poison", rng)
+            else rng.randrange(9),
             "max_tokens": rng.choice((1, 2, 5, 12, 12, 30, 200)),
             "stop": rng.sample(STOPS, rng.choice((0, 0, 0, 1, 3))),
-            "stop_token_ids": [rng.randrange(plane.vocab) for _ in range(rng.choice((0, 0, 2)))],
+            "stop_token_ids": [
+                rng.randrange(plane.vocab) for _ in range(rng.choice((0, 0, 2)))
+            ],
             "ignore_eos": rng.random() < 0.3,
-        }  # fmt: skip
+        }
         self.slow = rng.choice((0.002, 0.3)) * plane.faults.hits("slow", rng)
         self.leaves = plane.faults.hits("leave", rng)
 
@@ -126,9 +172,11 @@ class Client:
             assert not known, f"it was served, and should be told: {known}"
         elif self.outcome != "gone" and self.why not in known:
             hostile = {
-                "overloaded": plane.llm.setup.config.max_waiting < 999, "twin": self.twin,
-                "engine_error": poisonous or plane.neighbours(), "engine_dead": plane.stopped,
-            }  # fmt: skip
+                "overloaded": plane.llm.setup.config.max_waiting < 999,
+                "twin": self.twin,
+                "engine_error": poisonous or plane.neighbours(),
+                "engine_dead": plane.stopped,
+            }
             assert hostile.get(self.why), f"{self.outcome}: {self.why}"
 
     def judge_text(self, texts: list[str], ends: list[Any]) -> None:
@@ -136,7 +184,9 @@ class Client:
         for choice, text, end in zip(self.choices, texts, ends, strict=True):
             whole = end in ("stop", "length")
             assert whole or self.outcome != "whole", "a choice has no end"
-            assert (text, end) == choice[1:] or not whole, f"{text!r}, {end} is not {choice}"
+            assert (text, end) == choice[1:] or not whole, (
+                f"{text!r}, {end} is not {choice}"
+            )
             assert choice.text.startswith(text), f"{text!r} is not {choice.text!r}"
 
 
@@ -167,7 +217,9 @@ class Http(Client):
         if self.stream:
             wish["stream_options"] = {"include_usage": rng.random() < 0.5}
         if rng.random() < 0.3:
-            wish["messages"] = [{"role": "user", "content": "".join(rng.choices(WORDS, k=3))}]
+            wish["messages"] = [
+                {"role": "user", "content": "".join(rng.choices(WORDS, k=3))}
+            ]
             self.expect([self.plane.llm.render(wish["messages"])])
         else:
             prompts = [self.prompt() for _ in range(rng.choice((1, 1, 1, 2)))]
@@ -178,11 +230,16 @@ class Http(Client):
                 text = said[at // self.params["n"]] + one.text
                 self.choices[at] = one._replace(text=text)
         return {
-            **self.params, **wish, "stream": self.stream, "user": rng.choice("ab"),
-            "cache_salt": rng.choice(("", "s")), "priority": rng.randrange(3),
-            "deadline": rng.choice((None, 0.5, 9.0)), "model": rng.choice((None, "plane")),
+            **self.params,
+            **wish,
+            "stream": self.stream,
+            "user": rng.choice("ab"),
+            "cache_salt": rng.choice(("", "s")),
+            "priority": rng.randrange(3),
+            "deadline": rng.choice((None, 0.5, 9.0)),
+            "model": rng.choice((None, "plane")),
             "metadata": {"long": "x" * rng.choice((0, 0, 0, 5000))},
-        }  # fmt: skip
+        }
 
     def _spoil(self) -> None:
         if self.plane.faults.hits("bad", self.rng):
@@ -198,8 +255,15 @@ class Http(Client):
         given = {"content-type": self.media, "authorization": f"Bearer {self.key}"}
         given |= {"content-length": str(size)} if rng.random() < 0.5 else {}
         headers = [(name.encode(), value.encode()) for name, value in given.items()]
-        scope = {"type": "http", "method": self.method, "path": self.path, "headers": headers,
-                 "query_string": b"", "root_path": "", "http_version": "1.1"}  # fmt: skip
+        scope = {
+            "type": "http",
+            "method": self.method,
+            "path": self.path,
+            "headers": headers,
+            "query_string": b"",
+            "root_path": "",
+            "http_version": "1.1",
+        }
         if self.leaves:
             after = rng.choice((0.0, 0.01, 0.1, 1.0))
             asyncio.get_running_loop().call_later(after, self.leave)
@@ -237,7 +301,9 @@ class Http(Client):
         assert self.complete or self.gone, "it was left without an answer"
         self.outcome = "gone"
         if self.got:
-            kinds = [message["type"].removeprefix("http.response.") for message in self.got]
+            kinds = [
+                message["type"].removeprefix("http.response.") for message in self.got
+            ]
             assert kinds == ["start", *["body"] * (len(kinds) - 1)], kinds
             assert all(message["more_body"] for message in self.got[1:-1]), "two ends"
             self.status = self.got[0]["status"]
@@ -280,16 +346,23 @@ class Http(Client):
             self._judge_lengths((told[-1].get("usage") or {}) if told else {})
 
     def _judge_lengths(self, usage: dict[str, Any]) -> None:
-        """Its usage is right, and the engine heard of its stop strings: it ended then, or soon."""
+        """Its usage is right, and the engine heard of its stop strings: it ended then, or
+        soon.
+        """
         lengths = [len(one.tokens) for one in self.choices]
         if usage:
             assert usage["prompt_tokens"] == sum(map(len, self.ids))
             assert usage["completion_tokens"] == sum(lengths)
-        config, name = self.plane.llm.setup.config, dict(self.got[0]["headers"])[b"x-request-id"]
+        config, name = (
+            self.plane.llm.setup.config,
+            dict(self.got[0]["headers"])[b"x-request-id"],
+        )
         for at, length in enumerate(lengths):
             prompt, sample = divmod(at, self.params["n"])
             ran = self.plane.lengths[f"{name.decode()}-{prompt}", sample]
-            assert length <= ran <= length + 2 * config.max_repeat, f"{ran} tokens for {length}"
+            assert length <= ran <= length + 2 * config.max_repeat, (
+                f"{ran} tokens for {length}"
+            )
 
 
 class Reader(Client):
@@ -299,9 +372,14 @@ class Reader(Client):
         super().__init__(plane, rng)
         self.wish = self.prompt()
         self.twin = plane.faults.hits("twin", rng)
-        self.name = f"twin{rng.randrange(2)}" if self.twin else f"reader{len(plane.clients)}"
+        self.name = (
+            f"twin{rng.randrange(2)}" if self.twin else f"reader{len(plane.clients)}"
+        )
         self.expect([self.wish])
-        self.streaming, self.enough = rng.random() < 0.7, rng.randrange(9) if self.leaves else 10**6
+        self.streaming, self.enough = (
+            rng.random() < 0.7,
+            rng.randrange(9) if self.leaves else 10**6,
+        )
 
     async def live(self) -> None:
         llm, params = self.plane.llm, SamplingParams(**self.params)
@@ -318,7 +396,10 @@ class Reader(Client):
             self.outcome, self.why = "refused", "overloaded"
         except RequestError as error:
             there = self.name in llm.worker.jobs and "is being served" in str(error)
-            self.outcome, self.why = "refused", "twin" if there else "context_length_exceeded"
+            self.outcome, self.why = (
+                "refused",
+                "twin" if there else "context_length_exceeded",
+            )
         except EngineDeadError:
             self.outcome, self.why = "broken", "engine_dead"
         else:
@@ -331,8 +412,13 @@ class Reader(Client):
     def judge(self) -> None:
         super().judge()
         samples = range(self.samples if self.fits else 0)
-        parts = [[p for out in self.got for p in out.outputs if p.index == at] for at in samples]
-        ends = [[one.finish_reason for one in part if one.finish_reason] for part in parts]
+        parts = [
+            [p for out in self.got for p in out.outputs if p.index == at]
+            for at in samples
+        ]
+        ends = [
+            [one.finish_reason for one in part if one.finish_reason] for part in parts
+        ]
         assert all(len(end) <= 1 for end in ends), "a sample ended twice"
         said = ["".join([one.text for one in part]) for part in parts]
         self.judge_text(said, [*map(next, map(iter, [[*end, None] for end in ends]))])

@@ -1,4 +1,6 @@
-"""What goes wrong: steps that fail, hang or lie, disks that fill, a process that is killed."""
+"""What goes wrong: steps that fail, hang or lie, disks that fill, a process that is
+killed.
+"""
 
 import errno
 import os
@@ -7,23 +9,35 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from minfer.effects.journal import Writer
-from minfer.ledger import Ledger
+from minfer.effects.live.journal_files import Writer
 from minfer.messages import Executed, Failed
-from minfer.oracle import Oracle
 from minfer.plan import Plan
 from minfer.request import Request
+from minfer.runs.oracle import Oracle
 from minfer.state import Turn
+from minfer.testing.ledger import Ledger
 from tests.plane.loop import Died, VirtualLoop
 
 POISON = range(100, 109)  # seeds of requests whose every step fails
 WATCHDOG = 30.0  # seconds after which a step that gave no result counts as failed
 STEPS = ("explode", "lost", "fail", "garble")  # what may become of a step
 CHANCES = {
-    "fail": 0.05, "lost": 0.02, "garble": 0.04, "late": 0.05, "short write": 0.2, "disk full": 0.01,
-    "poison": 0.1, "leave": 0.3, "slow": 0.3, "bad": 0.2, "aside": 0.2, "storm": 0.5, "jump": 0.5,
-    "burst": 0.5, "twin": 0.3,
-}  # fmt: skip
+    "fail": 0.05,
+    "lost": 0.02,
+    "garble": 0.04,
+    "late": 0.05,
+    "short write": 0.2,
+    "disk full": 0.01,
+    "poison": 0.1,
+    "leave": 0.3,
+    "slow": 0.3,
+    "bad": 0.2,
+    "aside": 0.2,
+    "storm": 0.5,
+    "jump": 0.5,
+    "burst": 0.5,
+    "twin": 0.3,
+}
 
 
 class Faults:
@@ -33,7 +47,9 @@ class Faults:
         self.rng, self.tally, self.odds = rng, Counter[str](), dict[str, float]()
 
     def begin(self) -> None:
-        """Each run leaves some kinds out, and some leave out all: then answers must be whole."""
+        """Each run leaves some kinds out, and some leave out all: then answers must be
+        whole.
+        """
         sound = self.rng.random() < 0.15
         for kind, chance in CHANCES.items():
             wanted = self.rng.random() < 0.5 and not sound
@@ -47,14 +63,22 @@ class Faults:
 
 
 class Faulty(Oracle):
-    """An oracle whose steps take time and go wrong; `post` is for results that come too late."""
+    """An oracle whose steps take time and go wrong; `post` is for results that come too
+    late.
+    """
 
     def __init__(
-        self, loop: VirtualLoop, faults: Faults, post: Callable[[Executed], None], *sizes: int
+        self,
+        loop: VirtualLoop,
+        faults: Faults,
+        post: Callable[[Executed], None],
+        *sizes: int,
     ) -> None:
         super().__init__(*sizes)
         self.loop, self.faults, self.post, self.rng = loop, faults, post, faults.rng
-        self.fates: deque[tuple[float, str]] = deque()  # of plans: when they are over, and how
+        self.fates: deque[tuple[float, str]] = (
+            deque()
+        )  # of plans: when they are over, and how
         self.owners: dict[int, Request] = {}  # by row
         self.pace, self.last = self.rng.choice((0.001, 0.01, 0.03)), 0.0
 
@@ -99,15 +123,19 @@ class Faulty(Oracle):
         return super().fail(error, halfway=halfway)
 
     def _garbled(self, done: Executed) -> Executed:
-        """Results that cannot be; what was queued behind them is void, and runs or not."""
+        """Results that cannot be; what was queued behind them is void, and
+        runs or not.
+        """
         yields = done.yields
-        event = self.rng.choice([
-            Executed(done.step, (*yields, (1,))),
-            Executed(done.step, tuple((*y, *[1] * 9) for y in yields)),
-            Executed(done.step, tuple((self.vocab * 9999,) * len(y) for y in yields)),
-            Executed(done.step, tuple((-1,) * len(y) for y in yields)),
-            *[Executed(plan.step, yields) for plan in self.plans],
-        ])  # fmt: skip
+        event = self.rng.choice(
+            [
+                Executed(done.step, (*yields, (1,))),
+                Executed(done.step, tuple((*y, *[1] * 9) for y in yields)),
+                Executed(done.step, tuple((self.vocab * 9999,) * len(y) for y in yields)),
+                Executed(done.step, tuple((-1,) * len(y) for y in yields)),
+                *[Executed(plan.step, yields) for plan in self.plans],
+            ]
+        )
         if event != done:  # of rows that yield nothing some of these are right
             self.faults.tally["steps: garble"] += 1
             if self.plans and self.rng.random() < 0.5:
@@ -117,7 +145,9 @@ class Faulty(Oracle):
 
 
 class Disk:
-    """Module `os` as the journal sees it, over a disk that fills up and writes by halves."""
+    """Module `os` as the journal sees it, over a disk that fills up and
+    writes by halves.
+    """
 
     def __init__(self, faults: Faults) -> None:
         self.faults, self.full, self.files = faults, False, set[int]()
@@ -144,16 +174,32 @@ class Disk:
             os.write(file, data[:cut])
             raise Died
         self.left = self.left and self.left - 1
-        return os.write(file, data[: cut + 1] if self.faults.hits("short write") else data)
+        return os.write(
+            file, data[: cut + 1] if self.faults.hits("short write") else data
+        )
 
 
 class Recorder:
-    """The journal's writer; all turns, and how many of them it has; and the last turn of all."""
+    """The journal's writer; all turns, and how many of them it has; and the last turn of
+    all.
+    """
 
     def __init__(
-        self, writer: Writer, pause: Callable[[], None], disk: Disk, dies: int, *, audit: bool
+        self,
+        writer: Writer,
+        pause: Callable[[], None],
+        disk: Disk,
+        dies: int,
+        *,
+        audit: bool,
     ) -> None:
-        self.writer, self.pause, self.disk, self.dies, self.audit = writer, pause, disk, dies, audit
+        self.writer, self.pause, self.disk, self.dies, self.audit = (
+            writer,
+            pause,
+            disk,
+            dies,
+            audit,
+        )
         self.log, self.kept, self.close = list[Turn](), 0, writer.close
         self.ledger: Ledger | None = None
 

@@ -1,8 +1,10 @@
-"""One thread, a virtual clock: an event loop that never sleeps, and the engine's thread in it.
+"""One thread, a virtual clock: an event loop that never sleeps, and the engine's thread
+in it.
 
-Time stands still while callbacks run, and jumps to the next timer when none is left. What other
-threads would do are callbacks too: jobs of pools, and the engine, one turn at a time. Within a turn
-the engine lets some callbacks of the loop run (`pump`), as a thread would.
+Time stands still while callbacks run, and jumps to the next timer when none is left. What
+other threads would do are callbacks too: jobs of pools, and the engine, one turn at a
+time. Within a turn the engine lets some callbacks of the loop run (`pump`), as a thread
+would.
 """
 
 import asyncio
@@ -15,16 +17,22 @@ from typing import Any
 MOST = 30_000  # callbacks of one run
 
 
-class StuckError(Exception): ...  # nothing will ever happen again, or there is no end to it
+class StuckError(
+    Exception
+): ...  # nothing will ever happen again, or there is no end to it
 
 
 class Died(BaseException): ...  # the process is killed here
 
 
-class _NotDueError(Exception): ...  # the engine would wait, for so many seconds or for news
+class _NotDueError(
+    Exception
+): ...  # the engine would wait, for so many seconds or for news
 
 
-class _Task(asyncio.Task[Any]):  # its hash is its number: sets of tasks iterate alike everywhere
+class _Task(
+    asyncio.Task[Any]
+):  # its hash is its number: sets of tasks iterate alike everywhere
     def __init__(self, number: int, *args: Any, **how: Any) -> None:
         self.number = number
         super().__init__(*args, **how)
@@ -45,14 +53,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self.died = self.create_future()  # the process was killed
         self.set_exception_handler(lambda _, context: self.errors.append(context))
         tasks = count()
-        self.set_task_factory(lambda loop, coro, **how: _Task(next(tasks), coro, loop=loop, **how))
+        self.set_task_factory(
+            lambda loop, coro, **how: _Task(next(tasks), coro, loop=loop, **how)
+        )
 
     def time(self) -> float:
         return self.now
 
     def pump(self, most: int) -> None:
         """Run up to so many callbacks that are due, unless this is within a task."""
-        for _ in range(most if self.is_running() and asyncio.current_task(self) is None else 0):
+        for _ in range(
+            most if self.is_running() and asyncio.current_task(self) is None else 0
+        ):
             if self._ready:
                 handle = self._ready.popleft()
                 self.ran += 1

@@ -1,7 +1,9 @@
-"""One seeded run of the whole control plane: hostile, then healed, and then it must drain.
+"""One seeded run of the whole control plane: hostile, then healed, and then it must
+drain.
 
-A run ends drained, shut down, with an engine that broke, or killed at some turn: then a second life
-begins in the same folder. Everything that must hold of each end is checked here.
+A run ends drained, shut down, with an engine that broke, or killed at some turn: then a
+second life begins in the same folder. Everything that must hold of each end is checked
+here.
 """
 
 import asyncio
@@ -20,11 +22,14 @@ from uuid import UUID
 
 import anyio.to_thread
 
-from minfer import replay
-from minfer.effects import api, async_llm, journal, llm, server, text, worker
-from minfer.effects import metrics as counters
-from minfer.journal import MAGIC, JournalError, as_written
+from minfer.effects.live import async_llm, llm, worker
+from minfer.effects.live import journal_files as journal
+from minfer.effects.serving import api, server
+from minfer.effects.serving import metrics as counters
+from minfer.effects.text import tokenizer as text
 from minfer.messages import Emit, Submit
+from minfer.runs import replay
+from minfer.runs.journal import MAGIC, JournalError, as_written
 from minfer.state import Turn
 from tests.core.world import POLICIES
 from tests.plane.clients import KEY, Client, Http, Reader
@@ -40,27 +45,43 @@ tokenizer = functools.cache(text.Tokenizer)
 
 def settings(rng: Random) -> dict[str, Any]:
     """A configuration so tight that everything happens at once."""
-    size, longest, seqs = rng.choice((2, 4, 8, 16)), rng.choice((48, 96)), rng.choice((1, 2, 4, 8))
+    size, longest, seqs = (
+        rng.choice((2, 4, 8, 16)),
+        rng.choice((48, 96)),
+        rng.choice((1, 2, 4, 8)),
+    )
     return {
-        "executor": "oracle", "block_size": size, "max_model_len": longest, "max_num_seqs": seqs,
-        "num_gpu_blocks_override": rng.choice((1, 1, 2, 4)) * longest // size + rng.choice((0, 3)),
+        "executor": "oracle",
+        "block_size": size,
+        "max_model_len": longest,
+        "max_num_seqs": seqs,
+        "num_gpu_blocks_override": rng.choice((1, 1, 2, 4)) * longest // size
+        + rng.choice((0, 3)),
         "max_num_batched_tokens": max(seqs, rng.choice((4, 16, 64, 512))),
-        "scheduling_policy": rng.choice(POLICIES), "steps_in_flight": rng.choice((1, 2, 2, 3)),
-        "max_repeat": rng.choice((1, 1, 2, 4)), "max_waiting": rng.choice((6, 9, 9999)),
-        "enable_prefix_caching": rng.random() < 0.8, "journal_redact": rng.random() < 0.1,
+        "scheduling_policy": rng.choice(POLICIES),
+        "steps_in_flight": rng.choice((1, 2, 2, 3)),
+        "max_repeat": rng.choice((1, 1, 2, 4)),
+        "max_waiting": rng.choice((6, 9, 9999)),
+        "enable_prefix_caching": rng.random() < 0.8,
+        "journal_redact": rng.random() < 0.1,
         "journal_size": rng.choice((2**30, 2**13)),
-    }  # fmt: skip
+    }
 
 
 class Plane:
-    """A server over a faulty executor, a faulty disk and a clock that jumps: one life of it."""
+    """A server over a faulty executor, a faulty disk and a clock that jumps: one life of
+    it.
+    """
 
     def __init__(self, seed: str, folder: Path, ending: str) -> None:
         self.rng, self.folder, self.ending = Random(seed), folder, ending
         self.faults = Faults(Random(f"{seed}/faults"))
         self.loop, self.disk = VirtualLoop(Random(f"{seed}/loop")), Disk(self.faults)
         self.clients, self.counts = list[Client](), dict[str, float]()
-        self.offset, self.told = 0.0, 0  # of the engine's clock; turns that somebody has heard of
+        self.offset, self.told = (
+            0.0,
+            0,
+        )  # of the engine's clock; turns that somebody has heard of
         self.stopped = False  # requests were ended by other hands than their clients'
 
     def run(self) -> None:
@@ -81,25 +102,35 @@ class Plane:
             self.loop.close()
         self.judge()
 
-    # --- what runs -------------------------------------------------------------------------------
+    # --- what runs ----------------------------------------------------------------------
 
     def patches(self) -> contextlib.ExitStack:
         """Take away all that is random, a clock, a thread, or a disk."""
         rng, stack = Random(self.rng.random()), contextlib.ExitStack()
         fakes: dict[tuple[Any, str], Any] = {
-            (server, "uuid"): SimpleNamespace(uuid4=lambda: UUID(int=rng.getrandbits(128))),
+            (server, "uuid"): SimpleNamespace(
+                uuid4=lambda: UUID(int=rng.getrandbits(128))
+            ),
             (server, "time"): SimpleNamespace(time=lambda: 0.0),
             (api, "time"): SimpleNamespace(time=lambda: 0.0),
             (worker, "threading"): SimpleNamespace(
-                Thread=EngineThread, Condition=Condition, main_thread=threading.main_thread
+                Thread=EngineThread,
+                Condition=Condition,
+                main_thread=threading.main_thread,
             ),
-            (journal, "time"): SimpleNamespace(gmtime=int, strftime=lambda *_: "20200101T000000Z"),
+            (journal, "time"): SimpleNamespace(
+                gmtime=int, strftime=lambda *_: "20200101T000000Z"
+            ),
             (journal, "secrets"): SimpleNamespace(token_bytes=rng.randbytes),
-            (journal, "os"): self.disk, (journal, "ThreadPoolExecutor"): Pool,
-            (journal, "SEGMENTS"): 3, (journal, "EVERY"): EVERY, (replay, "EVERY"): EVERY,
+            (journal, "os"): self.disk,
+            (journal, "ThreadPoolExecutor"): Pool,
+            (journal, "SEGMENTS"): 3,
+            (journal, "EVERY"): EVERY,
+            (replay, "EVERY"): EVERY,
             (counters, "ProcessCollector"): mock.Mock(),  # it tells of this process
-            (llm, "Tokenizer"): tokenizer, (anyio.to_thread, "run_sync"): self.loop.in_thread,
-        }  # fmt: skip
+            (llm, "Tokenizer"): tokenizer,
+            (anyio.to_thread, "run_sync"): self.loop.in_thread,
+        }
         for (module, name), fake in fakes.items():
             stack.enter_context(mock.patch.object(module, name, fake))
         return stack
@@ -131,9 +162,11 @@ class Plane:
 
     def neighbours(self) -> bool:
         """Whether steps went wrong for no fault of a request."""
-        return any(self.faults.tally[f"steps: {kind}"] for kind in ("fail", "lost", "garble"))
+        return any(
+            self.faults.tally[f"steps: {kind}"] for kind in ("fail", "lost", "garble")
+        )
 
-    # --- phases ----------------------------------------------------------------------------------
+    # --- phases -------------------------------------------------------------------------
 
     async def live(self) -> None:
         """All phases, as far as this ending lets them happen."""
@@ -144,7 +177,9 @@ class Plane:
         for _ in range(0 if self.stopping() else 2):
             await self.answered([self.come(0.0)])
             client = self.clients[-1]
-            assert self.stopping() or not client.fits or client.outcome == "whole", client.why
+            assert self.stopping() or not client.fits or client.outcome == "whole", (
+                client.why
+            )
             await self.idle()
         await asyncio.sleep(2.0)  # what is late comes, what wants to leave leaves
         if not self.loop.died.done():
@@ -165,7 +200,9 @@ class Plane:
         self.faults.begin()
         self.faults.odds["explode"] = 0.05 * (self.ending == "broken")
         for _ in range(rng.choice((4, 8, 8, 14))):
-            tasks += [self.come(when) for _ in range(5 if self.faults.hits("burst") else 1)]
+            tasks += [
+                self.come(when) for _ in range(5 if self.faults.hits("burst") else 1)
+            ]
             when += rng.uniform(0, HORIZON / 8)
         storms = self.loop.create_task(self.storms())
         timers = [self.loop.call_later(HORIZON, self.faults.odds.clear)]
@@ -180,7 +217,10 @@ class Plane:
 
     def come(self, when: float) -> asyncio.Task[None]:
         """One more client, from `when` on."""
-        kind, rng = Reader if self.rng.random() < 0.25 else Http, Random(self.rng.random())
+        kind, rng = (
+            Reader if self.rng.random() < 0.25 else Http,
+            Random(self.rng.random()),
+        )
         client = kind(self, rng)
         self.clients.append(client)
 
@@ -193,7 +233,9 @@ class Plane:
     async def answered(self, tasks: list[asyncio.Task[None]]) -> None:
         """Wait until clients are, or until the process dies, and they hear no more."""
         everybody, start = asyncio.gather(*tasks), self.loop.now
-        await asyncio.wait([everybody, self.loop.died], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [everybody, self.loop.died], return_when=asyncio.FIRST_COMPLETED
+        )
         if self.loop.died.done():
             everybody.cancel()
         with contextlib.suppress(asyncio.CancelledError):
@@ -201,14 +243,20 @@ class Plane:
         assert self.loop.now < start + PATIENCE, "it took too long"
 
     async def storms(self) -> None:
-        """Clients leave all at once, requests are cancelled by their ids, the clock jumps."""
+        """Clients leave all at once, requests are cancelled by their ids, the clock
+        jumps.
+        """
         while True:
             await asyncio.sleep(self.faults.rng.uniform(0, 0.5))
             if self.faults.hits("jump"):
                 self.offset += self.faults.rng.choice((0.3, -0.3, 20.0, -20.0, 500.0))
             if self.faults.hits("storm"):
                 for client in self.clients:
-                    if isinstance(client, Http) and client.got and self.faults.rng.random() < 0.7:
+                    if (
+                        isinstance(client, Http)
+                        and client.got
+                        and self.faults.rng.random() < 0.7
+                    ):
                         client.leave()
                 if self.faults.rng.random() < 0.3:
                     self.stopped = True
@@ -228,25 +276,33 @@ class Plane:
         assert client.status == status, client.data
         return client.data.decode()
 
-    # --- what must hold --------------------------------------------------------------------------
+    # --- what must hold -----------------------------------------------------------------
 
     def judge(self) -> None:
         """Raise AssertionError unless everything is as it must be."""
         dead, broke = self.llm.worker.dead, bool(self.faults.tally["steps: explode"])
-        assert broke or isinstance(dead, worker.EngineDeadError), f"the engine broke: {dead!r}"
+        assert broke or isinstance(dead, worker.EngineDeadError), (
+            f"the engine broke: {dead!r}"
+        )
         self.stopped = self.stopped or broke
         turns = self.record.log
-        emits = [c for turn in turns for c in turn.transition.commands if isinstance(c, Emit)]
+        emits = [
+            c for turn in turns for c in turn.transition.commands if isinstance(c, Emit)
+        ]
         ends = [done for emit in emits for done in emit.finished]
         self.lengths = {(done.id, done.sample): done.length for done in ends}
         for client in () if self.died else self.clients:
             try:
                 client.judge()
             except AssertionError as error:
-                error.add_note(f"{client.params} {getattr(client, 'wish', '')}: {client.got}")
+                error.add_note(
+                    f"{client.params} {getattr(client, 'wish', '')}: {client.got}"
+                )
                 raise
         if not self.died:
-            asked = sum(isinstance(event, Submit) for turn in turns for event in turn.events)
+            asked = sum(
+                isinstance(event, Submit) for turn in turns for event in turn.events
+            )
             tokens = sum(len(new) for emit in emits for new in emit.tokens)
             self.judge_counts(asked, tokens, len(ends), broke=broke)
         if not (self.died or broke):
@@ -255,44 +311,69 @@ class Plane:
 
     def judge_counts(self, asked: int, tokens: int, ends: int, *, broke: bool) -> None:
         """The metrics are what happened, and what clients saw."""
-        got = {name: self.counts[f"request_success_total/{name}"] for name in
-               ("stop", "length", "abort", "error")}  # fmt: skip
+        got = {
+            name: self.counts[f"request_success_total/{name}"]
+            for name in ("stop", "length", "abort", "error")
+        }
         assert self.counts["generation_tokens_total"] == tokens
         whole = [one for one in self.clients if one.outcome == "whole"]
         others = sum(one.samples for one in self.clients if one.outcome != "whole")
         seen = Counter(choice.reason for client in whole for choice in client.choices)
         for kind in ("stop", "length"):
-            assert seen[kind] <= got[kind] <= seen[kind] + others, f"{seen} {got} {others}"
+            assert seen[kind] <= got[kind] <= seen[kind] + others, (
+                f"{seen} {got} {others}"
+            )
         if not broke:
             assert self.counts["request_generation_tokens_count"] == asked
             assert sum(got.values()) == ends, f"{got} are not {ends}"
-            for gauge in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
+            for gauge in (
+                "num_requests_running",
+                "num_requests_waiting",
+                "kv_cache_usage_perc",
+            ):
                 assert not self.counts[gauge], gauge
 
     def judge_rest(self) -> None:
         """Nothing is left of anybody."""
-        driver, state, config = self.llm.worker.driver, self.llm.worker.driver.state, self.llm.setup
+        driver, state, config = (
+            self.llm.worker.driver,
+            self.llm.worker.driver.state,
+            self.llm.setup,
+        )
         left: dict[str, Any] = {
-            "jobs": self.llm.worker.jobs, "events": driver.inbox, "requests": state.requests,
-            "plans": state.inflight, "running": state.running, "waiting": state.waiting,
-            "fences": state.fences, "metrics": self.service.metrics.last, "faults": state.faults,
-            "readers": self.llm._fresh, "files": self.disk.files,
+            "jobs": self.llm.worker.jobs,
+            "events": driver.inbox,
+            "requests": state.requests,
+            "plans": state.inflight,
+            "running": state.running,
+            "waiting": state.waiting,
+            "fences": state.fences,
+            "metrics": self.service.metrics.last,
+            "faults": state.faults,
+            "readers": self.llm._fresh,
+            "files": self.disk.files,
             "segments": [*self.folder.glob("*.part")] * (self.ending != "second"),
             "blocks": range(config.config.num_blocks - state.blocks.available),
             "rows": range(config.config.max_num_seqs - len(state.free_rows)),
-        }  # fmt: skip
+        }
         for what, rest in left.items():
             assert not len(rest), f"{what} are left: {rest}"
         assert not self.llm._readers
 
     def judge_journal(self) -> None:
-        """It replays: all that anybody heard of, and what is whole of it wherever it is cut."""
+        """It replays: all that anybody heard of, and what is whole of it wherever it is
+        cut.
+        """
         log, kept, failed = self.record.log, self.record.kept, self.writer.failed
         found = journal.read_journal(self.folder)
         turns = list(found.turns())
-        unsure = self.died or not isinstance(failed, JournalError)  # the last may be there, or not
+        unsure = self.died or not isinstance(
+            failed, JournalError
+        )  # the last may be there, or not
         assert kept <= found.count <= kept + unsure, f"{found.count} turns, not {kept}"
-        assert self.told <= found.count or kept < len(log), "somebody heard of a lost turn"
+        assert self.told <= found.count or kept < len(log), (
+            "somebody heard of a lost turn"
+        )
         secret = self.llm.setup.args.journal_redact
         for was, turn in zip(log[found.segments[0].head.turn :], turns, strict=False):
             assert secret or tuple(map(as_written, was.events)) == turn.events
@@ -316,7 +397,9 @@ class Plane:
         lost = cut < head and len(self.writer.paths) == 1
         with contextlib.suppress(JournalError) if lost else contextlib.nullcontext():
             found = journal.read_journal(self.folder)
-            assert list(found.turns()) == turns[: found.count - found.segments[0].head.turn]
+            assert (
+                list(found.turns()) == turns[: found.count - found.segments[0].head.turn]
+            )
         assert lost == (found is None)
         path.write_bytes(data)
 
@@ -342,7 +425,9 @@ def run_seed(seed: int, folder: Path) -> tuple[str, Counter[str]]:
         plane = Plane(f"{seed}/{ending}", folder, ending)
         plane.run()
         tally += plane.faults.tally
-        tally += Counter({f"life: {ending}": 1, "turns": len(plane.record.log), "runs": 1})
+        tally += Counter(
+            {f"life: {ending}": 1, "turns": len(plane.record.log), "runs": 1}
+        )
         ends = (f"client: {one.outcome or 'cut off'} {one.why}" for one in plane.clients)
         tally += Counter(map(str.strip, ends))
         told = [(one.outcome, one.why, one.got) for one in plane.clients]

@@ -10,7 +10,10 @@ from unittest import mock
 
 from attrs import evolve
 
-from minfer.effects import assembly, journal, metrics, server, worker
+from minfer.effects.live import journal_files as journal
+from minfer.effects.live import worker
+from minfer.effects.serving import metrics, server
+from minfer.effects.text import assembly
 from minfer.messages import Emit
 from minfer.state import Transition
 
@@ -50,7 +53,9 @@ def _kept_job(deliver: Any) -> Callable[..., Any]:
     def planted(self: worker.Worker, transition: Any) -> None:
         jobs = dict(self.jobs)
         deliver(self, transition)
-        self.jobs |= {name: job for name, job in jobs.items() if job.finished and job.request.n > 1}
+        self.jobs |= {
+            name: job for name, job in jobs.items() if job.finished and job.request.n > 1
+        }
 
     return planted
 
@@ -61,12 +66,16 @@ def _set_order(deliver: Any) -> Callable[..., Any]:
     def ordered(emit: Emit) -> Emit:
         names = list({name for name, _ in emit.ids})
         pairs = zip(emit.ids, emit.tokens, strict=True)
-        columns = zip(*sorted(pairs, key=lambda pair: names.index(pair[0][0])), strict=True)
+        columns = zip(
+            *sorted(pairs, key=lambda pair: names.index(pair[0][0])), strict=True
+        )
         ids, tokens = columns if names else ((), ())
         return Emit(tuple(ids), tuple(tokens), emit.finished)
 
     def planted(self: worker.Worker, turn: Transition) -> None:
-        commands = [ordered(one) if isinstance(one, Emit) else one for one in turn.commands]
+        commands = [
+            ordered(one) if isinstance(one, Emit) else one for one in turn.commands
+        ]
         deliver(self, evolve(turn, commands=tuple(commands)))
 
     return planted
@@ -80,7 +89,9 @@ def _ends_of_the_engine(ended: Any) -> Callable[..., Any]:
         ended(counts, job)
         counts.ends = ends
         for one in job.samples:
-            counts.ends[metrics._ENDS.get(one.done.reason if one.done else "", "error")] += 1
+            counts.ends[
+                metrics._ENDS.get(one.done.reason if one.done else "", "error")
+            ] += 1
 
     return planted
 

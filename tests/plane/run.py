@@ -1,4 +1,5 @@
-"""`python -m tests.plane.run --runs 10000`: every seed twice, in processes of other hash seeds.
+"""`python -m tests.plane.run --runs 10000`: every seed twice, in processes of other hash
+seeds.
 
 Prints how often everything happened; a failure prints the seed that repeats it.
 """
@@ -35,7 +36,9 @@ class Report:
 
 
 def child(first: int, runs: int, step: int, plant: str) -> None:
-    """Print a line of JSON for each seed: its digest or its flaw, and what happened in it."""
+    """Print a line of JSON for each seed: its digest or its flaw, and what happened in
+    it.
+    """
     from tests.plane.plane import run_seed
     from tests.plane.planted import planted
 
@@ -56,7 +59,8 @@ def child(first: int, runs: int, step: int, plant: str) -> None:
                 broken.clear()
             print(json.dumps(told), flush=True)
             if seed // step % 32 == 0:
-                gc.collect()  # engines freeze what is there, and so what earlier seeds left
+                # engines freeze what is there, and so what earlier seeds left
+                gc.collect()
 
 
 def compare(first: int, runs: int, jobs: int = 2, plant: str = "") -> Report:
@@ -66,22 +70,39 @@ def compare(first: int, runs: int, jobs: int = 2, plant: str = "") -> Report:
     with contextlib.ExitStack() as stack:
         both = []
         for pair in range(min(pairs, runs)):
-            args = [f"--first-seed={first + pair}", f"--runs={runs - pair}", f"--jobs={pairs}"]
+            args = [
+                f"--first-seed={first + pair}",
+                f"--runs={runs - pair}",
+                f"--jobs={pairs}",
+            ]
             for salt in ("1", "2"):
                 env = {**os.environ, "PYTHONHASHSEED": salt}
-                how: Any = {"env": env, "cwd": ROOT, "stdout": subprocess.PIPE, "text": True}
+                how: Any = {
+                    "env": env,
+                    "cwd": ROOT,
+                    "stdout": subprocess.PIPE,
+                    "text": True,
+                }
                 both.append(stack.enter_context(subprocess.Popen([*code, *args], **how)))
         for number in range(runs):
             at = 2 * (number % pairs)
-            lines = [one.stdout.readline() if one.stdout else "" for one in both[at : at + 2]]
+            lines = [
+                one.stdout.readline() if one.stdout else "" for one in both[at : at + 2]
+            ]
             seed, told = first + number, [json.loads(line or "{}") for line in lines]
             if not all(one.get("digest") for one in told):
-                report.flaws[seed] = next((t["flaw"] for t in told if t.get("flaw")), "it died")
+                report.flaws[seed] = next(
+                    (t["flaw"] for t in told if t.get("flaw")), "it died"
+                )
             elif told[0] != told[1]:
                 report.flaws[seed] = "two processes, two digests"
             report.tally += Counter(told[0].get("tally", {}))
             if number % 500 == 499:
-                print(f"{number + 1} runs, {len(report.flaws)} flaws", file=sys.stderr, flush=True)
+                print(
+                    f"{number + 1} runs, {len(report.flaws)} flaws",
+                    file=sys.stderr,
+                    flush=True,
+                )
     return report
 
 
@@ -101,13 +122,23 @@ def main() -> int:
     report = compare(args.first_seed, args.runs, args.jobs, args.plant)
     took = time.perf_counter() - begin
     for seed, flaw in list(report.flaws.items())[:5]:
-        print(f"{flaw}\nseed {seed}: python -m tests.plane.run --runs 1 --first-seed {seed}\n")
+        print(
+            f"{flaw}\nseed {seed}: python -m tests.plane.run --runs 1 --first-seed "
+            f"{seed}\n"
+        )
     for kind, count in sorted(report.tally.items()):
         print(f"{count:9} {kind}")
-    print(f"{args.runs} runs, each twice: {len(report.flaws)} flaws; {took:.0f} s, "
-          f"{2 * args.runs / took:.1f} runs/s")  # fmt: skip
+    print(
+        f"{args.runs} runs, each twice: {len(report.flaws)} flaws; {took:.0f} s, "
+        f"{2 * args.runs / took:.1f} runs/s"
+    )
     if args.result:
-        told = {"runs": args.runs, "flaws": report.flaws, "happened": report.tally, "seconds": took}
+        told = {
+            "runs": args.runs,
+            "flaws": report.flaws,
+            "happened": report.tally,
+            "seconds": took,
+        }
         write(args.result, told, args.first_seed)
     return bool(report.flaws)
 

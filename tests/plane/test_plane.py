@@ -1,4 +1,6 @@
-"""The whole control plane under fire: no violation, equal digests, and no vacuous success."""
+"""The whole control plane under fire: no violation, equal digests, and no vacuous
+success.
+"""
 
 import pytest
 
@@ -8,13 +10,36 @@ from tests.plane.run import compare
 
 # What must have happened in the runs of the first test.
 FIRE = (
-    "aside", "bad", "burst", "client: broken engine_dead", "client: broken engine_error",
-    "client: gone", "client: refused context_length_exceeded", "client: refused engine_dead",
-    "client: refused engine_error", "client: refused overloaded", "client: refused twin",
-    "client: whole", "disk full", "jump", "late", "leave", "life: broken", "life: killed",
-    "life: second", "life: shut down", "short write", "slow", "steps: explode", "steps: fail",
-    "steps: garble", "steps: lost", "steps: poison", "storm", "torn journal",
-)  # fmt: skip
+    "aside",
+    "bad",
+    "burst",
+    "client: broken engine_dead",
+    "client: broken engine_error",
+    "client: gone",
+    "client: refused context_length_exceeded",
+    "client: refused engine_dead",
+    "client: refused engine_error",
+    "client: refused overloaded",
+    "client: refused twin",
+    "client: whole",
+    "disk full",
+    "jump",
+    "late",
+    "leave",
+    "life: broken",
+    "life: killed",
+    "life: second",
+    "life: shut down",
+    "short write",
+    "slow",
+    "steps: explode",
+    "steps: fail",
+    "steps: garble",
+    "steps: lost",
+    "steps: poison",
+    "storm",
+    "torn journal",
+)
 
 
 @pytest.mark.parametrize("runs", [25, *long([150])])
@@ -29,7 +54,8 @@ SOON = ("counted twice", "lost end")  # are found in the first seeds
 
 @pytest.mark.parametrize("bug", [*SOON, *long(bug for bug in PLANTED if bug not in SOON)])
 def test_a_planted_bug_is_found(bug: str) -> None:
-    # It takes two stop strings in one turn, a slow client of two prompts, two runs in one second.
+    # It takes two stop strings in one turn, a slow client of two prompts, two runs in one
+    # second.
     seeds = 120 if bug == "overtaking" else 40 if bug in REAL else 8
     flaws = compare(0, seeds, plant=bug).flaws
     assert flaws

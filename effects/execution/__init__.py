@@ -1,0 +1,1 @@
+"""Executors, and what they are made of."""

@@ -1,0 +1,233 @@
+"""The CPU's KV cache and paged attention, in plain torch.
+
+The cache keeps a token's keys and values side by side, so that one scatter writes both
+and one gather of whole blocks reads both. Query heads that share a key head are treated
+as several queries of that head, so keys are never repeated (grouped-query attention,
+Ainslie et al. 2023).
+"""
+
+from collections.abc import Sequence
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from attrs import Factory, frozen
+from torch import Tensor
+
+from minfer.effects.execution.reads import Chunk, DecodeGroup, plan_reads
+from minfer.effects.models.batch import Batch
+from minfer.effects.models.rope import inverse_frequencies
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import LayerWeights, torch_dtype
+from minfer.kernels.plain import rms_norm
+
+
+@frozen(eq=False)
+class KVCache:
+    """Keys and values of all layers in blocks; `slots` and `blocks` are views
+    of `data`.
+    """
+
+    spec: ModelSpec
+    data: Tensor  # [layers, blocks, block_size, 2, kv_heads, head_dim]
+    slots: tuple[Tensor, ...]  # a layer: [blocks * block_size, 2 * kv_heads, head_dim]
+    blocks: tuple[Tensor, ...]  # a layer: [blocks, block_size * 2 * kv_heads * head_dim]
+    rope: (
+        Tensor  # [positions, 2, 1, head_dim] float32: cosines, sines signed for `rotate`
+    )
+    step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
+
+    def mix(self, batch: Batch, index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
+        """Norm and rotate heads, then `attend`; see `PagedCache` in model.py."""
+        spec, heads = self.spec, qkv.view(qkv.shape[0], -1, self.spec.head_dim)
+        if layer.q_norm is not None and layer.k_norm is not None:
+            query, key = heads[:, : spec.heads], heads[:, spec.heads : -spec.kv_heads]
+            rms_norm(query, layer.q_norm, spec.rms_norm_eps, out=query)
+            rms_norm(key, layer.k_norm, spec.rms_norm_eps, out=key)
+        rotate(heads[:, : -spec.kv_heads], *self._prepared(batch)[2:])
+        return self.attend(batch, index, qkv)
+
+    def attend(
+        self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
+    ) -> Tensor:
+        """Write keys and values, and attend; see `PagedCache` in model.py."""
+        spec, reads = self.spec, self._prepared(batch)[1][self.spec.windows[index]]
+        qkv = qkv.view(qkv.shape[0], -1, spec.head_dim)
+        if qkv.dtype is not self.data.dtype:
+            qkv = qkv.to(self.data.dtype)
+        self.slots[index].index_copy_(0, batch.slots, qkv[:, spec.heads :])
+        blocks, alone = self.blocks[index], batch.rows.shape[0]
+        if not reads.chunks and reads.groups[0].rows is None:
+            return _decode(spec, qkv[:, : spec.heads], blocks, reads.groups[0], scale)
+        out = qkv.new_empty(qkv.shape[0], spec.heads * spec.head_dim)
+        for group in reads.groups:
+            if group.rows is None:
+                out[:alone] = _decode(
+                    spec, qkv[:alone, : spec.heads], blocks, group, scale
+                )
+            else:
+                query = qkv[:, : spec.heads].index_select(0, group.rows)
+                out.index_copy_(0, group.rows, _decode(spec, query, blocks, group, scale))
+        for chunk in reads.chunks:
+            where = slice(chunk.first, chunk.last)
+            _prefill(spec, qkv[where], blocks, chunk, scale, out[where])
+        return out
+
+    def _prepared(self, batch: Batch) -> list[Any]:
+        if not self.step or self.step[0] is not batch:
+            block_size = self.data.shape[2]
+            reads = plan_reads(batch, block_size, tuple(dict.fromkeys(self.spec.windows)))
+            angles = (
+                self.rope.index_select(0, batch.positions).unbind(1)
+                if len(self.rope)
+                else ()
+            )
+            self.step[:] = batch, reads, *angles
+        return self.step
+
+    def copy(self, source: int, target: int, count: int) -> None:
+        """Copy the first `count` positions of a block, in all layers."""
+        self.data[:, target, :count] = self.data[:, source, :count]
+
+    def clear(self, blocks: Sequence[int], start: int = 0) -> None:
+        """Zero blocks that a row gets to write to, the first of them from the slot
+        `start` on.
+
+        Attention reads padding with weight 0. If a request whose numbers overflowed had
+        the block before, that would be 0 * NaN, and its successor would fail for it.
+        """
+        if start and blocks:
+            self.data[:, blocks[0], start:] = 0
+            blocks = blocks[1:]
+        if blocks:
+            self.data.index_fill_(1, torch.tensor(blocks), 0)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> None:
+    """Rotate heads in place: `x` [tokens, heads, head_dim], `cos` and `sin` [tokens, 1,
+    head_dim].
+
+    `sin` is negative for the first half of a head, so rotating halves is a roll. Computed
+    in float32 whatever the dtype of `x`.
+    """
+    turned = x.roll(x.shape[-1] // 2, -1)
+    if x.dtype is torch.float32:
+        x.mul_(cos).addcmul_(turned, sin)
+    else:
+        x.copy_((x * cos).addcmul_(turned.float(), sin))
+
+
+def make_cache(
+    spec: ModelSpec,
+    blocks: int,
+    block_size: int,
+    dtype: str | None = None,
+    max_model_len: int | None = None,
+) -> KVCache:
+    """A zeroed cache of `blocks` blocks of `block_size` tokens.
+
+    Zeroed, as masked slots still enter the products with weight 0. The rotary table
+    covers every position below `max_model_len` (the model's own limit when None) that the
+    pool could hold; with windows in all layers, sequences can be longer than the pool.
+    """
+    shape = (spec.layers, blocks, block_size, 2, spec.kv_heads, spec.head_dim)
+    kind = torch_dtype(dtype or spec.dtype)
+    # From the kernel's zero pages, touched when written: torch.zeros would fill them all
+    # now.
+    data = (
+        torch.from_numpy(np.zeros(prod(shape) * kind.itemsize, np.uint8))
+        .view(kind)
+        .view(shape)
+    )
+    slots = data.view(spec.layers, blocks * block_size, 2 * spec.kv_heads, spec.head_dim)
+    rows = data.view(spec.layers, blocks, -1)
+    length = max_model_len or spec.max_position_embeddings
+    if None in spec.windows:
+        length = min(length, blocks * block_size)
+    return KVCache(spec, data, slots.unbind(0), rows.unbind(0), rope_table(spec, length))
+
+
+def rope_table(spec: ModelSpec, length: int) -> Tensor:
+    """Rotary cosines and sines, [length, 2, 1, head_dim] float32; empty for models
+    without.
+    """
+    if spec.rope is None:
+        return torch.empty(0, 2, 1, spec.head_dim)
+    inverse = inverse_frequencies(spec.rope, spec.head_dim)
+    angles = (
+        torch.arange(length, dtype=torch.float32)[:, None] * inverse
+    )  # [length, head_dim / 2]
+    cos, sin = (
+        part * spec.rope.attention_factor for part in (angles.cos(), angles.sin())
+    )
+    table = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
+    return table[:, :, None]
+
+
+def _decode(
+    spec: ModelSpec,
+    query: Tensor,
+    blocks: Tensor,
+    group: DecodeGroup,
+    scale: float | None,
+) -> Tensor:
+    """One query token a row: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
+    rows = query.shape[0]
+    key, value = _read(spec, blocks, group.blocks, rows, group)
+    query = query.view(rows, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
+    out = F.scaled_dot_product_attention(query, key, value, group.mask, scale=scale)
+    return out.reshape(rows, spec.heads * spec.head_dim)
+
+
+def _read(
+    spec: ModelSpec,
+    blocks: Tensor,
+    which: Tensor | slice,
+    rows: int,
+    part: DecodeGroup | Chunk,
+) -> tuple[Tensor, Tensor]:
+    """Keys and values that each row reads, each [rows, kv_heads, context - skip,
+    head_dim].
+    """
+    found = blocks[which] if isinstance(which, slice) else blocks.index_select(0, which)
+    kv = found.view(rows, -1, 2, spec.kv_heads, spec.head_dim)[
+        :, part.skip : part.context
+    ]
+    key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
+    return key, value
+
+
+def _prefill(
+    spec: ModelSpec,
+    qkv: Tensor,
+    blocks: Tensor,
+    chunk: Chunk,
+    scale: float | None,
+    out: Tensor,
+) -> None:
+    """One chunk: `qkv` [n, heads + 2 * kv_heads, head_dim] into `out` [n, heads *
+    head_dim].
+    """
+    count, shared = len(qkv), spec.heads // spec.kv_heads
+    if chunk.blocks is None:
+        kv = qkv[:, spec.heads :].view(1, count, 2, spec.kv_heads, spec.head_dim)
+        key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
+    else:
+        key, value = _read(spec, blocks, chunk.blocks, 1, chunk)
+    # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it copies
+    # nothing.
+    shape = (spec.kv_heads, shared, chunk.context - chunk.skip, spec.head_dim)
+    query = qkv[:, : spec.heads].view(count, spec.kv_heads, shared, spec.head_dim)
+    result = F.scaled_dot_product_attention(
+        query.permute(1, 2, 0, 3),
+        key.transpose(0, 1).expand(shape),
+        value.transpose(0, 1).expand(shape),
+        chunk.mask,
+        scale=scale,
+        is_causal=chunk.blocks is None and chunk.mask is None,
+    )
+    out.view(count, spec.kv_heads, shared, spec.head_dim).copy_(
+        result.permute(2, 0, 1, 3)
+    )

@@ -1,0 +1,69 @@
+"""The dry executor: plausible text at once, without weights, for trying the interfaces.
+
+Every sample reads out a built-in passage, from its beginning if it is greedy and else
+from a sentence that seed and sample choose; a request that may stop does so at the end of
+the passage. The token at a position depends on the request and the position alone, so
+preemption, chunking and neighbours change nothing, as with a model.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from minfer.request import Request
+from minfer.runs.oracle import Oracle, Row
+
+PASSAGE: Final = (
+    " This text was not written by a model.",
+    (
+        " The engine planned every step of it, gave it blocks of the cache, and took "
+        "them back."
+    ),
+    (
+        " Only the forward pass was left out, so that you can try the interfaces without "
+        "weights."
+    ),
+    (
+        " Requests come and go, share their prefixes, and wait in line as they would in "
+        "earnest."
+    ),
+    " When you have seen enough, start again with a model.\n",
+)
+
+
+def encoded_passage(
+    encode: Callable[[str], Sequence[int]],
+) -> tuple[tuple[int, ...], ...]:
+    """The built-in passage as token ids, a tuple for each sentence; sentences without any
+    go.
+    """
+    return tuple(filter(None, (tuple(encode(sentence)) for sentence in PASSAGE)))
+
+
+class Dry(Oracle):
+    """An oracle without a memory, which reads out `sentences`: at least one token id in
+    all.
+    """
+
+    def __init__(self, sentences: Sequence[Sequence[int]]) -> None:
+        if not any(sentences):
+            raise ValueError("a dry executor needs a passage of at least one token")
+        super().__init__(block_size=1, vocab=0)  # both are of the memory
+        self.sentences = [tuple(sentence) for sentence in sentences if sentence]
+
+    def token(self, request: Request, sample: int, position: int) -> int:
+        """The token of a sample at a position, which must lie behind the prompt."""
+        greedy = request.sampling.temperature == 0
+        first = 0 if greedy else (request.seed + sample) % len(self.sentences)
+        passage = [
+            t for s in (*self.sentences[first:], *self.sentences[:first]) for t in s
+        ]
+        at = position - len(request.prompt)
+        if request.stop_ids and at >= len(passage):
+            return min(request.stop_ids)
+        return passage[at % len(passage)]
+
+    def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
+        row.next += len(tokens)
+
+    def _draw(self, row: Row) -> int:
+        return self.token(row.request, row.sample, row.next)

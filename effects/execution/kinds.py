@@ -1,0 +1,79 @@
+"""What distinguishes the steps of an executor, and the few sizes to which CUDA graphs pad
+them.
+
+A step has rows that feed themselves with the token drawn last, then chunks of history.
+All numbers of a kind decide which launches there are and with what sizes, so steps of a
+kind can share a graph. There have to be few kinds: a graph takes time to capture and
+memory, and is worth it if it returns.
+"""
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.shapes import padded_tokens
+
+CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
+DECODE, MIXED = (
+    16,
+    8,
+)  # `bucket_of`'s parts: of steps without and with inputs from history
+# inputs of a chunk: kinds differ above it, as programs are launched for the longest
+LONGEST = 1024
+
+
+@frozen
+class Kind:
+    """What distinguishes the launches of a step; numbers include padding."""
+
+    alone: int  # rows that feed themselves
+    draws: int  # rows of logits: theirs, and of chunks that end their history
+    filtered: bool  # somebody has a top-k, a top-p or a min-p
+    scored: bool  # somebody asked for log-probabilities
+    tokens: int = 0  # inputs from history
+    chunks: int = 0  # rows that they belong to
+    longest: int = 0  # inputs of a chunk, at most
+    splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
+
+    @property
+    def inputs(self) -> tuple[tuple[int, int], ...]:
+        """Lines of words that are sent, and words of each: see
+        `TorchExecutor._inputs`.
+        """
+        return (
+            ((3, self.tokens), (4, self.chunks), (2, self.draws)) if self.tokens else ()
+        )
+
+    def fits(self, most: int) -> bool:
+        """Whether there can be a graph of it, of up to `most` tokens from history."""
+        return padded_tokens(self.tokens) <= most and self.chunks <= CHUNK_SIZES[-1]
+
+    def padded(self) -> "Kind":
+        """The kind whose graph can serve this one."""
+        if not self.tokens:
+            alone = bucket_of(self.alone, DECODE)
+            return evolve(self, alone=alone, draws=alone)
+        tokens = padded_tokens(self.tokens)
+        chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
+        alone = bucket_of(self.alone, MIXED) if self.alone else 0
+        longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
+        return evolve(
+            self,
+            alone=alone,
+            draws=alone + chunks,
+            tokens=tokens,
+            chunks=chunks,
+            longest=longest,
+        )
+
+
+def bucket_of(count: int, parts: int) -> int:
+    """How many rows the graph has that serves so many: at most 2 / `parts` more, or 7."""
+    for size in (1, 2, 4, 8):
+        if count <= size:
+            return size
+    step = max(8, (1 << (count - 1).bit_length()) // parts)
+    return -(-count // step) * step
+
+
+def most_draws(seqs: int) -> int:
+    """Rows of logits of the largest step of an engine of so many sequences."""
+    return bucket_of(seqs, MIXED) + max(seqs, CHUNK_SIZES[-1])

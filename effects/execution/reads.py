@@ -1,0 +1,183 @@
+"""What the CPU's attention reads in a step: gather indices and masks, made once, with
+numpy.
+
+In layers with a sliding window of w, a token at position q attends to positions above q -
+w up to q. What is read is prepared once for each window; blocks outside it are not looked
+at, nor are their ids, as they may have been given back.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minfer.effects.models.batch import Batch, Ints
+
+Table = NDArray[Any]  # [rows, blocks], of int32 or int64
+Windows = tuple[int | None, ...]
+
+SPLIT_COST = (
+    512  # padded tokens that take as long as the launches of one more group in each layer
+)
+GROUP_TOKENS = 4096  # gathered at once: few megabytes, which stay in the CPU's cache
+
+
+@frozen(eq=False)
+class DecodeGroup:
+    """Decode rows that attend in one call, padded to the longest context among them."""
+
+    rows: Tensor | None  # [n] indices of decode rows; None: all of them
+    blocks: (
+        Tensor | slice
+    )  # [n * blocks] ids to gather; a slice: consecutive blocks, read in place
+    skip: int  # of the tokens in its blocks, a row reads those from `skip` to `context`
+    context: int  # padding included
+    mask: (
+        Tensor | None
+    )  # [n, 1, 1, context - skip] float32, 0 or -inf; None: no row is padded
+
+
+@frozen(eq=False)
+class Chunk:
+    """Several inputs of one row: packed tokens [first, last), all of whose context is
+    causal.
+    """
+
+    first: int
+    last: int
+    blocks: (
+        Tensor | slice | None
+    )  # as in DecodeGroup; None: the chunk is its own whole context
+    skip: int  # as in DecodeGroup
+    context: int
+    mask: (
+        Tensor | None
+    )  # [last - first, context - skip] float32; None: causal, or a single input
+
+
+@frozen(eq=False)
+class Reads:
+    """What every token attends to, in layers of one window."""
+
+    groups: tuple[DecodeGroup, ...]
+    chunks: tuple[Chunk, ...]
+
+
+def plan_reads(
+    batch: Batch, block_size: int, windows: Windows
+) -> Mapping[int | None, Reads]:
+    """What layers read, by window; one that reaches past every context limits nothing."""
+    whole = batch.table.numpy()
+    table, contexts = whole[batch.rows.numpy()], batch.contexts.numpy().astype(np.int64)
+    spans = []
+    if (found := batch.chunks) is not None:
+        parts = (found.rows, found.starts, found.counts, found.offsets)
+        spans = [one for one in zip(*(p.tolist() for p in parts), strict=True) if one[2]]
+    longest = max([start + count for _, start, count, _ in spans] + contexts.tolist())
+    limits = {w: longest if w is None else min(w, longest) for w in windows}
+    reads = {}
+    for limit in set(limits.values()):
+        groups = _groups(table, contexts, block_size, limit) if len(contexts) else ()
+        chunks = tuple(
+            _chunk(whole[row], start, offset, offset + count, block_size, limit)
+            for row, start, count, offset in spans
+        )
+        reads[limit] = Reads(groups, chunks)
+    return {window: reads[limit] for window, limit in limits.items()}
+
+
+def _groups(
+    table: Table, contexts: Ints, block_size: int, window: int
+) -> tuple[DecodeGroup, ...]:
+    """Split decode rows so that one long context does not pad all the short ones."""
+    count, longest, skips = len(contexts), int(contexts.max()), np.zeros_like(contexts)
+    if window < longest:
+        # Tables from the window on, and between which of their tokens it is.
+        starts = np.maximum(contexts - window, 0)
+        first = starts // block_size
+        span = int(((contexts - 1) // block_size - first).max()) + 1
+        columns = np.minimum(first[:, None] + np.arange(span), table.shape[1] - 1)
+        table = np.take_along_axis(table, columns, 1)
+        skips, contexts = starts - first * block_size, contexts - first * block_size
+        longest = int(contexts.max())
+    padded = count * longest
+    if count == 1 or (
+        padded <= GROUP_TOKENS and padded - int(contexts.sum()) <= SPLIT_COST
+    ):
+        return (_group(None, table, skips, contexts, block_size),)
+    order = np.argsort(-contexts, kind="stable")
+    bounds, widest = [0], longest
+    for at, context in enumerate(contexts[order].tolist()):
+        full = at > bounds[-1] and (at + 1 - bounds[-1]) * widest > GROUP_TOKENS
+        if full or (
+            2 * context < widest and (widest - context) * (count - at) > SPLIT_COST
+        ):
+            bounds.append(at)
+            widest = context
+    return tuple(
+        _group(
+            torch.from_numpy(part), table[part], skips[part], contexts[part], block_size
+        )
+        for part in np.split(order, bounds[1:])
+    )
+
+
+def _group(
+    rows: Tensor | None, table: Table, skips: Ints, contexts: Ints, block_size: int
+) -> DecodeGroup:
+    skip, longest = (
+        min(skips.tolist()),
+        max(contexts.tolist()),
+    )  # quicker than numpy for few
+    table = table[:, : -(-longest // block_size)]
+    if len(contexts) == 1:
+        return DecodeGroup(rows, _blocks(table[0]), skip, longest, None)
+    # Padding reads the row's own first block: entries past its last one may be anything.
+    used = np.arange(table.shape[1]) * block_size < contexts[:, None]
+    ids = torch.from_numpy(np.where(used, table, table[:, :1]).reshape(-1))
+    at = np.arange(skip, longest)
+    mask = _mask((at >= contexts[:, None]) | (at < skips[:, None]))
+    return DecodeGroup(
+        rows, ids, skip, longest, None if mask is None else mask[:, None, None]
+    )
+
+
+def _chunk(
+    table: Table, at: int, first: int, last: int, block_size: int, window: int
+) -> Chunk:
+    """Packed tokens [first, last), the first of them at position `at` of the table's
+    sequence.
+    """
+    context = at + last - first
+    # Where the window of the first input begins, and the block that this is in.
+    start = max(0, at + 1 - window)
+    block, before = start // block_size, start // block_size * block_size
+    blocks = mask = None
+    if at:
+        blocks = _blocks(table[block : -(-context // block_size)])
+    if at or context > window:
+        key, query = np.arange(start, context), np.arange(at, context)[:, None]
+        mask = _mask((key > query) | (key <= query - window))
+    return Chunk(first, last, blocks, start - before, context - before, mask)
+
+
+def _mask(beyond: NDArray[np.bool_]) -> Tensor | None:
+    """0 for what is attended to and -inf for what is `beyond`: float32, added to the
+    scores.
+    """
+    if not beyond.any():
+        return None
+    return torch.from_numpy(np.where(beyond, np.float32(-np.inf), np.float32(0)))
+
+
+def _blocks(ids: Table) -> Tensor | slice:
+    """Block ids as an index, or as a slice if they are consecutive and need
+    no gathering.
+    """
+    if len(ids) == 1 or (ids[1:] - ids[:-1] == 1).all():
+        return slice(int(ids[0]), int(ids[-1]) + 1)
+    return torch.from_numpy(np.ascontiguousarray(ids))

@@ -1,0 +1,153 @@
+"""The CPU's sampler: what `minfer.sample` says, over a batch.
+
+Rows are worked on one after the other with numpy: one row's logits fit the cache of a
+core, and numpy's argmax over a large vocabulary takes a thirtieth of torch's. A batch
+that is all greedy never looks at noise; where filters restrict a row, noise is made for
+what they keep. All numbers are float32, but for the sums of top-p. Integers are those of
+`minfer.sample` exactly; logarithms may differ in the last bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minfer.request import SamplingParams
+from minfer.sample import GOLDEN, LARGEST_V, MIX32, MIX64, is_greedy, lowest, stream
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Bits = NDArray[np.uint32]
+Keys = NDArray[np.uint64]
+# Temperature, top_k (0: all), top_p (1: all), the lowest that min-p keeps (-inf: all).
+How = tuple[np.float32, int, float, float]
+_MIX32: Final = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in MIX32)
+
+
+@frozen(eq=False)
+class Sampling:
+    """How the rows of a batch that are not greedy are sampled."""
+
+    rows: tuple[int, ...]  # which they are, in the batch
+    how: tuple[How, ...]
+    streams: Keys  # [noisy rows]
+
+    @classmethod
+    def of(
+        cls, rows: Sequence[tuple[SamplingParams, int, int]], vocab_size: int
+    ) -> "Sampling":
+        """From each row's parameters, request seed and sample."""
+        noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row[0])}
+        how = []
+        for params, _, _ in noisy.values():
+            top_k = params.top_k if 0 < params.top_k < vocab_size else 0
+            heat, top_p = np.float32(params.temperature), float(np.float32(params.top_p))
+            how.append((heat, top_k, top_p, lowest(params.min_p)))
+        streams = np.array(
+            [stream(seed, sample) for _, seed, sample in noisy.values()], np.uint64
+        )
+        return cls(tuple(noisy), tuple(how), streams)
+
+
+@frozen(eq=False)
+class Choice:
+    """The tokens drawn."""
+
+    tokens: Ints  # [rows]
+    broken: tuple[int, ...]  # rows whose logits are not finite: their tokens mean nothing
+
+
+def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
+    """Draw a token for each row of `logits` [rows, vocab], at `positions` [rows] of
+    sequences.
+    """
+    values: Floats = logits.float().numpy()
+    tokens: Ints = values.argmax(-1)  # the first of equals; a NaN counts as the largest
+    largest = values[np.arange(len(tokens)), tokens]
+    finite = np.isfinite(largest)
+    broken = () if finite.all() else tuple(np.flatnonzero(~finite).tolist())
+    if sampling.rows:
+        keys = draw_keys(sampling.streams, positions[list(sampling.rows)]).tolist()
+        with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
+            for row, how, key in zip(sampling.rows, sampling.how, keys, strict=True):
+                if finite[row]:
+                    tokens[row] = _draw(values[row], largest[row], how, key)
+    return Choice(tokens, broken)
+
+
+def _draw(logits: Floats, largest: np.float32, how: How, key: int) -> int:
+    temperature, top_k, top_p, low = how
+    scaled = logits - largest
+    scaled /= temperature
+    if not top_k and top_p >= 1 and low == -np.inf:
+        scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
+        return int(scaled.argmax())
+    ids = kept(scaled, top_k, top_p, low)
+    scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
+    return int(ids[scaled.argmax()])
+
+
+def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
+    """Ids of at least `low` that top-k and then top-p leave, rising; the largest of
+    `scaled` is 0.
+
+    Sorts only what can be in the shortest prefix that holds `top_p`: tokens below the
+    share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
+    needed.
+    """
+    if top_k or low > -np.inf:
+        place = len(scaled) - top_k
+        edge = max(low, np.partition(scaled, place)[place]) if top_k else low
+        ids = np.flatnonzero(scaled >= edge)
+        if top_p >= 1:
+            return ids
+        total = np.exp(scaled[ids]).sum(dtype=np.float64)
+    else:
+        shares = np.exp(scaled)
+        total = shares.sum(dtype=np.float64)
+        ids = np.flatnonzero(shares >= 0.5 * (1 - top_p) * total / len(shares))
+    values = scaled[ids]
+    falling = np.sort(values)[::-1]
+    held = np.cumsum(np.exp(falling), dtype=np.float64)
+    count = min(int(held.searchsorted(top_p * total)) + 1, len(ids))
+    edge = falling[count - 1]
+    keep = values > edge
+    # A stable sort would give lower ids first among equals; it takes five times as long.
+    keep[np.flatnonzero(values == edge)[: count - int(keep.sum())]] = True
+    left: Ints = ids[keep]
+    return left
+
+
+def draw_keys(streams: Keys, positions: Ints) -> Keys:
+    """`minfer.sample.draw_key`, elementwise."""
+    x: Keys = streams + (positions + 1).astype(np.uint64) * np.uint64(GOLDEN)
+    for shift, factor in MIX64:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x
+
+
+def noise_bits(key: int, ids: Bits) -> Bits:
+    """`minfer.sample.noise_bits` of many token ids under one key."""
+    x = ids + np.uint32(key & 0xFFFFFFFF)
+    for i, (shift, factor) in enumerate(_MIX32):
+        x ^= x >> shift
+        if factor != 1:
+            x *= factor
+        if i == 0:
+            x ^= np.uint32(key >> 32)
+    return x
+
+
+def gumbels(key: int, ids: Bits) -> NDArray[Any]:
+    """`minfer.sample.gumbel` of each id's bits: [ids] float32."""
+    v = noise_bits(key, ids).astype(np.float32)
+    v += 0.5
+    v *= 2.0**-32
+    np.minimum(v, LARGEST_V, out=v)
+    for turn in (np.log1p, np.log):
+        np.negative(v, out=v)
+        turn(v, out=v)
+    return np.negative(v, out=v)

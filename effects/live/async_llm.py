@@ -1,0 +1,171 @@
+"""The library for programs that serve many at once: an async iterator per request.
+
+The engine's thread rings once for all that a turn brought, and the event loop wakes the
+readers concerned. Nobody polls, and what a slow reader did not take yet comes in one
+piece.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import AsyncGenerator
+from functools import partial
+from typing import TYPE_CHECKING, Any, Self, Unpack
+
+from minfer.effects.live.edge import (
+    Asked,
+    OverloadedError,
+    Prompt,
+    RequestError,
+    Urgency,
+    params_for,
+)
+from minfer.effects.live.llm import ServedModel
+from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.outputs import RequestOutput
+from minfer.request import SamplingParams
+
+if TYPE_CHECKING:
+    from minfer.effects.text.chat import ChatOptions, Conversation
+
+
+class AsyncLLM(ServedModel):
+    """A model that serves the tasks of one event loop. Settings and errors:
+    `ServedModel`'s.
+    """
+
+    def __init__(self, model: str | None = None, **settings: Any) -> None:
+        super().__init__(model, **settings)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = 0  # in that loop
+        self._fresh: deque[asyncio.Event] = deque()  # of readers whose requests have news
+        self._ringing = False  # the loop was asked to set them
+        self.worker.observers.append(self._ring)
+
+    @property
+    def errored(self) -> bool:
+        """Whether the engine is closed, or broke, and serves nobody any more."""
+        return self.worker.dead is not None
+
+    def generate(
+        self,
+        prompt: Prompt | Asked,
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        urgency: Urgency = Urgency(),
+        streaming: bool = True,
+    ) -> AsyncGenerator[RequestOutput]:
+        """Complete a prompt, and yield what is new of it (vLLM's DELTA); the last is
+        `finished`.
+
+        Without `streaming` there is one output, at the end. Arguments are as for
+        `LLM.generate`; ids of live requests must differ. Raises RequestError,
+        OverloadedError if too many wait, and EngineDeadError, at once or, if things
+        changed since, at the first output: only then the request enters the engine.
+        Closing the iterator, or cancelling its task, cancels it.
+        """
+        if sampling_params is None:
+            sampling_params = self.get_default_sampling_params()
+        params = params_for(sampling_params, 1)[0]
+        if request_id is not None and (not isinstance(request_id, str) or not request_id):
+            raise RequestError(
+                f"request_id must be a string that is not empty, not {request_id!r}"
+            )
+        news = asyncio.Event()
+        with self.numbers:
+            name = request_id or f"{self.count}-{secrets.token_hex(8)}"
+            hear = partial(self._hear, news)
+            job = self._job(prompt, hear, streaming, params, self.count, urgency, name)
+            self.count += 1
+        self.worker.check(job)
+        waiting, most = (
+            len(self.worker.driver.state.waiting),
+            self.setup.config.max_waiting,
+        )
+        if waiting + params.n > most:
+            why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
+            raise OverloadedError(f"{why}; try again later")
+        return self._deltas(job, news)
+
+    def chat(
+        self,
+        messages: "Conversation",
+        sampling_params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        urgency: Urgency = Urgency(),
+        **how: Unpack["ChatOptions"],
+    ) -> AsyncGenerator[RequestOutput]:
+        """Answer a conversation; options and errors are those of `LLM.chat` and
+        `generate`.
+        """
+        if sampling_params is None:
+            sampling_params = self.setup.default_sampling_params(max_tokens=None)
+        asked = self._rendered(messages, how)
+        return self.generate(
+            asked, sampling_params, request_id=request_id, urgency=urgency
+        )
+
+    async def abort(self, request_id: str) -> None:
+        """End a request: its reader gets a last output, with the finish reason
+        "cancelled".
+        """
+        self.worker.cancel([request_id])
+
+    async def _deltas(
+        self, job: Assembly, news: asyncio.Event
+    ) -> AsyncGenerator[RequestOutput]:
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            if self._readers:
+                raise RuntimeError(
+                    "an AsyncLLM serves one event loop; it has readers in another"
+                )
+            self._loop, self._ringing = loop, False
+            self._fresh.clear()
+        self.worker.submit([job])
+        self._readers += 1
+        try:
+            while True:
+                await news.wait()
+                news.clear()
+                output = job.take()
+                if (
+                    job.rejected
+                ):  # all else was checked: the line was full when it arrived
+                    raise OverloadedError(f"{job.rejected}; try again later")
+                yield output
+                if output.finished:
+                    return
+        finally:
+            self._readers -= 1
+            if not job.finished:
+                self.worker.cancel([job.request.id])
+
+    def _hear(self, news: asyncio.Event, job: Assembly) -> None:
+        """Note, in the engine's thread, that a request has news."""
+        self._fresh.append(news)
+        if job.error is not None:  # no turn follows, after which it would be rung for
+            self._ring()
+
+    def _ring(self, *_: object) -> None:
+        if self._fresh and not self._ringing and self._loop is not None:
+            self._ringing = True
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the loop is closed: nobody reads any more
+                self._loop.call_soon_threadsafe(self._answer)
+
+    def _answer(self) -> None:
+        """Wake the readers that have news, in the event loop."""
+        self._ringing = False  # first: what comes from now on rings again
+        while self._fresh:
+            self._fresh.popleft().set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.close)  # which waits for the step that runs

@@ -1,0 +1,1 @@
+"""What a model is: spec, families, layers, weights, checkpoints."""

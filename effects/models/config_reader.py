@@ -1,0 +1,80 @@
+"""Typed reads of a checkpoint's config.json, and the errors that say what is wrong with
+it.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class CheckpointError(ValueError):
+    """A checkpoint cannot be used. The message names the thing, the file and
+    the remedy.
+    """
+
+
+class ConfigError(CheckpointError):
+    """config.json is missing, unreadable, or has a value of the wrong type or range."""
+
+
+class UnsupportedModelError(CheckpointError):
+    """The checkpoint is sound but asks for something that minfer does not do (yet)."""
+
+
+class Reader:
+    """Reads of one config, or of an object in it; null counts as absent. Raises
+    `ConfigError`.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        self.config, self.where = config, where
+
+    def absent(self, key: str) -> bool:
+        """Whether the key is missing or null."""
+        return self.config.get(key) is None
+
+    def error(self, key: str, expected: str) -> ConfigError:
+        """What to raise for a value that is not as `expected`."""
+        found = repr(self.config[key]) if key in self.config else "nothing"
+        what = f"{self.where}: {key} must be {expected}, found {found}; correct it"
+        return ConfigError(
+            f"{what} or restore the original config.json of the checkpoint"
+        )
+
+    def refusal(self, what: str) -> UnsupportedModelError:
+        """What to raise for a value that is sound and not supported."""
+        return UnsupportedModelError(f"{self.where}: {what}")
+
+    def size(self, key: str, default: int | None = None, low: int = 1) -> int:
+        """An integer of at least `low`."""
+        value = default if self.absent(key) else self.config[key]
+        if (
+            type(value) is not int or not low <= value < 1 << 40
+        ):  # bool is an int, and not a size
+            raise self.error(key, f"an integer of at least {low}")
+        return value
+
+    def positive(self, key: str, default: float | None = None, low: float = 0.0) -> float:
+        """A number above 0, at least `low`, and small enough that products of such are
+        finite.
+        """
+        value: Any = default if self.absent(key) else self.config[key]
+        if type(value) not in (int, float) or not max(low, 5e-324) <= value < 1e100:
+            raise self.error(
+                key, f"a number of at least {low}" if low else "a positive number"
+            )
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """True or false; false when absent."""
+        value = self.config.get(key)
+        if value is not None and type(value) is not bool:
+            raise self.error(key, "true or false")
+        return bool(value)
+
+    def ids(self, key: str) -> tuple[int, ...]:
+        """Token ids without repetition: one, a list of them, or none."""
+        value = self.config.get(key)
+        ids = value if isinstance(value, list) else [] if value is None else [value]
+        if any(type(token) is not int or token < 0 for token in ids):
+            raise self.error(key, "a token id, a list of token ids, or null")
+        return tuple(dict.fromkeys(ids))

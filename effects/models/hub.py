@@ -1,0 +1,67 @@
+"""Checkpoints by name: `org/name` or `org/name@revision` becomes a folder of the local
+hub cache.
+
+What is downloaded is data: safetensors, JSON, tokenizers and templates of the top folder.
+Code and pickles never are. Without a network, what the cache holds is used.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, Final
+
+from minfer.config import ConfigError
+
+_ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII)
+WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+# Not of folders inside, nor the makers' own copy of the weights.
+UNWANTED: Final = ["*/*", "consolidated*"]
+
+
+class HubError(ConfigError):
+    """A checkpoint cannot be had by its name. The message says why, and what to do."""
+
+
+def is_id(model: str) -> bool:
+    """Whether this could name a checkpoint on the hub."""
+    return _ID.fullmatch(model) is not None
+
+
+def snapshot(model: str) -> Path:
+    """The folder of the checkpoint `model`, downloaded if need be. Raises HubError."""
+    from huggingface_hub import constants, errors, snapshot_download
+
+    name, _, revision = model.partition("@")
+    try:
+        how: Any = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
+        return Path(snapshot_download(name, revision=revision or None, **how))
+    except errors.GatedRepoError:
+        why = (
+            f"is gated: ask for access at {constants.ENDPOINT}/{name}, then run `hf "
+            f"auth login`"
+        )
+    except errors.RepositoryNotFoundError:
+        why = (
+            "is neither a folder here nor a model on the hub; correct the name, or, "
+            "if it is "
+        )
+        why += "private, run `hf auth login`"
+    except errors.RevisionNotFoundError:
+        why = (
+            f"has no revision {revision!r} on the hub; correct or leave out what "
+            f"follows the "
+            f"@"
+        )
+    except errors.LocalEntryNotFoundError:
+        why = (
+            "is neither a folder here nor complete in the hub's local cache, and the "
+            "hub cannot "
+        )
+        why += (
+            "be reached: connect to the network (and unset HF_HUB_OFFLINE), or give "
+            "a folder"
+        )
+    except errors.HFValidationError as error:
+        why = f"is neither a folder here nor a name of the hub: {error}"
+    except Exception as error:  # of its HTTP library, or a full disk
+        why = f"cannot be downloaded ({error}); try again, or give a folder"
+    raise HubError(f"model {model!r} {' '.join(why.split())}")

@@ -1,0 +1,3 @@
+"""Recorded and simulated runs as a user meets them: replay, explain, simulate, view,
+traces.
+"""

@@ -1,0 +1,239 @@
+"""What came of a run: latencies, goodput, prefix hits and use, folded over its turns.
+
+The turns may be those of a simulation, a journal or a live engine. Nothing is kept of a
+turn but counts, and two times for each sample that runs, so a run may be as long as it
+likes.
+"""
+
+import math
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import Any, Final
+
+from attrs import Factory, define, field
+
+from minfer.config import EngineConfig
+from minfer.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
+from minfer.request import Request
+from minfer.runs.simulate import Arrival
+from minfer.sequence import SampleId
+from minfer.state import EngineState, Turn
+
+SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
+_SHORTEST: Final = 1e-9  # seconds: the ends of a spread
+_LONGEST: Final = 1e300
+_UNSERVED: Final = ("cancelled", "rejected", "error")  # reasons of ends
+
+
+class Spread(Counter[int]):
+    """Durations in buckets a thousandth wide: their percentiles in constant memory."""
+
+    def add(self, seconds: float, times: int = 1) -> None:
+        """Take in a duration, so many times."""
+        bounded = min(seconds, _LONGEST) if seconds > _SHORTEST else _SHORTEST
+        self[round(1000 * math.log(bounded))] += times
+
+    def at(self, share: float) -> float | None:
+        """The duration that this share of them does not exceed; None if there
+        are none.
+        """
+        left = share * self.total()
+        for key in sorted(self):
+            left -= self[key]
+            if left <= 0:
+                return math.exp(key / 1000)
+        return None
+
+
+@define
+class Report:
+    """Folds turns. A sample is good if its first token came within `ttft` seconds of its
+    arrival, and the others within `tpot` seconds each on average.
+
+    It arrived with the turn that its request entered, or when that really came, if it
+    went through `note`. Samples that a journal shows only the end of count as ended, and
+    in no latency.
+
+    What a run does to a request in one turn may come in any order: some of its samples
+    end with a step, others are cancelled, and its id comes anew. So no fact here has to
+    be there for another: a sample's times begin with its first admission, which says how
+    long it waited, and are forgotten with its end; what is not known of a sample goes
+    into no figure.
+    """
+
+    config: EngineConfig
+    ttft: float = math.inf
+    tpot: float = math.inf
+    spreads: dict[str, Spread] = Factory(lambda: {name: Spread() for name in SPREADS})
+    ended: Counter[str] = field(factory=Counter)
+    sums: dict[str, float] = Factory(lambda: defaultdict(int))
+    most: Counter[str] = field(factory=Counter)
+    begin: float = math.nan
+    end: float = math.nan
+    state: EngineState | None = None  # the last
+    noted: dict[str, deque[float]] = field(
+        factory=dict
+    )  # when those came who have not entered
+    real: dict[str, float] = field(
+        factory=dict
+    )  # when those came who have, and have not ended
+    came: dict[SampleId, float] = field(factory=dict)  # of who was let in
+    first: dict[SampleId, float] = field(factory=dict)  # when its first token came
+    last: dict[SampleId, float] = field(factory=dict)  # its last so far
+
+    def note(self, arrivals: Iterable[Arrival]) -> Iterator[Arrival]:
+        """Pass arrivals on, and remember when they came."""
+        for time, what in arrivals:
+            if isinstance(what, Request):
+                self.arrives(what.id, time)
+            yield time, what
+
+    def arrives(self, name: str, time: float) -> None:
+        """Learn when a request comes, before it enters the engine."""
+        self.noted.setdefault(name, deque()).append(time)
+
+    def seen(self, turns: Iterable[Turn]) -> Iterator[Turn]:
+        """Pass turns on, and fold them."""
+        for turn in turns:
+            self.see(turn)
+            yield turn
+
+    def see(self, turn: Turn) -> None:
+        """Fold a turn."""
+        before, after, sums = turn.before, turn.transition.state, self.sums
+        if self.state is None:
+            self._begin(before, after.time)
+        span, used = (
+            after.time - before.time,
+            self.config.num_blocks - after.blocks.available,
+        )
+        self.state, self.end = after, after.time
+        self.most |= {
+            "running": len(after.running),
+            "waiting": len(after.waiting),
+            "blocks": used,
+        }
+        sums["turns"] += 1
+        sums["busy"] += span * bool(before.inflight)
+        sums["running"] += span * len(before.running)
+        for command in turn.transition.commands:
+            match command:
+                case Execute(plan):
+                    sums["steps"] += plan.repeat
+                case Emit():
+                    self._emit(command, after)
+        for event in turn.events:
+            if isinstance(event, Submit):
+                self._enter(event.request.id, before, after)
+        for (
+            reason
+        ) in turn.transition.reasons:  # who is let in is so after all events of the turn
+            match reason:
+                case Admitted():
+                    self._let_in(reason, after.time)
+                case Preempted():
+                    sums["preemptions"] += 1
+
+    def _begin(self, state: EngineState, now: float) -> None:
+        """Learn who is there already; whoever ran may have had tokens."""
+        self.begin = now
+        self.last |= dict.fromkeys(state.running.ids, now)
+        self.last |= {seq.id: now for seq in state.waiting if seq.preempted}
+
+    def _enter(self, name: str, before: EngineState, after: EngineState) -> None:
+        """A request came: if it was taken on and not refused, remember when that really
+        was.
+        """
+        times = self.noted.get(name)
+        if not times:
+            return
+        time, old, new = (
+            times.popleft(),
+            before.requests.get(name),
+            after.requests.get(name),
+        )
+        if not times:
+            del self.noted[name]
+        if new is not None and (old is None or old.place != new.place):
+            self.real[name] = time
+
+    def _let_in(self, got: Admitted, now: float) -> None:
+        self.sums["prompt"] += got.prompt
+        self.sums["hit"] += got.cached
+        if got.prompt:  # for the first time
+            self.came[got.id, got.sample] = self.real.get(got.id, now - got.waited)
+
+    def _emit(self, emit: Emit, after: EngineState) -> None:
+        new, now, last = [*compress(emit.ids, emit.tokens)], after.time, self.last
+        for since, times in Counter(map(last.get, new)).items():
+            if since is not None:
+                self.spreads["itl"].add(now - since, times)
+        for name in [name for name in new if name not in last]:
+            if name in self.came:
+                self.first[name] = now
+                self.spreads["ttft"].add(now - self.came[name])
+        last.update(dict.fromkeys(new, now))
+        self.sums["output"] += sum(map(len, emit.tokens))
+        for done in emit.finished:
+            self._end(done)
+            if done.id not in after.requests:
+                self.real.pop(done.id, None)
+
+    def _end(self, done: Finished) -> None:
+        name, sums = (done.id, done.sample), self.sums
+        self.ended[done.reason] += 1
+        came, first, last = (
+            times.pop(name, None) for times in (self.came, self.first, self.last)
+        )
+        if came is None or first is None or last is None or done.reason in _UNSERVED:
+            return
+        tpot = (last - first) / max(1, done.length - 1)
+        if done.length > 1:
+            self.spreads["tpot"].add(tpot)
+        self.spreads["e2e"].add(last - came)
+        sums["good"] += first - came <= self.ttft and tpot <= self.tpot
+
+    @property
+    def unfinished(self) -> int:
+        """Samples that were being served in the last turn."""
+        live = self.state.requests.values() if self.state else ()
+        return sum(one.samples - one.ended for one in live)
+
+    def figures(self) -> dict[str, Any]:
+        """What came of it so far, for people and JSON; times in seconds, shares from 0 to
+        1.
+        """
+        sums, most = self.sums, self.most
+        seconds = self.end - self.begin if sums["turns"] else 0.0
+        asked = self.ended.total() - self.ended["cancelled"] + self.unfinished
+
+        def over(name: str, by: float) -> float | None:
+            return sums[name] / by if by > 0 else None
+
+        latencies = {
+            name: {f"p{q}": spread.at(q / 100) for q in (50, 90, 99)}
+            for name, spread in self.spreads.items()
+        }
+        return {
+            "samples": self.ended.total(),
+            "ended": self.ended,
+            "unfinished": self.unfinished,
+            "seconds": seconds,
+            "output_tokens": sums["output"],
+            "tokens_per_second": over("output", seconds),
+            **latencies,
+            "good": over("good", asked),
+            "goodput": over("good", seconds),
+            "prompt_tokens": sums["prompt"],
+            "cached_tokens": sums["hit"],
+            "hit_share": over("hit", sums["prompt"]),
+            "preemptions": sums["preemptions"],
+            "busy": over("busy", seconds),
+            "running": over("running", seconds),
+            "most_running": most["running"],
+            "most_waiting": most["waiting"],
+            "most_blocks": most["blocks"] / self.config.num_blocks,
+            "turns": sums["turns"],
+            "steps": sums["steps"],
+        }

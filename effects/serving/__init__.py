@@ -1,0 +1,1 @@
+"""HTTP: transports, one module a protocol, metrics."""

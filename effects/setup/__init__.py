@@ -1,0 +1,1 @@
+"""From options to a plan of memory: settings, device, fingerprint."""

@@ -1,0 +1,255 @@
+"""The memory plan: what a model needs, and what fits, from its config.json alone.
+
+Theory. Memory holds four things:
+
+    weights       parameters x bytes of an element
+    activations   what one forward of `max_num_batched_tokens` tokens keeps at its widest
+                  place, its masks against a full context and each sliding window, the
+                  logits of `max_num_seqs` rows with the sampler's float32 copies, and the
+                  rotary table
+    KV cache      num_blocks x block_size x bytes a token leaves in all layers
+    workspace     attention gathers one layer's share of the cache, and float32 copies of
+                  narrower types (an estimate: rows that share a prefix may need more).
+                  Measured on the bundled model, 64 rows of 1,000 tokens, float32: 435 MiB
+                  in all, 420 planned
+
+The first two are fixed by the settings, the last two grow with the number of blocks, so
+that number is what is left divided by what a block costs. On the CPU it is capped at what
+`max_num_seqs` sequences of full length can fill; a GPU's memory has nothing else to do.
+There, masks and workspace are not needed, but CUDA's libraries and graphs have a share.
+How many blocks a sequence needs is the engine's own arithmetic (`objection` in
+minfer/arrive.py): its last token needs no slot.
+
+All but `usable_memory` and `available_memory` are functions of their arguments, without
+torch.
+"""
+
+import os
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from attrs import evolve, frozen
+
+from minfer.blocks import blocks_for
+from minfer.config import ConfigError, EngineConfig
+from minfer.effects.models.shapes import (
+    activation_bytes,
+    captured_tokens,
+    cuda_activation_bytes,
+)
+from minfer.effects.models.spec import (
+    ModelSpec,
+    dtype_bytes,
+    kv_bytes_per_token,
+    weight_bytes,
+)
+from minfer.effects.setup.device import Device
+
+CPU_SHARE: Final = 0.5  # of available memory: a computer's memory serves others too
+CUDA_SHARE: Final = 0.9  # of a GPU's: vLLM's default, as nobody else should be on it
+LIBRARIES: Final = (
+    1 << 30
+)  # bytes: loaded kernels, libraries' workspaces, graphs, fragmentation
+
+
+class NotEnoughMemoryError(ConfigError):
+    """The model, or one sequence of full length, does not fit into the memory
+    there is.
+    """
+
+
+def size_text(count: int) -> str:
+    """A number of bytes for people: "1.50 GiB"."""
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(count) >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count} bytes"
+
+
+@frozen(kw_only=True)
+class MemoryPlan:
+    """Where memory goes; sizes in bytes. `limit` is None where nothing was to be
+    respected.
+    """
+
+    spec: ModelSpec
+    sizes: EngineConfig  # but for its `num_blocks`
+    limit: int | None
+    weights: int
+    activations: int
+    graphs: int  # of CUDA, and its libraries' own
+    block_bytes: int  # of the cache
+    workspace_per_block: int
+    num_blocks: int = 0
+
+    @property
+    def kv_cache(self) -> int:
+        """Bytes of the KV cache."""
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def workspace(self) -> int:
+        """Bytes that attention gathers at most."""
+        return self.num_blocks * self.workspace_per_block
+
+    @property
+    def total(self) -> int:
+        """Bytes of everything."""
+        return (
+            self.weights + self.activations + self.graphs + self.kv_cache + self.workspace
+        )
+
+    @property
+    def largest_context(self) -> int:
+        """The most tokens, prompt and output together, that one sequence
+        alone can have.
+        """
+        return min(
+            self.spec.max_position_embeddings, self.num_blocks * self.sizes.block_size + 1
+        )
+
+    def largest_batch(self, context: int) -> int:
+        """How many sequences of `context` tokens fit at once; 0 if not even one does."""
+        if context > self.spec.max_position_embeddings:
+            return 0
+        fit = self.num_blocks // blocks_for(context, self.sizes.block_size)
+        return min(self.sizes.max_num_seqs, fit)
+
+
+def plan_memory(
+    spec: ModelSpec,
+    sizes: EngineConfig,
+    limit: int | None,
+    *,
+    kv_cache_memory: int | None = None,
+    num_blocks: int | None = None,
+    cuda: bool = False,
+) -> MemoryPlan:
+    """Divide `limit` bytes, of a GPU's memory if `cuda`, or say why that cannot be done.
+
+    `kv_cache_memory` (bytes) or `num_blocks` fix the cache by hand: then the limit is not
+    looked at, only whether one sequence of full length fits. Raises NotEnoughMemoryError.
+    """
+    block = kv_bytes_per_token(spec) * sizes.block_size
+    graphs, activations = 0, activation_bytes(spec, sizes)
+    if cuda:
+        tokens = sizes.max_num_batched_tokens
+        most = captured_tokens(spec, tokens) + sizes.max_num_seqs
+        graphs = LIBRARIES + cuda_activation_bytes(spec, sizes, most)
+        activations = cuda_activation_bytes(spec, sizes, tokens)
+    # How often attention holds what it gathers: the CPU's copies narrow types into
+    # float32.
+    copies = 0 if cuda else 1 if dtype_bytes(spec.dtype) == 4 else 3
+    plan = MemoryPlan(
+        spec=spec,
+        sizes=sizes,
+        limit=limit,
+        weights=weight_bytes(spec),
+        activations=activations,
+        graphs=graphs,
+        block_bytes=block,
+        workspace_per_block=block // spec.layers * copies,
+    )
+    per_sequence = blocks_for(sizes.max_model_len, sizes.block_size)
+    useful = sizes.max_num_seqs * per_sequence
+    if num_blocks is not None:
+        blocks = num_blocks
+    elif kv_cache_memory is not None:
+        blocks = kv_cache_memory // block
+    elif limit is None:
+        blocks = useful
+    else:
+        blocks = (limit - plan.total) // (block + plan.workspace_per_block)
+        if blocks < 1:
+            raise _nothing_left(plan, limit)
+        blocks = blocks if cuda else min(useful, blocks)
+    plan = evolve(plan, num_blocks=blocks)
+    if blocks < per_sequence:
+        raise _too_long(plan, per_sequence)
+    return plan
+
+
+def _nothing_left(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:
+    return NotEnoughMemoryError(
+        f"the model needs {size_text(plan.weights)} for weights ({plan.spec.dtype}) and "
+        f"{size_text(plan.activations)} for activations, which leaves no room for a KV "
+        f"cache in "
+        f"the {size_text(limit)} that may be used; lower --max-num-batched-tokens, "
+        "--max-num-seqs or --max-model-len, choose a smaller --dtype or model, or set "
+        "--kv-cache-memory-bytes to decide for yourself"
+    )
+
+
+def _too_long(plan: MemoryPlan, needs: int) -> NotEnoughMemoryError:
+    size, wants, blocks = plan.sizes.block_size, plan.sizes.max_model_len, plan.num_blocks
+    shorter = (
+        f"--max-model-len {plan.largest_context}" if blocks else "a smaller --block-size"
+    )
+    return NotEnoughMemoryError(
+        f"one sequence of {wants} tokens (--max-model-len) needs {needs} KV blocks of "
+        f"{size} "
+        f"tokens, {size_text(needs * plan.block_bytes)}, but the cache has {blocks}, "
+        f"{size_text(plan.kv_cache)}; use {shorter}, or raise "
+        "--kv-cache-memory-bytes, --num-gpu-blocks-override or --gpu-memory-utilization"
+    )
+
+
+def usable_memory(device: Device, share: float | None) -> int:
+    """Bytes that may be used of a device, by its default share unless another
+    is given.
+    """
+    if device.kind == "cuda":
+        return int(device.total * (share or CUDA_SHARE)) - (device.total - device.free)
+    return int(available_memory() * (share or CPU_SHARE))
+
+
+def available_memory() -> int:
+    """Bytes of main memory that a new process can have without swapping, in its control
+    group.
+    """
+    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError):  # not Linux
+        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        available = int(found[1]) * 1024 if found else available
+    group = Path("/sys/fs/cgroup")
+    with suppress(
+        OSError, ValueError
+    ):  # none of the second version, or its limit is "max"
+        limit = int((group / "memory.max").read_text())
+        used = int((group / "memory.current").read_text())
+        available = min(available, max(0, limit - used))
+    return available
+
+
+def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ()) -> str:
+    """The plan as `minfer plan` prints it, with `more` lines after the model's."""
+    sizes, graphs = plan.sizes, ("CUDA graphs, libraries", plan.graphs)
+    name, beside = graphs if plan.graphs else ("attention workspace", plan.workspace)
+    limit = (
+        "no limit"
+        if plan.limit is None
+        else f"of {size_text(plan.limit)} that may be used"
+    )
+    rows = [
+        ("model", model),
+        *more,
+        ("dtype", plan.spec.dtype),
+        ("weights", size_text(plan.weights)),
+        ("activations", f"{size_text(plan.activations)} (estimated)"),
+        (name, f"{size_text(beside)} (estimated)"),
+        ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
+        ("in all", f"{size_text(plan.total)} {limit}"),
+        ("KV of a token", size_text(plan.block_bytes // sizes.block_size)),
+        ("KV of a block", f"{size_text(plan.block_bytes)} for {sizes.block_size} tokens"),
+        ("largest context here", f"{plan.largest_context} tokens at batch 1"),
+    ]
+    contexts = [2**i for i in range(9, 40) if 2**i < sizes.max_model_len] + [
+        sizes.max_model_len
+    ]
+    for fills in contexts:
+        rows += [(f"largest batch at {fills}", f"{plan.largest_batch(fills)} sequences")]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -1,0 +1,200 @@
+"""Chat templates: messages become the text that the model was trained to continue.
+
+A template comes with the checkpoint and is not trusted: it runs in jinja2's immutable
+sandbox and sees plain JSON values only. The environment is as in transformers, so that
+templates render alike.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
+
+from jinja2 import Template
+from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+if TYPE_CHECKING:
+    from minfer.effects.text.tokenizer import Tokenizer
+
+Conversation = Sequence[Mapping[str, Any]]
+Conversations = Conversation | Sequence[Conversation]
+_END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
+# Marks training targets in some templates; here it is a block with a scope of its own, no
+# more.
+_GENERATION: Final = re.compile(r"{%([-+]?)\s*(end)?generation\s*([-+]?)%}")
+
+
+class ChatTemplateError(ValueError):
+    """A chat template is missing, broken, or refuses these messages."""
+
+
+class ChatOptions(TypedDict, total=False):
+    """How a conversation becomes a prompt; names and defaults are vLLM's."""
+
+    tools: Sequence[Mapping[str, Any]] | None
+    add_generation_prompt: bool  # default: true
+    continue_final_message: bool  # default: false; true leaves the last message open
+    chat_template_kwargs: (
+        Mapping[str, Any] | None
+    )  # anything else that the template understands
+
+
+def conversations(messages: Conversations) -> list[Conversation]:
+    """One conversation or several, as a list. Raises ChatTemplateError."""
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
+        kind = type(messages).__name__
+        raise ChatTemplateError(f"messages must be a list of messages, not a {kind}")
+    several = messages and all(isinstance(one, list | tuple) for one in messages)
+    # So it is.
+    return list(messages) if several else [messages]  # type: ignore[arg-type, list-item]
+
+
+def render_chat(
+    tokenizer: "Tokenizer | None", messages: Conversation, how: ChatOptions
+) -> str:
+    """A conversation (messages with `role` and `content`) through the tokenizer's chat
+    template.
+
+    Encode the text with `add_special_tokens=False`: templates write their own. Raises
+    ChatTemplateError, with the template's own words if it raised.
+    """
+    if strange := how.keys() - ChatOptions.__annotations__.keys():
+        raise TypeError(f"chat has no option {min(strange)!r}; see chat_template_kwargs")
+    if tokenizer is None:
+        raise ChatTemplateError(
+            "a conversation needs the tokenizer; leave skip_tokenizer_init out"
+        )
+    if tokenizer.chat_template is None:
+        where = "chat_template.jinja or tokenizer_config.json"
+        remedy = "use a plain prompt, or a model made for chat"
+        raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
+    if not messages:
+        raise ChatTemplateError("there are no messages; give at least one")
+    values: dict[str, Any] = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": True,
+    }
+    values |= {**how, **(how.get("chat_template_kwargs") or {})}
+    values.pop("chat_template_kwargs", None)
+    if "messages" in values:
+        raise ChatTemplateError(
+            "chat_template_kwargs cannot set 'messages'; leave it out"
+        )
+    goes_on = values.pop("continue_final_message", False)
+    if goes_on and values["add_generation_prompt"]:
+        both = "add_generation_prompt and continue_final_message"
+        raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
+    chat = [_message(message) for message in messages]
+    if goes_on:
+        if not isinstance(chat[-1].get("content"), str):
+            needs = "a last message whose content is text"
+            raise ChatTemplateError(f"continue_final_message needs {needs}")
+        chat[-1]["content"] += f"{_END} "
+    ours = {"messages": chat, **tokenizer.special_tokens}
+    text = _render(tokenizer.chat_template, ours, values)
+    if not goes_on:
+        return text
+    text, found, rest = text.rpartition(
+        _END
+    )  # what the template put behind the message goes
+    if not found:
+        why = "the template does not show the last message; set it to false"
+        raise ChatTemplateError(f"continue_final_message is set, but {why}")
+    # A template that strips messages took the tag's space, so it stripped the message's
+    # end too.
+    return text if rest.startswith(" ") else text.rstrip()
+
+
+def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
+    try:
+        return _compile(template).render(**_plain(ours), **_plain(values))
+    except RecursionError as error:
+        raise ChatTemplateError(
+            "the chat template recurses without end; correct it"
+        ) from error
+    except Exception as error:  # a template is a program: it may fail in any way
+        why = f"the chat template failed: {error}; correct the messages or the template"
+        raise ChatTemplateError(why) from error
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message without absent fields: templates ask whether a field is there, not
+    whether null.
+    """
+    if not isinstance(message, Mapping):
+        kind = type(message).__name__
+        raise ChatTemplateError(
+            f"a message must be an object with role and content, found {kind}"
+        )
+    return {name: value for name, value in message.items() if value is not None}
+
+
+def _plain(value: Any) -> Any:
+    """The value rebuilt out of JSON types: other objects have methods the sandbox cannot
+    judge.
+    """
+
+    def inert(other: object) -> object:
+        return dict(other) if isinstance(other, Mapping) else f"<{type(other).__name__}>"
+
+    return json.loads(json.dumps(value, default=inert))
+
+
+@lru_cache(maxsize=16)
+def _compile(template: str) -> Template:
+    env = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    env.filters["tojson"] = _tojson
+    env.globals.update(
+        raise_exception=_raise,
+        # The local day.
+        strftime_now=lambda pattern: datetime.now().strftime(pattern),  # noqa: DTZ005
+        # The class itself has attributes that lead out of the sandbox.
+        dict=lambda *args, **values: dict(*args, **values),
+        namespace=_Namespace,
+    )
+    return env.from_string(_GENERATION.sub(r"{%\1 \2with \3%}", template))
+
+
+def _raise(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    # jinja2's own filter escapes HTML, which models were not trained on.
+    return json.dumps(
+        value,
+        ensure_ascii=ensure_ascii,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+
+
+class _Namespace(Namespace):
+    """`namespace(...)` that takes no names with a leading underscore, as transformers'
+    does.
+    """
+
+    def __init__(*args: Any, **values: Any) -> None:  # so that `self=` is a name too
+        self = args[0]
+        Namespace.__init__(self)
+        for name, value in dict(*args[1:], **values).items():
+            self[name] = value
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if str(name).startswith("_"):
+            raise SecurityError(f"a template cannot store {name!r} in a namespace")
+        super().__setitem__(name, value)

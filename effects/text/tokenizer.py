@@ -1,0 +1,295 @@
+"""Text in and text out: the tokenizer, streaming detokenization, and stop strings.
+
+Uses the `tokenizers` library directly: transformers would take seconds to import. Token
+ids agree with transformers' AutoTokenizer, including tokens that only
+tokenizer_config.json names.
+"""
+
+import codecs
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import AddedToken, processors
+from tokenizers import Tokenizer as Backend
+
+from minfer.effects.models.checkpoint import (
+    CheckpointError,
+    CorruptFileError,
+    eos_ids,
+    read_optional,
+)
+
+NAMED: Final = [
+    f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
+]
+FLAGS: Final = (
+    "single_word",
+    "lstrip",
+    "rstrip",
+    "normalized",
+    "special",
+)  # of an added token
+# Tokens that a detokenizer without byte-level decoding may hold back: a character has 4
+# bytes.
+HELD: Final = 4
+SEEN: Final = 8  # tokens without text of their own that it keeps as context
+# GPT-2's printable stand-ins for bytes: character -> byte.
+_PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
+_OTHER: Final = [byte for byte in range(256) if byte not in _PLAIN]
+_ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
+    chr(256 + i): b for i, b in enumerate(_OTHER)
+}
+
+
+class TokenizerError(CheckpointError):
+    """The tokenizer of a checkpoint is missing or unusable."""
+
+
+class TextError(ValueError):
+    """A text cannot be encoded."""
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Immutable after loading; safe to share between threads.
+
+    Raises `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError`
+    for the small files beside it.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        folder = Path(folder)
+        self._backend = backend = _load_backend(folder / "tokenizer.json")
+        config = read_optional(folder / "tokenizer_config.json")
+        older = read_optional(folder / "special_tokens_map.json")
+        named = {name: _content(config.get(name, older.get(name))) for name in NAMED}
+        self.special_tokens = {
+            name: token for name, token in named.items() if token is not None
+        }
+        _add_tokens(backend, config, self.special_tokens)
+        _set_template(backend, config, self.special_tokens)
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        # Ids that end a sequence: of generation_config, config, and the tokenizer itself.
+        own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
+        self.eos_ids = tuple(
+            dict.fromkeys((*eos_ids(folder), *([] if own is None else [own])))
+        )
+        self.chat_template = _chat_template(folder, config)
+        self.byte_level = (
+            type(backend.decoder).__name__ == "ByteLevel"
+        )  # tokens are plain bytes
+        self._bytes: dict[int, bytes] = {}  # of tokens that were looked up
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone
+        surrogates).
+        """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            why = (
+                f"text has a lone surrogate at character {error.start}; remove it or "
+                f"decode"
+            )
+            raise TextError(f"{why} the bytes it came from as UTF-8") from error
+        # Of one text, but unlike `encode` it lets other threads run meanwhile.
+        return self._backend.encode_batch_fast(
+            [text], add_special_tokens=add_special_tokens
+        )[0].ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Text of a whole sequence. Ids without a token (padded vocabularies) give no
+        text.
+        """
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes of one token, as behind another; none for ids without a token."""
+        if token not in self._bytes and not self.byte_level:
+            once, twice = (
+                self.decode([token] * n, skip_special_tokens=False) for n in (1, 2)
+            )
+            self._bytes[token] = twice[len(once) :].encode()
+        elif token not in self._bytes:
+            text = self._backend.id_to_token(token) or ""
+            try:
+                self._bytes[token] = bytes(_ALPHABET[char] for char in text)
+            except KeyError:  # an added token in plain text
+                self._bytes[token] = text.encode()
+        return self._bytes[token]
+
+
+class Detokenizer:
+    """Text of a growing sequence, piece by piece, in time linear in its length.
+
+    The pieces join to `Tokenizer.decode` of all ids and never end inside a character. A
+    tokenizer that is not byte-level is decoded in a small window; there, sequences that
+    are not valid UTF-8 may come out with another number of replacement characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+        self.tokenizer = tokenizer
+        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        # Replaces exactly as Rust's from_utf8_lossy does: one mark for each maximal
+        # broken part.
+        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._seen: list[int] = []
+        self._held: list[int] = []
+
+    def push(self, ids: Iterable[int], *, final: bool = False) -> str:
+        """Take tokens; return the text that is certain now: with `final` all, mended by
+        U+FFFD.
+        """
+        kept = [token for token in ids if token not in self._skip]
+        if self.tokenizer.byte_level:
+            return self._utf8.decode(
+                b"".join(map(self.tokenizer.token_bytes, kept)), final
+            )
+        text = "".join(self._window([token]) for token in kept)
+        return text + self._window([], final=True) if final else text
+
+    def _window(self, tokens: list[int], *, final: bool = False) -> str:
+        self._held += tokens
+        before = self.tokenizer.decode(self._seen, skip_special_tokens=False)
+        after = self.tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
+        if not final and after.endswith("�") and len(self._held) < HELD:
+            return ""
+        # What was emitted begins at a character's first byte, so it can stand as context
+        # alone.
+        self._seen = self._held if after != before else (self._seen + self._held)[-SEEN:]
+        self._held = []
+        return after[len(before) :]
+
+
+class StopMatcher:
+    """Finds the stop string that ends first in a text that comes in pieces.
+
+    Of several that end at the same character, the longest. The result does not depend on
+    how the text is cut into pieces. Text that may turn out to begin a stop string is held
+    back.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Raises ValueError for an empty stop string, which would end every
+        text at once.
+        """
+        if not all(stops):
+            raise ValueError("a stop string must not be empty; remove it from the list")
+        self._stops = tuple(dict.fromkeys(stops))
+        self._held = ""
+
+    def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
+        """Take text; return (text that is certain, the stop string found or None).
+
+        After a find the rest is dropped; with `final` nothing is held back.
+        """
+        text = self._held + piece
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := text.find(stop)) >= 0
+        ]
+        if found:
+            _, at, stop = min(found)
+            self._held = ""
+            return text[:at], stop
+        keep = len(text) if final else 0
+        while keep < len(text) and not any(
+            s.startswith(text[keep:]) for s in self._stops
+        ):
+            keep += 1
+        self._held = text[keep:]
+        return text[:keep], None
+
+
+def _load_backend(path: Path) -> Backend:
+    try:
+        backend = Backend.from_file(str(path))
+    except (
+        Exception
+    ) as error:  # the library raises bare Exception for any fault of the file
+        why = (
+            f"corrupt or of an unknown kind ({error})" if path.is_file() else "not found"
+        )
+        remedy = "AutoTokenizer.from_pretrained(...).save_pretrained(folder)"
+        raise TokenizerError(
+            f"{path}: {why}; write it with transformers: {remedy}"
+        ) from error
+    backend.no_padding()
+    backend.no_truncation()
+    return backend
+
+
+def _content(token: object) -> str | None:
+    """A token's text: configs write either the text or an object that holds it."""
+    content = token.get("content") if isinstance(token, Mapping) else token
+    return content if isinstance(content, str) else None
+
+
+def _add_tokens(
+    backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]
+) -> None:
+    """Add, as transformers does, the tokens that only tokenizer_config.json knows."""
+    wanted: dict[str, AddedToken] = {}
+    listed = config.get("added_tokens_decoder")
+    by_id = listed.items() if isinstance(listed, dict) else ()
+    for _, entry in sorted(
+        by_id, key=lambda one: int(one[0]) if one[0].isdecimal() else -1
+    ):
+        if isinstance(entry, dict) and (content := _content(entry)) is not None:
+            flags = {flag: bool(entry[flag]) for flag in FLAGS if flag in entry}
+            wanted[content] = AddedToken(content, **flags)
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens")
+    values = (
+        extra.values()
+        if isinstance(extra, dict)
+        else extra
+        if isinstance(extra, list)
+        else ()
+    )
+    for content in [*named.values(), *map(_content, values)]:
+        if content is not None:
+            wanted.setdefault(content, AddedToken(content, special=True))
+    known = {token.content for token in backend.get_added_tokens_decoder().values()}
+    backend.add_tokens(
+        [token for content, token in wanted.items() if content not in known]
+    )
+
+
+def _set_template(
+    backend: Backend, config: Mapping[str, Any], named: Mapping[str, str]
+) -> None:
+    """Begin and end tokens as the config says, where it says or
+    tokenizer.json does not.
+    """
+    stated = "add_bos_token" in config or "add_eos_token" in config
+    if not stated and backend.post_processor is not None:
+        return
+    bos = named.get("bos_token") if config.get("add_bos_token") else None
+    eos = named.get("eos_token") if config.get("add_eos_token") else None
+    single = [f"{bos}:0"] * bool(bos) + ["$A:0"] + [f"{eos}:0"] * bool(eos)
+    special = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
+    backend.post_processor = processors.TemplateProcessing(
+        single=single, pair=[*single, "$B:1"], special_tokens=special
+    )
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    path = folder / "chat_template.jinja"
+    try:
+        if path.is_file():
+            return path.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise CorruptFileError(
+            f"{path}: cannot be read ({error}); download it again"
+        ) from error
+    template = config.get("chat_template")
+    if isinstance(
+        template, list
+    ):  # several by name: [{"name": ..., "template": ...}, ...]
+        named = {
+            t.get("name"): t.get("template") for t in template if isinstance(t, dict)
+        }
+        template = named.get("default")
+    return template if isinstance(template, str) else None

@@ -1,0 +1,3 @@
+"""What follows from the engine being a value: journals, replay, forks, explanations, the
+oracle.
+"""

@@ -1,0 +1,163 @@
+"""Values as JSON and back: what journals and snapshots are made of.
+
+JSON knows no tuples, sets, bytes or records, so those that are not what they look like
+carry a tag:
+
+    tuple       [1, 2.5, "x"]; of 16 whole numbers and more {"ints": "base64", "wide":
+                bytes each}
+    bytes       {"hex": "00ff"}
+    frozenset   {"set": [..]}, sorted
+    Map         {"map": [[key, value], ..]}, sorted by key
+    infinity    {"float": "inf"}
+    record      {"is": "Request", "id": "7", ..}: fields that have their default are left
+                out
+
+A record is built by its class's name from a fixed table: a file can make values, never
+run code. Fields that a class does not know any more are refused; fields that are new take
+their default.
+"""
+
+import binascii
+import math
+from array import array
+from collections.abc import Container, Mapping
+from functools import cache
+from typing import Any, Final
+
+import attrs
+
+from minfer import (
+    blocks,
+    config,
+    log,
+    messages,
+    plan,
+    policies,
+    policy,
+    request,
+    sequence,
+    waiting,
+)
+from minfer import state as states
+from minfer.pmap import Map
+
+_MANY: Final = 16  # whole numbers in a row that are worth packing
+_CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
+_MODULES: Final = (
+    blocks,
+    config,
+    log,
+    messages,
+    plan,
+    policies,
+    policy,
+    request,
+    sequence,
+    states,
+    waiting,
+)
+
+
+class CodecError(ValueError):
+    """A value cannot be written, or what was written cannot be read."""
+
+
+def _records() -> dict[str, type]:
+    every = (value for module in _MODULES for value in vars(module).values())
+    return {c.__name__: c for c in every if isinstance(c, type) and attrs.has(c)}
+
+
+RECORDS: Final = _records()  # to which a program adds its own policies
+
+
+@cache
+def _fields(cls: type) -> tuple[tuple[str, Any], ...]:
+    """What a class is built from: names, and defaults that are plain values."""
+    return tuple((a.name, a.default) for a in attrs.fields(cls) if a.init)
+
+
+def dump(value: Any, without: Container[str] = ()) -> Any:
+    """`value` as JSON's own types; of a record, all fields but `without`.
+
+    Raises CodecError for what has no place in a record.
+    """
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else {"float": str(value)}
+        case bytes():
+            return {"hex": value.hex()}
+        case tuple():
+            return _packed(value) if len(value) >= _MANY else [dump(one) for one in value]
+        case frozenset():
+            return {"set": [dump(one) for one in sorted(value)]}
+        case Map():
+            return {"map": [[dump(key), dump(value[key])] for key in sorted(value)]}
+    cls = type(value)
+    if not attrs.has(cls):
+        raise CodecError(
+            f"a {cls.__name__} cannot be written to a journal: {value!r:.80}"
+        )
+    told = {"is": cls.__name__}
+    for name, default in _fields(cls):
+        part = getattr(value, name)
+        if part is not default and name not in without and not _same(part, default):
+            told[name] = dump(part)
+    return told
+
+
+def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
+    """What was dumped as `value`; `classes` are the records that may be built.
+
+    Raises CodecError for anything else.
+    """
+    match value:
+        case None | bool() | int() | str() | float():
+            return value
+        case list():
+            return tuple([load(one, classes) for one in value])
+        case {"is": str(name), **fields}:
+            built = {str(key): load(one, classes) for key, one in fields.items()}
+            return _built(name, built, classes)
+        case {"hex": str(text)}:
+            return bytes.fromhex(text)
+        case {"set": list(every)}:
+            return frozenset(load(one, classes) for one in every)
+        case {"map": list(pairs)}:
+            return Map((load(key, classes), load(one, classes)) for key, one in pairs)
+        case {"ints": str(text), "wide": wide} if wide in _CODES:
+            return tuple(array(_CODES[wide], binascii.a2b_base64(text)))
+        case {"float": str(text)}:
+            return float(text)
+    raise CodecError(f"nothing is written like {value!r:.80}")
+
+
+def _same(part: Any, default: Any) -> bool:
+    return type(part) is type(default) and bool(part == default)
+
+
+def _packed(value: tuple[Any, ...]) -> Any:
+    """A long tuple: as packed numbers, if it is of whole numbers."""
+    if set(map(type, value)) != {int}:
+        return [dump(one) for one in value]
+    low, high = min(value), max(value)
+    fits = (w for w in (1, 2, 4) if low >= 0 and high < 1 << 8 * w)
+    wide = next(fits, 8)
+    if wide == 8 and not -(2**63) <= low <= high < 2**63:
+        return list(value)
+    packed = array(_CODES[wide], value).tobytes()
+    return {"ints": binascii.b2a_base64(packed, newline=False).decode(), "wide": wide}
+
+
+def _built(name: str, fields: dict[str, Any], classes: Mapping[str, type]) -> Any:
+    cls = classes.get(name)
+    if cls is None:
+        why = (
+            "if it is of a policy of your own, name its module: minfer --policies MODULE"
+        )
+        raise CodecError(f"there is no record {name!r} here; {why}")
+    try:
+        return cls(**fields)
+    except (TypeError, ValueError) as error:
+        raise CodecError(f"{name}: {error}") from None

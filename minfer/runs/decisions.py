@@ -1,0 +1,147 @@
+"""What a turn decided, as data: facts to name a difference by, and a digest to find it.
+
+Facts say how a turn's plans differ from the plan before them, who ended, and the reasons;
+a steady decode has none. Facts and the columns of plans go into a digest that is chained
+from turn to turn. Token ids are no decisions: neither facts nor digests hold any.
+"""
+
+import json
+from array import array
+from collections.abc import Iterator
+from functools import cache
+from hashlib import blake2b
+from itertools import compress, groupby, repeat
+from operator import ne
+from typing import Any, Final
+
+import attrs
+
+from minfer.messages import Emit, Ended, Execute, Ignored, Voided, WakeAt
+from minfer.plan import Plan
+from minfer.sequence import less
+from minfer.state import EngineState, Transition
+
+Facts = dict[str, Any]
+_WORDS: Final = {Voided: ("error",), Ignored: ("detail",)}
+
+
+_encode: Final = json.JSONEncoder(separators=(",", ":"), sort_keys=True).encode
+
+
+def compact(value: Any) -> bytes:
+    """JSON without spaces, keys sorted; nothing for what is empty."""
+    return _encode(value).encode() if value else b""
+
+
+def facts(before: EngineState, transition: Transition) -> Facts:
+    """What a turn decided, as far as it is not what a steady decode does: JSON's own
+    types.
+
+    `plans` has one entry for each plan, relative to the one before it: sequences that
+    `left` and `joined` [place, generation, row], `counts` and `most` that are not 1,
+    `fills`, `opens`, `grows`, `copies`, `repeat`. `finished`, `wake` and `reasons` are
+    the rest.
+    """
+    told: Facts = {}
+    plans: list[Facts] = []
+    last = before.inflight[-1] if before.inflight else None
+    for command in transition.commands:
+        match command:
+            case Execute(plan):
+                plans.append(_plan_facts(last, plan))
+                last = plan
+            case Emit(finished=finished) if finished:
+                ends = [[f.id, f.sample, f.reason, f.length, f.cached] for f in finished]
+                told.setdefault("finished", []).extend(ends)
+            case WakeAt(time):
+                told["wake"] = time
+    if plans != [{}]:
+        told["plans"] = plans
+    reasons = [_reason(one) for one in transition.reasons if not isinstance(one, Ended)]
+    if reasons:
+        told["reasons"] = reasons
+    return told
+
+
+def _reason(reason: Any) -> list[Any]:
+    kind: Any = type(reason)
+    parts = (getattr(reason, name) for name in columns_of(kind))
+    told = (list(part) if isinstance(part, tuple) else part for part in parts)
+    return [kind.__name__, *told]
+
+
+@cache
+def columns_of(kind: Any) -> tuple[str, ...]:
+    """The fields of a reason that are facts: errors may quote anything, and decide
+    nothing.
+    """
+    return tuple(a.name for a in attrs.fields(kind) if a.name not in _WORDS.get(kind, ()))
+
+
+def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
+    told: Facts = {}
+    was = last.gens if last else ()
+    if plan.gens != was:
+        told = _membership(was, plan)
+    for name, column in (("counts", plan.counts), ("most", plan.most)):
+        if column.count(1) != len(column):
+            told[name] = [[at, column[at]] for at in _not_one(column)]
+    if plan.fills:
+        told["fills"] = [[fill.index, plan.starts[fill.index]] for fill in plan.fills]
+    if plan.opens:
+        told["opens"] = [
+            [o.index, o.request.id, o.sample, _runs(o.table)] for o in plan.opens
+        ]
+    if plan.grows:
+        told["grows"] = [[grow.row, grow.at, _runs(grow.blocks)] for grow in plan.grows]
+    if plan.copies:
+        told["copies"] = [[copy.source, copy.target, copy.count] for copy in plan.copies]
+    if plan.repeat != 1:
+        told["repeat"] = plan.repeat
+    return told
+
+
+def _membership(was: tuple[int, ...], plan: Plan) -> Facts:
+    """Which generations left and joined; all of them, if the others are not in their old
+    order.
+    """
+    old = set(was)
+    odd = old.symmetric_difference(plan.gens)
+    out = sorted(map(was.index, odd & old))
+    places = sorted(map(plan.gens.index, odd - old))
+    if less(was, out) != less(plan.gens, places):
+        return {"gens": list(plan.gens)}
+    new = [[at, plan.gens[at], plan.rows[at]] for at in places]
+    return {"left": [was[at] for at in out], "joined": new}
+
+
+def _not_one(column: tuple[int, ...]) -> Iterator[int]:
+    return compress(range(len(column)), map(ne, column, repeat(1)))
+
+
+def _runs(numbers: tuple[int, ...]) -> list[list[int]]:
+    """Numbers as [first, how many] of consecutive ones: tables are mostly that."""
+    if len(numbers) == 1:
+        return [[numbers[0], 1]]
+    runs = groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])
+    parts = ([number for _, number in run] for _, run in runs)
+    return [[part[0], len(part)] for part in parts]
+
+
+def chained(digest: bytes, transition: Transition, told: bytes) -> bytes:
+    """The running digest after one more turn, 8 bytes: over the plans' columns and the
+    facts.
+
+    `told` are the facts as JSON, nothing if there are none.
+    """
+    hashed = blake2b(digest, digest_size=8)
+    for command in transition.commands:
+        if isinstance(command, Execute):
+            plan = command.plan
+            hashed.update(
+                array("q", plan.starts).tobytes() + plan.step.to_bytes(8, "little")
+            )
+            if told:
+                hashed.update(array("q", plan.rows).tobytes())
+    hashed.update(told)
+    return hashed.digest()

@@ -1,0 +1,133 @@
+"""What a state says, spelled out: the projection that digests of whole states are made
+of.
+
+Records change as the engine is rebuilt; a journal's digests must not. So a digest is not
+of records but of this: named facts in JSON's own types, in words of their own, from which
+nothing of how the engine keeps them can be told. How free blocks are stored, for example,
+is left out; in which order they will be handed out is a fact. Whoever changes a record
+keeps its facts here; whoever changes the facts themselves raises
+`minfer.runs.journal.FORMAT`.
+
+Token ids and content keys are no part of it, so that a journal without them has the same
+digests. Left out, too, is what follows from the rest: when a table is looked at next,
+which tokens already have a key.
+"""
+
+from collections.abc import Iterator
+from hashlib import blake2b
+from typing import Any
+
+from minfer.blocks import Blocks
+from minfer.plan import Plan
+from minfer.runs.codec import dump
+from minfer.runs.decisions import compact
+from minfer.sequence import Running, Sequence
+from minfer.state import EngineState, Live
+
+
+def state_digest(state: EngineState) -> bytes:
+    """A digest of all that a state says, but for token ids and content keys: 16 bytes."""
+    return blake2b(compact(projected(state)), digest_size=16).digest()
+
+
+def projected(state: EngineState) -> dict[str, Any]:
+    """The facts of a state, in JSON's own types."""
+    held = state.held
+    return {
+        "time": state.time,
+        "next step": state.next_step,
+        "next generation": state.next_gen,
+        "arrivals": state.arrivals,
+        "blocks": _blocks(state.blocks),
+        "free rows": list(state.free_rows),
+        "waiting": [_sequence(seq) for seq in state.waiting],
+        "running": list(_running(state.running)),
+        "in flight": [_plan(plan) for plan in state.inflight],
+        "fences": [
+            {
+                "until": one.until,
+                "published": list(one.held),
+                "private": list(one.private),
+            }
+            for one in state.fences
+        ],
+        "failed steps": [[*sample, count] for sample, count in state.faults],
+        "held": None if held is None else {"place": list(held[0]), "cause": held[1]},
+        "requests": {name: _live(state.requests[name]) for name in state.requests},
+        "policy": dump(state.policy),
+    }
+
+
+def _blocks(blocks: Blocks) -> dict[str, Any]:
+    freed = [
+        blocks.spare,
+        *(blocks.freed[depth] for depth in sorted(blocks.freed, reverse=True)),
+    ]
+    return {
+        "free": blocks.free,
+        "handed out next": [block for run in freed for block in run],
+        "never used from": blocks.fresh,
+        "next use": blocks.high,
+        "evicted next": [blocks.idle[use] for use in sorted(blocks.idle)],
+        "published": [
+            {
+                "block": block,
+                "parent": parent,
+                "users": users,
+                "children": kids,
+                "last use": use,
+            }
+            for block, (_, parent, users, kids, use) in sorted(blocks.nodes.items())
+        ],
+    }
+
+
+def _sequence(seq: Sequence) -> dict[str, Any]:
+    return {
+        "request": seq.request.id,
+        "sample": seq.sample,
+        "place": list(seq.place),
+        "arrived": seq.arrived,
+        "history": len(seq.history),
+        "preempted": seq.preempted,
+        "cached": seq.cached,
+    }
+
+
+def _running(run: Running) -> Iterator[dict[str, Any]]:
+    for i, seq in enumerate(run.seqs):
+        yield {
+            "sequence": _sequence(seq),
+            "generation": run.gens[i],
+            "row": run.rows[i],
+            "start": run.starts[i],
+            "base": run.base[i],
+            "known": run.known[i],
+            "scheduled": run.sched[i],
+            "last": run.last[i],
+            "table": list(run.tables[i]),
+            "sealed": run.chains[i].sealed,
+            "leaf": run.chains[i].leaf,
+            "behind the window": run.chains[i].low,
+        }
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "step": plan.step,
+        "generations": list(plan.gens),
+        "rows": list(plan.rows),
+        "starts": list(plan.starts),
+        "counts": list(plan.counts),
+        "most": list(plan.most),
+        "repeat": plan.repeat,
+    }
+
+
+def _live(live: Live) -> dict[str, Any]:
+    return {
+        "place": list(live.place),
+        "samples": live.samples,
+        "ended": live.ended,
+        "moved": [list(one) for one in live.moved],
+    }

@@ -1,0 +1,142 @@
+"""Journals that may leave the house: decisions replay, and no token id is in them.
+
+Decisions depend on tokens in three ways only: which full blocks are equal, whether a
+token ends its sequence, and whether ids are in range. So a token is written as 0; one
+that ends its sequence as 1; and the last of each block as 32 bits of a keyed digest of
+the block's content key, so that equal prefixes stay equal and different ones differ.
+Without the secret, which is never written, nobody can try whether a guessed text is in
+the journal. Two blocks that follow the same block agree by chance once in 2^32: replay
+then hits where the run missed, and says so.
+
+Clients are named by keyed digests too. Request ids, lengths, times and priorities stay as
+they are; errors are left out. What depends on text, such as drafts made on the host,
+cannot be replayed.
+"""
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+from typing import Final, cast
+
+import attrs
+
+from minfer.config import EngineConfig
+from minfer.keys import Key, Keys, block_keys, extend_keys
+from minfer.messages import Event, Executed, Failed, Submit
+from minfer.plan import Plan
+from minfer.request import Request, SamplingParams
+from minfer.runs.journal import as_written
+from minfer.state import EngineState
+
+_STOP: Final = 1
+_ODD: Final = 2**32 - 1  # a token id out of range
+
+
+def redacted_config(config: EngineConfig) -> EngineConfig:
+    """The configuration under which redacted events replay."""
+    return attrs.evolve(config, vocab_size=_ODD)
+
+
+def redacted(
+    config: EngineConfig, state: EngineState, events: tuple[Event, ...], secret: bytes
+) -> tuple[Event, ...]:
+    """The events of a turn taken in `state`, without token ids."""
+    out: list[Event] = []
+    for event in cast(Iterable[Event], map(as_written, events)):
+        match event:
+            case Submit(request):
+                out.append(Submit(_request(config, request, secret)))
+            case Executed(number):
+                plan = next((p for p in state.inflight if p.step == number), None)
+                out.append(_results(config, state, plan, event, secret))
+            case Failed(number):
+                out.append(Failed(number))
+            case _:
+                out.append(event)
+    return tuple(out)
+
+
+def _digest(secret: bytes, what: bytes, size: int) -> bytes:
+    return blake2b(what, key=secret, digest_size=size).digest()
+
+
+def _mark(secret: bytes, key: Key) -> int:
+    return 2 + int.from_bytes(_digest(secret, key, 4), "little") % (_ODD - 2)
+
+
+def _masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[int]:
+    """What is written for the tokens at positions from `start` to `end`."""
+    out = [0] * (end - start)
+    for block in range(start // size, end // size):
+        out[(block + 1) * size - 1 - start] = _mark(secret, keys[block])
+    return out
+
+
+def _request(config: EngineConfig, request: Request, secret: bytes) -> Request:
+    size, known = config.block_size, request.prompt + request.output
+    keys = extend_keys(request.keys, request.root, known, size)
+    told, cut = _masked(secret, keys, 0, len(known), size), len(request.prompt)
+    if request.largest >= config.vocab_size:
+        told[0] = _ODD
+    prompt, root = tuple(told[:cut]), _digest(secret, b"root" + request.root, 32)
+    named = (
+        request.client and _digest(secret, b"client" + request.client.encode(), 8).hex()
+    )
+    return attrs.evolve(
+        request,
+        prompt=prompt,
+        output=tuple(told[cut:]),
+        root=root,
+        seed=0,
+        client=named,
+        keys=block_keys(root, prompt, size)[: len(request.keys)],
+        sampling=SamplingParams(),
+        stop_ids=frozenset({_STOP}) if request.stop_ids else frozenset(),
+    )
+
+
+def _results(
+    config: EngineConfig,
+    state: EngineState,
+    plan: Plan | None,
+    event: Executed,
+    secret: bytes,
+) -> Executed:
+    try:
+        sizes = [len(some) for some in event.yields]
+        if plan is None or len(sizes) != len(plan.gens):
+            return Executed(event.step, tuple((0,) * size for size in sizes))
+        place = {gen: i for i, gen in enumerate(state.running.gens)}
+        told = [
+            tuple(_yielded(config, state, place.get(gen), some, secret))
+            for gen, some in zip(plan.gens, event.yields, strict=True)
+        ]
+    except TypeError:  # results that cannot be: the step failed
+        return Executed(event.step, ())
+    right = all(type(some) is tuple for some in event.yields)
+    return Executed(event.step, tuple(told) if right else ())
+
+
+def _yielded(
+    config: EngineConfig,
+    state: EngineState,
+    i: int | None,
+    tokens: Sequence[int],
+    secret: bytes,
+) -> list[int]:
+    run, size = state.running, config.block_size
+    out = [0] * len(tokens)
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= config.vocab_size:
+        return [_ODD, *out[1:]]
+    if i is not None and tokens:
+        begin, stops = run.known[i], run.seqs[i].request.stop_ids
+        if begin // size != (begin + len(tokens)) // size:
+            known = (*run.tokens(i, size), *tokens)
+            root, have = run.seqs[i].request.root, run.chains[i].keys[:]
+            keys = extend_keys(have, root, known, size)
+            out = _masked(secret, keys, begin, len(known), size)
+        if not stops.isdisjoint(tokens):
+            out = [
+                _STOP if token in stops else told
+                for token, told in zip(tokens, out, strict=True)
+            ]
+    return out

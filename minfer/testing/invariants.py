@@ -1,0 +1,262 @@
+"""The specification, executable: what must hold of every state of the engine.
+
+What must hold of turns and of whole runs is in `minfer.testing.ledger`, which calls
+`check` after each.
+"""
+
+from collections import Counter
+from itertools import chain
+
+from minfer.blocks import ROOT, outside
+from minfer.config import EngineConfig
+from minfer.keys import extend_keys
+from minfer.lifecycle import committed, held
+from minfer.sequence import COLUMNS, Running
+from minfer.state import EngineState
+from minfer.tickets import words_of
+
+
+class InvariantError(AssertionError):
+    """A law of the engine does not hold: `law` names it."""
+
+    def __init__(self, law: str, detail: object) -> None:
+        super().__init__(f"{law}: {detail}")
+        self.law = law
+
+
+def require(holds: object, law: str, detail: object) -> None:
+    """Raise InvariantError unless `holds`."""
+    if not holds:
+        raise InvariantError(law, detail)
+
+
+def check(config: EngineConfig, state: EngineState) -> None:
+    """Raise InvariantError unless the state is one that the engine may be in."""
+    _partition(state)
+    _forest(state, config.window)
+    _columns(config, state)
+    for i in range(len(state.running)):
+        _sequence(config, state, i)
+    _plans(config, state)
+    _requests(state)
+    if not state.requests and not state.inflight:
+        idle = not (len(state.running) or state.waiting or state.fences or state.faults)
+        require(idle and not state.blocks.live, "quiescence", "something is left over")
+
+
+def free_blocks(state: EngineState) -> list[int]:
+    """All free blocks, as the pool lists them."""
+    blocks = state.blocks
+    return [
+        *range(blocks.fresh, blocks.total),
+        *blocks.spare,
+        *chain(*blocks.freed.values()),
+    ]
+
+
+def private_blocks(run: Running, i: int) -> tuple[int, ...]:
+    """Blocks that only the sequence at `i` knows."""
+    return run.tables[i][run.chains[i].sealed :]
+
+
+def _partition(state: EngineState) -> None:
+    """Every block is free, private to one owner, or published; and in one place only."""
+    blocks, run, free = state.blocks, state.running, free_blocks(state)
+    private = [private_blocks(run, i) for i in range(len(run))] + [
+        f.private for f in state.fences
+    ]
+    places = Counter([*free, *chain(*private), *blocks.nodes])
+    require(max(places.values(), default=1) == 1, "partition", "a block is in two places")
+    require(
+        set(places) == set(range(blocks.total)),
+        "partition",
+        "a block is lost or invented",
+    )
+    require(
+        len(free) == blocks.free, "partition", f"{len(free)} free, counted {blocks.free}"
+    )
+
+
+def _forest(state: EngineState, window: int) -> None:
+    """Published blocks form a forest, counted truly, of which idle leaves can
+    be evicted.
+    """
+    blocks, nodes = state.blocks, state.blocks.nodes
+    index = {node[0]: block for block, node in nodes.items()}
+    require(index == dict(blocks.index), "cache truth", "index and blocks disagree")
+    parents = Counter(node[1] for node in nodes.values() if node[1] != ROOT)
+    require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
+    users, run = Counter[int](), state.running
+    stands = [
+        held(own, table, window)
+        for own, table in zip(run.chains, run.tables, strict=True)
+    ]
+    for block in chain(*stands, *(fence.held for fence in state.fences)):
+        while block != ROOT:
+            require(block in nodes, "refcount", f"block {block} is held but not cached")
+            users[block] += 1
+            if users[block] > 1:
+                break
+            block = nodes[block][1]
+    for block, (_, _, used, kids, ticket) in nodes.items():
+        require(kids == parents[block], "cache truth", "children are miscounted")
+        require(used == users[block], "refcount", "users are miscounted")
+        idle = blocks.idle.get(ticket) == block
+        require(
+            idle == (not used and not kids), "evictable", "idle leaves are not as listed"
+        )
+    require(blocks.live == len(users), "refcount", "live blocks are miscounted")
+    require(
+        blocks.words == words_of(blocks.idle),
+        "evictable",
+        "tickets are not those of idle blocks",
+    )
+    leaves = sum(not node[2] and not node[3] for node in nodes.values())
+    require(len(blocks.idle) == leaves, "evictable", "more is listed than is idle")
+    for ticket in blocks.idle:
+        require(
+            blocks.low <= ticket < blocks.high, "evictable", "a ticket is out of range"
+        )
+
+
+def _columns(config: EngineConfig, state: EngineState) -> None:
+    run = state.running
+    lengths = {len(getattr(run, name)) for name in COLUMNS}
+    require(len(lengths) == 1, "columns", lengths)
+    places = [seq.place for seq in run.seqs]
+    require(
+        places == sorted(set(places)), "order", "running sequences are not in rank order"
+    )
+    rows = sorted([*run.rows, *state.free_rows])
+    require(
+        rows == list(range(config.max_num_seqs)), "rows", "a device row is lost or shared"
+    )
+    past = {gen for gen in run.gens if gen < state.next_gen}
+    require(len(past) == len(run), "generations", "not unique, or from the future")
+    behind = any(start < base for start, base in zip(run.sched, run.base, strict=True))
+    require(
+        state.filling or not behind, "filling", "inputs from the host are not looked for"
+    )
+    stops = frozenset().union(*(seq.request.stop_ids for seq in run.seqs))
+    require(stops <= state.stops, "stops", "a stop id is not looked for")
+
+
+def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
+    run, size = state.running, config.block_size
+    seq, own, table = run.seqs[i], run.chains[i], run.tables[i]
+    tokens, done = run.tokens(i, size), committed(config, state, i)
+    require(run.ids[i] == seq.id, "columns", "ids and records disagree")
+    require(
+        len(tokens) == run.known[i] >= run.base[i],
+        "coverage",
+        "known tokens are miscounted",
+    )
+    past = len(seq.history)
+    require(past <= run.base[i], "coverage", "a generation began before its history")
+    require(tokens[:past] == seq.history, "history", "known tokens were rewritten")
+    require(
+        0 <= done < run.known[i] <= run.last[i] + 1,
+        "coverage",
+        f"{done} of {run.known[i]}",
+    )
+    require(
+        done <= run.sched[i] <= run.last[i], "coverage", "more is planned than may be"
+    )
+    require(
+        run.sched[i] <= len(table) * size,
+        "coverage",
+        "more is planned than the table holds",
+    )
+    low = outside(done, config.window, size)
+    require(own.low <= min(low, own.sealed), "window", f"{own.low} given back at {done}")
+    require(len(set(table[own.low :])) == len(table) - own.low, "self-alias", table)
+    require(
+        own.sealed * size <= done, "publish after write", f"{own.sealed} blocks at {done}"
+    )
+    keys = extend_keys((), seq.request.root, tokens, size)
+    require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
+    require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
+    nodes, cached = state.blocks.nodes, slice(own.low, own.sealed)
+    for block, key in zip(table[cached], own.keys[cached], strict=True):
+        require(
+            nodes.get(block, (None,))[0] == key,
+            "aliasing",
+            f"{block} is of another prefix",
+        )
+    leaf = nodes[own.leaf][0] if own.leaf != ROOT else None
+    stands = own.keys[own.sealed - 1] if own.sealed and not config.window else None
+    require(leaf == stands, "leaf", own.leaf)
+    # Something to do is found by one comparison: it must never come later than it is due.
+    grows = min(run.last[i], len(table) * size)
+    require(run.mark[i] <= grows, "mark", f"{run.mark[i]} is past {grows}")
+    fills = min(run.last[i], (max(len(own.keys), run.base[i] // size) + 1) * size) + 1
+    require(run.ripe[i] <= fills, "ripe", f"{run.ripe[i]} is past {fills}")
+    ahead = sum(
+        p.most[p.gens.index(run.gens[i])] for p in state.inflight if run.gens[i] in p.gens
+    )
+    if run.sched[i] >= run.base[i]:
+        require(
+            run.sched[i] == run.known[i] - 1 + ahead,
+            "coverage",
+            "tokens ahead miscounted",
+        )
+    else:
+        require(
+            not ahead and run.known[i] == run.base[i], "coverage", "sampled while filled"
+        )
+
+
+def _plans(config: EngineConfig, state: EngineState) -> None:
+    require(len(state.inflight) <= config.depth, "depth", len(state.inflight))
+    steps = [plan.step for plan in state.inflight]
+    require(steps == sorted(set(steps)), "depth", "plans in flight are out of order")
+    require(
+        all(f.until in steps for f in state.fences), "fence", "a fence outlived its plan"
+    )
+    for plan in state.inflight:
+        columns = {
+            len(c) for c in (plan.gens, plan.rows, plan.starts, plan.counts, plan.most)
+        }
+        require(columns == {len(plan.gens)}, "plan", "columns of different lengths")
+        require(0 < len(plan.gens) <= config.max_num_seqs, "budget", "rows")
+        require(
+            sum(plan.counts) <= config.max_num_batched_tokens, "budget", sum(plan.counts)
+        )
+        require(min(plan.counts) > 0, "budget", "a row without input")
+        require(len(set(plan.rows)) == len(plan.rows), "plan", "a row is planned twice")
+
+
+def _requests(state: EngineState) -> None:
+    """Every sample waits, runs or has ended: exactly one of these."""
+    here = [seq.id for seq in state.waiting] + list(state.running.ids)
+    require(len(set(here)) == len(here), "conservation", "a sample is in two places")
+    require(
+        len(state.waiting) == sum(1 for _ in state.waiting),
+        "conservation",
+        "line miscounted",
+    )
+    counts = Counter(name for name, _ in here)
+    due = {name: live.samples - live.ended for name, live in state.requests.items()}
+    require(counts == due, "conservation", "a sample is lost")
+    places = [seq.place for seq in state.waiting]
+    require(places == sorted(places), "order", "the line is not in order")
+    for seq in (*state.waiting, *state.running.seqs):
+        live = state.requests[seq.request.id]
+        require(
+            seq.place == live.place_of(seq.sample), "order", f"{seq.id} at {seq.place}"
+        )
+        require(seq.place[1] < state.arrivals, "order", f"{seq.id} is from the future")
+        require(seq.arrived <= state.time, "time", f"{seq.id} came at {seq.arrived}")
+    for seq in state.waiting:
+        begins = seq.request.prompt + seq.request.output
+        require(
+            seq.history[: len(begins)] == begins, "history", f"{seq.id} was rewritten"
+        )
+        require(
+            state.waiting.find(seq.place) is seq,
+            "order",
+            f"{seq.id} is not found in line",
+        )
+    names = set(here)
+    for name, count in state.faults:
+        require(name in names and count > 0, "faults", f"{count} of {name}")

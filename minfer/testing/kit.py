@@ -1,0 +1,196 @@
+"""The policy kit: any scheduling policy against all that the engine promises, with
+hypothesis.
+
+All is small and tight: preemption is common, stories are short.
+"""
+
+from itertools import count
+from math import inf
+from typing import Any
+
+import hypothesis
+import hypothesis.strategies as st
+from attrs import evolve
+from hypothesis import HealthCheck, Phase, Verbosity, given, settings
+from hypothesis.errors import FlakyFailure
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from minfer.config import EngineConfig
+from minfer.messages import Cancel, Submit
+from minfer.policy import FirstCome
+from minfer.request import Request
+from minfer.runs.codec import CodecError
+from minfer.runs.journal import encode_journal
+from minfer.state import EngineState
+from minfer.testing.trial import VOCAB, PolicyError, Trial
+
+Trace = tuple[
+    tuple[float, Submit | Cancel], ...
+]  # seconds since the event before it, event
+_gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
+_paces = st.sampled_from((1.0, 0.1, 10.0))
+
+
+def requests(name: str = "r0") -> st.SearchStrategy[Request]:
+    """Requests with the id `name`, of all kinds that the interfaces let through.
+
+    Their prompts share a prefix; some stop early, are resumed with output, or will be
+    rejected.
+    """
+    return st.builds(
+        Request,
+        id=st.just(name),
+        max_tokens=st.integers(1, 20),
+        prompt=st.integers(1, 10).map(lambda length: tuple(range(length))),
+        stop_ids=st.sampled_from((frozenset[int](), frozenset(range(4)))),
+        n=st.sampled_from((1, 1, 1, 2, 3)),
+        output=st.sampled_from(((), (), (), (5,))),
+        priority=st.integers(-3, 3) | st.sampled_from((1 - 2**53, 2**53 - 1)),
+        client=st.sampled_from(("", "a", "b")),
+        deadline=st.sampled_from((inf, 1.0, 0.05, 30.0, 1e-9)),
+    )
+
+
+def _events(number: int) -> st.SearchStrategy[Submit | Cancel]:
+    """The arrival of request `number`, or that one of the last before it is cancelled."""
+    cancel = st.integers(max(0, number - 4), number).map(lambda one: Cancel(f"r{one}"))
+    return st.one_of(*[requests(f"r{number}").map(Submit)] * 3, cancel)
+
+
+@st.composite
+def traces(draw: st.DrawFn, most: int = 20) -> Trace:
+    """Up to `most` arrivals and cancels, in bursts and after pauses: (seconds of pause,
+    event).
+    """
+    return tuple(
+        (draw(_gaps), draw(_events(i))) for i in range(draw(st.integers(0, most)))
+    )
+
+
+@st.composite
+def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
+    """Engines under `policy` with few rows, few blocks and little budget."""
+    return EngineConfig(
+        policy=policy,
+        num_blocks=draw(st.integers(6, 14)),
+        max_num_seqs=draw(st.integers(1, 4)),
+        block_size=draw(st.sampled_from((4, 2, 3))),
+        max_model_len=32,
+        vocab_size=VOCAB,
+        max_num_batched_tokens=draw(st.sampled_from((64, 4, 6, 16))),
+        depth=draw(st.integers(1, 3)),
+        max_repeat=draw(st.sampled_from((1, 3))),
+        watermark=draw(st.sampled_from((0, 1))),
+        window=draw(st.sampled_from((0, 0, 6))),
+    )
+
+
+@st.composite
+def states(draw: st.DrawFn, policy: Any) -> tuple[EngineConfig, EngineState]:
+    """An engine under `policy`, and a state that it reached by running."""
+    trial = Trial(draw(configs(policy)), draw(_paces))
+    for gap, event in draw(traces()):
+        trial.tell(event, gap)
+    trial.tell(Cancel("nobody"), draw(st.floats(0.1, 9)))
+    return trial.config, trial.state
+
+
+def check_policy(
+    policy: Any,
+    *,
+    max_examples: int = 100,
+    seed: int | None = None,
+    save: str | None = None,
+    overtakes: int = 8,
+    patience: float = 10.0,
+    hold: float = 1.0,
+) -> None:
+    """Raise PolicyError unless `policy`, any object with the methods of Policy, keeps
+    every law.
+
+    As many stories as Hypothesis tries by default, random or from `seed`; a failure is
+    shrunk, told in the message and, if `save` is a path, written there as a journal. The
+    laws:
+
+    - Promises: each answer is as `minfer.policy.Policy` says and the same for equal
+      arguments, and changes none of them; nothing raises. The engine decides each turn
+      alike a second time.
+    - Invariants: those of `minfer.testing.invariants`, after every turn.
+    - No deadlock: all that came ends and is freed, within 50 turns and 4 for each token;
+      and while nothing runs, nobody waits for more than `hold` seconds (a window needs
+      its own length).
+    - Bounded starvation: while a request waits and its equals (all but the id) keep
+      coming, at most `overtakes` of them are let in, see `Trial.compete`; and of the
+      shortest that keep coming, at most as many that came `patience` seconds later
+      (shortest first needs what 21 tokens weigh).
+    """
+
+    if isinstance(policy, type) or not hasattr(policy, "rank"):
+        raise TypeError(
+            f"check_policy takes a policy, such as FirstCome(), not {policy!r}"
+        )
+
+    @settings(
+        max_examples=max_examples,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        report_multiple_bugs=False,
+        verbosity=Verbosity.quiet,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(configs(policy), _paces, traces(), requests("mine"), st.integers(-2, 2))
+    def tried(
+        config: EngineConfig, pace: float, trace: Trace, mine: Request, every: int
+    ) -> None:
+        trial = Trial(config, pace, overtakes, patience, hold)
+        for gap, event in trace:
+            trial.tell(event, gap)
+        if every:
+            mine = evolve(mine, stop_ids=frozenset(), output=())
+            trial.compete(mine, abs(every), short=every < 0)
+        trial.finish()
+
+    try:
+        (tried if seed is None else hypothesis.seed(seed)(tried))()
+    except (
+        PolicyError,
+        FlakyFailure,
+    ) as found:  # flaky: it answers by more than it is asked
+        error: Any = found if isinstance(found, PolicyError) else found.exceptions[0]
+        if save is not None:
+            try:
+                journal = encode_journal(error.config, error.turns)
+            except CodecError as why:
+                error.add_note(f"no journal was saved: {why}")
+            else:
+                with open(save, "wb") as file:
+                    file.write(journal)
+        raise error from error.__cause__
+
+
+class PolicyMachine(RuleBasedStateMachine):
+    """The laws under rules: say `policy` in a subclass, add rules on `trial`, run its
+    TestCase.
+    """
+
+    policy: Any = FirstCome()
+
+    @initialize(config=configs(FirstCome()), pace=_paces)
+    def begin(self, config: EngineConfig, pace: float) -> None:
+        """An engine starts."""
+        self.trial, self.numbers = (
+            Trial(evolve(config, policy=self.policy), pace),
+            count(),
+        )
+
+    @rule(gap=_gaps, data=st.data())
+    def tell(self, gap: float, data: st.DataObject) -> None:
+        """Something comes from outside, after a while."""
+        self.trial.tell(data.draw(_events(next(self.numbers))), gap)
+
+    def teardown(self) -> None:
+        """Everything must end."""
+        if hasattr(self, "trial") and not self.trial._flaws:
+            self.trial.finish()

@@ -1,0 +1,86 @@
+"""The life of a sample, as a table: where it can be, what moves it, and where to.
+
+Theory. A sample is in one stage at a time, and only what is listed in `MOVES` moves it:
+an event that came in, or a decision that the engine says as a reason. There is no phase
+for a prompt and none for decoding: while a sample runs, every good step leaves it where
+it is, knowing more.
+
+    new        nobody has heard of it; an id whose samples have all ended is new again
+    waiting    in line for the first time: it has no row, and no block is its own
+    running    it has a device row and blocks for all it knows
+    preempted  it gave row and blocks back, and is in line again with all the tokens it
+               knows
+    fenced     it has ended while plans in flight could still write to its blocks
+    ended      its blocks are free or idle; nothing is ever said about it again
+
+Whoever stops running while nothing is in flight passes through `fenced` at once. The
+blocks of a preempted sample may be behind a fence too: that does not keep it from being
+let in again.
+
+The specification walks every sample of every run through this table
+(`minfer.testing.ledger`), and
+`diagram` draws the picture in the documentation from it.
+"""
+
+from enum import StrEnum
+from typing import Final
+
+
+class Stage(StrEnum):
+    """Where a sample is."""
+
+    NEW = "new"
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FENCED = "fenced"
+    ENDED = "ended"
+
+
+class Cause(StrEnum):
+    """What moves a sample: an event, or a decision."""
+
+    SUBMITTED = "Submit"
+    REJECTED = "Submit (rejected)"
+    ADMITTED = "Admitted"
+    ADVANCED = "Executed"
+    COMPLETED = "Executed (stop or length)"
+    RESTARTED = "Failed"
+    BLAMED = "Failed too often"
+    DISPLACED = "Preempted"
+    CANCELLED = "Cancel"
+    FINISHED = "Finish"
+    RELEASED = "the fence opens"
+
+
+MOVES: Final[dict[tuple[Stage, Cause], Stage]] = {
+    (Stage.NEW, Cause.SUBMITTED): Stage.WAITING,
+    (Stage.NEW, Cause.REJECTED): Stage.ENDED,
+    (Stage.WAITING, Cause.ADMITTED): Stage.RUNNING,
+    (Stage.WAITING, Cause.CANCELLED): Stage.ENDED,
+    (Stage.WAITING, Cause.FINISHED): Stage.ENDED,
+    (Stage.RUNNING, Cause.ADVANCED): Stage.RUNNING,
+    (Stage.RUNNING, Cause.RESTARTED): Stage.RUNNING,
+    (Stage.RUNNING, Cause.DISPLACED): Stage.PREEMPTED,
+    (Stage.RUNNING, Cause.COMPLETED): Stage.FENCED,
+    (Stage.RUNNING, Cause.CANCELLED): Stage.FENCED,
+    (Stage.RUNNING, Cause.FINISHED): Stage.FENCED,
+    (Stage.RUNNING, Cause.BLAMED): Stage.FENCED,
+    (Stage.PREEMPTED, Cause.ADMITTED): Stage.RUNNING,
+    (Stage.PREEMPTED, Cause.CANCELLED): Stage.ENDED,
+    (Stage.PREEMPTED, Cause.FINISHED): Stage.ENDED,
+    (Stage.FENCED, Cause.RELEASED): Stage.ENDED,
+}
+
+
+def diagram() -> str:
+    """The table as a Mermaid state diagram: what the documentation shows."""
+    lines = ["stateDiagram-v2"]
+    arrows: dict[tuple[Stage, Stage], list[str]] = {}
+    for (source, cause), target in MOVES.items():
+        arrows.setdefault((source, target), []).append(cause)
+    for (source, target), causes in arrows.items():
+        here = "[*]" if source is Stage.NEW else source
+        lines.append(f"    {here} --> {target}: {', '.join(causes)}")
+    lines.append(f"    {Stage.ENDED} --> [*]")
+    return "\n".join(lines)

@@ -1,0 +1,291 @@
+"""A fork is exact where it says so: unchanged, with the same costs, it is the run that
+was.
+"""
+
+from functools import cache
+from random import Random
+from typing import Any
+
+import attrs
+import pytest
+from attrs import define
+
+from minfer.config import EngineConfig
+from minfer.keys import block_keys
+from minfer.messages import Cancel, Emit, Finish, Finished, Preempted, Submit
+from minfer.policies import Shortest
+from minfer.policy import Rank
+from minfer.request import Request
+from minfer.runs.fork import Change, _Spare, fork
+from minfer.runs.journal import JournalError, encode_journal
+from minfer.runs.replay import Journal, open_segments
+from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
+from minfer.state import Turn
+from tests.circles import long, seeds
+from tests.core.runs.test_explain import Run
+from tests.core.runs.test_redact import blind
+
+COST = CostModel(name="a test's", decode=((1, 0.01),), mixed=0.02, token=0.001)
+CONFIG = EngineConfig(
+    num_blocks=24,
+    block_size=4,
+    max_num_seqs=6,
+    max_num_batched_tokens=16,
+    max_model_len=64,
+)
+
+
+def arrivals(seed: int) -> tuple[list[Arrival], dict[tuple[str, int], int]]:
+    rng, time, out, lengths = (
+        Random(seed),
+        0.0,
+        list[Arrival](),
+        dict[tuple[str, int], int](),
+    )
+    for number in range(40):
+        time += rng.expovariate(8)
+        prompt = tuple(rng.randrange(3) for _ in range(rng.randint(1, 24)))
+        name, stops = str(number), frozenset(rng.choice(((), (7,))))
+        n = rng.choice((1, 1, 1, 2))
+        request = Request(id=name, prompt=prompt, max_tokens=20, stop_ids=stops, n=n)
+        out.append((time, request))
+        lengths |= {(name, sample): rng.randint(1, 30) for sample in range(n)}
+        if rng.random() < 0.1:
+            out.append((time, Cancel(str(rng.randint(0, number)))))
+    return out, lengths
+
+
+@cache
+def simulated(seed: int) -> tuple[Turn, ...]:
+    come, lengths = arrivals(seed)
+    return tuple(Simulation(CONFIG, Simulated(lengths), COST, come).turns())
+
+
+def recorded(seed: int) -> tuple[Journal, list[Turn]]:
+    turns = [*simulated(seed)]
+    return Journal(open_segments({"run": encode_journal(CONFIG, turns)})), turns
+
+
+def ends(turns: list[Turn]) -> dict[str, Finished]:
+    emits = [c for turn in turns for c in turn.transition.commands if isinstance(c, Emit)]
+    return {f"{end.id}.{end.sample}": end for emit in emits for end in emit.finished}
+
+
+@pytest.mark.parametrize("seed", [0, *long(range(1, 6))])
+def test_an_unchanged_fork_is_the_run_itself(seed: int) -> None:
+    journal, turns = recorded(seed)
+    for at in (0, len(turns) // 3, len(turns) - 2):
+        made = fork(journal, at, Change(), COST)
+        # Whoever ended while a step was in flight yields something there; nobody looks at
+        # it.
+        assert [turn.transition for turn in made.turns] == [
+            turn.transition for turn in turns[at:]
+        ]
+        assert made.config == CONFIG
+        assert not made.handed
+
+
+def test_a_request_that_does_not_arrive() -> None:
+    journal, turns = recorded(1)
+    made = list(fork(journal, 0, Change(without=("3",)), COST).turns)
+    assert ends(made).keys() == ends(turns).keys() - {"3.0", "3.1"}
+    late = next(t.number for t in turns for e in t.events if isinstance(e, Submit))
+    with pytest.raises(JournalError, match="before the fork: fork at turn"):
+        fork(journal, late + 50, Change(without=("0",)), COST)
+    with pytest.raises(JournalError, match="no request 'nobody' arrives"):
+        fork(journal, 0, Change(without=("nobody",)), COST)
+
+
+@seeds(3, 8)
+def test_a_preemption_that_does_not_happen(seeds: range) -> None:
+    spared = 0
+    for seed in seeds:
+        journal, turns = recorded(seed)
+        for turn in turns:
+            gone = [r for r in turn.transition.reasons if isinstance(r, Preempted)]
+            if not gone or len(turn.before.running) < 3:
+                continue
+            if (gone[0].id, gone[0].sample) not in turn.before.running.ids:
+                continue  # it was let in and sent back in one turn
+            made = fork(journal, turn.number, Change(spare=gone[0].id), COST)
+            first = next(made.turns)
+            others = [r for r in first.transition.reasons if isinstance(r, Preempted)]
+            assert (gone[0].id, gone[0].sample) not in {(r.id, r.sample) for r in others}
+            assert first.events == turn.events
+            rest = [first, *made.turns]
+            assert not rest[-1].transition.state.requests
+            spared += 1
+            break
+    assert spared >= len(seeds) / 2
+
+
+def test_a_preemption_in_a_turn_in_which_somebody_else_ends() -> None:
+    """Whoever ended is not there any more when somebody has to give way."""
+    spared = 0
+    for seed, blocks, rows in ((29, 20, 6), (39, 30, 8)):
+        rng, time, come = Random(seed), 0.0, list[Arrival]()
+        for number in range(40):
+            time += rng.expovariate(30)
+            prompt = tuple(rng.randrange(30) for _ in range(rng.randint(1, 6)))
+            name, most = str(number), rng.randint(1, 20)
+            come.append((time, Request(id=name, prompt=prompt, max_tokens=most)))
+        config = EngineConfig(
+            num_blocks=blocks,
+            block_size=1,
+            max_num_seqs=rows,
+            max_num_batched_tokens=16,
+            max_model_len=blocks,
+        )
+        lengths = {(str(number), 0): 30 for number in range(40)}
+        turns = list(Simulation(config, Simulated(lengths), COST, come).turns())
+        journal = Journal(open_segments({"run": encode_journal(config, turns)}))
+        for turn in turns:
+            ids, reasons = turn.before.running.ids, turn.transition.reasons
+            gone = [
+                r.id
+                for r in reasons
+                if isinstance(r, Preempted) and (r.id, r.sample) in ids
+            ]
+            over = [name for name in ends([turn]) if (name.removesuffix(".0"), 0) in ids]
+            if not gone or not over or ids.index((gone[0], 0)) < len(over):
+                continue
+            first = next(fork(journal, turn.number, Change(spare=gone[0]), COST).turns)
+            others = [r.id for r in first.transition.reasons if isinstance(r, Preempted)]
+            assert others
+            assert gone[0] not in others
+            spared += 1
+    assert spared >= 2
+
+
+def test_a_preemption_that_is_not_there() -> None:
+    journal, _ = recorded(1)
+    with pytest.raises(JournalError, match="is not preempted in turn 0"):
+        fork(journal, 0, Change(spare="0"), COST)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy": Shortest(0.1)},
+        {"block_size": 8},
+        {"num_blocks": 60},
+        {"max_num_seqs": 2},
+    ],
+)
+def test_another_configuration_serves_the_same_requests(settings: dict[str, Any]) -> None:
+    journal, turns = recorded(2)
+    for at in (0, len(turns) // 2):
+        made = fork(journal, at, Change(settings=settings), COST)
+        after = list(made.turns)
+        assert made.config == attrs.evolve(CONFIG, **settings)
+        assert bool(made.handed) == (at > 0)
+        due = {
+            name: end
+            for name, end in ends(turns[at:]).items()
+            if end.reason != "cancelled"
+        }
+        found = ends(after)
+        for name, end in due.items():
+            assert found[name].reason in (end.reason, "length", "cancelled"), name
+        assert not after[-1].transition.state.requests
+        for since, request in made.handed:
+            assert since <= turns[at].transition.state.time
+            if request.output:
+                assert request.n == 1
+
+
+def test_there_must_be_such_a_turn() -> None:
+    journal, turns = recorded(3)
+    with pytest.raises(JournalError, match=f"turns 0 to {len(turns) - 1}"):
+        fork(journal, len(turns), Change(), COST)
+
+
+@pytest.mark.parametrize(
+    ("seed", "every"), [(0, 55), *long((seed, 11) for seed in range(4))]
+)
+def test_who_is_handed_over_keeps_time_order_and_output(seed: int, every: int) -> None:
+    journal, turns = recorded(seed)
+    for at in range(0, len(turns), every):
+        came = [e.request.id for e in turns[at].events if isinstance(e, Submit)][:1]
+        made = fork(journal, at, Change(settings={"num_blocks": 60}, without=came), COST)
+        since = [when for when, _ in made.handed]
+        assert since == sorted(since)
+        assert not [one for _, one in made.handed if one.output and one.n > 1]
+        first = next(made.turns)
+        if made.handed:
+            assert first.transition.state.time == turns[at].transition.state.time
+        assert {*came}.isdisjoint(
+            e.request.id for e in first.events if isinstance(e, Submit)
+        )
+
+
+def test_blocks_of_another_size_have_other_keys() -> None:
+    come = [
+        (
+            when,
+            attrs.evolve(
+                what, keys=block_keys(what.root, what.prompt, CONFIG.block_size)
+            ),
+        )
+        for when, what in arrivals(0)[0]
+        if isinstance(what, Request)
+    ]
+    turns = list(Simulation(CONFIG, Simulated(), COST, come).turns())
+    journal = Journal(open_segments({"run": encode_journal(CONFIG, turns)}))
+    for at in (0, len(turns) // 2):
+        made = fork(journal, at, Change(settings={"block_size": 8}), COST)
+        asked = [e.request for t in made.turns for e in t.events if isinstance(e, Submit)]
+        assert len(asked) > 10
+        assert not any(one.keys for one in asked)
+
+
+@define
+class Says:
+    """A policy that always chooses the same place."""
+
+    place: int
+
+    def victim(self, _: object, ranks: tuple[Rank, ...]) -> int:
+        return min(self.place, len(ranks) - 1)
+
+
+@pytest.mark.parametrize(
+    ("count", "at", "says", "names"),
+    [(5, 3, 2, [2, 1, 4, 3]), (3, 2, 9, [1, 2]), (3, 1, 1, [2, 1])],
+)
+def test_who_is_spared_gives_way_last(
+    count: int, at: int, says: int, names: list[int]
+) -> None:
+    policy, left, gone = _Spare(Says(says), at), list(range(count)), list[int]()
+    while len(left) > 1:
+        gone.append(left.pop(policy.victim(None, ((),) * len(left))))
+    assert gone == names
+
+
+def test_without_token_ids_blocks_grow_by_multiples_only() -> None:
+    turns = recorded(2)[1]
+    journal = Journal(open_segments({"run": blind(CONFIG, turns)}))
+    list(fork(journal, 9, Change(settings={"block_size": 8}), COST).turns)
+    for size in (2, 6):
+        with pytest.raises(JournalError, match="of 4 tokens and multiples only"):
+            fork(journal, 9, Change(settings={"block_size": size}), COST)
+
+
+def test_a_length_by_a_stop_string_is_kept_for_who_comes_in_the_turn_of_the_fork() -> (
+    None
+):
+    run = Run(CONFIG)
+    run.turn(Submit(Request(id="a", prompt=(1, 2, 3), max_tokens=20)))
+    for _ in range(6):
+        run.turn()
+    run.turn(Finish("a", 0, 4))
+    run.drain()
+    journal = Journal(open_segments({"run": encode_journal(CONFIG, run.turns)}))
+    made = fork(journal, 0, Change(settings={"num_blocks": 60}), COST)
+    assert ends(list(made.turns))["a.0"].length == 4
+
+
+def test_every_request_that_is_to_stay_away_must_arrive() -> None:
+    journal, _ = recorded(1)
+    with pytest.raises(JournalError, match="no request 'nobody' arrives from turn 0 on"):
+        fork(journal, 0, Change(without=("3", "nobody")), COST)

@@ -1,0 +1,445 @@
+"""The engine on a virtual clock: when turns are taken, what steps cost, who
+ends where.
+"""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.config import ConfigError, EngineConfig
+from minfer.messages import (
+    Admitted,
+    Cancel,
+    Emit,
+    Execute,
+    Executed,
+    Failed,
+    Finished,
+    Preempted,
+    Submit,
+    Tick,
+)
+from minfer.plan import Plan
+from minfer.policies import Priority, Shortest
+from minfer.policy import FirstCome, Load, Policy
+from minfer.request import Request
+from minfer.runs.oracle import Oracle
+from minfer.runs.simulate import (
+    IDLE,
+    Arrival,
+    Coming,
+    CostModel,
+    Simulated,
+    Simulation,
+    work,
+)
+from minfer.sequence import SampleId
+from minfer.state import Turn
+from minfer.testing.invariants import check
+from minfer.testing.ledger import check_turn
+from tests.circles import long
+from tests.core.world import tiny_config
+
+EVEN = CostModel(name="a second", decode=((1, 1.0),), mixed=1.0, token=0.0)
+
+
+def config_of(**how: int) -> EngineConfig:
+    return EngineConfig(
+        **{
+            "num_blocks": 64,
+            "block_size": 4,
+            "max_model_len": 64,
+            "max_num_seqs": 4,
+            **how,
+        }  # type: ignore[arg-type]  # sizes are int
+    )
+
+
+def asked(name: str, prompt: int = 4, most: int = 3, **more: object) -> Request:
+    fields: Any = {"root": name.encode(), **more}
+    return Request(id=name, prompt=(7,) * prompt, max_tokens=most, **fields)
+
+
+def ends(turns: list[Turn]) -> dict[SampleId, Finished]:
+    emits = (c for turn in turns for c in turn.transition.commands if isinstance(c, Emit))
+    return {(done.id, done.sample): done for emit in emits for done in emit.finished}
+
+
+def plans(turns: list[Turn]) -> list[Plan]:
+    return [
+        c.plan for t in turns for c in t.transition.commands if isinstance(c, Execute)
+    ]
+
+
+def ticks(turns: list[Turn]) -> list[float]:
+    return [turn.transition.state.time for turn in turns]
+
+
+# --- time -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overlaps", "host", "expected"),
+    [
+        (True, 0.0, [0, 1, 2, 3, 4]),
+        (True, 0.25, [0, 1.25, 2.25, 3.25, 4.25]),  # the host works while the device does
+        (
+            True,
+            1.5,
+            [0, 2.5, 4, 5.5, 7],
+        ),  # the device waits for the host, two steps ahead
+        (False, 0.25, [0, 1.25, 2.5, 3.75, 5]),  # they take turns
+    ],
+)
+def test_a_step_starts_when_it_is_launched_or_the_one_before_has_ended(
+    overlaps: bool, host: float, expected: list[float]
+) -> None:
+    cost = evolve(EVEN, host=host, overlaps=overlaps)
+    simulation = Simulation(config_of(), Simulated(), cost, [(0.0, asked("a", most=3))])
+    found = ticks([*simulation.turns()])
+    assert found == expected[: len(found)]
+    assert len(found) >= 4
+
+
+@pytest.mark.parametrize(
+    ("eager", "expected"),
+    [(0.5, [0, 1, 2, 4.5, 4.5, 5.5]), (4.0, [0, 1, 2, 4.5, 7, 8])],
+)
+def test_while_a_launch_takes_the_host_it_learns_of_no_end(
+    eager: float, expected: list[float]
+) -> None:
+    """The step in flight ended at 3; the one launched from 2 on began then."""
+    cost = evolve(EVEN, launch=2.5, captured=4, eager=eager)
+    come: list[Arrival] = [(0.0, asked("a", most=9)), (1.5, asked("b", prompt=5, most=9))]
+    turns = [*Simulation(config_of(), Simulated(), cost, come).turns()]
+    assert ticks(turns)[:6] == expected
+    small, big = plans(turns)[0], plans(turns)[3]
+    assert [cost.launching(plan) for plan in (small, big)] == [0.0, 2.5]
+    assert (cost.seconds(small), cost.seconds(big)) == (1.0, eager)
+
+
+def test_one_step_in_flight_waits_for_its_results() -> None:
+    cost = evolve(EVEN, host=0.25)
+    simulation = Simulation(
+        config_of(depth=1), Simulated(), cost, [(0.0, asked("a", most=2))]
+    )
+    assert ticks([*simulation.turns()]) == [0, 1.25, 2.5]
+
+
+def test_whoever_comes_while_a_step_runs_enters_the_next_turn() -> None:
+    arrivals: list[Arrival] = [
+        (0.5, asked("a", most=2)),
+        (0.7, asked("b", most=2)),
+        (50.0, asked("c", most=1)),
+    ]
+    turns = [*Simulation(config_of(), Simulated(), EVEN, arrivals).turns()]
+    came = {
+        event.request.id: turn.transition.state.time
+        for turn in turns
+        for event in turn.events
+        if isinstance(event, Submit)
+    }
+    assert came == {"a": 0.5, "b": 1.5, "c": 50.0}
+    assert [turn.number for turn in turns] == list(range(len(turns)))
+
+
+class Late(FirstCome):
+    """Lets nobody in before two seconds have passed since the first in line came."""
+
+    def admit_from(self, _: object, load: Load) -> float:
+        return load.arrived + 2.0
+
+
+def test_a_time_that_the_policy_asks_for_is_kept() -> None:
+    config = evolve(config_of(), policy=Late())
+    arrivals: list[Arrival] = [(1.0, asked("a")), (1.5, asked("b"))]
+    turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
+    admitted = {
+        r.id: t.transition.state.time
+        for t in turns
+        for r in t.transition.reasons
+        if isinstance(r, Admitted)
+    }
+    assert admitted == {"a": 3.0, "b": 4.0}  # b at 3.5, but there a step runs
+
+
+class Never(FirstCome):
+    """Always puts everybody off for half a second more."""
+
+    def admit_from(self, _: object, load: Load) -> float:
+        return load.time + 0.5
+
+
+def test_a_policy_that_lets_nobody_in_ends_the_simulation() -> None:
+    config = evolve(config_of(), policy=Never())
+    turns = [
+        *Simulation(
+            config, Simulated(), EVEN, [(0.0, asked("a")), (9.0, asked("b"))]
+        ).turns()
+    ]
+    assert not ends(turns)
+    assert IDLE < len(turns) < IDLE + 30
+
+
+def test_it_starts_at_a_time_and_a_number_and_can_go_on_with_what_waits() -> None:
+    first = Simulation(
+        config_of(), Simulated(), EVEN, [(0.0, asked("a", most=20))]
+    ).turns()
+    state = next(first).transition.state
+    later = Simulation(
+        config_of(), Simulated(state=state), EVEN, (), state, time=9.0, number=5
+    )
+    turns = [*later.turns()]
+    assert turns[0].number == 5
+    assert turns[0].transition.state.time == 10.0
+    assert ends(turns)["a", 0].length == 20
+
+
+def test_it_can_take_over_when_nothing_is_in_flight() -> None:
+    config = evolve(config_of(), policy=Late())
+    held = next(Simulation(config, Simulated(), EVEN, [(1.0, asked("a"))]).turns())
+    state = held.transition.state
+    assert len(state.waiting) == 1
+    assert not state.inflight
+    turns = [*Simulation(config, Simulated(), EVEN, (), state, time=1.0).turns()]
+    assert ends(turns)["a", 0].length == 3
+    assert ticks(turns)[:2] == [1.0, 3.0]
+
+
+def test_arrivals_may_be_added_while_turns_are_read() -> None:
+    coming, seen = Coming([(0.0, asked("0"))]), set[str]()
+    for turn in Simulation(config_of(), Simulated(), EVEN, coming).turns():
+        for name, _ in ends([turn]):
+            seen.add(name)
+            if len(seen) < 5:
+                coming.append((0.0, asked(str(len(seen)))))
+    assert seen == {"0", "1", "2", "3", "4"}
+
+
+# --- what steps cost --------------------------------------------------------------------
+
+
+def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
+    cost = CostModel(
+        name="x",
+        decode=((2, 1.0), (4, 2.0)),
+        mixed=8.0,
+        token=0.1,
+        sequence=0.01,
+        chunk=0.001,
+        context=1e-4,
+        attention=1e-5,
+    )
+    simulation = Simulation(
+        config_of(), Simulated(), cost, [(0.0, asked(n)) for n in "abc"]
+    )
+    mixed, decode, *_ = plans([*simulation.turns()])
+    assert work(mixed) == (12, 0, 3, 12, 30)
+    assert cost.seconds(mixed) == pytest.approx(8 + 1.2 + 0.003 + 12e-4 + 30e-5)
+    assert work(decode) == (0, 3, 0, 15, 0)
+    assert cost.seconds(decode) == pytest.approx(2 + 0.03 + 15e-4)
+    assert evolve(cost, decode=((1, 1.0), (2, 3.0))).seconds(decode) == pytest.approx(
+        3.0315
+    )
+    config = config_of(max_repeat=4)
+    _, four, *_ = plans(
+        [*Simulation(config, Simulated(), cost, [(0.0, asked("a", most=9))]).turns()]
+    )
+    assert (four.repeat, work(four)) == (4, (0, 4, 0, 26, 0))
+    assert cost.seconds(four) == pytest.approx(4 * 1 + 0.04 + 26e-4)
+    own = evolve(cost, launch=1.0, captured=11, eager=16.0, eager_token=0.2)
+    assert own.seconds(mixed) == pytest.approx(16 + 2.4 + 0.003 + 12e-4 + 30e-5)
+    assert own.seconds(decode) == cost.seconds(decode)
+    assert evolve(own, captured=12).seconds(mixed) == cost.seconds(mixed)
+
+
+def test_nothing_costs_less_than_nothing() -> None:
+    with pytest.raises(ConfigError, match="cost model: context must be a number from 0"):
+        evolve(EVEN, context=-1e-9)
+
+
+def by_hand(plan: Plan) -> tuple[int, ...]:
+    """Every forward of a plan, input by input."""
+    found = [0, 0, 0, 0, 0]
+    filled = {fill.index for fill in plan.fills}
+    for i, (start, count, most) in enumerate(
+        zip(plan.starts, plan.counts, plan.most, strict=True)
+    ):
+        for forward in range(max(1, most) if plan.repeat > 1 else 1):
+            if i in filled:
+                found[0] += count
+                found[2] += 1
+                found[4] += sum(position + 1 for position in range(start, start + count))
+                found[3] += start + count
+            else:
+                found[1] += 1
+                found[3] += start + forward + 1
+    return tuple(found)
+
+
+# --- random worlds ----------------------------------------------------------------------
+
+
+def random_arrivals(rng: Random) -> tuple[list[Arrival], dict[SampleId, int]]:
+    arrivals, lengths, time = list[Arrival](), dict[SampleId, int](), 0.0
+    for number in range(rng.randint(1, 12)):
+        time += rng.choice((0.0, 0.5, 3.0))
+        request = Request(
+            id=str(number),
+            prompt=tuple(rng.choices(range(5), k=rng.randint(1, 12))),
+            max_tokens=rng.randint(1, 12),
+            n=rng.choice((1, 1, 3)),
+            stop_ids=frozenset(rng.sample(range(6), k=rng.randint(0, 4))),
+        )
+        arrivals.append((time, request))
+        for sample in range(request.n):
+            if rng.random() < 0.7:
+                lengths[request.id, sample] = rng.randint(1, 14)
+        if rng.random() < 0.2:
+            arrivals.append((time + rng.choice((0.0, 1.0)), Cancel(str(number))))
+            time = arrivals[-1][0]
+    return arrivals, lengths
+
+
+def planned(config: EngineConfig, one: Request, length: int | None) -> tuple[int, str]:
+    """How a sample ends that nobody cancels: its length, and why."""
+    room = min(one.max_tokens, config.max_model_len - len(one.prompt))
+    if length is None or not one.stop_ids or length >= one.max_tokens or length > room:
+        return room, "length"
+    return length, "stop"
+
+
+@pytest.mark.parametrize("seed", [*range(15), *long(range(15, 60))])
+def test_every_sample_ends_where_it_is_planned(seed: int) -> None:
+    rng = Random(seed)
+    config = tiny_config(rng)
+    arrivals, lengths = random_arrivals(rng)
+    turns = [*Simulation(config, Simulated(lengths), EVEN, arrivals).turns()]
+    found, every = ends(turns), {w.id: w for _, w in arrivals if isinstance(w, Request)}
+    gone = {what.id for _, what in arrivals if isinstance(what, Cancel)}
+    assert {name for name, _ in found} == set(every)
+    for (name, sample), done in found.items():
+        if done.reason != "rejected" and name not in gone:
+            assert (done.length, done.reason) == planned(
+                config, every[name], lengths.get((name, sample))
+            )
+    for turn in turns:
+        check(config, turn.transition.state)
+        check_turn(config, turn.before, turn.events, turn.transition)
+    for plan in plans(turns):
+        assert work(plan) == by_hand(plan)
+    assert ticks(turns) == sorted(ticks(turns))
+
+
+def decided(turn: Turn) -> object:
+    return turn.number, turn.before, turn.transition
+
+
+@pytest.mark.parametrize("seed", [*range(6), *long(range(6, 30))])
+def test_it_takes_over_in_the_middle_of_a_run(seed: int) -> None:
+    """Whatever turn it takes over at, every sample ends as it would have."""
+    rng = Random(seed)
+    config = tiny_config(rng)
+    arrivals, lengths = random_arrivals(rng)
+    together = [(0.0, what) for _, what in arrivals if isinstance(what, Request)]
+    turns = [*Simulation(config, Simulated(lengths), EVEN, together).turns()]
+    for at in rng.sample(range(len(turns)), k=min(4, len(turns))):
+        state = turns[at].transition.state
+        rest = Simulation(
+            config,
+            Simulated(lengths, state),
+            EVEN,
+            (),
+            state,
+            time=state.time,
+            number=at + 1,
+        )
+        # Of rows whose sample has ended it does not know what they would have yielded.
+        assert [decided(turn) for turn in rest.turns()] == [
+            *map(decided, turns[at + 1 :])
+        ]
+
+
+def test_failed_steps_take_their_successors_along() -> None:
+    class Frail(Simulated):
+        calls = 0
+
+        def collect(self) -> Executed | Failed:
+            self.calls += 1
+            return (
+                self.fail("boom", halfway=False)
+                if self.calls % 3 == 0
+                else super().collect()
+            )
+
+    config, arrivals = (
+        config_of(max_failures=9),
+        [(0.0, asked(n, most=6)) for n in "abcde"],
+    )
+    turns = [*Simulation(config, Frail(), EVEN, arrivals).turns()]
+    assert {done.length for done in ends(turns).values()} == {6}
+    assert any(isinstance(event, Failed) for turn in turns for event in turn.events)
+    # Each turn that has results is a second after the one before: no void step takes
+    # time.
+    gaps = [
+        turn.transition.state.time - turn.before.time
+        for turn in turns
+        if any(isinstance(e, Executed | Failed) for e in turn.events)
+    ]
+    assert gaps == [1.0] * len(gaps)
+
+
+@pytest.mark.parametrize("make", [Simulated, lambda: Oracle(4, 100)])
+def test_any_executor_will_do(make: Callable[[], Oracle]) -> None:
+    turns = [
+        *Simulation(config_of(), make(), EVEN, [(0.0, asked(n)) for n in "abc"]).turns()
+    ]
+    assert {done.length for done in ends(turns).values()} == {3}
+    assert isinstance(turns[0].events[0], Tick)
+
+
+def test_a_sample_with_every_small_token_as_a_stop_id_still_goes_on() -> None:
+    request = asked("a", most=8, stop_ids=frozenset(range(5)))
+    for length, expected in ((3, (3, "stop")), (None, (8, "length")), (0, (1, "stop"))):
+        lengths = {} if length is None else {("a", 0): length}
+        turns = [
+            *Simulation(config_of(), Simulated(lengths), EVEN, [(0.0, request)]).turns()
+        ]
+        done = ends(turns)["a", 0]
+        assert (done.length, done.reason) == expected
+
+
+@pytest.mark.parametrize("requests", [100, *long([300])])
+@pytest.mark.parametrize("policy", [FirstCome(), Priority(), Shortest(0.1)], ids=repr)
+def test_nobody_is_let_in_to_be_sent_back(policy: Policy, requests: int) -> None:
+    """Where blocks are few, a request that fills its last block would come and go every
+    two turns, and not write a token meanwhile.
+    """
+    rng, time, arrivals = Random(3), 0.0, list[Arrival]()
+    for number in range(requests):
+        time += rng.expovariate(0.1)
+        prompt, most = (1,) * rng.randrange(10, 120), rng.randrange(5, 80)
+        urgent = -(number % 9 == 0)
+        one = Request(id=str(number), prompt=prompt, max_tokens=most, priority=urgent)
+        arrivals.append((time, evolve(one, root=str(number).encode())))
+    config = EngineConfig(
+        num_blocks=14,
+        block_size=16,
+        max_num_seqs=16,
+        max_num_batched_tokens=256,
+        policy=policy,
+    )
+    lost, again, last = 0, 0, dict[str, int]()
+    for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
+        for reason in turn.transition.reasons:
+            if isinstance(reason, Preempted):
+                lost, again = (
+                    lost + 1,
+                    again + (turn.number - last.get(reason.id, -9) <= 4),
+                )
+                last[reason.id] = turn.number
+    assert lost > requests / 6
+    assert again <= 1

@@ -1,0 +1,407 @@
+"""The command line: text on standard output, one clear line on standard error, exit
+codes.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import minfer
+from minfer.effects.cli import main as cli
+from minfer.effects.cli.main import _parser, main
+from minfer.effects.live import llm
+from minfer.effects.setup.options import read_bytes
+from minfer.messages import Failed
+from minfer.runs.oracle import Oracle
+from tests.effects.tiny_model import write_checkpoint
+
+SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
+MINFER = [sys.executable, "-m", "minfer"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def generate(folder: Path, *options: str) -> int:
+    return main(["generate", "--model", str(folder), *SMALL, *options])
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """Run a command that must be refused; returns the only line on standard error."""
+    assert main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("minfer: ")
+    assert err.count("\n") == 1
+    return err
+
+
+def test_generate_writes_text_and_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(folder, "abc", "--max-tokens", "8", "--ignore-eos") == 0
+    first = capsys.readouterr()
+    assert first.err == ""
+    assert len(first.out) > 1
+    assert generate(folder, "abc", "--max-tokens", "8", "--ignore-eos") == 0
+    assert capsys.readouterr().out == first.out  # the same seed
+    assert (
+        generate(folder, "abc", "--max-tokens", "8", "--ignore-eos", "--seed", "1") == 0
+    )
+    assert capsys.readouterr().out != first.out
+
+
+def test_the_prompt_is_echoed_or_read_from_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.read", lambda: "xyz", raising=False)
+    assert generate(folder, "-", "--max-tokens", "1", "--echo") == 0
+    assert capsys.readouterr().out.startswith("xyz")
+
+
+def test_samples_are_written_one_after_the_other(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--n", "3", "--max-tokens", "20", "--temperature", "1", "--top-k", "50")
+    assert generate(folder, "abc", *options, "--top-p", "0.9") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("---")] == [
+        f"--- sample {i} ---" for i in range(3)
+    ]
+
+
+def test_stop_strings_and_stop_ids(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "generate",
+                "x",
+                "--dry-run",
+                "--model",
+                str(folder),
+                *SMALL,
+                "--temperature",
+                "0",
+                "--max-tokens",
+                "100",
+                "--stop",
+                "model",
+            ]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out == " This text was not written by a \n"
+    every = [part for i in range(256) for part in ("--stop-token-ids", str(i))]
+    assert generate(folder, "x", *every, "--ignore-eos") == 0
+
+
+def test_max_tokens_of_zero_writes_all_that_fits(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        generate(folder, "x", "--dry-run", "--max-tokens", "0", "--ignore-eos", "--stats")
+        == 0
+    )
+    assert "output        255 tokens" in capsys.readouterr().err
+
+
+def test_stats_go_to_standard_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(folder, "abc", "--max-tokens", "9", "--ignore-eos", "--stats") == 0
+    err = capsys.readouterr().err
+    for part in (
+        "loading",
+        "3 tokens, 0 of them cached",
+        "9 tokens",
+        "first token",
+        "tokens/s",
+    ):
+        assert part in err
+
+
+def test_a_failed_request_is_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Oracle):
+        def collect(self) -> Failed:
+            return self.fail("device error", halfway=False)
+
+    monkeypatch.setattr(llm, "open_executor", lambda *_: Broken(8, 260))
+    assert generate(folder, "abc") == 1
+    assert (
+        "minfer: the request failed: its step failed 3 times" in capsys.readouterr().err
+    )
+
+
+def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["plan", "--model", str(folder), *SMALL, "--max-num-batched-tokens", "64"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "256 tokens at batch 1" in out
+    assert "largest batch at 256  2 sequences" in out
+    assert (
+        main(["plan", "--model", str(folder), "--memory", "256M", "--dtype", "half"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "of 256.00 MiB that may be used" in out
+    assert "float16" in out
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("5", 5),
+        ("2k", 2000),
+        ("2K", 2048),
+        ("1.5G", 3 * 2**29),
+        ("1GiB", 2**30),
+        ("3m", 3 * 10**6),
+    ],
+)
+def test_sizes_are_read_as_vllm_reads_them(text: str, size: int) -> None:
+    assert read_bytes(text) == size
+
+
+# --- bad input --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["generate", "--max-tokens", "many"],
+        ["plan", "--memory", "lots"],
+        ["generate", "--load-format", "pickle"],
+        ["plan", "--unknown"],
+    ],
+)
+def test_arguments_that_make_no_sense(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    err = capsys.readouterr().err
+    assert err.startswith("minfer: ")
+    assert err.count("\n") == 1
+
+
+def test_serve_takes_its_model_as_vllm_does() -> None:
+    options = _parser().parse_args(["serve", "org/name", "--port", "0"])
+    assert options.model == "org/name"
+    assert _parser().parse_args(["serve", "--model", "x"]).model == "x"
+    assert _parser().parse_args(["serve"]).model is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([""], "the prompt is empty; give at least one token"),
+        (["a" * 300], "the prompt has 300 tokens; the context holds 256"),
+        (["a", "--temperature", "nan"], "temperature: must be from 0 to 100, not nan"),
+        (["a", "--top-p", "2"], "top_p: must be from 0 to 1"),
+        (["a", "--n", "0"], "n: must be from 1"),
+        (["a", "--max-tokens", "-1"], "max_tokens: must be from 1"),
+        (
+            ["a", "--stop-token-ids", "999"],
+            "stop_token_ids: 999 is outside the vocabulary",
+        ),
+        (["a", "--dtype", "int3"], "dtype must be one of auto"),
+        (["a", "--block-size", "0"], "block_size must be a whole number from 1"),
+        (["a", "--max-model-len", "1000"], "longer than the 256 tokens"),
+        (["a", "--num-gpu-blocks-override", "2"], "use --max-model-len 17"),
+        (
+            ["a", "--gpu-memory-utilization", "nan"],
+            "gpu_memory_utilization must be above 0",
+        ),
+    ],
+)
+def test_bad_requests_and_settings_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    err = refused(capsys, "generate", "--model", str(folder), *SMALL, *options)
+    assert message in err
+
+
+def damaged(folder: Path, damage: str) -> None:
+    weights = folder / "model.safetensors"
+    tensors = load_file(weights)
+    if damage == "missing":
+        del tensors["model.norm.weight"]
+    elif damage == "extra":
+        tensors["model.surprise.weight"] = torch.ones(2)
+    elif damage == "misshapen":
+        tensors["model.norm.weight"] = torch.ones(5)
+    save_file(tensors, weights)
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-1000])
+    elif damage == "corrupt":
+        weights.write_bytes(b"\xff" * 500)
+    elif damage == "no weights":
+        weights.unlink()
+    elif damage == "no tokenizer":
+        (folder / "tokenizer.json").unlink()
+    elif damage == "bad tokenizer":
+        (folder / "tokenizer.json").write_text("{}")
+    elif damage == "no config":
+        (folder / "config.json").unlink()
+    elif damage == "bad config":
+        (folder / "config.json").write_text("{")
+    elif damage == "architecture":
+        text = (folder / "config.json").read_text()
+        (folder / "config.json").write_text(text.replace("Qwen2For", "MambaFor"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "names"),
+    [
+        ("missing", ["missing tensor model.norm.weight", "incomplete"]),
+        ("extra", ["unexpected tensor model.surprise.weight", "model.safetensors"]),
+        ("misshapen", ["model.norm.weight has shape [5], expected [32]", "config.json"]),
+        ("truncated", ["model.safetensors", "download it again"]),
+        ("corrupt", ["model.safetensors", "download it again"]),
+        ("no weights", ["model.safetensors: not found", "--load-format dummy"]),
+        ("no tokenizer", ["tokenizer.json: not found", "save_pretrained"]),
+        ("bad tokenizer", ["tokenizer.json", "corrupt"]),
+        ("no config", ["config.json: not found"]),
+        ("bad config", ["config.json", "download it again"]),
+        ("architecture", ["MambaForCausalLM", "not supported"]),
+    ],
+)
+def test_a_damaged_checkpoint_is_named_with_its_remedy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str, names: list[str]
+) -> None:
+    folder = write_checkpoint(tmp_path / "tiny")
+    damaged(folder, damage)
+    err = refused(capsys, "generate", "a", "--model", str(folder), *SMALL)
+    for name in names:
+        assert name in err
+
+
+def test_a_model_that_is_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    err = refused(capsys, "plan", "--model", "./Qwen/Qwen2.5-0.5B")
+    assert "'./Qwen/Qwen2.5-0.5B' is not a folder; give the path" in err
+
+
+def test_what_is_not_the_users_fault_is_not_hidden(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(llm, "open_executor", broken)
+    with pytest.raises(ValueError, match="a fault of ours"):
+        generate(folder, "a")
+
+
+def test_an_interrupt_while_loading(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm, "open_executor", interrupted)
+    assert generate(folder, "a") == 130
+
+
+# --- as a process -----------------------------------------------------------------------
+
+
+def endless(folder: Path) -> list[str]:
+    write_checkpoint(folder, max_position_embeddings=100_000)
+    options = [
+        "--num-gpu-blocks-override",
+        "2000",
+        "--max-num-seqs",
+        "1",
+        "--temperature",
+        "1",
+    ]
+    return [
+        *MINFER,
+        "generate",
+        "a",
+        "--model",
+        str(folder),
+        "--max-tokens",
+        "0",
+        "--ignore-eos",
+        *options,
+    ]
+
+
+def test_ctrl_c_ends_it_quietly_with_130(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        endless(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(50)  # it has started to write
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err == b""
+
+
+def test_a_reader_that_leaves_ends_it_quietly(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        endless(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == b""
+        process.wait(timeout=30)
+    assert process.returncode == 141
+
+
+def test_version_and_help_are_quick_and_complete() -> None:
+    said = subprocess.run(
+        [*MINFER, "--version"], capture_output=True, text=True, check=True
+    )
+    assert said.stdout == f"minfer {minfer.__version__}\n"
+    for command in ("generate", "plan"):
+        said = subprocess.run(
+            [*MINFER, command, "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        for option in (
+            "--model",
+            "--dtype",
+            "--max-model-len",
+            "--kv-cache-memory-bytes",
+        ):
+            assert option in said.stdout
+
+
+def test_the_bundled_model_writes_within_seconds() -> None:
+    started = time.monotonic()
+    said = subprocess.run(
+        [*MINFER, "generate", "--max-tokens", "8", "--num-gpu-blocks-override", "64"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    # The promise is 5 s to the first token on an idle machine; tests may share theirs.
+    assert time.monotonic() - started < 20
+    assert said.stdout.startswith(cli.PROMPT)  # which is echoed if nobody gave one
+    assert len(said.stdout) > len(cli.PROMPT) + 1

@@ -1,0 +1,369 @@
+"""`minfer chat` through pipes and in a terminal, and what a terminal is shown."""
+
+import contextlib
+import fcntl
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minfer import LLM
+from minfer.effects.cli.main import _parser, main
+from minfer.effects.cli.terminal import _write, sampling_params
+from minfer.effects.live import llm as llm_module
+from minfer.messages import Failed
+from minfer.runs.oracle import Oracle
+from tests.effects.tiny_model import write_checkpoint
+
+# One token a byte, so lengths can be counted: a turn adds "<role>" and its content.
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+CHOOSY = (
+    TEMPLATE
+    + "{% if 'boo' in messages[-1].content %}{{ raise_exception('No!') }}{% endif %}"
+)
+SAID = " This text was not written by a model. The engine"  # the dry executor's
+DRY = ["chat", "--dry-run", "--temperature", "0", "--ignore-eos"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = write_checkpoint(
+        tmp_path_factory.mktemp("tiny"), max_position_embeddings=100_000
+    )
+    (path / "chat_template.jinja").write_text(CHOOSY)
+    return str(path)
+
+
+def prompts(err: str) -> list[int]:
+    """How many tokens each prompt had, from --stats."""
+    return [int(number) for number in re.findall(r"prompt +(\d+) tokens", err)]
+
+
+# --- through pipes ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def piped(
+    folder: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> "Piped":
+    return Piped(folder, monkeypatch, capsys)
+
+
+class Piped:
+    """Runs `minfer chat` on an input; returns exit code, output and errors."""
+
+    def __init__(
+        self,
+        folder: str,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        self.folder, self.monkeypatch, self.capsys = folder, monkeypatch, capsys
+
+    def __call__(self, text: str | bytes, *options: str) -> tuple[int, str, str]:
+        raw = text.encode() if isinstance(text, str) else text
+        stdin = io.TextIOWrapper(io.BytesIO(raw), encoding="utf-8")
+        self.monkeypatch.setattr("sys.stdin", stdin)
+        code = main([*DRY, "--model", self.folder, "--max-tokens", "5", *options])
+        return code, *self.capsys.readouterr()
+
+
+def test_each_line_is_a_message_and_the_conversation_grows(piped: Piped) -> None:
+    code, out, err = piped("hi\n\n  \nyou\r\nlast line without end", "--stats")
+    assert (code, out) == (0, f"{SAID[:5]}\n" * 3)
+    first = len("<user>hi")
+    second = first + len("<assistant>") + 5 + len("<user>you")
+    assert prompts(err) == [
+        first,
+        second,
+        second + 11 + 5 + len("<user>last line without end"),
+    ]
+    assert "loading" not in err
+
+
+def test_the_answer_is_all_that_is_written(piped: Piped) -> None:
+    assert piped("hi\n") == (0, f"{SAID[:5]}\n", "")
+    assert piped("") == (0, "", "")
+
+
+def test_a_system_message_comes_first_and_stays(piped: Piped) -> None:
+    _, _, err = piped("a\n/clear\na\n", "--system", "Be brief.", "--stats")
+    assert prompts(err) == [len("<system>Be brief.<user>a")] * 2
+
+
+def test_commands(piped: Piped) -> None:
+    text = (
+        "aa\n/undo\nbb\nc\n/undo\n/undo\n/undo\ndd\n/help\n/what now\n "
+        "/help\n/quit\nnever\n"
+    )
+    code, out, err = piped(text, "--stats")
+    assert code == 0
+    one = len("<user>aa")
+    assert prompts(err)[:2] == [one, one]
+    assert prompts(err)[3] == one
+    assert prompts(err)[4] == one + 16 + len("<user> /help")
+    assert out == f"{SAID[:5]}\n" * 5
+    assert "no command '/what'; /help lists them" in err
+    for name in ("/clear", "/undo", "/quit"):
+        assert f"\n{name} " in err
+
+
+def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -> None:
+    text = b"hi\nboo\n\xff\xfe\n" + b"x" * 900 + b"\nyou\n"
+    code, out, err = piped(text, "--max-model-len", "100", "--stats")
+    assert code == 1
+    assert out == f"{SAID[:5]}\n" * 2
+    said = [line for line in err.splitlines() if line.startswith("minfer: ")]
+    assert len(said) == 3
+    assert "the chat template failed: No!" in said[0]
+    assert "lone surrogate" in said[1]
+    assert "the prompt has 930 tokens; the context holds 100" in said[2]
+    assert said[2].endswith("; /undo takes the last exchange back, /clear starts anew")
+    assert prompts(err) == [8, 8 + 16 + len("<user>you")]
+
+
+def test_a_first_message_that_is_too_long(piped: Piped) -> None:
+    code, out, err = piped("x" * 900, "--max-model-len", "100")
+    assert (code, out) == (1, "")
+    assert "the prompt has 906 tokens; the context holds 100" in err
+    assert "/undo" not in err
+
+
+def test_a_full_context_is_said_and_can_be_cleared(piped: Piped) -> None:
+    text = "x" * 80 + "\n" + "y" * 10 + "\n/clear\nhi\n"
+    code, out, err = piped(text, "--max-model-len", "100", "--max-tokens", "0")
+    said = err.splitlines()
+    assert said[0] == (
+        "minfer: the context is full; /undo takes the last exchange back, /clear starts "
+        "anew"
+    )
+    assert "the prompt has 127 tokens; the context holds 100" in said[1]
+    assert "; /undo takes the last exchange back, /clear starts anew" in said[1]
+    assert code == 1
+    assert out.splitlines()[0] == SAID[: 100 - 86]
+
+
+def test_a_request_that_fails_is_an_error(
+    piped: Piped, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Oracle):
+        def collect(self) -> Failed:
+            return self.fail("device error", halfway=False)
+
+    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Broken(64, 260))
+    code, _, err = piped("hi\n/undo\nho\n")
+    assert code == 1
+    assert err.count("minfer: the request failed: its step failed 3 times") == 2
+
+
+def test_a_model_without_a_template_is_told_at_once(tmp_path: Path, piped: Piped) -> None:
+    piped.folder = str(write_checkpoint(tmp_path / "plain"))
+    code, out, err = piped("hi\n")
+    assert (code, out) == (2, "")
+    assert "this model has no chat template" in err
+    assert err.count("\n") == 1
+
+
+def test_the_bundled_model_has_the_template_it_was_trained_with() -> None:
+    with LLM(executor="dry") as llm:
+        ids = llm.render([{"role": "user", "content": "Close it."}])
+        assert llm.tokenizer is not None
+        assert llm.tokenizer.decode(ids, skip_special_tokens=False) == (
+            "<|im_start|>user\nClose it.<|im_end|>\n<|im_start|>assistant\n"
+        )
+        end = llm.tokenizer.encode("<|im_end|>")
+        assert len(end) == 1
+        assert llm.setup.stop_ids >= set(end)
+
+
+# --- sampling parameters ----------------------------------------------------------------
+
+
+def test_options_win_over_the_models_advice_and_that_over_defaults() -> None:
+    bare = _parser().parse_args(["chat"])
+    assert sampling_params(bare, {}).temperature == 0.7
+    assert sampling_params(bare, {}).max_tokens == 512
+    advice = {"temperature": 0.3, "top_k": 20}
+    advised = sampling_params(bare, advice)
+    assert (advised.temperature, advised.top_k, advised.top_p) == (0.3, 20, 0.9)
+    said = _parser().parse_args(["chat", "--temperature", "0", "--top-k", "5"])
+    given = sampling_params(said, advice)
+    assert (given.temperature, given.top_k) == (0, 5)
+
+
+# --- on a terminal ----------------------------------------------------------------------
+
+RUDE = "\x1b[31mred\x07 \x9b2J\x7f\r\n\ttab é"
+
+
+def test_control_characters_do_not_reach_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _write(RUDE)
+    assert capsys.readouterr().out == RUDE
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    _write(RUDE)
+    assert capsys.readouterr().out == "␛[31mred␇ �2J␡␍\n\ttab é"
+
+
+class Terminal:
+    """A process with a terminal of its own, typed at and read as a person would."""
+
+    def __init__(self, *arguments: str) -> None:
+        self.master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "minfer", *arguments],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+            env={**os.environ, "TERM": "dumb"},
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text: str) -> None:
+        os.write(self.master, text.encode())
+
+    def read(self, seconds: float) -> bool:
+        """Take what there is; False if nothing came, or nothing more will."""
+        if not select.select([self.master], [], [], seconds)[0]:
+            return False
+        try:
+            data = os.read(self.master, 65536)
+        except OSError:  # the other side is closed
+            return False
+        self.seen += data.decode("utf-8", "replace")
+        return bool(data)
+
+    def expect(self, text: str, seconds: float = 20) -> str:
+        """Read until `text` has come, and forget all up to its end; returns what came
+        before.
+        """
+        until = time.monotonic() + seconds
+        while text not in self.seen:
+            assert time.monotonic() < until, f"{text!r} not in {self.seen[-500:]!r}"
+            self.read(0.2)
+        before, self.seen = self.seen.split(text, 1)
+        return before
+
+    def prompted(self) -> None:
+        """Read the prompt, and give it the moment that a person takes.
+
+        Python overlooks an interrupt between readline's prompt and its wait, until the
+        next key.
+        """
+        self.expect("> ")
+        time.sleep(0.3)
+
+    def ends(self) -> int:
+        """The exit code, once it has ended."""
+        while self.read(1) and self.process.poll() is None:
+            pass
+        return self.process.wait(20)
+
+
+@contextlib.contextmanager
+def terminal(*arguments: str) -> Iterator[Terminal]:
+    made = Terminal(*arguments)
+    try:
+        yield made
+    finally:
+        made.process.kill()
+        made.process.wait()
+        os.close(made.master)
+
+
+def test_ctrl_c_ends_the_answer_and_not_the_program(folder: str) -> None:
+    options = [
+        "--num-gpu-blocks-override",
+        "2000",
+        "--max-num-seqs",
+        "4",
+        "--max-tokens",
+        "0",
+    ]
+    with terminal(*DRY, "--model", folder, *options, "--stats") as person:
+        person.expect("listens; /help tells more")
+        person.prompted()
+        for _ in range(2):
+            person.type("hello\n")
+            person.expect(SAID)  # it streams: the answer has 100,000 tokens
+            person.type("\x03\x03\x03")  # impatience does no harm
+            person.expect("output  ")
+            person.prompted()
+        person.type("x" * 20 + "\x03")  # what was typed is dropped
+        person.expect("Ctrl-C again leaves, as Ctrl-D does")
+        person.prompted()
+        person.type("/undo\n")
+        person.prompted()
+        person.type("\x03")
+        person.expect("Ctrl-C again leaves")
+        person.prompted()
+        person.type("\x03")
+        assert person.ends() == 130
+
+
+def test_a_cut_answer_stays_in_the_conversation_and_ctrl_d_ends_it(folder: str) -> None:
+    options = [
+        "--num-gpu-blocks-override",
+        "2000",
+        "--max-num-seqs",
+        "4",
+        "--max-tokens",
+        "0",
+    ]
+    with terminal(*DRY, "--model", folder, *options, "--stats") as person:
+        person.prompted()
+        person.type("hello\n")
+        person.expect(SAID)
+        person.type("\x03")
+        person.expect("output ")
+        cut = int(person.expect(" tokens"))
+        assert len(SAID) <= cut < 99_000
+        person.prompted()
+        person.type("again\n")
+        person.expect(SAID)
+        person.type("\x03")
+        person.expect("prompt ")
+        said = len("<user>hello<assistant>") + cut + len("<user>again")
+        assert int(person.expect(" tokens")[-8:]) == said
+        person.prompted()
+        person.type("\x04")
+        assert person.ends() == 0
+
+
+def test_ctrl_c_ends_a_program_that_reads_from_a_pipe(folder: str) -> None:
+    options = [
+        "--num-gpu-blocks-override",
+        "2000",
+        "--max-num-seqs",
+        "4",
+        "--max-tokens",
+        "0",
+    ]
+    with subprocess.Popen(
+        [sys.executable, "-m", "minfer", *DRY, "--model", folder, *options],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"hello\n")
+        process.stdin.flush()
+        assert process.stdout.read(len(SAID)) == SAID.encode()
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (130, b"")

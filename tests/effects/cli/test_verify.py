@@ -1,0 +1,297 @@
+"""`minfer verify`: it passes what works, and fails damaged copies of it."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minfer.effects.cli import verify
+from minfer.effects.cli.main import main
+from minfer.effects.execution import torch_executor
+from minfer.effects.execution.sampler import choose
+from minfer.effects.models.model import forward
+from minfer.effects.setup.options import EngineArgs, bundled_folder, prepare
+from minfer.effects.text.tokenizer import Tokenizer
+from tests.effects.tiny_model import write_checkpoint
+
+Tensors = dict[str, torch.Tensor]
+UP = "model.layers.1.mlp.up_proj.weight"
+EMBED = "model.embed_tokens.weight"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the bundled model, to be damaged."""
+    return Path(shutil.copytree(bundled_folder(), tmp_path / "copy"))
+
+
+def checked(
+    capsys: pytest.CaptureFixture[str],
+    folder: Path | None,
+    code: int,
+    dtype: str = "float32",
+) -> dict[str, Any]:
+    """Run `minfer verify`, which must end with `code`; its findings by name, and the
+    verdict.
+    """
+    model = [] if folder is None else ["--model", str(folder)]
+    small = ["--prompts", "2", "--tokens", "2", "--dtype", dtype]
+    assert main(["verify", *model, *small, "--json"]) == code
+    out = json.loads(capsys.readouterr().out)
+    assert set(out) == {"checks", "verdict"}
+    return {check["name"]: check for check in out["checks"]} | {"verdict": out["verdict"]}
+
+
+def rewrite(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_the_bundled_model_is_supported(capsys: pytest.CaptureFixture[str]) -> None:
+    found = checked(capsys, None, 0, "auto")
+    assert found.pop("verdict") == "supported"
+    states = {name: check["state"] for name, check in found.items()}
+    # transformers' class for this model adds a normalizer that its tokenizer.json has
+    # not.
+    assert states.pop("tokenizer class") == "note"
+    assert (
+        "Qwen2Tokenizer of transformers brings a" in found["tokenizer class"]["figures"]
+    )
+    assert "1 texts differ" in found["tokenizer class"]["figures"]
+    assert set(states.values()) == {"pass"}
+    assert list(states) == [
+        "tensors",
+        "ids",
+        "chat template",
+        "tokenizer",
+        "logits float32",
+        "greedy text",
+        "sanity",
+        "logits half",
+    ]
+    assert "8 tokens, 0 ties, 32 prompt tokens cached" in found["greedy text"]["figures"]
+
+
+def test_the_table_is_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", "--prompts", "1", "--tokens", "1", "--dtype", "float32"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == "verdict: supported"
+    assert lines[0].split()[:2] == ["tensors", "pass"]
+    assert not any(
+        line.startswith("logits half") for line in lines
+    )  # what runs is float32
+
+
+def damaged(change: Callable[[Tensors], object]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        change(tensors)
+        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+    return apply
+
+
+def configured(file: str = "config.json", **changes: Any) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder / file, **changes)
+
+
+def flip_a_bit(tensors: Tensors) -> None:
+    """The highest bit of an exponent: about 0.01 becomes about 10^36."""
+    tensors[UP].view(torch.int16)[3, 5] ^= 0x4000
+
+
+def shuffle_rows(tensors: Tensors) -> None:
+    order = torch.randperm(2048, generator=torch.Generator().manual_seed(0))
+    tensors[EMBED] = tensors[EMBED][order].contiguous()
+
+
+def one_token_more(folder: Path) -> None:
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    token = {**tokenizer["added_tokens"][-1], "id": 2048, "content": "<|new|>"}
+    tokenizer["added_tokens"].append(token)
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def others_tokens(folder: Path) -> None:
+    """The tokenizer of another model: the same tokens, each with its neighbour's id."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    special = {token["content"] for token in tokenizer["added_tokens"]}
+    vocab = tokenizer["model"]["vocab"]
+    names = [name for name in vocab if name not in special]
+    ids = [vocab[name] for name in names]
+    vocab.update(zip(names, ids[1:] + ids[:1], strict=True))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("check", "damage"),
+    [
+        ("tensors", damaged(lambda t: t[UP][3].fill_(torch.nan))),
+        ("tensors", damaged(lambda t: t[UP].fill_(0.02))),
+        ("tensors", damaged(lambda t: t[UP][100:120].zero_())),
+        ("tensors", damaged(flip_a_bit)),
+        ("sanity", damaged(shuffle_rows)),
+        (
+            "sanity",
+            configured(rope_parameters={"rope_type": "default", "rope_theta": 100.0}),
+        ),
+        ("sanity", configured(num_attention_heads=8, num_key_value_heads=4, head_dim=32)),
+        ("sanity", others_tokens),
+        ("ids", one_token_more),
+        ("ids", configured("generation_config.json", eos_token_id=[5000])),
+        ("ids", configured("generation_config.json", eos_token_id=[7])),
+    ],
+    ids=[
+        "nan",
+        "constant",
+        "hole",
+        "bit",
+        "rows",
+        "rope",
+        "heads",
+        "tokens",
+        "vocab",
+        "eos",
+        "ends",
+    ],
+)
+def test_a_damaged_copy_fails(
+    check: str,
+    damage: Callable[[Path], None],
+    copy: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(copy)
+    found = checked(capsys, copy, 1)
+    assert found[check]["state"] == "fail"
+    assert found["verdict"] == f"NOT supported: {check}"
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (damaged(lambda t: t.update({UP: t[UP][:-1].clone()})), f"tensor {UP} has shape"),
+        (damaged(lambda t: t.pop(UP)), f"missing tensor {UP}"),
+        (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json: not found"),
+        (
+            configured("generation_config.json", temperature=-1),
+            "temperature: must be from 0",
+        ),
+        (
+            configured("tokenizer_config.json", tokenizer_class=3),
+            "transformers cannot load it",
+        ),
+    ],
+)
+def test_an_unusable_checkpoint_is_named(
+    damage: Callable[[Path], None],
+    message: str,
+    copy: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    damage(copy)
+    assert main(["verify", "--model", str(copy)]) == 2
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "verdict: NOT supported: loading"
+    assert message in err
+
+
+def test_truncated_weights_are_named(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = copy / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-1000])
+    found = checked(capsys, copy, 2)
+    assert "truncated or corrupt" in found["loading"]["figures"]
+
+
+def test_random_weights_are_no_language_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = checked(capsys, write_checkpoint(tmp_path / "random"), 1)
+    verdict = found.pop("verdict")
+    assert [name for name, check in found.items() if check["state"] == "fail"] == [
+        "sanity"
+    ]
+    assert verdict == "NOT supported: sanity"
+    assert found["chat template"]["state"] == "skipped"
+
+
+def test_a_model_that_transformers_runs_is_verified_too(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The bundled weights under another name: Seed-OSS computes the same, and is in no
+    table.
+    """
+    rewrite(
+        copy / "config.json",
+        architectures=["SeedOssForCausalLM"],
+        model_type="seed_oss",
+        attention_bias=True,
+        attention_out_bias=False,
+        residual_dropout=0.0,
+    )
+    assert prepare(EngineArgs(model=str(copy), executor="dry")).spec.parameters
+    assert checked(capsys, copy, 0, "auto")["verdict"] == "supported"
+
+
+# --- minfer itself damaged --------------------------------------------------------------
+
+
+def test_wrong_logits_and_tokens_are_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = forward
+
+    def askew(*given: Any) -> torch.Tensor:
+        logits = real(*given)
+        return logits + 0.02 * logits.std() * (torch.arange(logits.shape[-1]) == 7)
+
+    def second(logits: torch.Tensor, *rest: Any) -> Any:
+        logits.scatter_(-1, logits.argmax(-1, True), -torch.inf)
+        return choose(logits, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_executor, "forward", askew)
+        assert checked(capsys, None, 1)["verdict"] == "NOT supported: logits float32"
+    monkeypatch.setattr(torch_executor, "choose", second)
+    found = checked(capsys, None, 1)
+    assert found["verdict"] == "NOT supported: greedy text"
+    assert "tokens are not the likeliest" in found["greedy text"]["figures"]
+
+
+def test_wrong_text_is_found(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = Tokenizer.encode
+    with monkeypatch.context() as patch:
+        patch.setattr(Tokenizer, "encode", lambda self, text: real(self, text.strip()))
+        found = checked(capsys, None, 1)
+        assert found["tokenizer"]["state"] == "fail"
+        assert found["verdict"] == "NOT supported: tokenizer"
+    monkeypatch.setattr(verify, "render_chat", lambda *_, **__: "hello")
+    assert checked(capsys, None, 1)["verdict"] == "NOT supported: chat template"
+
+
+def test_half_precision_that_is_worse_than_it_must_be_is_found() -> None:
+    draw = torch.Generator().manual_seed(0)
+    exact = [torch.randn(9, 50, generator=draw) for _ in range(2)]
+    noise = [0.01 * torch.randn(9, 50, generator=draw) for _ in range(2)]
+    theirs = [e + n for e, n in zip(exact, noise, strict=True)]
+    assert verify._half(exact, theirs, theirs).state == "pass"
+    ours = [e + 10 * n for e, n in zip(exact, noise, strict=True)]
+    assert verify._half(exact, ours, theirs).state == "fail"
+
+
+def test_settings_that_make_no_sense_are_refused(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["verify", "--load-format", "dummy"]) == 2
+    assert "leave out --load-format" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["verify", "--prompts", "0"])
+    assert "--prompts" in capsys.readouterr().err

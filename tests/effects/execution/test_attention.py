@@ -1,0 +1,316 @@
+"""Paged attention and its plan, against attention written out in full."""
+
+import random
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from minfer.effects.execution.attention import make_cache, rope_table, rotate
+from minfer.effects.execution.cuda_attention import CudaCache
+from minfer.effects.execution.reads import GROUP_TOKENS, Reads, plan_reads
+from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.spec import ModelSpec, parse_spec
+
+SPEC = parse_spec(
+    {
+        "architectures": ["Qwen2ForCausalLM"],
+        "vocab_size": 8,
+        "hidden_size": 32,
+        "intermediate_size": 8,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 1 << 16,
+    }
+)
+
+
+def written_out(
+    spec: ModelSpec,
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    scale: float | None = None,
+) -> Tensor:
+    """query [heads, head_dim] over keys and values [context, kv_heads, head_dim]."""
+    shared = spec.heads // spec.kv_heads
+    out = []
+    for head in range(spec.heads):
+        scores = keys[:, head // shared] @ query[head] * (scale or spec.head_dim**-0.5)
+        out.append(scores.softmax(0) @ values[:, head // shared])
+    return torch.cat(out)
+
+
+def play(
+    rows: list[tuple[int, int]],
+    block_size: int,
+    *,
+    device: bool,
+    spec: ModelSpec = SPEC,
+    seed: int = 0,
+    scale: float | None = None,
+) -> Mapping[int | None, Reads]:
+    """Attend for rows of (start, inputs) with random contents; check every token's
+    output.
+
+    Returns what was read.
+
+    Blocks outside the window of every layer have no id any more, and what they held is
+    lost.
+    """
+    torch.manual_seed(seed)
+    needs = [-(-(start + count) // block_size) for start, count in rows]
+    ids = random.Random(seed).sample(range(sum(needs) + 3), sum(needs))
+    tables = [[ids.pop() for _ in range(need)] for need in needs]
+    cache = make_cache(spec, sum(needs) + 3, block_size, "float32")
+    cache.data.normal_()
+    kept = cache.data.clone()
+    owned = [list(table) for table in tables]
+    if None not in spec.windows:
+        reach = max(window for window in spec.windows if window is not None)
+        for (start, _), table in zip(rows, tables, strict=True):
+            for i in range(max(0, start + 1 - reach) // block_size):
+                cache.data[:, table[i]] = torch.nan
+                table[i] = -1
+    made = [
+        Row([0] * n, start, table) for (start, n), table in zip(rows, tables, strict=True)
+    ]
+    batch = make_batch(made, block_size)
+    if device:  # behind a row's own blocks, tables of the device have leftovers
+        wide = torch.full((len(rows), max(needs) + 2), -7, dtype=torch.int32)
+        for i, table in enumerate(tables):
+            wide[i, : len(table)] = torch.tensor(table)
+        batch = evolve(batch, table=wide)
+    singles = [i for i, (_, count) in enumerate(rows) if count == 1]
+    chunks = [i for i, (_, count) in enumerate(rows) if count > 1]
+    owners = [(i, at) for i in singles + chunks for at in range(rows[i][0], sum(rows[i]))]
+    assert batch.positions.tolist() == [at for _, at in owners]
+    qkv = torch.randn(len(owners), spec.heads + 2 * spec.kv_heads, spec.head_dim)
+    for layer, window in enumerate(spec.windows):
+        flat = kept[layer].view(-1, 2 * spec.kv_heads, spec.head_dim)
+        flat.index_copy_(0, batch.slots, qkv[:, spec.heads :])
+        got = cache.attend(batch, layer, qkv.flatten(1), scale)
+        for token, (i, at) in enumerate(owners):
+            first = 0 if window is None else max(0, at + 1 - window)
+            kv = torch.cat([kept[layer, block] for block in owned[i]])[first : at + 1]
+            want = written_out(spec, qkv[token, : spec.heads], kv[:, 0], kv[:, 1], scale)
+            torch.testing.assert_close(got[token], want, rtol=1e-4, atol=1e-5)
+    return plan_reads(batch, block_size, spec.windows)
+
+
+def reads(
+    rows: list[Row], windows: tuple[int | None, ...] = (None,)
+) -> Mapping[int | None, Reads]:
+    return plan_reads(make_batch(rows, 16), 16, windows)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+@pytest.mark.parametrize("seed", range(4))
+def test_random_steps(block_size: int, seed: int) -> None:
+    draw = random.Random(seed)
+    rows = [
+        (
+            draw.choice([0, 0, draw.randrange(90)]),
+            draw.choice([1, 1, 2, draw.randrange(1, 50)]),
+        )
+        for _ in range(draw.randrange(1, 8))
+    ]
+    play(rows, block_size, device=False, seed=seed)
+
+
+@pytest.mark.parametrize("block_size", [1, 16])
+@pytest.mark.parametrize("heads", [(1, 1), (4, 1), (4, 4), (6, 3)])
+def test_decode_with_any_grouping_of_heads(
+    block_size: int, heads: tuple[int, int]
+) -> None:
+    spec = evolve(SPEC, heads=heads[0], kv_heads=heads[1])
+    play([(5, 1), (40, 1), (0, 1), (16, 1)], block_size, device=True, spec=spec)
+    play([(5, 9), (40, 3), (0, 7)], block_size, device=False, spec=spec)
+
+
+@pytest.mark.parametrize("block_size", [1, 3, 16])
+@pytest.mark.parametrize(
+    "windows", [(1,), (5,), (16, 16), (33,), (None, 7), (7, None, 20), (20, 4)]
+)
+def test_windows(block_size: int, windows: tuple[int | None, ...]) -> None:
+    spec = evolve(SPEC, layers=len(windows), windows=windows)
+    draw = random.Random(block_size)
+    for seed in range(3):
+        rows = [
+            (
+                draw.choice([0, draw.randrange(90)]),
+                draw.choice([1, 2, draw.randrange(1, 50)]),
+            )
+            for _ in range(draw.randrange(1, 7))
+        ]
+        play(rows, block_size, device=False, spec=spec, seed=seed)
+    play([(draw.randrange(90), 1) for _ in range(9)], block_size, device=True, spec=spec)
+    play([(30, 1)], block_size, device=True, spec=spec)
+    play([(60 + i, 1) for i in range(5)], block_size, device=True, spec=spec)
+
+
+def test_a_scale_of_ones_own() -> None:
+    play([(5, 9), (40, 1), (0, 7), (17, 3)], 16, device=False, scale=0.9)
+    play([(5, 1), (40, 1)], 16, device=True, scale=0.2)
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
+    spec = evolve(SPEC, dtype="float32", layers=2, windows=(None, 5))
+    theirs = CudaCache.make(spec, 16, 4, 64, torch.device("cpu"))
+    ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
+    done = [0, 0, 0]
+    for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
+        parts = zip(counts, done, tables, strict=True)
+        batch = make_batch([Row([0] * n, start, table) for n, start, table in parts], 4)
+        for layer in range(2):
+            qkv = torch.randn(
+                sum(counts), (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+            )
+            got, want = (
+                c.attend(batch, layer, qkv.clone(), scale) for c in (theirs, ours)
+            )
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        done = [start + n for start, n in zip(done, counts, strict=True)]
+
+
+def test_a_window_is_read_and_no_more() -> None:
+    one = evolve(SPEC, windows=(20,))
+    [group] = play([(100, 1)], 16, device=True, spec=one)[20].groups
+    assert (group.skip, group.context, group.mask) == (1, 21, None)  # of blocks 5 and 6
+    [chunk] = play([(100, 4)], 16, device=False, spec=one)[20].chunks
+    assert (chunk.skip, chunk.context) == (1, 24)
+    assert chunk.mask is not None
+    assert chunk.mask.shape == (4, 23)
+
+
+def test_a_window_that_reaches_everything_costs_nothing() -> None:
+    rows = [Row([1], 40, [4, 5, 6]), Row([1] * 3, 0, [7])]
+    found = reads(rows, (41, None, 64))
+    assert found[41] is found[None] is found[64]
+    [group] = reads(rows, (40, 64))[40].groups
+    assert (group.skip, group.context) == (1, 41)
+
+
+def test_many_rows_in_a_window_are_split_by_what_they_read() -> None:
+    spec = evolve(SPEC, windows=(100,))
+    groups = play([(300 + 9 * i, 1) for i in range(50)], 16, device=True, spec=spec)[
+        100
+    ].groups
+    sizes = [
+        len(group.rows) * group.context for group in groups if group.rows is not None
+    ]
+    assert len(sizes) == 2
+    assert max(sizes) <= GROUP_TOKENS
+
+
+def test_one_row_needs_neither_mask_nor_padding() -> None:
+    [group] = play([(37, 1)], 16, device=True)[None].groups
+    assert (group.mask, group.context) == (None, 38)
+
+
+def test_equal_rows_need_no_mask() -> None:
+    [group] = play([(37, 1)] * 3, 16, device=True)[None].groups
+    assert group.mask is None
+
+
+def test_consecutive_blocks_are_read_in_place() -> None:
+    [group] = reads([Row([1], 40, [4, 5, 6, 9])])[None].groups
+    assert group.blocks == slice(4, 7)
+    [chunk] = reads([Row([1, 1], 40, [4, 5, 6])])[None].chunks
+    assert chunk.blocks == slice(4, 7)
+    [group] = reads([Row([1], 40, [4, 6, 5])])[None].groups
+    assert isinstance(group.blocks, Tensor)
+    assert group.blocks.tolist() == [4, 6, 5]
+
+
+def test_a_first_chunk_reads_no_cache() -> None:
+    [chunk] = reads([Row([1, 1, 1], 0, [4])])[None].chunks
+    assert (chunk.blocks, chunk.mask, chunk.context) == (None, None, 3)
+
+
+def test_one_long_context_does_not_pad_the_short_ones() -> None:
+    batch = play([(20, 1)] * 10 + [(3000, 1)] + [(25, 1)] * 10, 16, device=True)
+    assert [group.context for group in batch[None].groups] == [3001, 26]
+    assert [
+        len(group.rows) for group in batch[None].groups if group.rows is not None
+    ] == [
+        1,
+        20,
+    ]
+
+
+def test_many_rows_are_gathered_a_few_megabytes_at_a_time() -> None:
+    batch = play([(200 + i, 1) for i in range(48)], 16, device=True)
+    sizes = [
+        len(group.rows) * group.context
+        for group in batch[None].groups
+        if group.rows is not None
+    ]
+    assert len(sizes) == 3
+    assert max(sizes) <= GROUP_TOKENS
+    rows = torch.cat(
+        [group.rows for group in batch[None].groups if group.rows is not None]
+    )
+    assert sorted(rows.tolist()) == list(range(48))
+
+
+def test_sampled_tokens_follow_the_order_of_rows() -> None:
+    rows = [
+        Row([1, 2, 3], 0, [0]),
+        Row([4], 7, [1]),
+        Row([5, 6], 0, [2], 0),
+        Row([7], 9, [3]),
+        Row([8, 9], 3, [4], 2),
+    ]
+    batch = make_batch(rows, 16)
+    assert len(batch.rows) == 2
+    assert batch.sample is not None
+    assert batch.tokens[batch.sample].tolist() == [3, 4, 7, 8, 9]
+    assert batch.slots.tolist() == [23, 57, 0, 1, 2, 32, 33, 67, 68]
+
+
+def test_rows_may_be_arrays() -> None:
+    row = Row(np.array([1, 2]), 15, np.array([3, 8], np.int32), 1)
+    assert make_batch([row], 16).slots.tolist() == [63, 128]
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        (Row([], 0, [0]), "needs tokens"),
+        (Row([1], -1, [0]), "start -1"),
+        (Row([1], 0, [0], 2), "sample 2"),
+        (Row([1, 2], 15, [0]), "too short"),
+    ],
+)
+def test_malformed_rows_raise(row: Row, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make_batch([row], 16)
+
+
+def test_an_empty_batch_raises() -> None:
+    with pytest.raises(ValueError, match="at least one row"):
+        make_batch([], 16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rotation_is_that_of_complex_numbers(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 3, 8).to(dtype)
+    cos, sin = rope_table(SPEC, 5).unbind(1)
+    turned = torch.complex(x[..., :4].float(), x[..., 4:].float())
+    angles = torch.arange(5)[:, None] / 10000.0 ** (torch.arange(0, 8, 2) / 8)
+    turned = turned * torch.polar(torch.ones(5, 4), angles)[:, None]
+    want = torch.cat((turned.real, turned.imag), -1)
+    rotate(x, cos, sin)
+    torch.testing.assert_close(
+        x.float(),
+        want,
+        rtol=1e-2 if dtype is torch.bfloat16 else 1e-5,
+        atol=1e-2 if dtype is torch.bfloat16 else 1e-5,
+    )

@@ -1,0 +1,500 @@
+"""What only a GPU shows: its memory, its graphs, and the same tokens whatever way they
+are made.
+
+Most of it can be tried without one: set DEVICE to "cpu".
+"""
+
+import gc
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+from unittest.mock import patch
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from minfer import LLM, SamplingParams
+from minfer.effects.live.edge import RequestError
+from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError
+from minfer.effects.setup.options import EngineArgs, bundled_folder, prepare
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.kernels import linear
+from minfer.kernels.flash import FlashWork
+from minfer.kernels.gated import gated
+from minfer.kernels.packages import FLASH, QUACK, missing
+from minfer.messages import Execute, Preempted, Reason, Voided
+from minfer.state import Transition
+from tests.effects.tiny_fallback import VOCAB, save
+
+DEVICE: str = "cuda"
+CUDA: Final = torch.cuda.is_available()
+ROOT: Final = Path(__file__).resolve().parents[2]
+BLOCK: Final = 64
+SMALL: Final[dict[str, Any]] = {
+    "device": DEVICE,
+    "block_size": BLOCK,
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 256,
+    "num_gpu_blocks_override": 256,
+}
+
+pytestmark = pytest.mark.skipif(DEVICE == "cuda" and not CUDA, reason="needs a CUDA GPU")
+only_cuda = pytest.mark.skipif(not CUDA, reason="needs a CUDA GPU")
+
+
+@pytest.fixture(autouse=True)
+def memory_of_others() -> None:
+    """Engines of earlier tests have given their memory back."""
+    gc.collect()
+    if CUDA:
+        torch.cuda.empty_cache()
+
+
+@pytest.fixture(scope="module")
+def ids() -> list[int]:
+    """Text that the bundled model knows something about."""
+    paths = sorted((ROOT / "minfer").glob("*.py"))
+    return Tokenizer(bundled_folder()).encode(
+        "".join(p.read_text("utf-8") for p in paths)
+    )
+
+
+@pytest.fixture(scope="module")
+def prompts(ids: list[int]) -> list[list[int]]:
+    return [ids[500 * i : 500 * i + 8 + 37 * i % 180] for i in range(24)]
+
+
+class Watched:
+    """What an engine did: its reasons, and how many rows its largest step had."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.reasons: list[Reason] = []
+        self.rows = 0
+        llm.worker.observers.append(self.saw)
+
+    def saw(self, transition: Transition) -> None:
+        self.reasons += transition.reasons
+        for command in transition.commands:
+            if isinstance(command, Execute):
+                self.rows = max(self.rows, len(command.plan.rows))
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(reason, kind) for reason in self.reasons)
+
+
+def tokens(
+    llm: LLM, prompts: list[list[int]], count: int = 32, **how: Any
+) -> list[list[int]]:
+    """What becomes of prompts, greedily unless told otherwise."""
+    how = {"temperature": 0, "max_tokens": count, "ignore_eos": True, **how}
+    outputs = llm.generate(prompts, SamplingParams(**how), use_tqdm=False)
+    assert [output.outputs[0].finish_reason for output in outputs] == ["length"] * len(
+        prompts
+    )
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+# --- the memory plan keeps what it promises ---------------------------------------------
+
+
+def planned(**settings: Any) -> MemoryPlan:
+    return prepare(EngineArgs(**settings)).memory
+
+
+def test_the_largest_batch_of_the_plan_runs_together_and_one_more_is_served_too(
+    ids: list[int],
+) -> None:
+    length, most_rows = 1024, {"max_num_seqs": 64, "enable_prefix_caching": False}
+    bound: dict[str, Any] = {**most_rows, "device": DEVICE, "max_model_len": length}
+    blocks: dict[str, Any] = {"num_gpu_blocks_override": 256}
+    if DEVICE == "cuda":  # a share of the memory that comes to about as many blocks
+        needs = planned(**bound, **blocks).total
+        free, total = torch.cuda.mem_get_info()
+        blocks = {"gpu_memory_utilization": (total - free + needs) / total}
+        before = torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+    with LLM(**bound, **blocks) as llm:
+        plan = llm.setup.memory
+        most = plan.largest_batch(length)
+        assert most >= 2
+        for count in (most, most + 1):
+            seen = Watched(llm)
+            several = [ids[i : i + length - 80] for i in range(count)]
+            assert len(tokens(llm, several, 80)) == count
+            if count == most:
+                assert (seen.rows, seen.count(Preempted)) == (most, 0)
+            else:
+                assert seen.rows == most or seen.count(Preempted)
+            assert not [
+                reason.error for reason in seen.reasons if isinstance(reason, Voided)
+            ]
+    if DEVICE == "cuda":
+        assert torch.cuda.max_memory_reserved() - before <= plan.total
+
+
+def test_the_largest_context_of_the_plan_runs_and_one_more_token_is_refused(
+    ids: list[int],
+) -> None:
+    few: dict[str, Any] = {"device": DEVICE, "num_gpu_blocks_override": 20}
+    longest = planned(**few, max_model_len=BLOCK).largest_context
+    assert longest == 20 * BLOCK + 1
+    with LLM(**few, max_model_len=longest) as llm:
+        assert len(tokens(llm, [ids[: longest - 8]], 8)[0]) == 8
+        with pytest.raises(RequestError, match=f"{longest}"):
+            tokens(llm, [ids[:longest]], 1)  # which makes one more
+    with pytest.raises(NotEnoughMemoryError, match=f"use --max-model-len {longest},"):
+        planned(**few, max_model_len=longest + 1)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_out_of_memory_in_any_forward_costs_its_step_alone(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """On a GPU, the model is called to prefill, to compile, and to capture a graph."""
+    with LLM(dtype="float32", enable_prefix_caching=False, **SMALL) as llm:
+        wanted = tokens(llm, prompts)
+    with LLM(dtype="float32", enable_prefix_caching=False, **SMALL) as llm:
+        executor: Any = llm.worker.driver.executor
+        model, calls = executor.model, 0
+
+        def scarce(*of: Any) -> Tensor:
+            nonlocal calls
+            calls += 1
+            if calls == at:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            found: Tensor = model(*of)
+            return found
+
+        monkeypatch.setattr(executor, "model", scarce)
+        seen = Watched(llm)
+        assert tokens(llm, prompts) == wanted
+        assert calls >= at
+        voided = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+        assert len(voided) == 1
+        assert "CUDA out of memory" in voided[0]
+
+
+@only_cuda
+def test_memory_that_somebody_else_takes_costs_a_step_alone(
+    ids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SMALL | {"max_num_batched_tokens": 8192}
+    several = [ids[i : i + 1000] for i in range(8)]
+    with LLM(dtype="float32", enable_prefix_caching=False, **settings) as llm:
+        executor, total = llm.worker.driver.executor, torch.cuda.mem_get_info()[1]
+        collect = executor.collect
+
+        def collected() -> Any:
+            result = collect()
+            torch.cuda.set_per_process_memory_fraction(1.0)  # it is given back
+            return result
+
+        monkeypatch.setattr(executor, "collect", collected)
+        seen = Watched(llm)
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
+        try:
+            made = tokens(llm, several)
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        voided = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+        assert len(voided) == 1
+        assert "out of memory" in voided[0]
+        assert made == tokens(llm, several)
+
+
+# --- the loop neither waits nor takes memory --------------------------------------------
+
+
+def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -> None:
+    with LLM(check_steps=True, **SMALL) as llm:
+        seen = Watched(llm)
+        tokens(llm, prompts)
+        tokens(llm, prompts, temperature=0.8)
+        tokens(llm, prompts, temperature=0.8, top_p=0.9, top_k=40)
+        tokens(llm, prompts, temperature=0.8, min_p=0.1)
+        tokens(llm, prompts, temperature=0.8, top_k=40, logprobs=5)
+        assert not [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+
+
+@only_cuda
+@pytest.mark.parametrize(
+    ("fault", "said"), [("memory", "took memory"), ("wait", "synchroniz")]
+)
+def test_a_check_finds_what_it_is_for(
+    prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, fault: str, said: str
+) -> None:
+    with LLM(check_steps=True, dtype="float32", **SMALL) as llm:
+        executor: Any = llm.worker.driver.executor
+        alone = [prompts[3]]
+        wanted = tokens(llm, alone)
+
+        class Faulty:
+            def __init__(self, graph: Any) -> None:
+                self.graph = graph
+
+            def replay(self) -> None:
+                self.graph.replay()
+                if fault == "wait":
+                    executor.out[:1].item()
+                else:
+                    torch.empty(1 << 20, device=DEVICE)
+
+        graphs = dict(executor.captures.made)
+        faulty = {kind: graph and Faulty(graph) for kind, graph in graphs.items()}
+        monkeypatch.setattr(executor.captures, "made", faulty)
+        seen = Watched(llm)
+        # A step that fails is done again from history, which takes no faulty graph.
+        assert tokens(llm, alone) == wanted
+        errors = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
+        assert errors
+        assert all(said in error for error in errors)
+        monkeypatch.setattr(executor.captures, "made", graphs)
+        assert tokens(llm, alone) == wanted
+
+
+# --- the same tokens --------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def theirs() -> Any:
+    """transformers' model in float32, where minfer's is."""
+    read: Any = AutoModelForCausalLM.from_pretrained
+    return read(bundled_folder(), dtype=torch.float32).to(DEVICE).eval()
+
+
+@pytest.fixture(scope="module")
+def expected(theirs: Any, prompts: list[list[int]]) -> list[list[int]]:
+    """transformers' greedy continuations, one by one."""
+    how = {
+        "max_new_tokens": 32,
+        "do_sample": False,
+        "eos_token_id": None,
+        "pad_token_id": 0,
+    }
+    given = [torch.tensor([prompt], device=DEVICE) for prompt in prompts]
+    made = [theirs.generate(x, attention_mask=torch.ones_like(x), **how) for x in given]
+    return [
+        out[0, len(prompt) :].tolist() for out, prompt in zip(made, prompts, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_float32_tokens_are_those_of_transformers(
+    prompts: list[list[int]], expected: list[list[int]], eager: bool, depth: int
+) -> None:
+    settings = {**SMALL, "enforce_eager": eager, "steps_in_flight": depth}
+    with LLM(dtype="float32", **settings) as llm:
+        for _ in range(2):  # the second time with graphs of mixed steps, and prefix hits
+            assert tokens(llm, prompts) == expected
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_float32_log_probabilities_are_those_of_transformers(
+    prompts: list[list[int]], expected: list[list[int]], theirs: Any, eager: bool
+) -> None:
+    """Within 1e-3, where neighbours ask for none; products are IEEE's, sums in another
+    order.
+    """
+    asked = [(None, 0, 4, 20)[i % 4] for i in range(len(prompts))]
+    params = [
+        SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, logprobs=k)
+        for k in asked
+    ]
+    with LLM(dtype="float32", **SMALL, enforce_eager=eager) as llm:
+        for _ in range(2):  # the second time with graphs of mixed steps
+            outputs = [
+                o.outputs[0] for o in llm.generate(prompts, params, use_tqdm=False)
+            ]
+            assert [list(one.token_ids) for one in outputs] == expected
+            for prompt, k, one in zip(prompts, asked, outputs, strict=True):
+                assert (one.logprobs is None) == (k is None)
+                with torch.inference_mode():
+                    ids = torch.tensor([[*prompt, *one.token_ids]], device=DEVICE)
+                    exact = (
+                        theirs(ids)
+                        .logits[0, len(prompt) - 1 : -1]
+                        .double()
+                        .log_softmax(-1)
+                    )
+                scored = zip(
+                    one.token_ids, exact.cpu(), one.logprobs or (), strict=k is not None
+                )
+                for token, row, by_id in scored:
+                    assert by_id[token].rank == 1
+                    assert len(by_id) == max(k or 0, 1)
+                    for other, found in by_id.items():
+                        assert found.logprob == pytest.approx(float(row[other]), abs=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gpt_neox", "gemma3_text"])
+def test_a_model_of_transformers_gives_the_tokens_that_it_gives_on_the_cpu(
+    kind: str, tmp_path: Path
+) -> None:
+    save(tmp_path, kind)
+    several = [
+        [(7 * i + j * j) % (VOCAB - 1) + 1 for j in range(3 + 5 * i)] for i in range(9)
+    ]
+    settings = SMALL | {
+        "block_size": 16,
+        "max_num_batched_tokens": 24,
+        "dtype": "float32",
+    }
+    made = []
+    for device in (DEVICE, "cpu"):
+        with LLM(
+            str(tmp_path), skip_tokenizer_init=True, **(settings | {"device": device})
+        ) as llm:
+            made.append(tokens(llm, several, 24, temperature=1.0))
+    assert made[0] == made[1]
+    assert len({token for row in made[0] for token in row}) > 10
+
+
+PROCESS: Final = """
+import json, sys
+from minfer import LLM, SamplingParams
+settings, prompts = json.load(sys.stdin)
+params = [
+    SamplingParams(
+        temperature=0.8,
+        top_p=0.9 + 0.1 * (i % 2),
+        seed=i,
+        max_tokens=48,
+        ignore_eos=True,
+        logprobs=i % 4 or None,
+    )
+    for i in range(len(prompts))
+]
+with LLM(**settings) as llm:
+    found = llm.generate(prompts, params, use_tqdm=False)
+    outputs = [output.outputs[0] for output in found]
+scores = [[[[i, found.rank, found.logprob.hex()] for i, found in by_id.items()]
+           for by_id in one.logprobs or ()] for one in outputs]
+print(json.dumps([[one.token_ids for one in outputs], scores]))
+"""
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_two_processes_give_the_same_bits(prompts: list[list[int]], eager: bool) -> None:
+    """Tokens and log-probabilities."""
+    job, made = json.dumps([SMALL | {"enforce_eager": eager}, prompts]), []
+    for _ in range(2):
+        command = [sys.executable, "-c", PROCESS]
+        done = subprocess.run(
+            command, input=job, cwd=ROOT, capture_output=True, text=True, check=True
+        )
+        made.append(json.loads(done.stdout.splitlines()[-1]))
+    assert made[0] == made[1]
+    drawn, scores = made[0]
+    assert [len(row) for row in drawn] == [48] * len(prompts)
+    assert [len(row) for row in scores] == [48 * bool(i % 4) for i in range(len(prompts))]
+    assert len({tuple(row) for row in drawn}) == len(prompts)
+
+
+AHEAD = """
+import json, sys
+from triton import knobs
+from minfer import LLM, SamplingParams
+
+late = []
+with LLM(**json.load(sys.stdin)) as llm:
+    knobs.runtime.jit_post_compile_hook = lambda **told: late.append(told["fn"].name)
+    short = SamplingParams(temperature=0, max_tokens=4)
+    llm.generate([[*range(40, 80)]], short, use_tqdm=False)
+print(json.dumps(late))
+"""
+
+
+@only_cuda
+def test_a_first_request_finds_its_kernels_compiled(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", AHEAD],
+        input=json.dumps(SMALL),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)},
+    )
+    assert any(tmp_path.iterdir())
+    assert json.loads(done.stdout.splitlines()[-1]) == []
+
+
+# --- every way of attention, and of products --------------------------------------------
+
+COUNT, LENGTH = 16, 256  # texts and their tokens
+# Inputs of a chunk, ranges that contexts are cut into, which package serves them.
+WAYS: Final = {
+    "Triton, chunks": (96, 1, ""),
+    "Triton, decode": (1, 1, ""),
+    "Triton, split decode": (1, 4, ""),
+    "flash-attn, chunks": (96, 1, FLASH),
+    "quack, gate and up": (96, 1, QUACK),
+}
+
+
+@pytest.fixture(scope="module")
+def exact(theirs: Any, ids: list[int]) -> Tensor:
+    """transformers' log-probabilities in float32, [COUNT, LENGTH, vocab]."""
+    with torch.inference_mode():
+        texts = torch.tensor(ids[: COUNT * LENGTH], device=DEVICE).view(COUNT, LENGTH)
+        found: Tensor = theirs(texts).logits.double().log_softmax(-1)
+    return found
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore:Argument aux_data"
+)  # flash-attn's
+@pytest.mark.parametrize("way", WAYS)
+def test_bfloat16_distributions_are_those_of_float32(
+    exact: Tensor, ids: list[int], way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk, splits, package = WAYS[way]
+    if package and (why := missing(package, torch.bfloat16, torch.device(DEVICE))):
+        pytest.skip(why)
+    monkeypatch.setattr(linear, "pays", lambda *_: True)
+    with (
+        LLM(dtype="bfloat16", **SMALL) as llm,
+        patch.object(linear, "gated", wraps=gated) as used,
+    ):
+        executor = llm.worker.driver.executor
+        found = forced(executor, ids, chunk, splits, package).double().log_softmax(-1)
+    assert used.called == (package == QUACK)
+    divergence = (exact.exp() * (exact - found)).sum(-1).mean()
+    same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
+    assert divergence < 0.0005  # nats
+    assert same > 0.98
+
+
+def forced(
+    executor: Any, ids: list[int], chunk: int, splits: int, package: str
+) -> Tensor:
+    """Logits [COUNT, LENGTH, vocab] of given texts, a chunk of each at a time."""
+    each, parts = LENGTH // BLOCK, list[Tensor]()
+    cache = executor.make_cache(COUNT * each, BLOCK, LENGTH)
+    for start in range(0, LENGTH, chunk):
+        size = min(chunk, LENGTH - start)
+        rows = []
+        for i in range(COUNT):
+            at = i * LENGTH + start
+            rows.append(
+                Row(ids[at : at + size], start, range(i * each, (i + 1) * each), size)
+            )
+        batch = make_batch(rows, BLOCK, executor.device)
+        batch = evolve(batch, splits=splits, fused=package == QUACK)
+        if package == FLASH:
+            several = batch.chunks
+            assert several is not None
+            four = several.rows, several.starts, several.counts, batch.table
+            batch = evolve(batch, chunks=evolve(several, flash=FlashWork.of(*four, size)))
+        with torch.inference_mode():
+            parts.append(executor.model(batch, cache).view(COUNT, size, -1))
+    return torch.cat(parts, 1)

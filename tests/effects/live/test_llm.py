@@ -1,0 +1,817 @@
+"""The library: what goes in, what comes out, and that nothing a caller does harms the
+others.
+"""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+import minfer
+from minfer import LLM, ConfigError, ParameterError, SamplingParams
+from minfer.effects.live import llm as llm_module
+from minfer.effects.live.edge import Prompt, RequestError
+from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.models.spec import CheckpointError
+from minfer.effects.setup.memory import NotEnoughMemoryError
+from minfer.effects.setup.options import EngineArgs, prepare
+from minfer.effects.text.chat import ChatTemplateError
+from minfer.effects.text.outputs import RequestOutput
+from minfer.messages import Executed, Failed
+from minfer.plan import Plan
+from minfer.policy import FirstCome
+from minfer.request import Request
+from minfer.runs.oracle import Oracle
+from tests.effects.tiny_model import EOS, write_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+SETTINGS: dict[str, Any] = {
+    "block_size": 8,
+    "num_gpu_blocks_override": 64,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("tiny")))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: str) -> Iterator[LLM]:
+    with LLM(folder, **SETTINGS) as made:
+        yield made
+
+
+def ids(output: RequestOutput, sample: int = 0) -> tuple[int, ...]:
+    return output.outputs[sample].token_ids
+
+
+def texts(outputs: list[RequestOutput]) -> list[str]:
+    return [one.text for output in outputs for one in output.outputs]
+
+
+# --- what goes in -----------------------------------------------------------------------
+
+
+def test_every_form_of_a_prompt_means_the_same(llm: LLM) -> None:
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
+    tokens = tokenizer.encode("hello")
+    prompts: list[Any] = [
+        "hello",
+        ["hello"],
+        tokens,
+        [tokens],
+        tuple(tokens),
+        {"prompt": "hello"},
+        {"prompt_token_ids": tokens},
+        [{"prompt_token_ids": tokens}],
+    ]
+    outputs = [llm.generate(prompt, GREEDY) for prompt in prompts]
+    assert {len(output) for output in outputs} == {1}
+    assert len({ids(output[0]) for output in outputs}) == 1
+    assert outputs[0][0].prompt == outputs[5][0].prompt == "hello"
+    assert outputs[2][0].prompt is None
+    assert {output[0].prompt_token_ids for output in outputs} == {tuple(tokens)}
+
+
+def test_numpy_ids_are_token_ids(llm: LLM) -> None:
+    numpy = pytest.importorskip("numpy")
+    got = llm.generate({"prompt_token_ids": numpy.array([1, 2, 3])}, GREEDY)
+    assert ids(got[0]) == ids(llm.generate([1, 2, 3], GREEDY)[0])
+
+
+def test_no_prompts_give_no_outputs(llm: LLM) -> None:
+    assert llm.generate([]) == []
+    assert list(llm.stream([])) == []
+
+
+def test_outputs_come_in_the_order_of_prompts_each_with_its_parameters(llm: LLM) -> None:
+    prompts = [[i + 1] * (1 + 5 * (i % 4)) for i in range(20)]
+    params = [
+        SamplingParams(temperature=0, max_tokens=20 - i, ignore_eos=True)
+        for i in range(20)
+    ]
+    outputs = llm.generate(prompts, params)
+    assert [list(o.prompt_token_ids) for o in outputs] == prompts
+    assert [len(ids(o)) for o in outputs] == [20 - i for i in range(20)]
+    assert all(o.finished and o.outputs[0].finish_reason == "length" for o in outputs)
+    alone = [llm.generate(p, s)[0] for p, s in zip(prompts, params, strict=True)]
+    assert [ids(o) for o in outputs] == [ids(o) for o in alone]
+
+
+def test_parameters_default_to_sixteen_tokens(llm: LLM) -> None:
+    assert len(ids(llm.generate([7, 8, 9])[0])) <= 16
+    greedy = SamplingParams(temperature=0, ignore_eos=True)
+    assert len(ids(llm.generate([7, 8, 9], greedy)[0])) == 16
+
+
+def test_without_max_tokens_a_request_takes_what_the_context_holds(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    assert len(ids(llm.generate([[5] * 200], params)[0])) == 56
+
+
+def test_without_max_tokens_a_request_takes_what_the_cache_holds(folder: str) -> None:
+    settings = SETTINGS | {"num_gpu_blocks_override": 4, "max_model_len": 33}
+    params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+    with LLM(folder, **settings) as small:
+        assert len(ids(small.generate([5] * 20, params)[0])) == 13
+
+
+def test_a_progress_bar_of_ones_own(llm: LLM) -> None:
+    seen: list[Any] = []
+
+    class Bar:
+        def __init__(self, total: int, desc: str) -> None:
+            seen.append((total, desc))
+
+        def update(self) -> None:
+            seen.append("update")
+
+        def close(self) -> None:
+            seen.append("close")
+
+    llm.generate([[1], [2]], GREEDY, use_tqdm=Bar)
+    assert seen == [(2, "Processed prompts"), "update", "update", "close"]
+
+
+def test_the_progress_bar_needs_a_terminal(
+    llm: LLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm.generate([[1], [2]], GREEDY)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    llm.generate([[1], [2]], GREEDY)
+    assert "Processed prompts" in capsys.readouterr().err
+
+
+# --- what comes out ---------------------------------------------------------------------
+
+
+def test_metrics_are_in_order_and_the_cache_is_reported(folder: str) -> None:
+    with LLM(folder, **SETTINGS) as fresh:
+        first = fresh.generate([[3] * 30], GREEDY)[0]
+        again = fresh.generate([[3] * 30], GREEDY)[0]
+    assert (first.num_cached_tokens, again.num_cached_tokens) == (0, 24)
+    assert ids(first) == ids(again)
+    times = first.metrics
+    assert times.first_token_time is not None
+    assert times.last_token_time is not None
+    assert times.arrival_time <= times.first_token_time <= times.last_token_time
+    assert times.output_tokens == 12
+    assert times.ttft is not None
+    assert times.latency is not None
+    assert times.tpot is not None
+    assert times.latency == pytest.approx(times.ttft + 11 * times.tpot)
+
+
+def test_what_samples_share_in_the_cache_counts_once(folder: str) -> None:
+    with LLM(folder, **SETTINGS) as fresh:
+        fresh.generate([[3] * 30], GREEDY)
+        [output] = fresh.generate([[3] * 30], attrs.evolve(GREEDY, temperature=1.0, n=3))
+    assert len(output.outputs) == 3
+    assert output.num_cached_tokens == 24
+
+
+def test_prefixes_are_not_shared_without_caching_nor_across_salts(folder: str) -> None:
+    with LLM(folder, enable_prefix_caching=False, **SETTINGS) as apart:
+        outputs = [apart.generate([[3] * 30], GREEDY)[0] for _ in range(2)]
+    assert [o.num_cached_tokens for o in outputs] == [0, 0]
+    with LLM(folder, **SETTINGS) as shared:
+        salted = [
+            shared.generate({"prompt_token_ids": [3] * 30, "cache_salt": salt}, GREEDY)[0]
+            for salt in ("a", "b", "a")
+        ]
+    assert [o.num_cached_tokens for o in salted] == [0, 0, 24]
+    assert len({ids(o) for o in outputs + salted}) == 1
+
+
+def test_samples_of_a_request_differ_and_are_reproducible(folder: str) -> None:
+    params = SamplingParams(n=3, max_tokens=10, ignore_eos=True)
+    runs = []
+    for seed in (0, 0, 1):
+        with LLM(folder, seed=seed, **SETTINGS) as made:
+            runs.append([texts(made.generate("abc", params)) for _ in range(2)])
+    assert runs[0] == runs[1]
+    assert runs[0] != runs[2]
+    assert len(set(runs[0][0] + runs[0][1])) == 6
+    assert [len(sample) for sample in runs[0]] == [3, 3]
+
+
+def test_a_seed_of_its_own_makes_a_request_independent_of_all_else(llm: LLM) -> None:
+    params = SamplingParams(seed=-5, max_tokens=10, ignore_eos=True)
+    alone = llm.generate("abc", params)[0]
+    crowd = llm.generate(["x", "abc", "yy"], params)[1]
+    assert ids(alone) == ids(crowd)
+
+
+def test_the_end_of_sequence_ends_and_is_not_text(folder: str, tmp_path: Path) -> None:
+    with LLM(folder, **SETTINGS) as plain:
+        tokens = ids(plain.generate([9, 9, 9], GREEDY)[0])
+    end = tokens[3]
+    ending = write_checkpoint(tmp_path / "ending", eos_token_id=[end, EOS])
+    with LLM(str(ending), **SETTINGS) as llm:
+        one = llm.generate([9, 9, 9], SamplingParams(temperature=0, max_tokens=12))[
+            0
+        ].outputs[0]
+        assert one.token_ids == tokens[: tokens.index(end) + 1]
+        assert (one.finish_reason, one.stop_reason) == ("stop", None)
+        assert llm.tokenizer is not None
+        assert one.text == llm.tokenizer.decode(one.token_ids[:-1])
+
+
+def test_stop_token_ids_say_which(llm: LLM) -> None:
+    tokens = ids(llm.generate([9, 9, 9], GREEDY)[0])
+    params = SamplingParams(
+        temperature=0, max_tokens=12, ignore_eos=True, stop_token_ids=(tokens[5],)
+    )
+    for one in (
+        llm.generate([9, 9, 9], params)[0],
+        *list(llm.stream([9, 9, 9], params))[-1:],
+    ):
+        assert one.outputs[0].finish_reason == "stop"
+        assert one.outputs[0].stop_reason == tokens[5]
+        assert one.outputs[0].token_ids[-1] == tokens[5]
+
+
+def printable(llm: LLM) -> tuple[str, SamplingParams]:
+    """A seed whose text has a long run of plain characters, to take stop strings from."""
+    for seed in range(50):
+        params = SamplingParams(seed=seed, max_tokens=60, ignore_eos=True)
+        text = llm.generate("abc", params)[0].outputs[0].text
+        if "�" not in text[:2] and len(set(text)) > 10:
+            return text, params
+    raise AssertionError("no seed gives such a text")
+
+
+@pytest.mark.parametrize("max_repeat", [1, 4])
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_stop_string_cuts_the_text_wherever_it_falls(
+    folder: str, depth: int, max_repeat: int
+) -> None:
+    settings = SETTINGS | {"steps_in_flight": depth, "max_repeat": max_repeat}
+    with LLM(folder, **settings) as llm:
+        text, params = printable(llm)
+        whole = ids(llm.generate("abc", params)[0])
+        for start, size in ((0, 1), (4, 2), (20, 3), (len(text) - 1, 1)):
+            stop = text[start : start + size]
+            cut = SamplingParams(
+                seed=params.seed,
+                max_tokens=60,
+                ignore_eos=True,
+                stop=[stop, "never found"],
+            )
+            one = llm.generate("abc", cut)[0].outputs[0]
+            assert one.text == text[: text.index(stop)]
+            assert (one.finish_reason, one.stop_reason) == ("stop", stop)
+            assert one.token_ids == whole[: len(one.token_ids)]
+            pieces = list(llm.stream("abc", cut))
+            assert "".join(p.outputs[0].text for p in pieces) == one.text
+            assert sum((p.outputs[0].token_ids for p in pieces), ()) == one.token_ids
+    assert not llm.worker.jobs
+
+
+def test_text_that_only_begins_a_stop_string_is_not_lost(llm: LLM) -> None:
+    text, params = printable(llm)
+    stop = text[-1] + "and more"
+    held = SamplingParams(seed=params.seed, max_tokens=60, ignore_eos=True, stop=stop)
+    one = llm.generate("abc", held)[0].outputs[0]
+    assert one.text == text
+    assert one.finish_reason == "length"
+
+
+def test_streamed_pieces_join_to_what_generate_gives(llm: LLM) -> None:
+    prompts: list[Prompt] = ["abc", [1, 2, 3], "x" * 40]
+    params = SamplingParams(n=2, seed=3, max_tokens=25, ignore_eos=True)
+    joined: dict[tuple[tuple[int, ...], int], tuple[str, tuple[int, ...]]] = {}
+    last: dict[tuple[int, ...], RequestOutput] = {}
+    for output in llm.stream(prompts, params):
+        for one in output.outputs:
+            key = (output.prompt_token_ids, one.index)
+            text, tokens = joined.get(key, ("", ()))
+            joined[key] = (text + one.text, tokens + one.token_ids)
+        last[output.prompt_token_ids] = output
+    assert all(output.finished for output in last.values())
+    for output in llm.generate(prompts, params):
+        for one in output.outputs:
+            assert joined[output.prompt_token_ids, one.index] == (one.text, one.token_ids)
+
+
+def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
+    params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+    stream = llm.stream(["abc", "def"], params)
+    next(stream)
+    stream.close()
+    assert not llm.worker.jobs
+    assert len(ids(llm.generate("abc", GREEDY)[0])) == 12
+
+
+def test_a_stream_that_nobody_reads_runs_nothing(llm: LLM) -> None:
+    llm.stream("abc", GREEDY)
+    assert not llm.worker.jobs
+
+
+# --- conversations and the makers' advice -----------------------------------------------
+
+TALK = [{"role": "user", "content": "hi"}]
+TEMPLATE = """{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}
+{%- if tools %}[{{ tools[0].name }}]{% endif %}{% if mood %}({{ mood }}){% endif %}
+{%- if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def talker(folder: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    path = tmp_path_factory.mktemp("talker")
+    for file in Path(folder).iterdir():
+        (path / file.name).write_bytes(file.read_bytes())
+    (path / "chat_template.jinja").write_text(TEMPLATE)
+    advice = (
+        '{"temperature": 0.5, "top_k": 7, "top_p": null, '
+        '"do_sample": true, "eos_token_id": 9}'
+    )
+    (path / "generation_config.json").write_text(advice)
+    with LLM(str(path), **SETTINGS) as made:
+        yield made
+
+
+def test_a_conversation_is_a_prompt(talker: LLM) -> None:
+    output = talker.chat(TALK, GREEDY)[0]
+    assert output.prompt == "<user>hi<assistant>"
+    assert ids(output) == ids(talker.generate("<user>hi<assistant>", GREEDY)[0])
+    pieces = list(talker.stream_chat(TALK, GREEDY))
+    assert "".join(o.outputs[0].text for o in pieces) == output.outputs[0].text
+    assert talker.render(TALK) == list(output.prompt_token_ids)
+
+
+def test_conversations_come_back_in_order_each_with_its_parameters(talker: LLM) -> None:
+    talks = [[{"role": "user", "content": "x" * i}] for i in range(5)]
+    params = [SamplingParams(max_tokens=1 + i, ignore_eos=True) for i in range(5)]
+    outputs = talker.chat(talks, params)
+    assert [o.prompt for o in outputs] == [
+        f"<user>{'x' * i}<assistant>" for i in range(5)
+    ]
+    assert [len(ids(o)) for o in outputs] == [1, 2, 3, 4, 5]
+
+
+def test_options_of_the_template(talker: LLM) -> None:
+    assert talker.tokenizer is not None
+    for options, text in (
+        ({"tools": [{"name": "saw"}]}, "<user>hi[saw]<assistant>"),
+        ({"chat_template_kwargs": {"mood": "glad"}}, "<user>hi(glad)<assistant>"),
+        ({"add_generation_prompt": False}, "<user>hi"),
+        ({"add_generation_prompt": False, "continue_final_message": True}, "<user>hi"),
+        ({"chat_template_kwargs": {"add_generation_prompt": False}}, "<user>hi"),
+    ):
+        assert talker.tokenizer.decode(talker.render(TALK, **options)) == text
+
+
+def test_an_answer_without_parameters_takes_the_room_there_is(talker: LLM) -> None:
+    one = talker.chat([{"role": "user", "content": "y" * 190}])[0].outputs[0]
+    assert len(one.token_ids) > 16 or one.finish_reason == "stop"
+    job = talker._answers(TALK, None, {})[0][0].request
+    assert job.max_tokens == 256 - len("<user>hi<assistant>")
+    assert job.sampling == SamplingParams(temperature=0.5, top_k=7, max_tokens=None)
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "message"),
+    [
+        ([], {}, "there are no messages"),
+        ([[], TALK], {}, "there are no messages"),
+        ("hi", {}, "messages must be a list of messages, not a str"),
+        ({"role": "user"}, {}, "messages must be a list of messages, not a dict"),
+        (5, {}, "messages must be a list of messages, not a int"),
+        ([*TALK, "hi"], {}, "a message must be an object"),
+        (["hi"], {}, "a message must be an object"),
+        (TALK, {"continue_final_message": True}, "exclude each other"),
+        (TALK, {"chat_template_kwargs": {"messages": []}}, "cannot set 'messages'"),
+        (TALK, {"chat_template_kwargs": {"eos_token": "x"}}, "the chat template failed"),
+    ],
+)
+def test_conversations_that_make_no_sense(
+    talker: LLM, messages: Any, options: Any, message: str
+) -> None:
+    for ask in (talker.chat, talker.stream_chat):
+        with pytest.raises(ChatTemplateError, match=message):
+            ask(messages, GREEDY, **options)
+    assert not talker.worker.jobs
+
+
+def test_a_conversation_that_is_too_long_or_not_text(talker: LLM) -> None:
+    long = [{"role": "user", "content": "x" * 300}]
+    with pytest.raises(
+        RequestError, match=r"prompts\[1\]: the prompt has 317 tokens"
+    ) as caught:
+        talker.chat([TALK, long], GREEDY)
+    assert caught.value.index == 1
+    with pytest.raises(RequestError, match="lone surrogate"):
+        talker.chat([{"role": "user", "content": "\ud800"}], GREEDY)
+
+
+def test_chat_needs_a_template_and_a_tokenizer(llm: LLM, tmp_path: Path) -> None:
+    with pytest.raises(ChatTemplateError, match="this model has no chat template"):
+        llm.chat(TALK)
+    bare = str(write_checkpoint(tmp_path / "bare", tokenizer=False))
+    mute = LLM(bare, skip_tokenizer_init=True, executor="dry", **SETTINGS)
+    with mute, pytest.raises(ChatTemplateError, match="needs the tokenizer"):
+        mute.chat(TALK)
+
+
+def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
+    assert talker.get_default_sampling_params() == SamplingParams(
+        temperature=0.5, top_k=7
+    )
+    assert llm.get_default_sampling_params() == SamplingParams()
+    asked = talker.setup.default_sampling_params(top_k=3, n=2)
+    assert asked == SamplingParams(temperature=0.5, top_k=3, n=2)
+    silent = talker._jobs(["a", "b"], None, None)[0]
+    assert [job.request.sampling.top_k for job in silent] == [7, 7]
+    with pytest.raises(ParameterError, match="top_p"):
+        talker.setup.default_sampling_params(top_p=2)
+
+
+@pytest.mark.parametrize(
+    ("advice", "params"),
+    [
+        ({}, SamplingParams()),
+        ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0)),
+        (
+            {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
+            SamplingParams(temperature=0.6, top_p=0.8, top_k=20),
+        ),
+        ({"do_sample": None, "top_k": None, "min_p": 0.1}, SamplingParams(min_p=0.1)),
+    ],
+)
+def test_advice_is_read_from_generation_config(
+    tmp_path: Path, advice: dict[str, Any], params: SamplingParams
+) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", tokenizer=False)
+    (folder / "generation_config.json").write_text(json.dumps(advice))
+    setup = prepare(EngineArgs(model=str(folder), executor="dry", **SETTINGS))
+    assert setup.default_sampling_params() == params
+
+
+def test_advice_that_makes_no_sense_is_named(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "tiny", tokenizer=False)
+    (folder / "generation_config.json").write_text('{"temperature": "warm"}')
+    with pytest.raises(
+        CheckpointError, match=r"generation_config.json: temperature: .*correct it"
+    ):
+        prepare(EngineArgs(model=str(folder), executor="dry", **SETTINGS))
+
+
+# --- bad input --------------------------------------------------------------------------
+
+BAD_PROMPTS: list[tuple[Any, str]] = [
+    ("", "the prompt is empty; give at least one token"),
+    ([[]], "the prompt is empty"),
+    (
+        [1, 2, 260],
+        "token id 260 at position 2 is outside the vocabulary; ids are from 0 to 259",
+    ),
+    ([-1], "token id -1 at position 0 is outside the vocabulary"),
+    ([[1.5]], "token ids must be whole numbers, not 1.5"),
+    ([[True]], "token ids must be whole numbers, not True"),
+    ([[float("nan")]], "token ids must be whole numbers, not nan"),
+    ([1] * 256, "the prompt has 256 tokens; the context holds 256"),
+    ("a" * 1000, "shorten the prompt"),
+    ("bad \ud800", "lone surrogate"),
+    (5, "prompts must be a string, token ids, or a list"),
+    ([None], "a prompt must be a string or token ids, not a NoneType"),
+    ({"prompt": "a", "prompt_token_ids": [1]}, "needs one of the fields"),
+    ({}, "needs one of the fields"),
+    ({"text": "a"}, "no field 'text'"),
+    ({"prompt": "a", "cache_salt": 5}, "cache_salt must be a string"),
+]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"), BAD_PROMPTS, ids=[m for _, m in BAD_PROMPTS]
+)
+def test_a_bad_prompt_is_named_and_the_llm_goes_on(
+    llm: LLM, prompt: Any, message: str
+) -> None:
+    with pytest.raises(RequestError, match=message):
+        llm.generate(prompt, GREEDY)
+    with pytest.raises(RequestError, match=message):
+        llm.stream(prompt, GREEDY)
+    assert len(ids(llm.generate("fine", GREEDY)[0])) == 12
+
+
+def test_a_bad_prompt_among_good_ones_is_named_before_anything_runs(llm: LLM) -> None:
+    count, turns = llm.count, llm.worker.driver.state.next_step
+    with pytest.raises(RequestError, match=r"prompts\[2\]: token id 999 ") as caught:
+        llm.generate([[1], [2], [999], [4]], GREEDY)
+    assert caught.value.index == 2
+    assert (llm.count, llm.worker.driver.state.next_step) == (count, turns)
+
+
+def test_a_prompt_that_the_cache_cannot_hold(folder: str) -> None:
+    settings = SETTINGS | {"num_gpu_blocks_override": 5, "max_model_len": 41}
+    with LLM(folder, **settings) as small:
+        with pytest.raises(
+            RequestError, match="shorten the prompt, or raise max_model_len"
+        ):
+            small.generate([[1] * 41], GREEDY)
+        whole = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        assert len(ids(small.generate([[1] * 40], whole)[0])) == 1
+
+
+def test_output_that_the_cache_cannot_hold(folder: str) -> None:
+    # The engine refuses a context that the cache cannot hold, so shrink the cache behind
+    # its back.
+    with LLM(folder, **SETTINGS) as llm:
+        llm.setup = attrs.evolve(
+            llm.setup, config=attrs.evolve(llm.setup.config, num_blocks=3)
+        )
+        with pytest.raises(
+            RequestError, match="need 6 KV blocks of 8 tokens; the cache has 3"
+        ):
+            llm.generate([1] * 20, SamplingParams(max_tokens=24))
+        rest = SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
+        assert len(ids(llm.generate([1] * 20, rest)[0])) == 5
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", float("nan")),
+        ("temperature", -0.1),
+        ("temperature", float("inf")),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_p", float("nan")),
+        ("top_k", -2),
+        ("top_k", 1.5),
+        ("n", 0),
+        ("n", 10_000),
+        ("max_tokens", 0),
+        ("max_tokens", -1),
+        ("seed", 2**64),
+        ("stop", [""]),
+        ("stop", ["x"] * 100),
+        ("stop_token_ids", [-1]),
+        ("ignore_eos", 1),
+    ],
+)
+def test_numbers_out_of_range_are_named(name: str, value: Any) -> None:
+    with pytest.raises(ParameterError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert caught.value.param == name
+
+
+def test_parameters_of_the_wrong_kind_or_number(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="2 sampling_params for 1 prompts"):
+        llm.generate("a", [GREEDY, GREEDY])
+    with pytest.raises(
+        RequestError, match=r"sampling_params\[1\] must be SamplingParams"
+    ):
+        llm.generate(["a", "b"], [GREEDY, {"n": 1}])  # type: ignore[list-item]
+    with pytest.raises(RequestError, match="must be SamplingParams, not a int"):
+        llm.generate("a", 5)  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="1 priorities for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+    with pytest.raises(RequestError, match=r"priority\[1\] must be a whole number"):
+        llm.generate(["a", "b"], GREEDY, priority=[1, float("nan")])  # type: ignore[list-item]
+    with pytest.raises(
+        RequestError, match="stop_token_ids: 260 is outside the vocabulary"
+    ):
+        llm.generate("a", SamplingParams(stop_token_ids=(260,)))
+
+
+def test_more_requests_than_may_wait_are_told_so(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(folder, **SETTINGS) as llm:
+        monkeypatch.setattr(
+            llm.worker.driver, "config", attrs.evolve(llm.setup.config, max_waiting=1)
+        )
+        outputs = llm.generate([[1], [2], [3]], GREEDY)
+        assert [o.outputs[0].finish_reason for o in outputs] == [
+            "length",
+            "error",
+            "error",
+        ]
+        assert "waiting line is full" in outputs[1].outputs[0].error
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "float64"),
+        ("load_format", "pickle"),
+        ("max_model_len", 1),
+        ("block_size", 0),
+        ("max_num_seqs", -1),
+        ("max_num_batched_tokens", 1.5),
+        ("gpu_memory_utilization", 0),
+        ("gpu_memory_utilization", float("nan")),
+        ("gpu_memory_utilization", 1.5),
+        ("kv_cache_memory_bytes", 0),
+        ("num_gpu_blocks_override", True),
+        ("seed", "x"),
+        ("scheduling_policy", "lottery"),
+        ("steps_in_flight", 0),
+        ("max_repeat", 0),
+        ("executor", "gpu"),
+        ("model", 5),
+        ("max_model_len", 10**6),
+    ],
+)
+def test_settings_out_of_range_are_named(folder: str, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=name):
+        LLM(**({"model": folder} | SETTINGS | {name: value}))
+
+
+def test_an_unknown_setting_names_the_known_ones(folder: str) -> None:
+    with pytest.raises(TypeError, match=r"no setting 'max_seqs'; it has .*max_num_seqs"):
+        LLM(folder, max_seqs=5)
+
+
+def test_a_budget_below_the_rows_is_a_contradiction(folder: str) -> None:
+    with pytest.raises(ConfigError, match="max_num_batched_tokens"):
+        LLM(folder, **(SETTINGS | {"max_num_batched_tokens": 2}))
+
+
+def test_a_model_that_does_not_fit(folder: str) -> None:
+    with pytest.raises(NotEnoughMemoryError, match="--max-model-len 25"):
+        LLM(folder, **(SETTINGS | {"num_gpu_blocks_override": 3}))
+
+
+# --- executors, failures, interrupts, shutdown ------------------------------------------
+
+
+@pytest.mark.parametrize("executor", ["dry", "oracle"])
+def test_executors_without_weights(folder: str, tmp_path: Path, executor: str) -> None:
+    config = Path(folder, "config.json").read_text()
+    (tmp_path / "config.json").write_text(config)
+    (tmp_path / "tokenizer.json").write_text(Path(folder, "tokenizer.json").read_text())
+    with LLM(str(tmp_path), executor=executor, **SETTINGS) as llm:
+        one = llm.generate("abc", SamplingParams(max_tokens=20, temperature=0))[
+            0
+        ].outputs[0]
+    if executor == "dry":
+        assert one.text == " This text was not w"
+
+
+def test_without_a_tokenizer_there_are_token_ids_only(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "bare", tokenizer=False)
+    settings = SETTINGS | {"skip_tokenizer_init": True}
+    for executor in (None, "dry"):
+        with LLM(str(folder), executor=executor, **settings) as llm:
+            output = llm.generate([1, 2, 3], GREEDY)[0]
+            assert len(ids(output)) == 12
+            assert output.outputs[0].text == ""
+            streamed = [o.outputs[0].token_ids for o in llm.stream([1, 2, 3], GREEDY)]
+            assert sum(streamed, ()) == ids(output)
+            with pytest.raises(RequestError, match="text prompt needs a tokenizer"):
+                llm.generate("abc")
+
+
+def test_random_weights_need_no_weight_files(folder: str, tmp_path: Path) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text(Path(folder, name).read_text())
+    with LLM(str(tmp_path), load_format="dummy", dtype="half", **SETTINGS) as llm:
+        assert len(ids(llm.generate("abc", GREEDY)[0])) == 12
+        assert llm.setup.spec.dtype == "float16"
+
+
+def test_priority_goes_first(folder: str) -> None:
+    settings = SETTINGS | {"max_num_seqs": 1, "scheduling_policy": "priority"}
+    with LLM(folder, executor="oracle", **settings) as llm:
+        outputs = llm.generate([[1], [2], [3]], GREEDY, priority=[2, 1, 0])
+        ends = [o.metrics.last_token_time or 0 for o in outputs]
+    assert ends == sorted(ends, reverse=True)
+
+
+class Flaky(Oracle):
+    """Fails every step that a poisoned request (its first token is 13) takes part in."""
+
+    def collect(self) -> Executed | Failed:
+        plan = self.plans[0]
+        poisoned = any(self._poisoned(plan, row) for row in plan.rows)
+        return self.fail("device error", halfway=False) if poisoned else super().collect()
+
+    def _poisoned(self, plan: Plan, row: int) -> bool:
+        requests: list[Request] = [
+            opened.request for opened in plan.opens if plan.rows[opened.index] == row
+        ]
+        if not requests and row in self.rows:
+            requests = [self.rows[row].request]
+        return any(request.prompt[0] == 13 for request in requests)
+
+
+def test_a_request_whose_steps_fail_ends_with_an_error_and_the_others_go_on(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Flaky(8, 260))
+    with LLM(folder, **SETTINGS) as llm:
+        outputs = llm.generate([[1], [13], [3]], GREEDY)
+        assert [o.outputs[0].finish_reason for o in outputs] == [
+            "length",
+            "error",
+            "length",
+        ]
+        assert "device error" in outputs[1].outputs[0].error
+        assert outputs[1].finished
+
+
+def test_an_engine_that_breaks_says_so_and_serves_nobody(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(folder, executor="oracle", **SETTINGS) as llm:
+        monkeypatch.setattr(llm.worker.driver.executor, "collect", lambda: 1 / 0)
+        with pytest.raises(EngineDeadError, match="ZeroDivisionError"):
+            llm.generate([[1], [2]], GREEDY)
+        with pytest.raises(EngineDeadError, match="serves nobody"):
+            llm.generate([[1], [2]], GREEDY)
+
+
+def test_an_interrupt_cancels_and_leaves_the_llm_usable(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wanted = [ids(o) for o in llm.generate([[1], [2]], GREEDY)]
+    endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
+
+    def interrupted(_: object) -> RequestOutput:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm_module, "_received", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate([[5, 6], [7, 8]], endless)
+    assert not llm.worker.jobs
+    assert [ids(o) for o in llm.generate([[1], [2]], GREEDY)] == wanted
+
+
+def test_threads_share_the_engine(llm: LLM) -> None:
+    wanted = {i: ids(llm.generate([i + 1, 2], GREEDY)[0]) for i in range(6)}
+    got: dict[int, tuple[int, ...]] = {}
+
+    def ask(i: int) -> None:
+        for _ in range(5):
+            got[i] = ids(llm.generate([i + 1, 2], GREEDY)[0])
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == wanted
+
+
+def test_closing_is_idempotent_and_leaves_no_thread(folder: str) -> None:
+    before = set(threading.enumerate())
+    llm = LLM(folder, **SETTINGS)
+    stream = llm.stream(
+        "abc", SamplingParams(max_tokens=None, temperature=0, ignore_eos=True)
+    )
+    next(stream)
+    llm.close()
+    llm.close()
+    assert before.issuperset(threading.enumerate())
+    assert list(stream)[-1].outputs[0].finish_reason == "cancelled"
+    with pytest.raises(EngineDeadError, match="closed"):
+        llm.generate("abc")
+
+
+def test_the_package_offers_it_lazily() -> None:
+    assert minfer.LLM is LLM
+    with pytest.raises(AttributeError, match="no attribute 'LLMM'"):
+        minfer.LLMM  # noqa: B018 - the access is the test
+
+
+def test_what_chat_does_not_know_is_refused(llm: LLM) -> None:
+    with pytest.raises(TypeError, match="add_generation_promt"):
+        # The point.
+        llm.chat([{"role": "user", "content": "x"}], add_generation_promt=False)  # type: ignore[call-arg]
+
+
+def test_a_cache_that_cannot_be_had(folder: str) -> None:
+    with pytest.raises(ConfigError, match="smaller KV cache"):
+        LLM(folder, kv_cache_memory_bytes=2**56)
+
+
+class Faulty(FirstCome):
+    def rank(self, state: Any, request: Request, time: float) -> tuple[Any, Any]:
+        raise ZeroDivisionError(f"a policy's own: {state} {request.id} {time}")
+
+
+def test_a_policy_that_raises_serves_as_first_come_does(folder: str) -> None:
+    outputs = []
+    for policy in (Faulty(), FirstCome()):
+        with LLM(folder, executor="oracle", scheduling_policy=policy, **SETTINGS) as llm:
+            outputs.append(ids(llm.generate([1, 2], GREEDY)[0]))
+    assert outputs[0] == outputs[1] != ()
+
+
+@pytest.mark.parametrize("policy", [FirstCome, 5, object()])
+def test_what_is_no_policy(folder: str, policy: Any) -> None:
+    with pytest.raises(ConfigError, match="scheduling_policy"):
+        LLM(folder, scheduling_policy=policy)

@@ -1,0 +1,208 @@
+"""Where each request's time went, as the library and the server tell it: sums
+are exact.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from prometheus_client import generate_latest
+
+from minfer import LLM, SamplingParams
+from minfer.effects.serving.api import ApiError, Chat, Completion, Writer
+from minfer.effects.serving.metrics import Metrics
+from minfer.effects.text.outputs import RequestOutput
+from minfer.messages import Admitted, Preempted
+from minfer.state import Transition
+from tests.effects.served import Serving, Slow, events, serving
+from tests.effects.serving.test_metrics import read, settle
+from tests.effects.tiny_model import write_checkpoint
+
+CAUSES = {"step", "rows", "blocks", "budget", "sibling", "policy", "fault"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_checkpoint(tmp_path_factory.mktemp("tiny")))
+
+
+def oracle(folder: str, **settings: Any) -> LLM:
+    return LLM(folder, executor="oracle", block_size=8, **settings)
+
+
+def check(output: RequestOutput) -> None:
+    told = output.metrics
+    assert told.first_scheduled_time is not None
+    waited = told.first_scheduled_time - told.arrival_time
+    assert sum(told.queue_times.values()) == pytest.approx(waited, abs=1e-9)
+    assert set(told.queue_times) <= CAUSES
+    assert all(seconds > 0 for seconds in told.queue_times.values())
+    assert told.ttft is not None
+    assert told.ttft >= waited >= 0
+
+
+def test_who_waits_for_rows_is_told_so(folder: str) -> None:
+    with oracle(folder, num_gpu_blocks_override=64, max_num_seqs=2) as llm:
+        llm.worker.driver.executor = Slow(llm.worker.driver.executor, 0.003)
+        params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+        outputs = llm.generate([[i] * 5 for i in range(1, 6)], params)
+        settle(llm)
+    for output in outputs:
+        check(output)
+        assert output.metrics.preemptions == 0
+    for output in outputs[:2]:
+        assert set(output.metrics.queue_times) <= {"step"}
+    waits = [output.metrics.queue_times.get("rows", 0.0) for output in outputs[2:]]
+    assert waits[0] >= 0.02  # the steps of those before it
+    assert waits[2] >= 2 * 0.02
+    assert waits == sorted(waits)
+
+
+def test_preemptions_and_waits_agree_with_the_reasons(folder: str) -> None:
+    turns: list[Transition] = []
+    with oracle(
+        folder,
+        num_gpu_blocks_override=12,
+        max_num_seqs=6,
+        max_model_len=64,
+        max_num_batched_tokens=24,
+    ) as llm:
+        metrics = Metrics(llm.worker, llm.setup, "tiny")
+        llm.worker.observers.append(turns.append)
+        params = [
+            SamplingParams(max_tokens=3 + 5 * i, temperature=0, ignore_eos=True)
+            for i in range(9)
+        ]
+        outputs = llm.generate([[i + 1] * (3 + 2 * i) for i in range(9)], params)
+        samples = llm.generate(
+            [7] * 9, SamplingParams(max_tokens=9, n=3, ignore_eos=True)
+        )
+        settle(llm)
+        text = generate_latest(metrics.registry).decode()
+        found = read(metrics)
+    reasons = [reason for turn in turns for reason in turn.reasons]
+    for output in (*outputs, *samples):
+        check(output)
+        mine = [
+            reason for reason in reasons if getattr(reason, "id", "") == output.request_id
+        ]
+        gave = sum(isinstance(reason, Preempted) for reason in mine)
+        assert output.metrics.preemptions == gave
+        first = next(reason for reason in mine if isinstance(reason, Admitted))
+        waited = sum(output.metrics.queue_times.values())
+        assert waited - 0.5 < first.waited <= waited + 1e-9  # it came before its turn did
+    assert sum(output.metrics.preemptions for output in outputs) > 0
+    assert found["num_preemptions_total"] == found["request_preemptions_sum"]
+    assert found["request_preemptions_count"] == 10
+    by_cause = {
+        key: value for key, value in found.items() if "request_wait_seconds_total" in key
+    }
+    assert sum(by_cause.values()) == pytest.approx(
+        found["request_queue_time_seconds_sum"]
+    )
+    assert found["request_wait_seconds_total blocks"] > 0
+    assert 'minfer_request_wait_seconds_total{cause="blocks",model_name="tiny"}' in text
+
+
+def test_who_never_ran_has_no_queue_times(folder: str) -> None:
+    with oracle(folder, num_gpu_blocks_override=64, max_num_seqs=1) as llm:
+        stream = llm.stream(
+            [[1, 2], [3, 4]], SamplingParams(max_tokens=500, ignore_eos=True)
+        )
+        next(stream)
+        waiting = list(llm.worker.jobs.values())[1]
+        assert waiting.started is None
+        assert waiting.take().metrics.first_scheduled_time is None
+        assert not waiting.take().metrics.queue_times
+        stream.close()
+
+
+# --- the server -------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served(folder: str) -> Iterator[Serving]:
+    with serving(
+        folder,
+        executor="oracle",
+        num_gpu_blocks_override=64,
+        block_size=8,
+        max_num_seqs=2,
+        step=0.002,
+    ) as made:
+        yield made
+
+
+FIELDS = {"queue_times", "ttft", "tpot", "latency", "preemptions", "cached_tokens"}
+
+
+def test_timing_is_told_to_who_asks(served: Serving) -> None:
+    asked = {
+        "prompt": [[5] * 20, [6] * 20, [7] * 20],
+        "max_tokens": 6,
+        "n": 2,
+        "ignore_eos": True,
+    }
+    plain = served.post("completions", **asked).json()
+    assert "timing" not in plain
+    done = served.post("completions", **asked, timing=True).json()
+    assert len(done["timing"]) == 3
+    for one in done["timing"]:
+        assert set(one) == FIELDS
+        assert one["latency"] >= one["ttft"] >= sum(one["queue_times"].values())
+        assert set(one["queue_times"]) <= CAUSES
+    assert done["timing"][2]["queue_times"]["rows"] > 0
+    cached = [one["cached_tokens"] for one in done["timing"]]
+    assert cached == [16] * 3
+    assert done["usage"]["prompt_tokens_details"]["cached_tokens"] == sum(cached)
+    assert done.keys() - plain.keys() == {"timing"}
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_stream_tells_at_its_end(served: Serving, usage: bool) -> None:
+    body = {
+        "prompt": [[5] * 9, [6] * 9],
+        "max_tokens": 5,
+        "stream": True,
+        "timing": True,
+        "stream_options": {"include_usage": usage},
+    }
+    with served.http.stream("POST", f"{served.url}/v1/completions", json=body) as answer:
+        chunks = list(events(answer.iter_lines()))
+    *others, last = chunks
+    assert all("timing" not in chunk for chunk in others)
+    assert last["choices"] == []
+    assert [set(one) for one in last["timing"]] == [FIELDS, FIELDS]
+    assert ("usage" in last) == usage
+
+
+def test_the_sdk_reads_it() -> None:
+    asked: Any = {"model": "bundled", "max_tokens": 3, "extra_body": {"timing": True}}
+    talk: Any = [{"role": "user", "content": "ab"}]
+    with (
+        serving(names=("bundled",), num_gpu_blocks_override=64) as made,
+        OpenAI(base_url=f"{made.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        done = client.completions.create(prompt="ab", **asked)
+        (told,) = (done.model_extra or {})["timing"]
+        assert told["ttft"] > 0
+        whole = client.chat.completions.create(messages=talk, **asked)
+        assert len((whole.model_extra or {})["timing"]) == 1
+        with client.chat.completions.create(
+            messages=talk, stream=True, **asked
+        ) as stream:
+            *chunks, last = list(stream)
+        assert all(chunk.choices for chunk in chunks)
+        assert not last.choices
+        assert last.model_extra["timing"][0]["latency"] > 0
+
+
+def test_it_must_be_true_or_false() -> None:
+    with pytest.raises(ApiError, match=r"timing: .*boolean"):
+        Completion.read(b'{"prompt": "x", "timing": "yes"}')
+    body = Chat.read(
+        json.dumps({"messages": [{"role": "user", "content": "x"}]}).encode()
+    )
+    assert Writer("a", "b", body).timing is None

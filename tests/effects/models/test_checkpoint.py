@@ -1,0 +1,390 @@
+"""Reading checkpoints: what loads agrees with transformers, what is wrong is named."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from minfer.effects.models import spec as sp
+from minfer.effects.models.checkpoint import (
+    CorruptFileError,
+    TensorMismatchError,
+    load_weights,
+    random_weights,
+    read_config,
+)
+from minfer.effects.models.config_reader import (
+    CheckpointError,
+    ConfigError,
+    UnsupportedModelError,
+)
+from minfer.effects.models.rope import Rope
+from minfer.effects.models.weights import named_parts
+from tests.effects.tiny_model import expected_tensors, read_spec
+
+TINY: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+
+
+def save(
+    folder: Path, *, shard: str = "1GB", dtype: torch.dtype | None = None, **config: Any
+) -> Any:
+    torch.manual_seed(0)
+    model = Qwen2ForCausalLM(Qwen2Config(**{**TINY, **config})).train(False)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter)
+    if dtype is not None:
+        model = model.to(dtype)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    for key, value in changes.items():
+        if value is ...:
+            config.pop(key, None)
+        else:
+            config[key] = value
+    path.write_text(json.dumps(config))
+
+
+def edit_tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def check_equal(folder: Path, model: Any, dtype: str) -> None:
+    spec = read_spec(folder)
+    weights = load_weights(folder, spec, dtype)
+    theirs = dict(model.named_parameters())
+    ours = dict(named_parts(spec, weights))
+    assert set(ours) == set(theirs)
+    for name, tensor in ours.items():
+        assert tensor.dtype is getattr(torch, dtype)
+        assert torch.equal(tensor, theirs[name].detach().to(tensor.dtype)), name
+    assert (weights.lm_head is weights.embed) == spec.tie_word_embeddings
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shard", ["1GB", "8KB"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_loads_what_transformers_saved(
+    tmp_path: Path, tied: bool, shard: str, dtype: str
+) -> None:
+    model = save(tmp_path, shard=shard, tie_word_embeddings=tied)
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shard == "8KB")
+    check_equal(tmp_path, model, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_loads_half_checkpoints_as_they_are_and_widened(
+    tmp_path: Path, dtype: torch.dtype
+) -> None:
+    model = save(tmp_path, dtype=dtype)
+    spec = read_spec(tmp_path)
+    assert spec.dtype == str(dtype).removeprefix("torch.")
+    assert load_weights(tmp_path, spec).embed.dtype is dtype
+    check_equal(tmp_path, model, "float32")
+
+
+def test_large_matrices_by_column_hold_the_same(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("minfer.effects.models.weights.BY_COLUMN", 64)
+    model = save(tmp_path)
+    assert load_weights(tmp_path, read_spec(tmp_path), "float32").embed.stride() == (
+        1,
+        96,
+    )
+    check_equal(tmp_path, model, "float32")
+    spec = read_spec(tmp_path)
+    by_column = dict(named_parts(spec, random_weights(spec, "float32", 3)))
+    monkeypatch.undo()
+    for name, tensor in named_parts(spec, random_weights(spec, "float32", 3)):
+        assert torch.equal(tensor, by_column[name])
+
+
+def test_reads_the_spec(tmp_path: Path) -> None:
+    save(
+        tmp_path,
+        head_dim=16,
+        rope_parameters={"rope_type": "default", "rope_theta": 5e5},
+        eos_token_id=[3, 4],
+        bos_token_id=1,
+        rms_norm_eps=1e-5,
+    )
+    spec = read_spec(tmp_path)
+    assert (spec.head_dim, spec.q_size, spec.kv_size) == (16, 64, 32)
+    assert (spec.rope, spec.rms_norm_eps) == (Rope(theta=5e5), 1e-5)
+    assert spec.eos_ids == (3, 4)
+
+
+def test_reads_configs_of_older_transformers(tmp_path: Path) -> None:
+    save(tmp_path)
+    edit(
+        tmp_path,
+        rope_parameters=...,
+        rope_theta=1e6,
+        dtype=...,
+        torch_dtype="bfloat16",
+        layer_types=...,
+        head_dim=...,
+        rope_scaling=None,
+    )
+    spec = read_spec(tmp_path)
+    assert (spec.rope, spec.dtype, spec.head_dim) == (Rope(theta=1e6), "bfloat16", 8)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_sizes(tmp_path: Path, tied: bool) -> None:
+    model = save(tmp_path, tie_word_embeddings=tied)
+    spec = read_spec(tmp_path)
+    assert sp.parameter_count(spec) == sum(p.numel() for p in model.parameters())
+    assert sp.weight_bytes(spec, "bfloat16") == 2 * sp.parameter_count(spec)
+    assert sp.kv_bytes_per_token(spec, "float32") == 2 * 2 * 2 * 8 * 4
+    assert expected_tensors(spec) == {
+        n: tuple(p.shape) for n, p in model.named_parameters()
+    }
+    with pytest.raises(UnsupportedModelError, match=r"int3.*float32"):
+        sp.weight_bytes(spec, "int3")
+
+
+def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
+    save(tmp_path, tie_word_embeddings=False)
+    (tmp_path / "model.safetensors").unlink()
+    spec = read_spec(tmp_path)
+    first = dict(named_parts(spec, random_weights(spec, "float32", 1)))
+    again = dict(named_parts(spec, random_weights(spec, "float32", 1)))
+    other = dict(named_parts(spec, random_weights(spec, "float32", 2)))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+    assert first["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+    assert first["model.norm.weight"].eq(1).all()
+
+
+def test_harmless_extras_are_ignored(tmp_path: Path) -> None:
+    model = save(tmp_path, tie_word_embeddings=True)
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
+
+    edit_tensors(tmp_path, add)
+    check_equal(tmp_path, model, "float32")
+
+
+def put(name: str, tensor: torch.Tensor) -> Callable[[dict[str, torch.Tensor]], None]:
+    return lambda tensors: tensors.__setitem__(name, tensor)
+
+
+K = "model.layers.1.self_attn.k_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "names"),
+    [
+        (lambda t: t.pop(K), TensorMismatchError, [K, "missing", "[16, 32]"]),
+        (
+            put("model.extra", torch.ones(1)),
+            TensorMismatchError,
+            ["model.extra", "unexpected"],
+        ),
+        (put(K, torch.ones(32, 16)), TensorMismatchError, [K, "[32, 16]", "[16, 32]"]),
+        (put(K, torch.ones(16, 32, dtype=torch.int8)), UnsupportedModelError, [K, "I8"]),
+        (
+            put("lm_head.weight", torch.ones(96, 32)),
+            TensorMismatchError,
+            ["lm_head.weight", "tie_word_embeddings"],
+        ),
+        (
+            put("lm_head.weight", torch.ones(95, 32)),
+            TensorMismatchError,
+            ["lm_head.weight", "[95, 32]"],
+        ),
+    ],
+)
+def test_wrong_tensors_are_named(
+    tmp_path: Path, change: Any, error: type[Exception], names: list[str]
+) -> None:
+    save(tmp_path, tie_word_embeddings=True)
+    edit_tensors(tmp_path, change)
+    with pytest.raises(error) as caught:
+        load_weights(tmp_path, read_spec(tmp_path))
+    for name in [*names, str(tmp_path)]:
+        assert name in str(caught.value)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_truncated_file(tmp_path: Path, keep: int) -> None:
+    save(tmp_path)
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CorruptFileError, match=r"model\.safetensors.*download"):
+        load_weights(tmp_path, read_spec(tmp_path))
+
+
+def test_garbage_file(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 4096)
+    with pytest.raises(CorruptFileError, match="corrupt"):
+        load_weights(tmp_path, read_spec(tmp_path))
+
+
+def test_missing_weights(tmp_path: Path) -> None:
+    save(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    with pytest.raises(CorruptFileError, match=r"not found.*dummy"):
+        load_weights(tmp_path, read_spec(tmp_path))
+    (tmp_path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(UnsupportedModelError, match=r"pickle.*save_pretrained"):
+        load_weights(tmp_path, read_spec(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("index", "says"),
+    [
+        ("{", "JSON"),
+        ("[]", "object"),
+        ("{}", "weight_map"),
+        ('{"weight_map": {"a": 3}}', "tensor a"),
+        ('{"weight_map": {"a": "../../etc/passwd"}}', "not the name of a file"),
+        ('{"weight_map": {"a": "gone.safetensors"}}', "gone.safetensors: not found"),
+        ('{"weight_map": {"a": "model.safetensors"}}', "lacks a"),
+    ],
+)
+def test_bad_index(tmp_path: Path, index: str, says: str) -> None:
+    save(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CorruptFileError, match=says):
+        load_weights(tmp_path, read_spec(tmp_path))
+
+
+def test_shards_that_differ_from_their_index(tmp_path: Path) -> None:
+    save(tmp_path, shard="8KB")
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    shards = [load_file(tmp_path / file) for file in files[:2]]
+    save_file({**shards[1], "more": torch.ones(1)}, tmp_path / files[1])
+    with pytest.raises(CorruptFileError, match="holds more"):
+        load_weights(tmp_path, read_spec(tmp_path))
+    save_file({**shards[1], **shards[0]}, tmp_path / files[1])
+    with pytest.raises(CorruptFileError, match=f"{files[0]} holds as well"):
+        load_weights(tmp_path, read_spec(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "names"),
+    [
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            UnsupportedModelError,
+            ["GPT2LMHeadModel", "Qwen2ForCausalLM"],
+        ),
+        ({"architectures": ...}, ConfigError, ["architectures", "nothing"]),
+        ({"architectures": "Qwen2ForCausalLM"}, ConfigError, ["architectures"]),
+        (
+            {"use_sliding_window": True, "sliding_window": 1},
+            ConfigError,
+            ["sliding_window", "2"],
+        ),
+        ({"use_sliding_window": 1}, ConfigError, ["use_sliding_window", "1"]),
+        (
+            {"layer_types": ["full_attention", "sliding_attention"]},
+            ConfigError,
+            ["layer_types", "sliding window"],
+        ),
+        ({"layer_types": ["full_attention"]}, ConfigError, ["layer_types", "2"]),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            UnsupportedModelError,
+            ["linear_attention"],
+        ),
+        ({"layer_types": 3}, ConfigError, ["layer_types", "3"]),
+        ({"hidden_act": "gelu"}, UnsupportedModelError, ["gelu", "silu"]),
+        (
+            {"quantization_config": {"bits": 4}},
+            UnsupportedModelError,
+            ["quantization_config"],
+        ),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0}},
+            UnsupportedModelError,
+            ["dynamic"],
+        ),
+        (
+            {"rope_parameters": ..., "rope_scaling": {"type": "longrope", "factor": 2}},
+            UnsupportedModelError,
+            ["rope_scaling", "longrope"],
+        ),
+        ({"rope_parameters": [1]}, ConfigError, ["rope_parameters"]),
+        (
+            {"rope_parameters": {"rope_theta": "big"}},
+            ConfigError,
+            ["rope_theta", "'big'"],
+        ),
+        ({"hidden_size": "32"}, ConfigError, ["hidden_size", "'32'"]),
+        ({"hidden_size": True}, ConfigError, ["hidden_size", "True"]),
+        ({"hidden_size": ...}, ConfigError, ["hidden_size", "nothing"]),
+        ({"num_hidden_layers": 0}, ConfigError, ["num_hidden_layers", "0"]),
+        ({"vocab_size": -5}, ConfigError, ["vocab_size", "-5"]),
+        ({"vocab_size": 96.0}, ConfigError, ["vocab_size", "96.0"]),
+        ({"num_key_value_heads": 3}, ConfigError, ["num_key_value_heads", "divisor"]),
+        ({"head_dim": ..., "hidden_size": 30}, ConfigError, ["hidden_size", "multiple"]),
+        ({"head_dim": 7}, ConfigError, ["head_dim", "even"]),
+        ({"rms_norm_eps": 0}, ConfigError, ["rms_norm_eps"]),
+        ({"rms_norm_eps": float("inf")}, ConfigError, ["rms_norm_eps", "inf"]),
+        ({"tie_word_embeddings": "yes"}, ConfigError, ["tie_word_embeddings", "yes"]),
+        ({"dtype": "float8"}, ConfigError, ["dtype", "float8", "bfloat16"]),
+        ({"dtype": 16}, ConfigError, ["dtype", "16"]),
+        ({"eos_token_id": "</s>"}, ConfigError, ["eos_token_id"]),
+        ({"eos_token_id": [1, -1]}, ConfigError, ["eos_token_id"]),
+    ],
+)
+def test_bad_configs_are_named(
+    tmp_path: Path, changes: dict[str, Any], error: type[Exception], names: list[str]
+) -> None:
+    save(tmp_path)
+    edit(tmp_path, **changes)
+    with pytest.raises(error) as caught:
+        read_spec(tmp_path)
+    assert isinstance(caught.value, CheckpointError)
+    for name in [*names, "config.json"]:
+        assert name in str(caught.value)
+
+
+def test_missing_and_broken_config(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"config\.json: not found"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="JSON"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[1]")
+    with pytest.raises(ConfigError, match="object"):
+        read_config(tmp_path)
+
+
+def test_reading_a_spec_loads_no_torch(tmp_path: Path) -> None:
+    save(tmp_path)
+    code = (
+        "import sys; from minfer.effects.models.checkpoint import read_config; "
+        "from minfer.effects.models.spec import parse_spec; "
+        f"parse_spec(read_config({str(tmp_path)!r})); assert 'torch' not in sys.modules; "
+        "assert 'transformers' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

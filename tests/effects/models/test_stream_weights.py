@@ -1,0 +1,46 @@
+"""Tensors from files straight to a GPU."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from minfer.effects.models import stream_weights as sw
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("buffer", [1 << 10, 4096, 16 << 20])
+def test_every_byte_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, buffer: int
+) -> None:
+    monkeypatch.setattr(sw, "BUFFER", buffer)
+    torch.manual_seed(0)
+    kinds = [torch.bfloat16, torch.float32, torch.float16]
+    parts = {f"t{i}": torch.randn(17 + i, 31).to(kinds[i % 3]) for i in range(20)}
+    paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for i, path in enumerate(paths):
+        save_file({k: v for k, v in parts.items() if int(k[1:]) % 2 == i}, path)
+    fused = torch.zeros(
+        40, 31, dtype=torch.bfloat16, device="cuda"
+    )  # a view is a target too
+    targets = {
+        k: torch.zeros(v.shape, dtype=torch.bfloat16, device="cuda")
+        for k, v in parts.items()
+    }
+    targets["t0"] = fused[5:22]
+    sw.stream_weights([(paths[int(k[1:]) % 2], k, t) for k, t in targets.items()])
+    for name, target in targets.items():
+        assert torch.equal(target.cpu(), parts[name].bfloat16()), name
+    assert not fused[:5].any()
+    assert not fused[22:].any()
+
+
+def test_a_file_that_ends_early(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    save_file({"a": torch.zeros(1000, 100)}, path)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 4000)
+    with pytest.raises(EOFError, match="ends early"):
+        sw.stream_weights([(path, "a", torch.zeros(1000, 100, device="cuda"))])

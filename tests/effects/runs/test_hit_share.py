@@ -1,0 +1,182 @@
+"""The prefix-hit share is one number: /metrics, replay, explain, the page, usage, a count
+by hand.
+
+It is what the cache gave at each sample's first admission, over the prompt tokens of
+those samples.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from minfer import LLM, SamplingParams
+from minfer.config import EngineConfig
+from minfer.effects.cli.main import main
+from minfer.effects.live.journal_files import read_journal, write_journal
+from minfer.effects.runs.explain import figures
+from minfer.effects.runs.view import Run
+from minfer.effects.serving.metrics import Metrics
+from minfer.messages import Admitted, Submit
+from minfer.request import Request
+from minfer.runs.explain import explain
+from minfer.state import Turn
+from tests.core.recorded import recorded, storm
+from tests.core.test_engine import CONFIG, Bench, ask
+from tests.effects.storms import hits_by_plans, metrics_of, weather
+from tests.effects.tiny_model import write_checkpoint
+
+
+def of_metrics(metrics: Metrics) -> tuple[int, int]:
+    """Cached tokens and tokens of prompts, as a scraper reads them."""
+    text = generate_latest(metrics.registry).decode()
+    found = {
+        s.name: s.value for f in text_string_to_metric_families(text) for s in f.samples
+    }
+    names = ("minfer_prefix_cache_hits_total", "minfer_prefix_cache_queries_total")
+    return int(found[names[0]]), int(found[names[1]])
+
+
+def of_replay(path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, int]:
+    """Likewise as `minfer replay` tells them; its share is theirs."""
+    assert main(["replay", str(path), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    hit, prompt = told["cached_tokens"], told["prompt_tokens"]
+    assert told["hit_share"] == hit / prompt
+    return hit, prompt
+
+
+def of_page(turns: list[Turn]) -> tuple[int, int]:
+    """Likewise as the viewer shows them."""
+    run = Run()
+    for turn in turns:
+        run.take(turn)
+    return run.cached, run.prompt
+
+
+@pytest.mark.parametrize("seed", [20, 35])
+def test_metrics_replay_and_page_agree_with_a_count_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    config, turns = storm(seed, 400)
+    seen = weather(turns)
+    for what in ("several samples", "preempted", "cancels", "resumed", "failed steps"):
+        assert seen[what] >= 10, f"the storm has hardly any {what}"
+    right = hits_by_plans(turns)
+    assert 0 < right[0] < right[1]
+    write_journal(tmp_path / "run.journal", config, turns)
+    assert of_replay(tmp_path / "run.journal", capsys) == right
+    assert of_page(turns) == right
+    metrics = metrics_of(turns)
+    assert (
+        metrics.counts["prefix_cache_hits"],
+        metrics.counts["prefix_cache_queries"],
+    ) == right
+
+
+@pytest.mark.parametrize("seed", [3, 10, 22])
+def test_explanations_of_all_requests_add_up_to_it(seed: int) -> None:
+    config, turns = recorded(seed)
+    hit = prompt = 0
+    for name in {e.request.id for t in turns for e in t.events if isinstance(e, Submit)}:
+        told: Any = figures(config, explain(config, turns, name))
+        for sample in told["samples"]:
+            let_in = [one for one in sample["reasons"] if one["is"] == "Admitted"]
+            hit += sum(one["cached"] for one in let_in)
+            prompt += sum(one["prompt"] for one in let_in)
+            if sample["end"] is not None:
+                assert sample["end"]["cached"] == sum(one["cached"] for one in let_in)
+    assert (hit, prompt) == hits_by_plans(turns)
+
+
+def test_a_running_engine_its_journal_and_its_outputs_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Several samples, preemptions, a cancelled stream, and a request that goes on from
+    output.
+    """
+    turns: list[Any] = []
+    folder = str(write_checkpoint(tmp_path / "tiny"))
+    how: dict[str, Any] = {
+        "block_size": 8,
+        "num_gpu_blocks_override": 24,
+        "max_num_seqs": 6,
+    }
+    with LLM(
+        folder, executor="oracle", journal=tmp_path / "runs", max_model_len=96, **how
+    ) as llm:
+        metrics = Metrics(llm.worker, llm.setup, "tiny")
+        llm.worker.observers.append(turns.append)
+        before = (
+            Submit(
+                Request(id="resumed", prompt=(1,) * 20, output=(5,) * 9, max_tokens=30)
+            ),
+        )
+        for event in before:
+            llm.worker.driver.post(event)
+        common = [7] * 24
+        params = SamplingParams(
+            max_tokens=40, n=2, seed=1, temperature=1, ignore_eos=True
+        )
+        outputs = llm.generate([[*common, i] for i in range(8)], params, use_tqdm=False)
+        stream = llm.stream([*common, 99], SamplingParams(max_tokens=60, ignore_eos=True))
+        next(stream)
+        stream.close()
+        again = llm.generate([[*common, 3]], params, use_tqdm=False)
+        assert llm.worker.thread is not None
+        llm.worker.thread.join(10)
+        told = of_metrics(metrics)
+    let_in = [r for turn in turns for r in turn.reasons if isinstance(r, Admitted)]
+    journal = read_journal(tmp_path / "runs")
+    assert hits_by_plans(journal.turns()) == told == of_replay(tmp_path / "runs", capsys)
+    assert weather(journal.turns())["preempted"]
+    assert weather(journal.turns())["resumed"] == 1
+    first = {r.id: r.cached for r in let_in if r.sample == 0 and r.prompt}
+    assert [o.num_cached_tokens for o in (*outputs, *again)] == [
+        first[o.request_id] for o in (*outputs, *again)
+    ]
+    assert again[0].num_cached_tokens == 24
+    assert sum(r.cached for r in let_in if r.sample) > 0, "no later sample hit anything"
+
+
+# --- what counts ------------------------------------------------------------------------
+
+
+def shares(bench: Bench) -> list[tuple[int, int, int]]:
+    return [(a.hit, a.cached, a.prompt) for a in bench.reasons_of(Admitted)]
+
+
+def test_who_comes_back_after_a_preemption_counts_no_more() -> None:
+    bench = Bench(EngineConfig(num_blocks=8, block_size=4, depth=1, max_num_seqs=4))
+    bench.give(Submit(ask("a", 8, 20)), Submit(ask("b", 8, 20, prompt=(5,) * 8)))
+    bench.drain()
+    assert len(shares(bench)) > 2, "nobody was preempted"
+    assert [(cached, prompt) for _, cached, prompt in shares(bench)[:2]] == [
+        (0, 8),
+        (0, 8),
+    ]
+    assert {(cached, prompt) for _, cached, prompt in shares(bench)[2:]} == {(0, 0)}
+    assert any(hit for hit, _, _ in shares(bench)[2:]), (
+        "who comes back meets blocks of its own"
+    )
+    assert bench.ended["b", 0].cached == 0
+
+
+def test_of_what_a_resumed_request_hits_its_prompt_counts() -> None:
+    bench = Bench(CONFIG)
+    bench.give(Submit(ask("a", 8, 12)))
+    bench.drain()
+    out = tuple(bench.out["a", 0][:9])
+    bench.give(Submit(ask("b", 8, 12, output=out)))
+    assert shares(bench)[1] == (16, 8, 8)
+
+
+def test_each_sample_has_its_own_figure() -> None:
+    bench = Bench(CONFIG)
+    bench.give(Submit(ask("a", 10, 5, n=3)))
+    bench.drain()
+    assert shares(bench) == [(0, 0, 10), (8, 8, 10), (8, 8, 10)]
+    assert [bench.ended["a", sample].cached for sample in range(3)] == [0, 8, 8]

@@ -1,0 +1,332 @@
+"""Reports of runs, beside a fold that keeps everything."""
+
+import json
+import math
+from collections import Counter
+from itertools import islice, pairwise
+from random import Random
+
+import pytest
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.runs.report import Report, Spread
+from minfer.messages import Admitted, Cancel, Emit, Executed, Failed, Preempted, Submit
+from minfer.request import Request
+from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
+from minfer.sequence import SampleId
+from minfer.state import Turn
+from tests.circles import seeds
+from tests.core.runs.test_explain import Run, config, request
+from tests.core.runs.test_simulate import EVEN, asked, config_of, random_arrivals
+from tests.core.world import tiny_config
+from tests.effects import storms
+
+UNEVEN = CostModel(
+    name="x", decode=((1, 0.5), (3, 0.75)), mixed=1.0, token=0.01, sequence=0.1, host=0.01
+)
+
+
+def nearest(values: list[float], share: float) -> float:
+    """The nearest rank."""
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+class Naive:
+    """All outputs of all samples, looked at when everything is over."""
+
+    def __init__(self, turns: list[Turn], real: dict[str, float]) -> None:
+        self.came, self.prompts = dict(real), dict[str, int]()
+        self.outputs = dict[SampleId, list[float]]()
+        self.lengths = dict[SampleId, tuple[str, int]]()
+        self.hits = dict[SampleId, int]()  # tokens of the prompt, at the first admission
+        for turn in turns:
+            now = turn.transition.state.time
+            for event in turn.events:
+                if isinstance(event, Submit):
+                    self.came.setdefault(event.request.id, now)
+                    self.prompts[event.request.id] = len(event.request.prompt)
+            for got in (r for r in turn.transition.reasons if isinstance(r, Admitted)):
+                hit = min(got.hit, self.prompts[got.id])
+                self.hits.setdefault((got.id, got.sample), hit)
+            for emit in (c for c in turn.transition.commands if isinstance(c, Emit)):
+                for name, tokens in zip(emit.ids, emit.tokens, strict=True):
+                    if tokens:
+                        self.outputs.setdefault(name, []).append(now)
+                for done in emit.finished:
+                    self.lengths[done.id, done.sample] = done.reason, done.length
+                    assert done.cached == self.hits.get((done.id, done.sample), 0)
+
+    def spread(self, name: str) -> list[float]:
+        found = []
+        for one, times in self.outputs.items():
+            reason, length = self.lengths[one]
+            served = reason in ("stop", "length")
+            if name == "ttft":
+                found.append(times[0] - self.came[one[0]])
+            elif name == "itl":
+                found += [after - before for before, after in pairwise(times)]
+            elif name == "tpot" and served and length > 1:
+                found.append((times[-1] - times[0]) / (length - 1))
+            elif name == "e2e" and served:
+                found.append(times[-1] - self.came[one[0]])
+        return found
+
+    def good(self, ttft: float, tpot: float) -> int:
+        count = 0
+        for one, times in self.outputs.items():
+            reason, length = self.lengths[one]
+            pace = (times[-1] - times[0]) / max(1, length - 1)
+            first = times[0] - self.came[one[0]]
+            count += reason in ("stop", "length") and first <= ttft and pace <= tpot
+        return count
+
+
+@pytest.mark.parametrize("real", [False, True])
+@pytest.mark.parametrize("seed", range(40))
+def test_a_report_says_what_happened(seed: int, *, real: bool) -> None:
+    rng = Random(seed)
+    config = tiny_config(rng)
+    arrivals, lengths = random_arrivals(rng)
+    report = Report(config, ttft=3.0, tpot=1.2)
+    passed = report.note(arrivals) if real else arrivals
+    turns = [*report.seen(Simulation(config, Simulated(lengths), UNEVEN, passed).turns())]
+    times = {what.id: time for time, what in arrivals if isinstance(what, Request)}
+    naive, found = Naive(turns, times if real else {}), report.figures()
+    for name in ("ttft", "tpot", "itl", "e2e"):
+        values = naive.spread(name)
+        assert report.spreads[name].total() == len(values)
+        for share in (0.5, 0.9, 0.99) if values else ():
+            assert report.spreads[name].at(share) == pytest.approx(
+                nearest(values, share), rel=6e-4
+            )
+    reasons = [reason for turn in turns for reason in turn.transition.reasons]
+    seconds = turns[-1].transition.state.time - turns[0].transition.state.time
+    assert found["preemptions"] == sum(
+        isinstance(reason, Preempted) for reason in reasons
+    )
+    assert found["samples"] == len(naive.lengths)
+    assert found["unfinished"] == 0
+    assert found["seconds"] == seconds
+    out = sum(length for reason, length in naive.lengths.values() if reason != "rejected")
+    assert found["output_tokens"] == out
+    asked_for = sum(reason != "cancelled" for reason, _ in naive.lengths.values())
+    if asked_for and seconds:
+        assert found["good"] == naive.good(3.0, 1.2) / asked_for
+        assert found["goodput"] == naive.good(3.0, 1.2) / seconds
+        assert 0 <= found["busy"] <= 1
+    if prompt := sum(naive.prompts[name] for name, _ in naive.hits):
+        assert found["prompt_tokens"] == prompt
+        assert found["hit_share"] == sum(naive.hits.values()) / prompt
+
+
+def test_use_is_weighed_by_time() -> None:
+    """One of two rows for two seconds out of ten; the engine is idle for eight."""
+    config = config_of(num_blocks=10)
+    arrivals: list[Arrival] = [
+        (0.0, asked("a", prompt=4, most=2)),
+        (10.0, asked("b", most=1)),
+    ]
+    report = Report(config)
+    for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["seconds"] == 11.0
+    assert found["busy"] == pytest.approx(3 / 11)
+    assert found["running"] == pytest.approx(3 / 11)
+    assert found["most_running"] == 1
+    assert found["most_blocks"] == pytest.approx(0.2)
+    assert found["tokens_per_second"] == pytest.approx(3 / 11)
+
+
+def test_who_was_there_before_is_counted_and_has_no_first_token() -> None:
+    config = config_of(max_num_seqs=1)
+    arrivals: list[Arrival] = [(0.0, asked(name, most=4)) for name in "ab"]
+    turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
+    report = Report(config)
+    for turn in turns[3:]:  # a has had tokens, b waits
+        report.see(turn)
+    found = report.figures()
+    assert found["samples"] == 2
+    assert report.spreads["ttft"].total() == 1
+    assert report.spreads["e2e"].total() == 1
+    assert found["ttft"]["p50"] == pytest.approx(5.0, rel=1e-3)
+
+
+def test_who_was_preempted_before_has_had_its_first_token() -> None:
+    config = config_of(num_blocks=8)  # of 4 tokens: not enough for both
+    arrivals: list[Arrival] = [(0.0, asked(name, most=16)) for name in "ab"]
+    turns = [*Simulation(config, Simulated(), EVEN, arrivals).turns()]
+    gone = next(
+        i
+        for i, turn in enumerate(turns)
+        if any(isinstance(why, Preempted) for why in turn.transition.reasons)
+    )
+    report = Report(config)
+    for turn in turns[gone + 1 :]:
+        report.see(turn)
+    assert report.figures()["samples"] == 2
+    assert report.spreads["ttft"].total() == 0
+
+
+@pytest.mark.parametrize("begin", [0, 3, 6])
+def test_tokens_are_those_of_the_window(begin: int) -> None:
+    arrivals: list[Arrival] = [(0.0, asked(name, most=9)) for name in "abc"]
+    turns = [*Simulation(config_of(), Simulated(), EVEN, arrivals).turns()][begin:-2]
+    report = Report(config_of())
+    for turn in turns:
+        report.see(turn)
+    emits = [c for turn in turns for c in turn.transition.commands if isinstance(c, Emit)]
+    tokens = sum(len(some) for emit in emits for some in emit.tokens)
+    seconds = turns[-1].transition.state.time - turns[0].transition.state.time
+    found = report.figures()
+    assert found["output_tokens"] == tokens > 0
+    assert found["tokens_per_second"] == tokens / seconds
+
+
+def test_who_is_never_served_is_not_good() -> None:
+    """Of four requests one is served, one refused, one runs and one waits as the run
+    breaks off.
+    """
+    config, report = config_of(max_num_seqs=1), Report(config_of())
+    arrivals: list[Arrival] = [(0.0, asked(name)) for name in "abc"]
+    arrivals.append((0.0, evolve(asked("d"), prompt=(1,) * 500)))
+    for turn in islice(Simulation(config, Simulated(), EVEN, arrivals).turns(), 5):
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"length": 1, "rejected": 1}
+    assert found["unfinished"] == 2
+    assert found["good"] == 1 / 4
+
+
+def test_who_comes_again_while_it_runs_came_when_it_did() -> None:
+    """Its arrival is noted before it is known that another one has its id: it
+    is ignored.
+    """
+    config, report = config_of(), Report(config_of())
+    arrivals: list[Arrival] = [
+        (0.25, asked("x")),
+        (0.75, asked("a", most=6)),
+        (1.5, asked("a")),
+    ]
+    noted = report.note(arrivals)
+    for turn in Simulation(config, Simulated(), EVEN, noted).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"length": 2}
+    assert report.spreads["e2e"].at(1.0) == pytest.approx(8.25 - 0.75, rel=1e-3)
+
+
+def test_an_error_after_tokens_is_no_answer() -> None:
+    class Frail(Simulated):
+        calls = 0
+
+        def collect(self) -> Executed | Failed:
+            self.calls += 1
+            return (
+                self.fail("boom", halfway=False) if self.calls > 3 else super().collect()
+            )
+
+    config = config_of()
+    report = Report(config)
+    for turn in Simulation(config, Frail(), EVEN, [(0.0, asked("a", most=9))]).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"error": 1}
+    assert found["output_tokens"] == 3
+    assert found["good"] == 0
+    assert found["e2e"]["p99"] is found["tpot"]["p99"] is None
+
+
+def test_nothing_at_all_has_no_figures() -> None:
+    found = Report(EngineConfig(num_blocks=1)).figures()
+    assert found["seconds"] == 0.0
+    assert json.loads(json.dumps(found, allow_nan=False)) == found
+    assert found["ttft"] == {"p50": None, "p90": None, "p99": None}
+    assert found["samples"] == found["turns"] == 0
+    assert found["good"] is None
+
+
+def test_a_request_that_is_ignored_or_refused_leaves_its_namesake_alone() -> None:
+    config = config_of()
+    arrivals: list[Arrival] = [
+        (0.0, asked("a", most=6)),
+        (2.5, asked("a", most=6)),
+        (2.5, evolve(asked("b"), prompt=(1,) * 500)),
+        (2.6, Cancel("no")),
+    ]
+    report = Report(config)
+    for turn in Simulation(config, Simulated(), EVEN, arrivals).turns():
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"length": 1, "rejected": 1}
+    assert found["ttft"]["p50"] == pytest.approx(1.0, rel=1e-3)
+    assert found["tpot"]["p50"] == pytest.approx(1.0, rel=1e-3)
+    assert found["good"] == pytest.approx(1 / 2)
+
+
+def test_a_sample_may_end_in_the_turn_in_which_its_request_is_cancelled() -> None:
+    """The one of two samples that has all its tokens ends by its length, the other is
+    cancelled.
+    """
+    run = Run(config(num_blocks=64))
+    run.turn(Submit(request("a", 5, tokens=2, n=2)))
+    while not any(known == 6 for known in run.state.running.known):
+        run.turn()
+    run.turn(Cancel("a"))
+    report = Report(run.config)
+    for turn in run.turns:
+        report.see(turn)
+    assert report.ended == {"length": 1, "cancelled": 1}
+    assert report.spreads["ttft"].total() == 2
+    assert report.spreads["e2e"].total() == 1
+    assert report.unfinished == 0
+    assert report.came == report.first == report.last == {}
+
+
+def test_an_id_that_ends_and_comes_again_in_one_turn_is_two_requests() -> None:
+    run, report = Run(config()), Report(config())
+    first, second = request("a", 5, tokens=9), request("a", 7, tokens=2)
+    report.arrives("a", 0.5)
+    run.turn(Submit(first))
+    run.turn()
+    report.arrives("a", 1.75)
+    run.turn(Cancel("a"), Submit(second))
+    run.drain()
+    for turn in run.turns:
+        report.see(turn)
+    found = report.figures()
+    assert found["ended"] == {"cancelled": 1, "length": 1}
+    assert found["prompt_tokens"] == 12
+    assert report.spreads["ttft"].at(1.0) == pytest.approx(4.0 - 1.75, rel=1e-3)
+    assert report.spreads["e2e"].total() == 1
+    assert report.noted == report.real == {}
+
+
+@pytest.mark.parametrize("seconds", [math.inf, -math.inf, math.nan, 0.0, -1.0, 1e308])
+def test_no_duration_is_too_odd_for_a_spread(seconds: float) -> None:
+    spread = Spread()
+    spread.add(seconds)
+    assert spread.total() == 1
+    assert math.isfinite(spread.at(1.0) or math.nan)
+
+
+@seeds(20, 1000)
+def test_no_fold_stumbles_over_what_meets_in_one_turn(seeds: range) -> None:
+    """A hundred turns each."""
+    seen = sum(map(storms.fold, seeds), Counter[str]())
+    assert seen["turns"] == len(seeds) * storms.TURNS
+    rare = {"overruled", "came again while served"}
+    assert storms.WEATHER - set(seen) <= rare, f"the storms have become too kind: {seen}"
+
+
+def test_percentiles_are_within_a_thousandth() -> None:
+    rng, spread = Random(0), Spread()
+    values = [rng.lognormvariate(-3, 2) for _ in range(5000)]
+    for value in values:
+        spread.add(value)
+    spread.add(0.0, 50)
+    for share in (0.1, 0.5, 0.9, 0.99, 1.0):
+        assert spread.at(share) == pytest.approx(
+            nearest([0.0] * 50 + values, share), rel=6e-4
+        )

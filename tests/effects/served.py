@@ -1,0 +1,166 @@
+"""A server in a thread on a free port, with an engine that can be slowed down and
+watched.
+"""
+
+import contextlib
+import json
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import httpx
+import uvicorn
+from attrs import define, field
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving.server import Service, bound
+from minfer.messages import Cancel, Event, Executed, Failed
+from minfer.plan import Plan
+from minfer.state import EngineState, Transition, Turn
+
+
+class Slow:
+    """An executor whose steps take a while, so that requests can be met while
+    they run.
+    """
+
+    def __init__(self, inner: Any, seconds: float) -> None:
+        self.inner, self.seconds = inner, seconds
+        self.free, self.left = threading.Event(), math.inf  # after so many steps it waits
+        self.free.set()
+
+    def launch(self, plan: Plan) -> None:
+        self.inner.launch(plan)
+
+    def collect(self) -> Executed | Failed:
+        time.sleep(self.seconds)
+        self.left -= 1
+        assert self.left >= 0 or self.free.wait(60)
+        found: Executed | Failed = self.inner.collect()
+        return found
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@define
+class Serving:
+    """A running server, and what its engine did."""
+
+    llm: AsyncLLM
+    service: Service
+    url: str
+    http: httpx.Client
+    turns: list[tuple[tuple[Event, ...], Transition]] = field(factory=list)
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rsplit(":", 1)[1])
+
+    def __call__(self, turn: Turn) -> None:
+        self.turns.append((turn.events, turn.transition))
+
+    def close(self, state: EngineState) -> None:
+        """As a driver's record must."""
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(f"{self.url}/v1/{path}", json=body)
+
+    def get(self, path: str) -> httpx.Response:
+        return self.http.get(self.url + path)
+
+    def until(self, true: Callable[[], bool]) -> None:
+        """Wait until something is the case, which must not take long."""
+        end = time.monotonic() + 20
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.001)
+
+    def idle(self) -> None:
+        """Wait until nobody is served."""
+        self.until(lambda: not self.llm.worker.driver.busy)
+
+    @contextlib.contextmanager
+    def after(self, steps: int) -> Iterator[None]:
+        """Meanwhile the engine, idle at first, does so many steps and no more."""
+        self.idle()
+        slow: Any = self.llm.worker.driver.executor
+        slow.free.clear()
+        slow.left = steps
+        try:
+            yield
+        finally:
+            slow.left = math.inf
+            slow.free.set()
+
+    def available(self) -> int:
+        """KV blocks that could be handed out now."""
+        return self.llm.worker.driver.state.blocks.available
+
+    def cancelled(self) -> list[bool]:
+        """For each turn that took a Cancel: whether two turns later its requests own
+        nothing.
+
+        They are out of the engine, and no fence holds back blocks from before it.
+        """
+        out = []
+        for i, (taken, _) in enumerate(self.turns):
+            names = {event.id for event in taken if isinstance(event, Cancel)}
+            if names:
+                state = self.turns[min(i + 2, len(self.turns) - 1)][1].state
+                there = {seq.request.id for seq in (*state.running.seqs, *state.waiting)}
+                old = self.turns[i][1].state.next_step
+                fences = [fence for fence in state.fences if fence.until < old]
+                out.append(
+                    not (names & there) and not names & set(state.requests) and not fences
+                )
+        return out
+
+
+@contextlib.contextmanager
+def serving(
+    model: str | None = None,
+    *,
+    names: tuple[str, ...] = ("tiny",),
+    step: float = 0.0,
+    service: dict[str, Any] | None = None,
+    **settings: Any,
+) -> Iterator[Serving]:
+    """Serve a model; `step` slows every step down by so many seconds."""
+    llm = AsyncLLM(model, **settings)
+    if step:
+        llm.worker.driver.executor = Slow(llm.worker.driver.executor, step)
+    app = Service(llm, names, **(service or {}))
+    listener = bound("127.0.0.1", 0)
+    config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.005)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        # Spares reading certificates.
+        with httpx.Client(timeout=60, verify=False) as http:  # noqa: S501
+            made = Serving(llm, app, url, http)
+            llm.worker.driver.record = made
+            yield made
+    finally:
+        app.close()
+        server.should_exit = True
+        thread.join()
+        llm.close()
+
+
+def events(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    """The chunks of a stream; the end must be marked."""
+    for line in lines:
+        if line.startswith("data: {"):
+            yield json.loads(line.removeprefix("data: "))
+        elif line == "data: [DONE]":
+            return
+        else:
+            assert not line, line
+    raise AssertionError("the stream has no end")

@@ -1,0 +1,146 @@
+"""`minfer serve` as a process: how it starts, what stops it, and what it refuses to start
+with.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minfer.config import ConfigError
+from minfer.effects.cli.main import main
+from minfer.effects.serving import server
+from minfer.effects.serving.server import bound
+from tests.effects.served import events
+from tests.effects.test_imports import loaded_by
+from tests.effects.tiny_model import write_checkpoint
+
+SERVE = [sys.executable, "-m", "minfer", "serve", "--port", "0"]
+# The promise is 2 s on an idle machine (0.6 s was measured); tests may share theirs.
+SLACK = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("tiny") / "a-tiny-model"
+    return write_checkpoint(path, max_position_embeddings=100_000)
+
+
+@contextlib.contextmanager
+def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server that is ready, and its address."""
+    env = {**os.environ, **more}
+    with subprocess.Popen(
+        [*SERVE, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+    ) as running:
+        assert running.stdout is not None
+        try:
+            ready = running.stdout.readline()
+            assert ready.startswith("minfer: "), ready
+            yield running, ready.split()[-1].removesuffix("/v1")
+        finally:
+            running.kill()
+
+
+def test_a_dry_run_is_healthy_in_two_seconds() -> None:
+    started = time.monotonic()
+    with process("--dry-run") as (running, url):
+        assert httpx.get(f"{url}/healthz").status_code == 200
+        assert time.monotonic() - started < 2 * SLACK
+        found = httpx.post(
+            f"{url}/v1/chat/completions",
+            timeout=30,
+            json={"messages": [{"role": "user", "content": "x"}], "temperature": 0},
+        )
+        assert (
+            "not written by a model" in found.json()["choices"][0]["message"]["content"]
+        )
+        running.send_signal(signal.SIGTERM)
+        out, err = running.communicate(timeout=30)
+        assert (running.returncode, out, err) == (0, "", "")
+
+
+def test_a_dry_run_loads_no_torch() -> None:
+    code = """
+from minfer.effects.serving import server
+from minfer.effects.live.async_llm import AsyncLLM
+llm = AsyncLLM(executor="dry")
+server.Service(llm, ["x"])
+llm.close()
+"""
+    assert not {"torch", "transformers", "safetensors"} & loaded_by(code)
+
+
+@pytest.mark.parametrize(("stop", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 0)])
+def test_a_signal_ends_what_runs_politely(
+    folder: Path, stop: signal.Signals, code: int
+) -> None:
+    options = ("--model", str(folder), "--dry-run", "--access-log")
+    with process(*options, MINFER_API_KEY="secret") as (running, url):
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        key = {"authorization": "Bearer secret"}
+        body = {"prompt": "x", "max_tokens": 90_000, "ignore_eos": True, "stream": True}
+        post = f"{url}/v1/completions"
+        with httpx.stream("POST", post, json=body, headers=key, timeout=30) as answer:
+            lines = answer.iter_lines()
+            assert next(events(lines))["model"] == "a-tiny-model"
+            running.send_signal(stop)
+            last = [line for line in lines if line][-1]
+        error = json.loads(last.removeprefix("data: "))["error"]
+        assert error["message"] == "the server is shutting down"
+        out, err = running.communicate(timeout=30)
+        assert (running.returncode, err) == (code, "")
+        assert '"POST /v1/completions HTTP/1.1" 200' in out
+
+
+def test_an_occupied_port_is_told_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "AsyncLLM", None)  # loading would fail
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--port", str(port)]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"minfer: cannot listen at 127.0.0.1:{port}: ")
+    assert "--port" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        ("no.such.host.invalid", 0),
+        ("127.0.0.1", 70_000),
+        ("127.0.0.1", -1),
+        ("x" * 70, 0),
+        ("192.0.2.1", 0),
+    ],
+)
+def test_an_address_that_cannot_be_is_named(host: str, port: int) -> None:
+    with pytest.raises(
+        ConfigError, match=r"cannot listen at .*; choose with --host and --port"
+    ):
+        bound(host, port)
+
+
+def test_a_port_is_taken_from_the_start_on() -> None:
+    with bound("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="in use"):
+        bound("127.0.0.1", first.getsockname()[1])
+
+
+def test_a_model_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port", "0", "--model", "/no/such/folder"]) == 2
+    assert "/no/such/folder" in capsys.readouterr().err

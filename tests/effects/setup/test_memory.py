@@ -1,0 +1,248 @@
+"""The memory plan holds what it promises, and its arithmetic is the engine's own."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.arrive import objection
+from minfer.blocks import blocks_for
+from minfer.config import ConfigError, EngineConfig
+from minfer.effects.models.shapes import activation_bytes, captured_tokens, padded_tokens
+from minfer.effects.models.spec import (
+    ModelSpec,
+    kv_bytes_per_token,
+    parse_spec,
+    weight_bytes,
+)
+from minfer.effects.setup.memory import (
+    MemoryPlan,
+    NotEnoughMemoryError,
+    available_memory,
+    describe,
+    plan_memory,
+    size_text,
+)
+from minfer.effects.setup.options import EngineArgs, prepare
+from minfer.request import Request
+from minfer.state import initial
+from tests.effects.tiny_model import CONFIG
+
+SPEC = parse_spec(CONFIG)
+SIZES = EngineConfig(
+    num_blocks=1,
+    max_model_len=256,
+    block_size=16,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+)
+QWEN_05B = parse_spec(
+    CONFIG
+    | {
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "head_dim": 64,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "max_position_embeddings": 32_768,
+        "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16",
+    }
+)
+
+
+def plan(
+    spec: ModelSpec = SPEC, sizes: EngineConfig = SIZES, **changes: Any
+) -> MemoryPlan:
+    given: dict[str, Any] = {"sizes": sizes, "limit": 2**24}
+    return plan_memory(spec, **(given | changes))
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.integers(1, 9), st.integers(1, 12))
+def test_blocks_of_a_sequence_are_those_the_engine_asks_for(
+    prompt: int, output: int, size: int, blocks: int
+) -> None:
+    config = EngineConfig(num_blocks=blocks, block_size=size, max_model_len=200)
+    request = Request(id="r", prompt=(0,) * prompt, max_tokens=output)
+    fits = objection(config, initial(config), request) == ""
+    assert fits == (blocks_for(prompt + output, size) <= blocks)
+
+
+@given(st.integers(2**20, 2**26), st.integers(1, 64), st.integers(1, 300))
+def test_the_plan_stays_within_the_limit_and_uses_it(
+    limit: int, size: int, seqs: int
+) -> None:
+    tokens = max(64, seqs)
+    sizes = evolve(
+        SIZES, block_size=size, max_num_seqs=seqs, max_num_batched_tokens=tokens
+    )
+    try:
+        made = plan(sizes=sizes, limit=limit)
+    except NotEnoughMemoryError:
+        return
+    assert made.total <= limit
+    full = made.num_blocks == seqs * blocks_for(256, size)
+    assert full or made.total + made.block_bytes + made.workspace_per_block > limit
+
+
+def test_the_parts_are_the_models_own() -> None:
+    made = plan()
+    assert made.weights == weight_bytes(SPEC)
+    assert kv_bytes_per_token(SPEC) == 2 * 2 * 2 * 8 * 4
+    assert made.block_bytes == 16 * kv_bytes_per_token(SPEC)
+    assert made.total == made.weights + made.activations + made.kv_cache + made.workspace
+
+
+def test_largest_context_and_batch_are_admitted_and_one_more_is_not() -> None:
+    sizes = evolve(SIZES, max_model_len=50)
+    made = plan(sizes=sizes, num_blocks=9)
+    assert made.largest_context == 9 * 16 + 1
+    config = EngineConfig(num_blocks=9, block_size=16, max_model_len=256)
+    for context, fits in (
+        (made.largest_context, True),
+        (made.largest_context + 1, False),
+    ):
+        request = Request(id="r", prompt=(0,) * (context - 1), max_tokens=1)
+        assert (objection(config, initial(config), request) == "") == fits
+    assert made.largest_batch(17) == 8  # one block each; max_num_seqs is 8
+    assert made.largest_batch(18) == 4
+    assert made.largest_batch(146) == 0
+    assert made.largest_batch(1000) == 0  # beyond the model
+
+
+def test_the_largest_context_is_never_beyond_the_model() -> None:
+    assert plan(num_blocks=1000).largest_context == 256
+
+
+def test_without_a_limit_the_pool_is_what_sequences_can_fill() -> None:
+    assert plan(limit=None).num_blocks == 8 * 16
+
+
+def test_a_cache_of_a_given_size() -> None:
+    made = plan(kv_cache_memory=20 * 16 * 256 + 5, limit=1)
+    assert made.num_blocks == 20
+    assert plan(kv_cache_memory=1, num_blocks=16).num_blocks == 16
+
+
+def test_no_room_for_a_cache_names_numbers_and_remedy() -> None:
+    with pytest.raises(NotEnoughMemoryError, match="KiB for weights") as caught:
+        plan(limit=1000)
+    assert "1000 bytes that may be used" in str(caught.value)
+    assert "--max-num-batched-tokens" in str(caught.value)
+    assert isinstance(caught.value, ConfigError)
+
+
+def test_a_context_that_does_not_fit_names_the_one_that_does() -> None:
+    with pytest.raises(NotEnoughMemoryError, match="--max-model-len 81,") as caught:
+        plan(num_blocks=5)
+    assert "256 tokens (--max-model-len) needs 16 KV blocks" in str(caught.value)
+    plan(num_blocks=5, sizes=evolve(SIZES, max_model_len=81))
+    with pytest.raises(NotEnoughMemoryError):
+        plan(num_blocks=5, sizes=evolve(SIZES, max_model_len=82))
+
+
+def test_not_even_a_block_asks_for_smaller_ones() -> None:
+    with pytest.raises(NotEnoughMemoryError, match="smaller --block-size"):
+        plan(kv_cache_memory=10)
+
+
+def test_known_sizes_of_a_half_billion_model() -> None:
+    sizes = evolve(
+        SIZES,
+        max_model_len=32_768,
+        block_size=64,
+        max_num_seqs=256,
+        max_num_batched_tokens=2048,
+    )
+    made = plan(QWEN_05B, sizes, limit=8 * 2**30)
+    assert made.weights == pytest.approx(
+        988e6, rel=0.01
+    )  # bytes, as published in bfloat16
+    assert made.block_bytes == 64 * 2 * 24 * 2 * 64 * 2
+    assert 2**28 < made.activations < 2**31
+    assert made.largest_batch(32_768) >= 1
+
+
+def test_dtype_scales_weights_and_cache() -> None:
+    wide, narrow = (plan(evolve(SPEC, dtype=name)) for name in ("float32", "bfloat16"))
+    assert wide.weights == 2 * narrow.weights
+    assert wide.block_bytes == 2 * narrow.block_bytes
+
+
+def test_activations_by_hand() -> None:
+    """Layers of one window share a mask: of what it shows, a step's tokens,
+    and a block.
+    """
+    token, mask = 1024, 5 * (5 + 64 + 16)
+    logits, rope = 8 * 260 * 16, 256 * 2 * 8 * 4
+    found = activation_bytes(evolve(SPEC, windows=(5, 5)), SIZES)
+    assert found == 64 * (token + mask) + logits + rope == 142_400
+
+
+def test_available_memory_is_plausible() -> None:
+    assert 2**20 < available_memory() < 2**50
+
+
+def test_available_memory_without_proc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(self: Path, *_: object, **__: object) -> str:
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr(Path, "read_text", missing)
+    assert available_memory() > 2**20
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "left"), [("4096", "1000", 3096), ("max", "1000", None)]
+)
+def test_available_memory_respects_a_control_group(
+    monkeypatch: pytest.MonkeyPatch, limit: str, used: str, left: int | None
+) -> None:
+    files = {
+        "memory.max": limit,
+        "memory.current": used,
+        "meminfo": "MemAvailable:   1024 kB\n",
+    }
+    monkeypatch.setattr(Path, "read_text", lambda self, *_: files[self.name])
+    assert available_memory() == (1024 * 1024 if left is None else left)
+
+
+def test_sizes_for_people() -> None:
+    assert [size_text(n) for n in (5, 2048, 3 * 2**20, 3 * 2**29)] == [
+        "5 bytes",
+        "2.00 KiB",
+        "3.00 MiB",
+        "1.50 GiB",
+    ]
+
+
+def test_the_description_tells_the_numbers() -> None:
+    text = describe(plan(num_blocks=40), "some model")
+    assert "some model" in text
+    assert "in 40 blocks" in text
+    assert "256 tokens at batch 1" in text
+    assert "largest batch at 256" in text
+    assert "no limit" in describe(plan(limit=None), "m")
+
+
+@pytest.mark.parametrize("budget", [64, 1000, 2048, 5000, 8192])
+def test_the_largest_captured_step_is_one_that_there_is(budget: int) -> None:
+    """Else there were sizes that neither a graph serves nor what does better without."""
+    spec = prepare(EngineArgs(executor="dry")).spec
+    for layers in (1, 2, 4, 9):
+        for wide in (1, 7, 60, 500):
+            big = evolve(
+                spec, layers=layers, intermediate_size=wide * spec.intermediate_size
+            )
+            most = captured_tokens(big, budget)
+            assert most == 0 or padded_tokens(most) == most
+            assert most <= padded_tokens(budget)
+
+
+def test_padding_is_bounded() -> None:
+    for count in range(1, 10_000):
+        assert count <= padded_tokens(count) <= max(64, 1.5 * count, count + 63)
+        assert padded_tokens(padded_tokens(count)) == padded_tokens(count)
