@@ -13,7 +13,7 @@ from operator import add, ge, ne, sub
 from minfer.config import EngineConfig, Thresholds
 from minfer.lifecycle import end, leaver, open_fences, restart, sealed, spread
 from minfer.messages import Executed, Failed, Finished, Voided, clip
-from minfer.plan import Plan, Yields, tokens_of
+from minfer.plan import Logprobs, Plan, Yields, flaw_beside, tokens_of
 from minfer.record import evolve
 from minfer.sequence import Running, edited, positions
 from minfer.state import EngineState, Transition, emitted, ignored
@@ -44,6 +44,7 @@ def over(
         )
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
+    flaw = flaw or flaw_beside(event.scores, event.logprobs, sizes)
     if flaw:
         return _void(config, state, plan.step, flaw)
     advanced, new = _advanced(config.thresholds, state.running, plan, event.yields, sizes)
@@ -62,7 +63,10 @@ def over(
         leavers = [leaver(state.running, i, why) for i, (_, why) in sorted(ends.items())]
         state, finished = end(config, state, leavers)
     state = open_fences(state, plan.step)
-    return emitted(state, finished, ids=advanced.ids, tokens=new)
+    logprobs: Logprobs = ()
+    if event.logprobs:
+        logprobs = _kept_logprobs(plan, event.logprobs, advanced, new)
+    return emitted(state, finished, ids=advanced.ids, tokens=new, logprobs=logprobs)
 
 
 def _advanced(
@@ -148,6 +152,13 @@ def _flaw(
     if tokens and not 0 <= min(tokens) <= max(tokens) < config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
     return ""
+
+
+def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) -> Logprobs:
+    """Log-probabilities as a column of `run`, as far as its tokens `new` go."""
+    of = dict(zip(plan.gens, logprobs, strict=True))
+    each = zip(run.gens, new, strict=True)
+    return tuple(of.get(gen, ())[: len(tokens)] for gen, tokens in each)
 
 
 def _endings(

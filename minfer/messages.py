@@ -10,9 +10,9 @@ import sys
 from math import inf
 from typing import Final, get_args
 
-from attrs import frozen
+from attrs import field, frozen
 
-from minfer.plan import Plan, Yields
+from minfer.plan import Logprobs, Plan, Scores, Yields
 from minfer.request import ParameterError, Request, check_number, check_text, check_whole
 from minfer.sequence import SampleId, SampleIds
 
@@ -93,10 +93,18 @@ class Finish(OfSample):
 
 @frozen
 class Executed:
-    """A step is done: per row of its plan, the tokens it yielded."""
+    """A step is done: per row of its plan, the tokens it yielded.
+
+    `scores` are log-probabilities of these tokens by which the engine decides, for rows
+    that were opened with them; no scores at all if there is no such row. `logprobs` are
+    what clients asked to read: they pass through, no decision depends on them, and
+    journals do not keep them.
+    """
 
     step: int
     yields: Yields
+    scores: Scores = ()
+    logprobs: Logprobs = field(default=(), eq=False, repr=False)
 
 
 @frozen
@@ -121,9 +129,8 @@ class Finished(OfSample):
     reason: str
     length: int  # output tokens
     error: str = ""
-    cached: int = (
-        0  # prompt tokens that the prefix cache gave at the sample's first admission
-    )
+    # prompt tokens that the prefix cache gave at the sample's first admission
+    cached: int = 0
 
 
 @frozen
@@ -135,11 +142,12 @@ class Execute:
 
 @frozen
 class Emit:
-    """New tokens by sample, as two columns, then the samples that ended."""
+    """New tokens by sample, as columns, then the samples that ended."""
 
     ids: SampleIds
     tokens: Yields
     finished: tuple[Finished, ...] = ()
+    logprobs: Logprobs = field(default=(), eq=False, repr=False)  # a column too, or none
 
 
 @frozen
@@ -185,9 +193,8 @@ class Preempted(OfSample):
 
     by: SampleId  # for whom
     known: int  # tokens it keeps
-    computed: (
-        int  # positions of KV it gives up; what it published of them may stay cached
-    )
+    # positions of KV it gives up; what it published of them may stay cached
+    computed: int
 
 
 @frozen

@@ -1,33 +1,47 @@
-"""A plan: the work of one step, as the executor gets it.
+"""A plan: the work of one step, as the executor gets it; and its results.
 
 A plan speaks positions. It says which device rows take part, how many inputs each takes
 from which position on, and how much it may yield; token values are in it only where the
-host must supply them, in `fills`: the next step can be planned before the last one's
-tokens are known. What a row needs besides (its table, its sampling parameters) was sent
-when it was opened, or as it changed.
+host must supply them, in `fills` and `drafts`: the next step can be planned before the
+last one's tokens are known. What a row needs besides (what it knows, its sampling values,
+its block tables) was sent when it was opened, or as it changed: an executor never sees a
+request. All is plain data, so a plan has a wire form (`minfer.runs.wire`) for executors
+in other processes.
 
 Contract of an executor:
 
-- Plans are executed in order. Within a plan: `opens`, then `grows`, then `copies`, then
-  the rows.
+- Plans are executed in order. Within a plan: `moves`, then `opens`, then `grows`, then
+  `copies`, then the rows.
 - A row that is not in `fills` feeds itself: its input is the last token it sampled, at
   the position after its last input; `starts` then is the latest position that can be, and
   exact unless a plan in flight may yield less than its most.
 - Row i yields from min(1, most[i]) to most[i] tokens; where most is 0 it yields none (a
   chunk of a prompt that goes on). With `repeat` = k the plan stands for k forwards: row i
   takes part in the first max(1, most[i]) of them, feeding itself.
+- A row in `drafts` feeds itself, and takes the drafts as further inputs: counts[i] is 1
+  more than there are. At each of its inputs it samples as it would without drafts, and
+  it goes on as long as that token is the next draft: it yields the drafts that were
+  accepted and the token after them. KV that was written for the others is nobody's: the
+  row's next input takes the place of the first of them. `repeat` is 1.
+- A row in `apart` is not sampled until the host says so (`SampleApart`), with a mask of
+  the tokens that are allowed; no plan that follows feeds it before that. The other rows
+  do not wait for it, but the plan's results do.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over will touch the cache any more.
 """
 
 from itertools import chain
-from typing import Any
+from math import isfinite
+from typing import Any, Final
 
 from attrs import frozen
 
-from minfer.request import Request
+from minfer.sample import RowSampling
+from minfer.sequence import SampleId
 
 Yields = tuple[tuple[int, ...], ...]  # token ids per row
+Scores = tuple[tuple[float, ...], ...]  # per row, one for each token it yielded, or none
+DEVICE: Final = "device"  # the tier of the blocks that rows read and write
 
 
 def tokens_of(yields: Any) -> tuple[int, ...] | None:
@@ -41,8 +55,59 @@ def tokens_of(yields: Any) -> tuple[int, ...] | None:
 
 
 @frozen
+class TokenLogprobs:
+    """What a client may ask of a token: how likely it was, and what else was."""
+
+    logprob: float  # natural
+    rank: int  # 1: it was the likeliest
+    likeliest: tuple[int, ...] = ()  # token ids, the likeliest first
+    logprobs: tuple[float, ...] = ()  # theirs
+
+
+Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
+
+
+def flaw_beside(scores: Any, logprobs: Any, sizes: tuple[int, ...]) -> str:
+    """What is wrong with what comes beside the tokens of rows that yielded so many, or
+    nothing.
+    """
+    if not _is_nothing(scores) and not _are_scores(scores, sizes):
+        return "scores must be none or one finite number for each token of a row"
+    if not _is_nothing(logprobs) and not _are_by_row(logprobs, sizes):
+        return "log-probabilities must be none or one for each token of a row"
+    return ""
+
+
+def _is_nothing(column: Any) -> bool:
+    return type(column) is tuple and not column
+
+
+def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
+    """Whether a column has, for each row, nothing or something for each token."""
+    if type(column) is not tuple or len(column) != len(sizes):
+        return False
+    each = zip(column, sizes, strict=True)
+    return all(type(some) is tuple and len(some) in (0, size) for some, size in each)
+
+
+def _are_scores(scores: Any, sizes: tuple[int, ...]) -> bool:
+    if not _are_by_row(scores, sizes):
+        return False
+    every = tuple(chain.from_iterable(scores))
+    return set(map(type, every)) <= {float} and all(map(isfinite, every))
+
+
+@frozen
 class Fill:
     """Inputs from history for one row: `tokens` at positions starts[index] and on."""
+
+    index: int  # in the plan's columns
+    tokens: tuple[int, ...]
+
+
+@frozen
+class Draft:
+    """Tokens that are expected to follow a row's last one, to be verified."""
 
     index: int  # in the plan's columns
     tokens: tuple[int, ...]
@@ -52,10 +117,15 @@ class Fill:
 class Open:
     """A row is taken over by a new generation: all that the device keeps for it."""
 
-    index: int
-    request: Request
-    sample: int
-    table: tuple[int, ...]  # blocks
+    index: int  # in the plan's columns
+    name: SampleId  # for messages about it; nothing depends on it
+    known: tuple[int, ...]  # token ids of prompt and output, as far as they are known
+    prompt: int  # how many of them are the prompt's
+    last: int  # the index of the last token that it may have
+    sampling: RowSampling
+    tables: tuple[tuple[int, ...], ...]  # blocks, for each group of layers
+    # fine-tuned weights that are added to the model's; none is loaded yet
+    adapter: str = ""
 
 
 @frozen
@@ -65,6 +135,7 @@ class Grow:
     row: int
     at: int
     blocks: tuple[int, ...]
+    group: int = 0  # of layers, whose table it is
 
 
 @frozen
@@ -74,6 +145,16 @@ class Copy:
     source: int
     target: int
     count: int
+
+
+@frozen
+class Move:
+    """A whole block is copied from one tier to another: from the device, or to it."""
+
+    source: int  # its number in the tier it comes from
+    target: int  # and in the one it goes to
+    origin: str = DEVICE  # names of tiers
+    tier: str = DEVICE
 
 
 @frozen
@@ -91,3 +172,22 @@ class Plan:
     grows: tuple[Grow, ...] = ()
     copies: tuple[Copy, ...] = ()
     repeat: int = 1  # forwards
+    drafts: tuple[Draft, ...] = ()
+    moves: tuple[Move, ...] = ()
+    apart: tuple[int, ...] = ()  # places in the columns: rows that are sampled apart
+
+
+@frozen
+class Mask:
+    """The tokens that one row may draw."""
+
+    index: int  # in the plan's columns
+    bits: bytes = b""  # a bit for each token id, the lowest first; none: all are allowed
+
+
+@frozen
+class SampleApart:
+    """The host's word that the rows in `apart` of a step are to be sampled now."""
+
+    step: int
+    masks: tuple[Mask, ...] = ()  # of some of these rows; the others may draw any token

@@ -115,9 +115,8 @@ class Shares:
 
     now: float = 0.0
     tags: Map[str, float] = Map()
-    limit: int = (
-        1024  # clients remembered before those that are owed nothing are forgotten
-    )
+    # clients remembered before those that are owed nothing are forgotten
+    limit: int = 1024
 
 
 @frozen
@@ -171,9 +170,8 @@ class Gathering:
     """A window: until when it may wait, for how many, and how fast requests come."""
 
     due: float = math.inf  # seconds
-    fresh: int = (
-        0  # samples that came since somebody was admitted; whoever else waits is through
-    )
+    # samples that came since somebody was admitted; whoever else waits is through
+    fresh: int = 0
     last: float = -math.inf  # arrival
     gap: float = math.inf  # seconds between arrivals, smoothed
 

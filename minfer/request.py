@@ -88,15 +88,13 @@ class SamplingParams:
     top_k: int = 0  # keep the k likeliest tokens; 0 or -1 keeps all
     min_p: float = 0.0  # keep tokens at least so likely in relation to the likeliest
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
-    max_tokens: int | None = (
-        16  # output tokens at most; None: as many as the context holds
-    )
+    # output tokens at most; None: as many as the context holds
+    max_tokens: int | None = 16
     stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     ignore_eos: bool = False
-    logprobs: int | None = (
-        None  # each output token's, and of so many likeliest; None: none
-    )
+    # each output token's, and of so many likeliest; None: none
+    logprobs: int | None = None
 
     def __attrs_post_init__(self) -> None:
         check_number(self.n, "n", 1, MAX_SAMPLES, whole=True)
@@ -161,6 +159,10 @@ class Request:
     # on the other side.
     keys: Keys = ()
     output: tuple[int, ...] = ()
+    # Its next input depends on the host (a grammar, the choice of a beam): it never runs
+    # ahead of a token that is not known, and is sampled apart, so that a mask may come
+    # late.
+    lockstep: bool = False
     largest: int = field(
         init=False, eq=False, repr=False
     )  # token id: looked up once, at the edge
@@ -191,6 +193,8 @@ class Request:
             raise ParameterError("stop_ids", "must be a frozenset of token ids")
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, 2**32 - 1, whole=True)
+        if not isinstance(self.lockstep, bool):
+            raise ParameterError("lockstep", "must be true or false")
         if not isinstance(self.root, bytes):
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:

@@ -46,11 +46,12 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from minfer.request import SamplingParams
+from attrs import frozen
 
-GREEDY_BELOW: Final = (
-    1e-5  # temperatures; vLLM's limit, as logits / 1e-6 lose their differences
-)
+from minfer.request import Request, SamplingParams
+
+# temperatures; vLLM's limit, as logits / 1e-6 lose their differences
+GREEDY_BELOW: Final = 1e-5
 GOLDEN: Final = 0x9E3779B97F4A7C15  # 2^64 / golden ratio: splitmix64's stride
 MIX64: Final = (
     (30, 0xBF58476D1CE4E5B9),
@@ -73,6 +74,47 @@ class NotFiniteError(ValueError):
     """Logits hold NaN or +inf, or nothing but -inf: there is no distribution to draw
     from.
     """
+
+
+@frozen(kw_only=True)
+class RowSampling:
+    """How one device row chooses its tokens: the values of one sample of a request."""
+
+    temperature: float
+    top_k: int  # 0 or -1: all
+    top_p: float
+    min_p: float
+    seed: int
+    sample: int
+    stop_ids: frozenset[int] = frozenset()  # that end it
+    # of how many likeliest tokens besides its own; None: none
+    logprobs: int | None = None
+    scores: bool = False  # whether the engine decides by its tokens' log-probabilities
+
+    @classmethod
+    def of(
+        cls,
+        params: SamplingParams,
+        seed: int,
+        sample: int,
+        stop_ids: frozenset[int] = frozenset(),
+    ) -> "RowSampling":
+        """From what a user asked for."""
+        return cls(
+            temperature=params.temperature,
+            top_k=params.top_k,
+            top_p=params.top_p,
+            min_p=params.min_p,
+            seed=seed,
+            sample=sample,
+            stop_ids=stop_ids,
+            logprobs=params.logprobs,
+        )
+
+
+def row_sampling(request: Request, sample: int) -> RowSampling:
+    """The sampling values of one sample of a request."""
+    return RowSampling.of(request.sampling, request.seed, sample, request.stop_ids)
 
 
 def stream(seed: int, sample: int) -> int:
@@ -113,7 +155,7 @@ def _f32(x: float) -> float:
     return array("f", (x,))[0]
 
 
-def is_greedy(params: SamplingParams) -> bool:
+def is_greedy(params: SamplingParams | RowSampling) -> bool:
     """Whether the token is the one with the largest logit."""
     return params.temperature < GREEDY_BELOW
 

@@ -22,7 +22,8 @@ from minfer.grow import grow, stretch
 from minfer.messages import Execute, Held, Reason, WakeAt
 from minfer.plan import Fill, Grow, Open, Plan
 from minfer.record import evolve
-from minfer.sequence import joined, less, positions
+from minfer.sample import row_sampling
+from minfer.sequence import Running, joined, less, positions
 from minfer.state import EngineState, Transition
 
 Shares = dict[int, int]  # generation that is being filled -> tokens of it in this step
@@ -44,6 +45,9 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
         return Transition(state)
     due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
     idle = {run.gens[i] for i in due if run.sched[i] >= run.last[i]}
+    if state.lockstep:
+        state, waiting_for_host = _lockstep(state)
+        idle |= waiting_for_host
     if solo is not None:
         idle.update(gen for gen in run.gens if gen != solo)
     state, grown, reasons = grow(config, state, due, idle)
@@ -63,11 +67,13 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
         run, stops = joined(state.running, [n.seat for n in newcomers]), state.stops
         if len(stops) > config.thresholds.stop_ids:  # some are of sequences long gone
             stops = frozenset().union(*{seq.request.stop_ids for seq in run.seqs})
-        state = evolve(state, running=run, stops=stops, filling=True)
+        bound = any(newcomer.seat.seqs[0].request.lockstep for newcomer in newcomers)
+        lockstep = state.lockstep or bound
+        state = evolve(state, running=run, stops=stops, filling=True, lockstep=lockstep)
     if len(idle) == len(state.running):
         return Transition(state, wake, reasons)
     most = None
-    if config.max_repeat > 1 and not shares:
+    if config.max_repeat > 1 and not shares and not state.lockstep:
         state, grown, most = stretch(config, state, idle, grown)
     state, plan = _plan(
         config, state, idle, shares, most, newcomers, tuple(grown.values())
@@ -84,6 +90,17 @@ def _suspect(config: EngineConfig, state: EngineState) -> int | None:
         if count >= few and sample in run.ids:
             return run.gens[run.ids.index(sample)]
     return None
+
+
+def _lockstep(state: EngineState) -> tuple[EngineState, set[int]]:
+    """Who may not run ahead and has a token in flight; the state knows if nobody is left
+    who may not.
+    """
+    run = state.running
+    bound = [i for i, seq in enumerate(run.seqs) if seq.request.lockstep]
+    if not bound:
+        return evolve(state, lockstep=False), set()
+    return state, {run.gens[i] for i in bound if run.sched[i] >= run.known[i]}
 
 
 def _shares(
@@ -219,17 +236,18 @@ def _plan(
             if run.gens[i] in idle:
                 continue
             at = i - bisect_left(out, i)
-            seq, start, share = run.seqs[i], run.sched[i], shares[run.gens[i]]
+            start, share = run.sched[i], shares[run.gens[i]]
             steps_[i] = counts_[at] = share
             yields_[at] = int(start + share == run.base[i])
             fills.append(Fill(at, run.inputs(i, start, start + share, config.block_size)))
             if (
                 start == run.starts[i]
             ):  # a generation's first plan: the device takes over all of it
-                opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))
+                opens.append(_opened(config, run, i, at))
         steps, counts, yields = tuple(steps_), tuple(counts_), tuple(yields_)
     step, repeat = state.next_step, max(most) if most else 1
     copies = tuple(newcomer.copy for newcomer in newcomers if newcomer.copy)
+    apart = _apart(run, gens, yields) if state.lockstep else ()
     plan = Plan(
         step,
         gens,
@@ -242,9 +260,33 @@ def _plan(
         grows,
         copies,
         repeat,
+        apart=apart,
     )
     run, inflight = (
         evolve(run, sched=tuple(map(add, run.sched, steps))),
         (*state.inflight, plan),
     )
     return evolve(state, running=run, inflight=inflight, next_step=step + 1), plan
+
+
+def _opened(config: EngineConfig, run: Running, i: int, at: int) -> Open:
+    """What the device keeps of the sequence at position `i`, at place `at` of a plan."""
+    seq = run.seqs[i]
+    return Open(
+        index=at,
+        name=seq.id,
+        known=run.inputs(i, 0, run.known[i], config.block_size),
+        prompt=len(seq.request.prompt),
+        last=run.last[i],
+        sampling=row_sampling(seq.request, seq.sample),
+        tables=(run.tables[i][:],),
+    )
+
+
+def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
+    """The places of a plan whose rows are sampled apart: those that yield, in
+    lockstep.
+    """
+    each = zip(run.gens, run.seqs, strict=True)
+    bound = {gen for gen, seq in each if seq.request.lockstep}
+    return tuple(at for at, gen in enumerate(gens) if gen in bound and most[at])

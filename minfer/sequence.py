@@ -83,9 +83,8 @@ class Chain:
     sealed: int  # leading blocks of the table whose KV is committed and named
     leaf: int = ROOT  # the published block that it holds
     chunks: Log[tuple[int, ...]] = Log()  # tokens of blocks that left the tail with a key
-    low: int = (
-        0  # leading blocks of the table that were given back: they are out of the window
-    )
+    # leading blocks of the table that were given back: they are out of the window
+    low: int = 0
 
 
 @frozen

@@ -16,7 +16,7 @@ from minfer.messages import (
     Overruled,
     Reason,
 )
-from minfer.plan import Plan, Yields
+from minfer.plan import Logprobs, Plan, Yields
 from minfer.pmap import Map
 from minfer.policy import Rank
 from minfer.sequence import Place, Running, SampleId, SampleIds
@@ -70,6 +70,7 @@ class EngineState:
     running: Running = Running()
     stops: frozenset[int] = frozenset()  # at least the stop ids of all that run
     filling: bool = False  # whether some that run may have inputs from the host to take
+    lockstep: bool = False  # whether some that run may be unable to run ahead
     requests: Map[str, Live] = Map()
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
@@ -102,12 +103,13 @@ def emitted(
     finished: tuple[Finished, ...],
     ids: SampleIds = (),
     tokens: Yields = (),
+    logprobs: Logprobs = (),
 ) -> Transition:
     """The transition that says what came out, with a reason for each sample
     that ended.
     """
     ended = [Ended(done.id, done.sample, done.reason, done.error) for done in finished]
-    return Transition(state, (Emit(ids, tokens, finished),), tuple(ended))
+    return Transition(state, (Emit(ids, tokens, finished, logprobs),), tuple(ended))
 
 
 def ignored(state: EngineState, event: str, detail: str) -> Transition:

@@ -70,15 +70,14 @@ class DeviceRows:
 
     def open(self, row: int, opened: Open, vocab: int) -> None:
         """Note all that a row keeps for a generation."""
-        params, at = opened.request.sampling, self.at
+        params, at = opened.sampling, self.at
         heat, deepest = (
             0.0 if is_greedy(params) else params.temperature,
             -lowest(params.min_p),
         )
         words = np.empty(7, np.int32)
-        words[:2] = np.array(
-            [stream(opened.request.seed, opened.sample)], np.uint64
-        ).view(np.int32)
+        noise = stream(params.seed, params.sample)
+        words[:2] = np.array([noise], np.uint64).view(np.int32)
         words[2:5] = np.array([heat, params.top_p, deepest], np.float32).view(np.int32)
         words[5] = params.top_k if 0 < params.top_k < vocab else 0
         words[6] = 0 if params.logprobs is None else 1 + min(params.logprobs, vocab)
@@ -87,7 +86,8 @@ class DeviceRows:
             at[k] + row for k in ("temperature", "top_p", "deepest", "top_k", "asked")
         ]
         self.changes.append((np.array(places, np.int32), words))
-        self.set_table(row, 0, opened.table)
+        (table,) = opened.tables  # layers are of one group here
+        self.set_table(row, 0, table)
 
     def _set(self, first: int, what: Words) -> None:
         self.changes.append((np.arange(first, first + len(what), dtype=np.int32), what))

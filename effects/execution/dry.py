@@ -9,8 +9,8 @@ preemption, chunking and neighbours change nothing, as with a model.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.request import Request
 from minfer.runs.oracle import Oracle, Row
+from minfer.sample import RowSampling
 
 PASSAGE: Final = (
     " This text was not written by a model.",
@@ -50,20 +50,20 @@ class Dry(Oracle):
         super().__init__(block_size=1, vocab=0)  # both are of the memory
         self.sentences = [tuple(sentence) for sentence in sentences if sentence]
 
-    def token(self, request: Request, sample: int, position: int) -> int:
-        """The token of a sample at a position, which must lie behind the prompt."""
-        greedy = request.sampling.temperature == 0
-        first = 0 if greedy else (request.seed + sample) % len(self.sentences)
+    def token(self, sampling: RowSampling, prompt: int, position: int) -> int:
+        """The token at a position, which must lie behind the prompt of so many tokens."""
+        greedy = sampling.temperature == 0
+        first = 0 if greedy else (sampling.seed + sampling.sample) % len(self.sentences)
         passage = [
             t for s in (*self.sentences[first:], *self.sentences[:first]) for t in s
         ]
-        at = position - len(request.prompt)
-        if request.stop_ids and at >= len(passage):
-            return min(request.stop_ids)
+        at = position - prompt
+        if sampling.stop_ids and at >= len(passage):
+            return min(sampling.stop_ids)
         return passage[at % len(passage)]
 
     def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
         row.next += len(tokens)
 
     def _draw(self, row: Row) -> int:
-        return self.token(row.request, row.sample, row.next)
+        return self.token(row.sampling, row.prompt, row.next)

@@ -6,10 +6,6 @@ from typing import Protocol
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan
 
-Scores = tuple[
-    list[int], list[float]
-]  # a token's rank, likeliest ids; log-probabilities alike
-
 
 class ExecutorError(RuntimeError):
     """A step could not be executed; the engine takes it back and goes on."""
@@ -23,18 +19,14 @@ class LogitsError(ExecutorError):
 
 def not_finite(seats: Iterable[Open | None]) -> LogitsError:
     """The error that names the requests in these seats."""
-    names = [f"{one.request.id!r} (sample {one.sample})" if one else "?" for one in seats]
+    names = [f"{one.name[0]!r} (sample {one.name[1]})" if one else "?" for one in seats]
     return LogitsError(
         f"the model's logits are not finite for request {', '.join(names)}"
     )
 
 
 class Executor(Protocol):
-    """Runs plans in order. `minfer.plan` states the contract.
-
-    One with a model has `logprobs` too, which engine and journal never see: by (request
-    id, sample) the `Scores` of the tokens collected last, for those who asked.
-    """
+    """Runs plans in order. `minfer.plan` states the contract."""
 
     def launch(self, plan: Plan) -> None:
         """Take a plan over; may return before it has run."""

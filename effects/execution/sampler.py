@@ -15,8 +15,16 @@ from attrs import frozen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from minfer.request import SamplingParams
-from minfer.sample import GOLDEN, LARGEST_V, MIX32, MIX64, is_greedy, lowest, stream
+from minfer.sample import (
+    GOLDEN,
+    LARGEST_V,
+    MIX32,
+    MIX64,
+    RowSampling,
+    is_greedy,
+    lowest,
+    stream,
+)
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -36,18 +44,16 @@ class Sampling:
     streams: Keys  # [noisy rows]
 
     @classmethod
-    def of(
-        cls, rows: Sequence[tuple[SamplingParams, int, int]], vocab_size: int
-    ) -> "Sampling":
-        """From each row's parameters, request seed and sample."""
-        noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row[0])}
+    def of(cls, rows: Sequence[RowSampling], vocab_size: int) -> "Sampling":
+        """From each row's sampling values."""
+        noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row)}
         how = []
-        for params, _, _ in noisy.values():
+        for params in noisy.values():
             top_k = params.top_k if 0 < params.top_k < vocab_size else 0
             heat, top_p = np.float32(params.temperature), float(np.float32(params.top_p))
             how.append((heat, top_k, top_p, lowest(params.min_p)))
         streams = np.array(
-            [stream(seed, sample) for _, seed, sample in noisy.values()], np.uint64
+            [stream(row.seed, row.sample) for row in noisy.values()], np.uint64
         )
         return cls(tuple(noisy), tuple(how), streams)
 

@@ -32,7 +32,7 @@ from torch import Tensor
 from minfer.config import EngineConfig
 from minfer.effects.execution.attention import KVCache, make_cache
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
-from minfer.effects.execution.executor import ExecutorError, Scores, not_finite
+from minfer.effects.execution.executor import ExecutorError, not_finite
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.execution.sampler import Sampling, choose
@@ -45,7 +45,7 @@ from minfer.kernels import plain
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH, NAMES, QUACK, load
 from minfer.messages import Executed, Failed
-from minfer.plan import Open, Plan, Yields
+from minfer.plan import Open, Plan, TokenLogprobs, Yields
 from minfer.request import MAX_LOGPROBS
 from minfer.sample import is_greedy
 
@@ -193,9 +193,6 @@ class TorchExecutor:
         self.scores = torch.zeros(
             draws, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=self.device
         )
-        self.logprobs: dict[
-            tuple[str, int], list[Scores]
-        ] = {}  # of the tokens collected last
         slots = range((config.depth + 1) * config.max_repeat + 1)
         self.ring = deque(Slot.of(room, draws, self.scores.shape, cuda) for _ in slots)
         if checked:  # torch calls its check a prototype
@@ -292,12 +289,16 @@ class TorchExecutor:
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens."""
-        flight, self.logprobs = self.flights.popleft(), {}
+        flight = self.flights.popleft()
         if self.stream is None:
             self._attempt(flight)
         if not flight.error:
             try:
-                return Executed(flight.plan.step, self._yields(flight))
+                logprobs: dict[int, list[TokenLogprobs]] = {}
+                yields = self._yields(flight, logprobs)
+                column = [tuple(logprobs.get(i, ())) for i in range(len(yields))]
+                beside = tuple(column) if logprobs else ()
+                return Executed(flight.plan.step, yields, logprobs=beside)
             except Exception as error:
                 flight.error = (
                     str(error) if isinstance(error, ExecutorError) else repr(error)
@@ -323,7 +324,8 @@ class TorchExecutor:
         if self.stream is not None:
             torch.cuda.synchronize(self.device)
 
-    def _yields(self, flight: Flight) -> Yields:
+    def _yields(self, flight: Flight, logprobs: dict[int, list[TokenLogprobs]]) -> Yields:
+        """A plan's tokens; `logprobs` get what was asked beside, by place in the plan."""
         plan = flight.plan
         out: list[tuple[int, ...]] = [()] * len(plan.rows)
         for slot in flight.slots:
@@ -339,27 +341,32 @@ class TorchExecutor:
                     s for s, token in zip(who.seats, drawn, strict=True) if token < 0
                 )
             if slot.scored:
-                self._keep_scores(slot.scores.numpy(), who)
+                self._read_logprobs(slot.scores.numpy(), who, logprobs)
             if plan.repeat == 1 and who.at is None:
                 return tuple(zip(drawn, strict=True))
             for i, token in zip(who.places, drawn, strict=True):
                 out[i] += (token,)
         return tuple(out)
 
-    def _keep_scores(self, words: Any, who: Draw) -> None:
+    def _read_logprobs(
+        self, words: Any, who: Draw, logprobs: dict[int, list[TokenLogprobs]]
+    ) -> None:
         vocab = self.spec.vocab_size
-        for at, seat in zip(who.at or range(len(who.seats)), who.seats, strict=True):
-            if seat is not None and (most := seat.request.sampling.logprobs) is not None:
-                ids, bits = words[at, :, : 1 + min(most, vocab)]
-                scores = self.logprobs.setdefault((seat.request.id, seat.sample), [])
-                scores.append((ids.tolist(), bits.view(np.float32).tolist()))
+        at = who.at or range(len(who.seats))
+        for line, place, seat in zip(at, who.places, who.seats, strict=True):
+            if seat is not None and (most := seat.sampling.logprobs) is not None:
+                ids, bits = words[line, :, : 1 + min(most, vocab)]
+                rank, *likeliest = ids.tolist()
+                own, *theirs = bits.view(np.float32).tolist()
+                found = TokenLogprobs(own, rank, tuple(likeliest), tuple(theirs))
+                logprobs.setdefault(place, []).append(found)
 
     # --- one plan -----------------------------------------------------------------------
 
     def _launch(self, flight: Flight) -> None:
         plan, rows, vocab = flight.plan, self.rows, self.spec.vocab_size
         for opened in plan.opens:
-            row, params = plan.rows[opened.index], opened.request.sampling
+            row, params = plan.rows[opened.index], opened.sampling
             self.seats[row], self.members, self.drawing = opened, (), None
             filtered = params.top_p < 1 or 0 < params.top_k < vocab or params.min_p > 0
             self.wants[row] = (
@@ -368,7 +375,8 @@ class TorchExecutor:
             )
             rows.open(row, opened, vocab)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
-            self.cache.clear(opened.table[full:], part)
+            (table,) = opened.tables  # layers are of one group here
+            self.cache.clear(table[full:], part)
         for grow in plan.grows:
             rows.set_table(grow.row, grow.at, grow.blocks)
             self.cache.clear(grow.blocks)
@@ -600,9 +608,7 @@ class TorchExecutor:
         """
         if self.drawing is None or self.drawing[0] != rows:
             seats = [seat for row in rows if (seat := self.seats[row]) is not None]
-            how = [
-                (seat.request.sampling, seat.request.seed, seat.sample) for seat in seats
-            ]
+            how = [seat.sampling for seat in seats]
             self.drawing = rows, Sampling.of(how, self.spec.vocab_size)
         choice = choose(logits, self.drawing[1], positions.numpy())
         broken = torch.zeros_like(positions)

@@ -9,6 +9,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import repeat
 from typing import Final
 
 from minfer.effects.live.driver import Driver, quiet_collector
@@ -176,21 +177,18 @@ class Worker:
                 self.jobs[reason.id].note(reason, now, self.waits)
 
     def _deliver(self, transition: Transition) -> None:
-        now, scores = (
-            self.driver.state.time,
-            getattr(self.driver.executor, "logprobs", {}),
-        )
+        now = self.driver.state.time
         for emit in (one for one in transition.commands if isinstance(one, Emit)):
             # In the order of the batch: that of a set would differ from process to
             # process.
             news = dict[str, Assembly]()
-            for sample, tokens in zip(emit.ids, emit.tokens, strict=True):
-                if tokens and (job := self.jobs.get(sample[0])) is not None:
-                    job.feed(
-                        sample[1], tokens, now, scores.get(sample, ()) if scores else ()
-                    )
+            logprobs = emit.logprobs or repeat(())
+            each = zip(emit.ids, emit.tokens, logprobs, strict=False)  # endless, if none
+            for (name, sample), tokens, beside in each:
+                if tokens and (job := self.jobs.get(name)) is not None:
+                    job.feed(sample, tokens, now, beside)
                     if job.eager:
-                        news[sample[0]] = job
+                        news[name] = job
             for done in emit.finished:
                 if (job := self.jobs.get(done.id)) is not None:
                     job.finish(done)

@@ -154,7 +154,7 @@ class Run:
     def _plan(self, plan: Plan) -> None:
         """Log the chunks of a plan; rows that decode are only counted."""
         for one in plan.opens:
-            self.gens[plan.gens[one.index]] = self._who((one.request.id, one.sample))
+            self.gens[plan.gens[one.index]] = self._who(one.name)
         prefill, chunks = 0, len(plan.fills)
         for fill in plan.fills:
             who, last = (

@@ -18,7 +18,6 @@ from typing import Any
 
 from attrs import define, evolve, field
 
-from minfer.effects.execution.executor import Scores
 from minfer.effects.text.outputs import (
     CompletionOutput,
     Logprob,
@@ -27,6 +26,7 @@ from minfer.effects.text.outputs import (
 )
 from minfer.effects.text.tokenizer import Detokenizer, StopMatcher, Tokenizer
 from minfer.messages import Admitted, Finish, Finished, Preempted
+from minfer.plan import TokenLogprobs
 from minfer.request import Request
 
 Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
@@ -50,7 +50,7 @@ class _Sample:
     closed: bool = False  # its end was taken
     # Of the tokens from the next that will be taken, if asked for. Those that an end cuts
     # off stay.
-    scores: list[Scores] | None = None
+    scores: list[TokenLogprobs] | None = None
     total: float = 0.0  # log-probability of the tokens taken
 
     @property
@@ -109,10 +109,11 @@ class _Sample:
             stop = tokens[-1]
         return evolve(new, finish_reason=reason, stop_reason=stop, error=done.error)
 
-    def _spelled(self, token: int, scores: Scores) -> dict[int, Logprob]:
-        """A token's scores by id, its own first."""
-        ranked, values = scores
-        ids, ranks = [token, *ranked[1:]], [ranked[0], *range(1, len(ranked))]
+    def _spelled(self, token: int, beside: TokenLogprobs) -> dict[int, Logprob]:
+        """A token's log-probabilities by id, its own first."""
+        ids = [token, *beside.likeliest]
+        values = [beside.logprob, *beside.logprobs]
+        ranks = [beside.rank, *range(1, len(ids))]
         spelled = None if self.decoder is None else self.decoder.tokenizer.token_bytes
         texts = [spelled and spelled(one).decode(errors="replace") for one in ids]
         return dict(zip(ids, map(Logprob, values, ranks, texts), strict=True))
@@ -187,7 +188,7 @@ class Assembly:
         sample: int,
         tokens: tuple[int, ...],
         now: float,
-        scores: Sequence[Scores] = (),
+        scores: Sequence[TokenLogprobs] = (),
     ) -> None:
         """Take over tokens of a sample at the time `now`, and their scores if it asked
         for them.

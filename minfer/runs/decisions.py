@@ -90,12 +90,21 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
         told["fills"] = [[fill.index, plan.starts[fill.index]] for fill in plan.fills]
     if plan.opens:
         told["opens"] = [
-            [o.index, o.request.id, o.sample, _runs(o.table)] for o in plan.opens
+            [opened.index, *opened.name, *map(_runs, opened.tables)]
+            for opened in plan.opens
         ]
     if plan.grows:
         told["grows"] = [[grow.row, grow.at, _runs(grow.blocks)] for grow in plan.grows]
     if plan.copies:
         told["copies"] = [[copy.source, copy.target, copy.count] for copy in plan.copies]
+    if plan.drafts:
+        told["drafts"] = [[draft.index, len(draft.tokens)] for draft in plan.drafts]
+    if plan.moves:
+        told["moves"] = [
+            [move.origin, move.source, move.tier, move.target] for move in plan.moves
+        ]
+    if plan.apart:
+        told["apart"] = list(plan.apart)
     if plan.repeat != 1:
         told["repeat"] = plan.repeat
     return told

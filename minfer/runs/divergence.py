@@ -40,6 +40,9 @@ LEGEND: Final = {
     "grows": "[device row, entry of its table, new blocks as [first block, how many]]",
     "copies": "[block, to block, positions]",
     "repeat": "forwards",
+    "drafts": "[place in the batch, tokens to verify]",
+    "moves": "[tier, block, to tier, to block]",
+    "apart": "places in the batch of rows that are sampled apart",
 }
 
 

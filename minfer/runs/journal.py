@@ -26,6 +26,7 @@ A file is one segment:
          events  all others, records as `minfer.runs.codec` writes them; prompt and keys
                  are counts
          sizes   tokens by row, unless all rows yielded their most
+         scores  by row, if any row has some
          facts   see `minfer.runs.decisions`
     S  digest of the state after so many turns, a multiple of 16,384 or all so far: u64,
        16 bytes
@@ -50,7 +51,7 @@ from attrs import frozen
 from minfer.config import EngineConfig
 from minfer.keys import block_keys
 from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
-from minfer.plan import Plan, Yields, tokens_of
+from minfer.plan import Plan, Yields, flaw_beside, tokens_of
 from minfer.request import Request
 from minfer.runs.codec import RECORDS, CodecError, dump, load
 from minfer.runs.decisions import Facts, chained, compact, facts
@@ -167,8 +168,12 @@ def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] |
     if ids is None or len(event.yields) != len(plan.most):
         return None
     sizes = tuple(map(len, event.yields))
+    if flaw_beside(event.scores, event.logprobs, sizes):
+        return None
     if sizes != plan.most:
         rest["sizes"] = sizes
+    if event.scores:
+        rest["scores"] = event.scores
     return ids
 
 
@@ -195,7 +200,12 @@ def as_written(event: Any) -> Event | None:
     step = event.step if fits else _NO_STEP
     if isinstance(event, Failed):
         return Failed(step, event.error if isinstance(event.error, str) else "")
-    return Executed(step, event.yields if _packed_ids(event.yields) is not None else ())
+    if _packed_ids(event.yields) is None:
+        return Executed(step, ())
+    sizes = tuple(map(len, event.yields))
+    if flaw_beside(event.scores, event.logprobs, sizes):
+        return Executed(step, ())
+    return Executed(step, event.yields, event.scores)
 
 
 def state_record(turns: int, state: EngineState) -> bytes:
@@ -332,7 +342,8 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
             plan = state.inflight[0]
             sizes = tuple(rest.get("sizes", plan.most))
             begin = sum(sizes)
-            events.append(Executed(plan.step, _split(ids[:begin], sizes)))
+            scores = tuple(map(tuple, rest.get("scores", ())))
+            events.append(Executed(plan.step, _split(ids[:begin], sizes), scores))
         for told in rest.get("events", ()):
             event, begin = _read_event(told, ids, begin, block_size)
             events.append(event)

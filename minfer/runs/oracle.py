@@ -17,24 +17,31 @@ from attrs import define
 
 from minfer.blocks import outside
 from minfer.messages import Executed, Failed
-from minfer.plan import Plan
-from minfer.request import Request
+from minfer.plan import DEVICE, Open, Plan, SampleApart, Scores, Yields
+from minfer.sample import RowSampling
+from minfer.sequence import SampleId
 
 START = 7  # the digest before the first slot of a block
-_GARBAGE = (
-    0x5EED  # what reading memory that nobody wrote looks like, with the place mixed in
-)
+# what reading memory that nobody wrote looks like, with the place mixed in
+_GARBAGE = 0x5EED
 
 
 @define
 class Row:
     """What a device row keeps of its sample."""
 
-    request: Request
-    sample: int
+    name: SampleId
+    prompt: int  # tokens
+    sampling: RowSampling
     table: list[int]
     last: int = 0  # the token it sampled last
     next: int = 0  # the position that token takes
+
+    @classmethod
+    def of(cls, opened: Open) -> "Row":
+        """A row that is taken over."""
+        (table,) = opened.tables  # layers are of one group here
+        return cls(opened.name, opened.prompt, opened.sampling, list(table))
 
 
 class Oracle:
@@ -43,17 +50,28 @@ class Oracle:
     def __init__(self, block_size: int, vocab: int, window: int = 0) -> None:
         self.block_size, self.vocab, self.window = block_size, vocab, window
         self.memory: dict[int, list[int]] = {}  # block -> digest after each slot written
+        self.tiers: dict[str, dict[int, list[int]]] = {DEVICE: self.memory}
         self.rows: dict[int, Row] = {}
+        self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
+        self.masks: dict[int, dict[int, bytes]] = {}  # step -> place -> bits, once told
 
     def launch(self, plan: Plan) -> None:
         """Queue the plan; it runs when its results are asked for."""
         self.plans.append(plan)
 
+    def sample(self, apart: SampleApart) -> None:
+        """Take note of the masks of a plan that was launched."""
+        self.masks[apart.step] = {mask.index: mask.bits for mask in apart.masks}
+
     def collect(self) -> Executed | Failed:
         """Run the next plan."""
         plan = self.plans.popleft()
-        return Executed(plan.step, tuple(self._run(plan)))
+        if plan.apart and plan.step not in self.masks:
+            raise AssertionError(f"nobody said that step {plan.step} may be sampled")
+        yields = tuple(self._run(plan))
+        self.masks.pop(plan.step, None)
+        return Executed(plan.step, yields, self._scores(plan, yields))
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and forget all after it; rows lose what the device kept for
@@ -65,18 +83,26 @@ class Oracle:
         for index in {row for void in self.plans for row in void.rows} & self.rows.keys():
             self.rows[index].last = self.rows[index].next = -1
         self.plans.clear()
+        self.masks.clear()
         return Failed(plan.step, error)
 
     def close(self) -> None:
         """Forget everything."""
+        self.tiers = {DEVICE: self.memory}
         self.memory.clear()
         self.rows.clear()
         self.plans.clear()
 
     def _run(self, plan: Plan) -> Iterator[tuple[int, ...]]:
+        for move in plan.moves:
+            content = self.tiers.setdefault(move.origin, {}).get(move.source, [])
+            self.tiers.setdefault(move.tier, {})[move.target] = list(content)
         for opened in plan.opens:
-            row = Row(opened.request, opened.sample, list(opened.table))
-            self.rows[plan.rows[opened.index]] = row
+            index = plan.rows[opened.index]
+            self.rows[index] = Row.of(opened)
+            self.scored.discard(index)
+            if opened.sampling.scores:
+                self.scored.add(index)
         for grow in plan.grows:
             if len(self.rows[grow.row].table) != grow.at:
                 raise AssertionError(
@@ -86,23 +112,69 @@ class Oracle:
         for copy in plan.copies:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
+        drafts = {draft.index: draft.tokens for draft in plan.drafts}
+        masks = self.masks.get(plan.step, {})
         for i, index in enumerate(plan.rows):
-            fill, start = fills.get(i), plan.starts[i]
-            yield tuple(self._row(self.rows[index], fill, start, plan.most[i]))
+            row, start = self.rows[index], plan.starts[i]
+            if i in drafts:
+                yield tuple(self._verified(row, start, drafts[i]))
+            else:
+                bits = masks.get(i, b"")
+                yield tuple(self._row(row, fills.get(i), start, plan.most[i], bits))
 
     def _row(
-        self, row: Row, fill: tuple[int, ...] | None, start: int, yields: int
+        self,
+        row: Row,
+        fill: tuple[int, ...] | None,
+        start: int,
+        yields: int,
+        bits: bytes = b"",
     ) -> Iterator[int]:
         if fill is not None:
             row.next = start
-        elif row.next > start:
-            raise AssertionError(f"a row at {row.next} was planned to start by {start}")
+        else:
+            self._expect(row, start)
         self._write(row, (row.last,) if fill is None else fill)
         for turn in range(yields):
             if turn:
                 self._write(row, (row.last,))
+            row.last = self._allowed(self._draw(row), bits)
+            yield row.last
+
+    def _expect(self, row: Row, start: int) -> None:
+        if row.next > start:
+            raise AssertionError(f"a row at {row.next} was planned to start by {start}")
+
+    def _verified(self, row: Row, start: int, drafts: tuple[int, ...]) -> Iterator[int]:
+        """Write the KV of a row's last token and of all drafts at once, then draw at
+        each.
+        """
+        self._expect(row, start)
+        first = row.next
+        self._write(row, (row.last, *drafts))
+        for at, draft in enumerate((*drafts, None), first + 1):
+            row.next = at
             row.last = self._draw(row)
             yield row.last
+            if row.last != draft:
+                return
+
+    def _allowed(self, token: int, bits: bytes) -> int:
+        """The token, or the next one that a mask allows."""
+        if not bits:
+            return token
+        allowed = int.from_bytes(bits, "little")
+        following = ((token + more) % self.vocab for more in range(self.vocab))
+        return next(one for one in following if allowed >> one & 1)
+
+    def _scores(self, plan: Plan, yields: Yields) -> Scores:
+        """For rows that were opened with scores, a number for each token; else none."""
+        if self.scored.isdisjoint(plan.rows):
+            return ()
+        return tuple(
+            tuple(-float(token) for token in some) if row in self.scored else ()
+            for row, some in zip(plan.rows, yields, strict=True)
+        )
 
     def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
         """Write the KV of the row's next inputs."""
@@ -125,9 +197,8 @@ class Oracle:
         """
         at, slot = divmod(row.next - 1, self.block_size)
         here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
-        noise = (
-            (row.request.seed, row.sample) if row.request.sampling.temperature > 0 else ()
-        )
+        how = row.sampling
+        noise = (how.seed, how.sample) if how.temperature > 0 else ()
         return hash((seen, here, row.next, *noise)) % self.vocab
 
     def _seen(self, row: Row, upto: int, position: int) -> int:

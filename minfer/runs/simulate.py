@@ -145,28 +145,29 @@ class Simulated(Oracle):
         self.most: tuple[int, ...] = ()  # of the last plan, and what that yields
         self.plain: Yields = ()
         if state is not None:
-            for row, seq in zip(state.running.rows, state.running.seqs, strict=True):
-                self._seat(row, seq.request, seq.sample)
+            run = state.running
+            for row, seq, last in zip(run.rows, run.seqs, run.last, strict=True):
+                request = seq.request
+                self._seat(row, seq.id, len(request.prompt), last, request.stop_ids)
             self.plans.extend(state.inflight)
 
-    def _seat(self, row: int, request: Request, sample: int) -> None:
-        """Remember of a row what differs from running to its limit."""
+    def _seat(
+        self, row: int, name: SampleId, prompt: int, last: int, stop_ids: frozenset[int]
+    ) -> None:
+        """Remember of a row what differs from running to its limit, the token `last`."""
         self.odd.pop(row, None)
-        if stops := request.stop_ids:
-            length = self.lengths.get((request.id, sample), request.max_tokens)
-            end = (
-                len(request.prompt) + length - 1
-                if length < request.max_tokens
-                else math.inf
-            )
-            other = next(token for token in count() if token not in stops)
-            if end < math.inf or other:
-                self.odd[row] = end, min(stops), other
+        if stop_ids:
+            end = prompt + self.lengths[name] - 1 if name in self.lengths else last
+            other = next(token for token in count() if token not in stop_ids)
+            if end < last or other:
+                self.odd[row] = (end if end < last else math.inf), min(stop_ids), other
 
     # A tuple is made of it.
     def _run(self, plan: Plan) -> Yields:  # type: ignore[override]
         for opened in plan.opens:
-            self._seat(plan.rows[opened.index], opened.request, opened.sample)
+            stop_ids = opened.sampling.stop_ids
+            row = plan.rows[opened.index]
+            self._seat(row, opened.name, opened.prompt, opened.last, stop_ids)
         if plan.most is not self.most:
             self.most = plan.most
             self.plain = tuple([_PLAIN[m] if m < 65 else (0,) * m for m in plan.most])

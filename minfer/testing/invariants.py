@@ -137,6 +137,10 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
     require(
         state.filling or not behind, "filling", "inputs from the host are not looked for"
     )
+    bound = any(seq.request.lockstep for seq in state.running.seqs)
+    require(
+        state.lockstep or not bound, "lockstep", "who may not run ahead is not looked for"
+    )
     stops = frozenset().union(*(seq.request.stop_ids for seq in run.seqs))
     require(stops <= state.stops, "stops", "a stop id is not looked for")
 

@@ -406,7 +406,7 @@ class Ledger:
         at = _opened(plan)[one.id]
         start, table = (
             got.hit + got.copied,
-            next(o.table for o in plan.opens if o.index == at),
+            next(o.tables[0] for o in plan.opens if o.index == at),
         )
         one.seat = Seat(
             one, plan.gens[at], plan.rows[at], len(one.known), start, got.hit, table
@@ -640,7 +640,7 @@ def _cut(one: Account, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
 
 def _opened(plan: Plan) -> dict[SampleId, int]:
     """Whose rows a plan opens, and where in its columns."""
-    return {(one.request.id, one.sample): one.index for one in plan.opens}
+    return {one.name: one.index for one in plan.opens}
 
 
 def _planned(plans: Iterable[Plan], seat: Seat, again: int) -> bool:

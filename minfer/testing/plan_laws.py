@@ -15,6 +15,7 @@ from attrs import define, field
 from minfer.config import EngineConfig
 from minfer.messages import Admitted, Executed
 from minfer.plan import Copy, Plan
+from minfer.sample import row_sampling
 from minfer.sequence import SampleId
 from minfer.state import EngineState
 from minfer.testing.accounts import Account, Flight, Seat, touched
@@ -119,7 +120,8 @@ def check_plan(
     _opens(plan, here)
     _grows(plan, seats)
     _rows(config, plan, here)
-    _repeat(config, plan, here)
+    _repeat(config, plan, here, after)
+    _apart(plan, here)
     _copies(config, plan, here, running, planning)
     _members(config, plan, here, running, flights, after, planning)
     _budget(config, plan, planning)
@@ -135,11 +137,18 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
     require(sorted(opens) == sorted(firsts), "open", f"{sorted(opens)}, not {firsts}")
     for at, one in opens.items():
         seat = here[at]
-        same = one.request == seat.account.request and one.sample == seat.account.sample
+        account = seat.account
+        right = row_sampling(account.request, account.sample)
+        same = one.name == account.id and one.sampling == right
         require(same, "open", f"row {plan.rows[at]} is opened for another sample")
-        known = one.table[: len(seat.table)] == seat.table
-        require(known, "device table", "a row is opened with a table that lost blocks")
-        seat.table, seat.opened = one.table, True
+        known = one.known == tuple(account.known)
+        known = known and one.prompt == len(account.request.prompt)
+        known = known and one.last == account.last
+        require(known, "open", f"row {plan.rows[at]} is opened with other tokens")
+        (table,) = one.tables
+        kept = table[: len(seat.table)] == seat.table
+        require(kept, "device table", "a row is opened with a table that lost blocks")
+        seat.table, seat.opened = table, True
 
 
 def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
@@ -189,7 +198,22 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         require(fits, "coverage", f"a row goes on to {end}, past its end or its table's")
 
 
-def _repeat(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
+    """Who may not run ahead is planned when its last token is known, and
+    sampled apart.
+    """
+    bound = {at: seat for at, seat in here.items() if seat.account.request.lockstep}
+    for at, seat in bound.items():
+        start = plan.starts[at]
+        known = len(seat.account.known)
+        require(start < known, "ahead", f"a row starts at {start}, knows {known} tokens")
+    due = tuple(at for at in sorted(bound) if plan.most[at])
+    require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
+
+
+def _repeat(
+    config: EngineConfig, plan: Plan, here: Mapping[int, Seat], after: EngineState
+) -> None:
     """Several forwards in one plan: as many as each row has room for, while nobody is
     filled.
     """
@@ -202,7 +226,8 @@ def _repeat(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
                 min(seat.account.last, len(seat.table) * config.block_size)
                 - plan.starts[at]
             )
-            most = 1 if plan.fills else max(1, min(config.max_repeat, room))
+            single = plan.fills or after.lockstep
+            most = 1 if single else max(1, min(config.max_repeat, room))
             require(
                 plan.most[at] == most, "repeat", f"{plan.most[at]} tokens, not {most}"
             )
@@ -287,10 +312,14 @@ def _members(
 
 
 def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
-    """Why a running sample has no input due: "end", "blocks"; nothing if it could run."""
+    """Why a running sample has no input due: "end", "blocks", "host" (it may not run
+    ahead of a token in flight); nothing if it could run.
+    """
     seat = one.seat
     if seat is None or seat.sched >= one.last:
         return "end"
+    if one.request.lockstep and seat.sched >= len(one.known):
+        return "host"
     table = len(seat.table)
     if (
         not seat.opened and one.id in after.running.ids

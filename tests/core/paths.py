@@ -56,7 +56,14 @@ BIG = (
     "vocabulary above 65,536",
     "more than 64 running",
 )
-PATHS = (*LARGE, *RARE, *BIG)
+EXECUTING = (
+    "drafts accepted",
+    "drafts rejected",
+    "moved away",
+    "moved back",
+    "sampled apart",
+)
+PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
 
 
 def taken(

@@ -33,14 +33,12 @@ from tests.mutation.planting import planted
 
 # Nothing of minfer is imported up here: a bug has to be planted before.
 
-WORLDS: Final = (
-    300  # a bug must show in so many seeded worlds; the sound core passes them all
-)
+# a bug must show in so many seeded worlds; the sound core passes them all
+WORLDS: Final = 300
 TURNS: Final = 60  # of one world before it is healed and drained
 ROOT: Final = Path(__file__).resolve().parents[2]
-_CPU_SECONDS: Final = (
-    10  # of one world, after which a turn counts as endless: 500 times the usual
-)
+# of one world, after which a turn counts as endless: 500 times the usual
+_CPU_SECONDS: Final = 10
 
 
 @frozen
@@ -263,16 +261,19 @@ BUGS: Final = (
         "v#51226: a row samples by the parameters of the row beside it",
         "schedule.py",
         "_plan",
-        "opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))",
-        "opens.append(Open(at, run.seqs[at].request, seq.sample, run.tables[i][:]))",
+        "opens.append(_opened(config, run, i, at))",
+        (
+            "opens.append(evolve(_opened(config, run, i, at), "
+            "sampling=row_sampling(run.seqs[at].request, run.seqs[i].sample)))"
+        ),
     ),
     Bug(
         "one stream for all samples",
         "fan-out: the samples of one request draw the same noise",
         "schedule.py",
-        "_plan",
-        "opens.append(Open(at, seq.request, seq.sample, run.tables[i][:]))",
-        "opens.append(Open(at, seq.request, 0, run.tables[i][:]))",
+        "_opened",
+        "row_sampling(seq.request, seq.sample)",
+        "row_sampling(seq.request, 0)",
     ),
     Bug(
         "everybody waits for blocks",

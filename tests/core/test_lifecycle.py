@@ -271,7 +271,7 @@ def test_the_end_of_a_chain_is_evicted_before_its_beginning_with_a_window_too() 
     bench.turn()
     idle = bench.state.blocks.idle
     order = [block for _, block in sorted(idle.items())]
-    assert order == [*reversed(bench.plans[0].opens[0].table[:3])]
+    assert order == [*reversed(bench.plans[0].opens[0].tables[0][:3])]
 
 
 @pytest.mark.parametrize("window", [0, 6])

@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tests.core.executing import Habits
 from tests.core.world import World, tiny_config
 
 
@@ -18,7 +19,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @initialize(rng=st.randoms(use_true_random=False), variable=st.booleans())
     def begin(self, rng: Random, variable: bool) -> None:
-        self.world = World(tiny_config(rng), rng, variable=variable)
+        self.world = World(tiny_config(rng), rng, Habits(variable=variable))
 
     @rule(count=st.integers(1, 6))
     def burst(self, count: int) -> None:

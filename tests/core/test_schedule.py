@@ -95,7 +95,7 @@ def test_first_inputs_come_from_history_and_a_row_is_opened_once() -> None:
     assert (first.most, second.most) == ((0,), (1,))
     assert [len(plan.opens) for plan in bench.plans] == [1] + [0] * (len(bench.plans) - 1)
     assert not any(plan.fills for plan in rest)
-    assert first.opens[0].table[:5] == (0, 1, 2, 3, 4)
+    assert first.opens[0].tables[0][:5] == (0, 1, 2, 3, 4)
 
 
 def test_rows_that_are_planned_to_their_last_token_are_left_out() -> None:

@@ -8,7 +8,6 @@ the state and the turn; at a sample's end it compares what was emitted with `ref
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterator
 from itertools import islice
 from random import Random
 from typing import Any
@@ -35,11 +34,12 @@ from minfer.messages import (
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request, SamplingParams
-from minfer.runs.oracle import START, Oracle, Row
+from minfer.runs.oracle import START
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
+from tests.core.executing import Busy, Habits, Mover, Proposer
 from tests.core.paths import taken
 
 VOCAB = 40
@@ -169,30 +169,16 @@ def big_config(rng: Random) -> EngineConfig:
     )
 
 
-class Shy(Oracle):
-    """An oracle whose rows of repeated plans yield fewer tokens than they may."""
-
-    def __init__(self, rng: Random, block_size: int, vocab: int, window: int) -> None:
-        super().__init__(block_size, vocab, window)
-        self.rng = rng
-
-    def _row(
-        self, row: Row, fill: tuple[int, ...] | None, start: int, yields: int
-    ) -> Iterator[int]:
-        return super()._row(
-            row, fill, start, self.rng.randint(1, yields) if yields > 1 else yields
-        )
-
-
 @define
 class World:
     """The engine, its oracle, and everything that was ever said about each sample."""
 
     config: EngineConfig
     rng: Random
-    variable: bool = False  # rows of repeated plans yield fewer tokens than they may
+    habits: Habits = field(factory=Habits)
+    bound: float = 0.0  # share of requests that never run ahead
     state: EngineState = field(init=False)
-    oracle: Oracle = field(init=False)
+    oracle: Busy = field(init=False)
     ledger: Ledger = field(init=False)
     watched: EngineConfig = field(
         init=False
@@ -226,9 +212,8 @@ class World:
         policy: Any = Watched(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
         sizes = self.config.block_size, self.config.vocab_size, self.config.window
-        self.oracle = (
-            Shy(Random(self.rng.random()), *sizes) if self.variable else Oracle(*sizes)
-        )
+        rng = Random(self.rng.random() if self.habits.variable else 0)
+        self.oracle = Busy(rng, self.habits, *sizes)
 
     # --- actions ------------------------------------------------------------------------
 
@@ -270,6 +255,7 @@ class World:
             root=root,
             keys=keys[: rng.choice((0, 0, len(keys), rng.randint(0, len(keys))))],
             output=output,
+            lockstep=self.bound > 0 and Random(name).random() < self.bound,
         )
 
     def _name(self) -> str:
@@ -530,6 +516,14 @@ class World:
         whole = (*request.prompt, *request.output, *right)
         self.past.append(whole[: len(request.prompt) + done.length])
 
+    def proposer(self, rng: Random) -> Proposer:
+        """One that knows what is to come."""
+        return Proposer(rng, self._whole, VOCAB)
+
+    def _whole(self, name: SampleId) -> tuple[int, ...]:
+        request = self.requests[name[0]]
+        return (*request.prompt, *request.output, *self.reference(request, name[1]))
+
     def reference(self, request: Request, sample: int) -> list[int]:
         own = self.config
         size, limit = own.block_size, own.max_model_len
@@ -541,7 +535,16 @@ def run_swarm(seed: int, turns: int) -> World:
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
-    world = World(config, rng, variable=rng.random() < 0.3)
+    variable = rng.random() < 0.3
+    world = World(config, rng, Habits(variable))
+    apart = Random(seed)  # what executors do besides changes nothing of the world itself
+    world.oracle.habits = Habits(
+        variable,
+        proposer=world.proposer(apart) if apart.random() < 0.5 else None,
+        mover=Mover(Random(seed)) if apart.random() < 0.3 else None,
+        wire=apart.random() < 0.2,
+    )
+    world.bound = 0.3 if apart.random() < 0.15 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,
         rng.random() < 0.6,
@@ -574,6 +577,7 @@ def run_swarm(seed: int, turns: int) -> World:
             rng.choice(trouble)()
         world.turn()
     world.drain()
+    world.paths += world.oracle.seen
     return world
 
 

@@ -74,14 +74,13 @@ def hits_by_plans(turns: Iterable[Turn]) -> tuple[int, int]:
             plan = command.plan
             copied = {copy.target: copy.count for copy in plan.copies}
             for row in plan.opens:
-                name = row.request.id, row.sample
-                if name not in ran:
-                    ran.add(name)
+                if row.name not in ran:
+                    ran.add(row.name)
                     begin = plan.starts[row.index] - sum(
-                        copied.get(b, 0) for b in row.table
+                        copied.get(b, 0) for b in row.tables[0]
                     )
-                    hit += min(begin, len(row.request.prompt))
-                    prompt += len(row.request.prompt)
+                    hit += min(begin, row.prompt)
+                    prompt += row.prompt
     return hit, prompt
 
 

@@ -22,9 +22,8 @@ import pytest
 from tests.mutation import catalogue
 from tests.mutation.loader import install
 
-MUTANT: Final = (
-    "MINFER_MUTANT"  # variables of the environment: a mutant's key, or nothing
-)
+# variables of the environment: a mutant's key, or nothing
+MUTANT: Final = "MINFER_MUTANT"
 NOTES: Final = "MINFER_MUTANT_NOTES"  # a path
 TEST_CPU: Final = 6  # seconds
 RUN_CPU: Final = 60

@@ -50,9 +50,8 @@ class Fate:
     key: str
     source: str  # digest of the file that was changed, as it is without the change
     tests: str  # digest of the core and of all tests that were run
-    outcome: (
-        str  # "killed", "endless" (a test never ended: killed), "survived", "unfinished"
-    )
+    # "killed", "endless" (a test never ended: killed), "survived", "unfinished"
+    outcome: str
     by: str  # the test that failed
     cpu: float  # seconds
 

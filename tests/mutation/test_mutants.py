@@ -246,7 +246,8 @@ def test_results_are_kept_and_hold_as_long_as_what_they_are_of(
 
 
 def test_tests_that_cannot_notice_are_not_run() -> None:
-    assert runner.test_files("sample.py") == ["tests/core/test_sample.py"]
+    assert runner.test_files("sample.py")[0] == "tests/core/test_sample.py"
+    assert "tests/core/test_log.py" not in runner.test_files("sample.py")
     assert runner.test_files("keys.py")[0] == "tests/core/test_keys.py"
     assert "tests/mutation/worlds.py" in runner.test_files("keys.py")
     everything = runner.test_files("")

@@ -12,7 +12,6 @@ from typing import Any
 from minfer.effects.live.journal_files import Writer
 from minfer.messages import Executed, Failed
 from minfer.plan import Plan
-from minfer.request import Request
 from minfer.runs.oracle import Oracle
 from minfer.state import Turn
 from minfer.testing.ledger import Ledger
@@ -79,15 +78,15 @@ class Faulty(Oracle):
         self.fates: deque[tuple[float, str]] = (
             deque()
         )  # of plans: when they are over, and how
-        self.owners: dict[int, Request] = {}  # by row
+        self.seeds: dict[int, int] = {}  # by row
         self.pace, self.last = self.rng.choice((0.001, 0.01, 0.03)), 0.0
 
     def launch(self, plan: Plan) -> None:
         self.pause()
         super().launch(plan)
-        self.owners |= {plan.rows[one.index]: one.request for one in plan.opens}
+        self.seeds |= {plan.rows[one.index]: one.sampling.seed for one in plan.opens}
         fate = next((kind for kind in STEPS if self.faults.hits(kind)), "")
-        if any(self.owners[row].seed in POISON for row in plan.rows):
+        if any(self.seeds[row] in POISON for row in plan.rows):
             fate = "poison"
         takes = self.pace * self.rng.uniform(0.1, 2) + WATCHDOG * (fate == "lost")
         takes += self.rng.uniform(0.5, 5) * self.faults.hits("late")

@@ -5,6 +5,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from itertools import islice
 from operator import sub
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
+from minfer import schedule as scheduling
 from minfer.blocks import Blocks
 from minfer.config import EngineConfig
 from minfer.engine import step
@@ -35,7 +37,7 @@ from minfer.messages import (
     Voided,
     WakeAt,
 )
-from minfer.plan import Fill, Open, Plan
+from minfer.plan import Fill, Plan, SampleApart
 from minfer.pmap import Map
 from minfer.policies import Priority
 from minfer.runs.oracle import Oracle
@@ -51,11 +53,12 @@ from minfer.testing import (
     progress,
 )
 from minfer.testing.invariants import InvariantError, check
-from minfer.testing.ledger import Ledger
+from minfer.testing.ledger import Ledger, check_turn
 from minfer.testing.line_laws import check_evictions
 from minfer.testing.progress import check_progress
 from minfer.tickets import words_of
 from minfer.waiting import Line
+from tests.core.executing import opened
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
@@ -225,6 +228,8 @@ def played(config: EngineConfig, *script: tuple[Event | str, ...]) -> Iterator[T
         for command in turn.commands:
             if isinstance(command, Execute):
                 oracle.launch(command.plan)
+                if command.plan.apart:
+                    oracle.sample(SampleApart(command.plan.step))
 
 
 def plans(turn: Turn) -> list[Plan]:
@@ -279,6 +284,41 @@ def emitted(turn: Turn, **changes: Any) -> Transition:
         for c in turn.transition.commands
     )
     return evolve(turn.transition, commands=commands)
+
+
+def in_lockstep() -> Turn:
+    """A turn in which a row is planned that may not run ahead, and decodes."""
+    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    turns = played(evolve(CONFIG, depth=2), (bound,))
+    return next(turn for turn in turns if turn.number > 1 and plans(turn))
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    [
+        ("apart", lambda turn: planned(turn, apart=())),
+        ("lockstep", lambda turn: stated(turn, lockstep=False)),
+    ],
+)
+def test_who_may_not_run_ahead_is_sampled_apart_and_looked_for(
+    law: str, wrong: Callable[[Turn], Transition]
+) -> None:
+    turn = in_lockstep()
+    assert plans(turn)[-1].apart == (0,)
+    with pytest.raises(InvariantError, match=law):
+        check_turn(evolve(CONFIG, depth=2), turn.before, turn.events, wrong(turn))
+
+
+def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
+    """A schedule that forgets it plans the row twice."""
+    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    config = evolve(CONFIG, depth=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduling, "_lockstep", lambda state: (state, set()))
+        turns = [*islice(played(config, (bound,)), 5)]
+    wrong = next(turn for turn in turns if len(turn.transition.state.inflight) == 2)
+    with pytest.raises(InvariantError, match="ahead"):
+        check_turn(config, wrong.before, wrong.events, wrong.transition)
 
 
 def without_row(turn: Turn) -> Transition:
@@ -447,7 +487,7 @@ BITES = (
         fills,
         lambda t: sent(t, most=tuple(1 - m for m in plans(t)[-1].most)),
     ),
-    Bite("open", decoding, lambda t: planned(t, opens=(Open(0, ask("x"), 0, ()),))),
+    Bite("open", decoding, lambda t: planned(t, opens=(opened(ask("x")),))),
     Bite("open", fills, lambda t: planned(t, opens=plans(t)[-1].opens[1:])),
     Bite("repeat", decoding, lambda t: planned(t, repeat=2)),
     Bite("repeat", decoding, as_it_is, judged=evolve(CONFIG, max_repeat=3)),

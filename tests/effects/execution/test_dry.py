@@ -13,6 +13,7 @@ from minfer.messages import Emit, Executed, Submit, Tick
 from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import Oracle
+from minfer.sample import row_sampling
 from minfer.state import Turn
 from tests.core.recorded import Seen
 
@@ -44,7 +45,10 @@ def serve(
 def wanted(dry: Dry, request: Request, sample: int) -> list[int]:
     out: list[int] = []
     for more in range(request.max_tokens):
-        out.append(dry.token(request, sample, len(request.prompt) + more))
+        position = len(request.prompt) + more
+        out.append(
+            dry.token(row_sampling(request, sample), len(request.prompt), position)
+        )
         if out[-1] in request.stop_ids:
             break
     return out

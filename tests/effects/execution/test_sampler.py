@@ -18,6 +18,7 @@ from minfer.effects.execution.sampler import (
     noise_bits,
 )
 from minfer.request import SamplingParams
+from minfer.sample import RowSampling
 
 How = tuple[SamplingParams, int, int]  # parameters, seed, sample
 
@@ -30,6 +31,10 @@ def random_how(rng: random.Random) -> How:
         min_p=rng.choice([0.0, 0.0, 1e-6, 0.01, 0.3, 1.0]),
     )
     return params, rng.randrange(-(2**63), 2**63), rng.randrange(4)
+
+
+def rows_of(hows: list[How]) -> list[RowSampling]:
+    return [RowSampling.of(*how) for how in hows]
 
 
 def random_logits(rng: random.Random, rows: int, vocab: int) -> torch.Tensor:
@@ -51,7 +56,7 @@ def test_tokens_are_those_of_the_reference(vocab: int) -> None:
         logits = random_logits(rng, 4, vocab)
         hows = [random_how(rng) for _ in range(4)]
         positions = np.array([rng.randrange(1, 5000) for _ in range(4)])
-        choice = choose(logits, Sampling.of(hows, vocab), positions)
+        choice = choose(logits, Sampling.of(rows_of(hows), vocab), positions)
         assert not choice.broken
         assert choice.tokens.tolist() == [
             reference.draw(row, *how, position)
@@ -96,9 +101,9 @@ def test_a_draw_does_not_depend_on_the_batch() -> None:
     rng = random.Random(3)
     hows = [random_how(rng) for _ in range(40)]
     logits, positions = random_logits(rng, 40, 300), np.arange(40) * 7 + 1
-    together = choose(logits, Sampling.of(hows, 300), positions).tokens
+    together = choose(logits, Sampling.of(rows_of(hows), 300), positions).tokens
     for order in (list(range(40))[::-1], rng.sample(range(40), 25), [11]):
-        sampling = Sampling.of([hows[i] for i in order], 300)
+        sampling = Sampling.of(rows_of([hows[i] for i in order]), 300)
         some = choose(logits[order], sampling, positions[order]).tokens
         assert some.tolist() == together[order].tolist()
 
@@ -112,7 +117,9 @@ def test_draws_have_the_distribution_of_the_softmax(top_k: int, top_p: float) ->
     ]
     params = SamplingParams(temperature=0.9, top_k=top_k, top_p=top_p)
     ids = reference.kept([x / 0.9 for x in logits.tolist()], top_k, top_p)
-    sampling = Sampling.of([(params, seed, 0) for seed in range(count)], vocab)
+    sampling = Sampling.of(
+        [RowSampling.of(params, seed, 0) for seed in range(count)], vocab
+    )
     drawn = Counter(
         choose(logits.expand(count, -1), sampling, np.full(count, 9)).tokens.tolist()
     )
@@ -131,11 +138,11 @@ def test_rows_without_finite_logits_are_named_and_harm_nobody(
     rng = random.Random(4)
     hows = [(SamplingParams(temperature=temperature, top_p=0.9), i, 0) for i in range(5)]
     logits, positions = random_logits(rng, 5, 100), np.arange(5)
-    good = choose(logits, Sampling.of(hows, 100), positions)
+    good = choose(logits, Sampling.of(rows_of(hows), 100), positions)
     assert good.broken == ()
     logits[1, 17] = bad
     logits[3] = -math.inf
-    choice = choose(logits, Sampling.of(hows, 100), positions)
+    choice = choose(logits, Sampling.of(rows_of(hows), 100), positions)
     assert choice.broken == (1, 3)
     assert choice.tokens[[0, 2, 4]].tolist() == good.tokens[[0, 2, 4]].tolist()
 
@@ -149,7 +156,7 @@ def test_half_precision_logits_are_sampled_as_the_numbers_they_are(
     logits = random_logits(rng, 16, 200).to(dtype)
     positions = np.arange(16)
     tokens = [
-        choose(x, Sampling.of(hows, 200), positions).tokens
+        choose(x, Sampling.of(rows_of(hows), 200), positions).tokens
         for x in (logits, logits.float())
     ]
     assert tokens[0].tolist() == tokens[1].tolist()
@@ -163,5 +170,9 @@ def test_an_empty_batch_gives_no_tokens() -> None:
 def test_inputs_are_not_changed() -> None:
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     before = logits.clone()
-    choose(logits, Sampling.of([(SamplingParams(top_k=5), 1, 0)] * 3, 50), np.arange(3))
+    choose(
+        logits,
+        Sampling.of([RowSampling.of(SamplingParams(top_k=5), 1, 0)] * 3, 50),
+        np.arange(3),
+    )
     assert logits.equal(before)

@@ -25,7 +25,7 @@ from minfer.effects.execution import cuda_attention, torch_executor
 from minfer.effects.execution.attention import KVCache
 from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.executor import LogitsError, Scores
+from minfer.effects.execution.executor import LogitsError
 from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.torch_executor import GRAPHS, Flight, TorchExecutor
@@ -50,9 +50,10 @@ from minfer.messages import (
     Submit,
     Voided,
 )
-from minfer.plan import Fill, Open, Plan
+from minfer.plan import Fill, Plan, TokenLogprobs
 from minfer.request import Request, SamplingParams
 from tests.circles import long
+from tests.core.executing import opened
 from tests.kernels.test_flash import stand_in
 
 VOCAB = 101
@@ -211,7 +212,7 @@ class Run:
     tokens: Tokens = field(factory=dict)
     ends: dict[tuple[str, int], Finished] = field(factory=dict)
     reasons: list[object] = field(factory=list)
-    scores: dict[tuple[str, int], list[Scores]] = field(factory=dict)
+    scores: dict[tuple[str, int], list[TokenLogprobs]] = field(factory=dict)
 
     @classmethod
     def start(cls, model: Model, **settings: Any) -> "Run":
@@ -232,11 +233,10 @@ class Run:
         self.reasons += transition.reasons
         for command in transition.commands:
             if isinstance(command, Emit):
-                # TorchExecutor's.
-                found = self.driver.executor.logprobs  # type: ignore[attr-defined]
-                for name, tokens in zip(command.ids, command.tokens, strict=True):
+                beside = command.logprobs or ((),) * len(command.ids)
+                each = zip(command.ids, command.tokens, beside, strict=True)
+                for name, tokens, scores in each:
                     self.tokens.setdefault(name, []).extend(tokens)
-                    scores = found.get(name, ())[: len(tokens)]
                     if scores:
                         assert len(scores) == len(tokens)
                         self.scores.setdefault(name, []).extend(scores)
@@ -412,15 +412,15 @@ def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
     for name, request in asked.items():
         tokens, k = run.tokens[name], request.sampling.logprobs
         assert len(run.scores[name]) == len(tokens)
-        for at, (token, (ids, values)) in enumerate(
-            zip(tokens, run.scores[name], strict=True)
-        ):
+        for at, (token, told) in enumerate(zip(tokens, run.scores[name], strict=True)):
             logits = model.logits([*request.prompt, *tokens[:at]])
             exact = torch.tensor(logits).double().log_softmax(0)
             likeliest = exact.argsort(descending=True).tolist()
-            assert ids == [likeliest.index(token) + 1, *likeliest[:k]]
-            close = torch.tensor(values).double()
-            torch.testing.assert_close(close, exact[[token, *ids[1:]]], rtol=0, atol=1e-4)
+            assert told.rank == likeliest.index(token) + 1
+            assert told.likeliest == (*likeliest[:k],)
+            close = torch.tensor([told.logprob, *told.logprobs]).double()
+            right = exact[[token, *told.likeliest]]
+            torch.testing.assert_close(close, right, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -452,7 +452,7 @@ def test_log_probabilities_of_several_samples(model: Model) -> None:
     run = Run.start(model, max_repeat=2)
     run.serve([request])
     check_scores(model, run, [request])
-    assert max(ids[0] for scores in run.scores.values() for ids, _ in scores) > 1
+    assert max(one.rank for scores in run.scores.values() for one in scores) > 1
 
 
 def test_log_probabilities_where_steps_fail(
@@ -499,8 +499,10 @@ def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
     assert all(again["again-" + r.id, 0] == alone[r.id, 0] for r in long)
     assert steps == [True] * steps.count(True) + [False] * steps.count(False)
     assert 7 <= steps.count(True) < 12
-    assert [ids for ids, _ in run.scores["asks", 0]] == [[1, t] for t in again["asks", 0]]
-    assert all(values[0] == values[1] for _, values in run.scores["asks", 0])
+    told = run.scores["asks", 0]
+    assert {one.rank for one in told} == {1}
+    assert [one.likeliest for one in told] == [(token,) for token in again["asks", 0]]
+    assert all((one.logprob,) == one.logprobs for one in told)
 
 
 # --- failures ---------------------------------------------------------------------------
@@ -562,7 +564,7 @@ def test_what_earlier_owners_left_in_blocks_does_not_matter(
 def prefill(step: int, name: str, token: int) -> Plan:
     """A plan that gives row 0 to a request with a prompt of one token."""
     request = Request(id=name, prompt=(token,), max_tokens=3, sampling=GREEDY)
-    fills, opens = (Fill(0, request.prompt),), (Open(0, request, 0, (step,)),)
+    fills, opens = (Fill(0, request.prompt),), (opened(request, (step,)),)
     return Plan(step, (0,), (0,), (0,), (1,), (1,), fills, opens)
 
 
@@ -577,10 +579,9 @@ def test_logits_that_are_not_finite_name_who_drew_though_another_has_the_row(
     for flight in flights:
         executor._attempt(flight)
     with pytest.raises(LogitsError, match="for request 'bad' "):
-        executor._yields(flights[0])
-    assert executor._yields(flights[1]) == (
-        (model.expected(flights[1].plan.opens[0].request)[0],),
-    )
+        executor._yields(flights[0], {})
+    request = Request(id="next", prompt=(5,), max_tokens=3, sampling=GREEDY)
+    assert executor._yields(flights[1], {}) == ((model.expected(request)[0],),)
 
 
 @pytest.mark.parametrize("at", [0, 30])
@@ -614,10 +615,8 @@ def test_a_failed_plan_takes_those_behind_it_along(model: Model, kind: str) -> N
     executor = Run.start(model).driver.executor
     data = executor.cache.data.zero_()  # type: ignore[attr-defined]
     request = Request(id="x", prompt=(VOCAB + 1,), max_tokens=3)
-    opened = Open(0, request, 0, (0,))
-    executor.launch(
-        Plan(0, (0,), (0,), (0,), (1,), (1,), (Fill(0, request.prompt),), (opened,))
-    )
+    fill, opens = Fill(0, request.prompt), opened(request, (0,))
+    executor.launch(Plan(0, (0,), (0,), (0,), (1,), (1,), (fill,), (opens,)))
     executor.launch(Plan(1, (0,), (0,), (1,), (1,), (1,)))
     result = executor.collect()
     assert isinstance(result, Failed)

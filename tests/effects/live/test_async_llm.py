@@ -20,6 +20,7 @@ from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.effects.text.outputs import Logprob, RequestOutput
 from minfer.messages import Cancel, Executed, Failed, Finished, Preempted, Reason, Submit
+from minfer.plan import TokenLogprobs
 from minfer.request import Request
 from minfer.runs.oracle import Oracle
 from minfer.state import Transition
@@ -186,9 +187,9 @@ def test_what_was_not_flushed_is_not_taken() -> None:
         id="a", prompt=(1,), max_tokens=9, sampling=SamplingParams(logprobs=0)
     )
     job = Assembly(request, heard.append, streaming=True)
-    job.feed(0, (5, 6), 1.0, [([1], [-0.5]), ([2], [-0.25])])
+    job.feed(0, (5, 6), 1.0, [TokenLogprobs(-0.5, 1), TokenLogprobs(-0.25, 2)])
     job.flush()
-    job.feed(0, (7,), 2.0, [([3], [-4.0])])
+    job.feed(0, (7,), 2.0, [TokenLogprobs(-4.0, 3)])
     job.finish(Finished("a", 0, "length", 3))
     output = job.take()
     assert output.outputs[0].token_ids == (5, 6)
@@ -470,7 +471,7 @@ def test_a_failing_request_leaves_its_neighbours_alone(
 ) -> None:
     class Flaky(Slow):
         def collect(self) -> Executed | Failed:
-            if any(opened.request.prompt[0] == 13 for opened in self.plans[0].opens):
+            if any(opened.known[0] == 13 for opened in self.plans[0].opens):
                 return self.fail("device error", halfway=False)
             return super().collect()
 

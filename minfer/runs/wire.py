@@ -1,0 +1,278 @@
+"""Plans and results as bytes: for executors in other processes, and ranks that share a
+model.
+
+Theory. A steady decode is five columns of whole numbers, and most of what a plan has
+besides (inputs from history, tables, what grows) is whole numbers, too. So a plan crosses
+as one array of 64-bit words (little-endian), sections with their lengths before them, and
+behind it JSON for what is no number: names, sampling values, tiers. A steady plan has
+none of that.
+
+    plan      u32 count of words, the words, then JSON or nothing
+    words     step, repeat, then each section: its length, its words
+    sections  the columns gens, rows, starts, counts, most; apart; then, for fills,
+              drafts, grows, opens and copies: one record after the other
+
+    results   u8 kind (0: executed, 1: failed), then as above: step, sizes by row, token
+              ids; JSON: scores, log-probabilities, an error
+
+What crosses is trusted as far as the other process is: both are of one engine. Bytes that
+are no plan raise WireError.
+"""
+
+import json
+import struct
+import sys
+from array import array
+from collections.abc import Iterator
+from typing import Any, Final
+
+import attrs
+
+from minfer.messages import Executed, Failed
+from minfer.plan import (
+    Copy,
+    Draft,
+    Fill,
+    Grow,
+    Logprobs,
+    Mask,
+    Move,
+    Open,
+    Plan,
+    SampleApart,
+    TokenLogprobs,
+)
+from minfer.sample import RowSampling
+
+_COUNT: Final = struct.Struct("<I")
+_KIND: Final = struct.Struct("<B")
+_EXECUTED: Final = 0
+_FAILED: Final = 1
+_WORD: Final = 8  # bytes
+
+
+class WireError(ValueError):
+    """Bytes are not what was expected; the message says what they are not."""
+
+
+# --- words ------------------------------------------------------------------------------
+
+
+def _packed(words: "array[int]", more: Any) -> bytes:
+    """Words and, where there is more, JSON."""
+    if sys.byteorder == "big":
+        words.byteswap()
+    told = json.dumps(more, separators=(",", ":")).encode() if more else b""
+    return b"".join((_COUNT.pack(len(words)), words.tobytes(), told))
+
+
+def _unpacked(data: bytes) -> tuple["_Words", Any]:
+    (count,) = _COUNT.unpack_from(data)
+    end = _COUNT.size + count * _WORD
+    if len(data) < end:
+        raise ValueError(f"{count} words in {len(data)} bytes")
+    words = array("q")
+    words.frombytes(data[_COUNT.size : end])
+    if sys.byteorder == "big":
+        words.byteswap()
+    return _Words(words), json.loads(data[end:]) if len(data) > end else {}
+
+
+class _Words:
+    """Words that are read one section after the other."""
+
+    def __init__(self, words: "array[int]") -> None:
+        self.words = words
+        self.at = 0
+
+    def one(self) -> int:
+        """The next word."""
+        self.at += 1
+        return self.words[self.at - 1]
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """The next words."""
+        if not 0 <= count <= len(self.words) - self.at:
+            raise ValueError(f"a section of {count} words")
+        self.at += count
+        return tuple(self.words[self.at - count : self.at])
+
+    def section(self) -> tuple[int, ...]:
+        """The next section: its length, its words."""
+        return self.take(self.one())
+
+
+def _section(words: "array[int]", values: tuple[int, ...]) -> None:
+    words.append(len(values))
+    words.extend(values)
+
+
+# --- plans ------------------------------------------------------------------------------
+
+
+def plan_to(plan: Plan) -> bytes:
+    """A plan as bytes."""
+    words = array("q", (plan.step, plan.repeat))
+    for column in (plan.gens, plan.rows, plan.starts, plan.counts, plan.most, plan.apart):
+        _section(words, column)
+    for inputs in (plan.fills, plan.drafts):
+        words.append(len(inputs))
+        for one in inputs:
+            words.append(one.index)
+            _section(words, one.tokens)
+    words.append(len(plan.grows))
+    for grow in plan.grows:
+        words.extend((grow.row, grow.at, grow.group))
+        _section(words, grow.blocks)
+    words.append(len(plan.opens))
+    for opened in plan.opens:
+        words.extend((opened.index, opened.prompt, opened.last))
+        _section(words, opened.known)
+        words.append(len(opened.tables))
+        for table in opened.tables:
+            _section(words, table)
+    words.append(len(plan.copies))
+    for copy in plan.copies:
+        words.extend((copy.source, copy.target, copy.count))
+    return _packed(words, _beside(plan))
+
+
+def _beside(plan: Plan) -> dict[str, Any]:
+    """What of a plan is no number."""
+    told: dict[str, Any] = {}
+    if plan.opens:
+        told["opens"] = [
+            [one.name, one.adapter, _sampling_to(one.sampling)] for one in plan.opens
+        ]
+    if plan.moves:
+        told["moves"] = [[m.source, m.target, m.origin, m.tier] for m in plan.moves]
+    return told
+
+
+def plan_from(data: bytes) -> Plan:
+    """The plan that was written as `data`. Raises WireError."""
+    try:
+        words, more = _unpacked(data)
+        step, repeat = words.one(), words.one()
+        gens, rows, starts, counts, most, apart = (words.section() for _ in range(6))
+        fills = tuple(Fill(words.one(), words.section()) for _ in range(words.one()))
+        drafts = tuple(Draft(words.one(), words.section()) for _ in range(words.one()))
+        grows = tuple(_grow_from(words) for _ in range(words.one()))
+        opens = tuple(_opens_from(words, more.get("opens", ())))
+        copies = tuple(Copy(*words.take(3)) for _ in range(words.one()))
+        moves = tuple(Move(*told) for told in more.get("moves", ()))
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise WireError(f"this is no plan: {error!r}") from error
+    return Plan(
+        step=step,
+        gens=gens,
+        rows=rows,
+        starts=starts,
+        counts=counts,
+        most=most,
+        fills=fills,
+        opens=opens,
+        grows=grows,
+        copies=copies,
+        repeat=repeat,
+        drafts=drafts,
+        moves=moves,
+        apart=apart,
+    )
+
+
+def _grow_from(words: _Words) -> Grow:
+    row, at, group = words.take(3)
+    return Grow(row, at, words.section(), group)
+
+
+def _opens_from(words: _Words, told: Any) -> Iterator[Open]:
+    count = words.one()
+    if count != len(told):
+        raise ValueError(f"{count} rows are opened, of which {len(told)} are described")
+    for (name, sample), adapter, sampling in told:
+        index, prompt, last = words.take(3)
+        known = words.section()
+        tables = tuple(words.section() for _ in range(words.one()))
+        yield Open(
+            index=index,
+            name=(name, sample),
+            known=known,
+            prompt=prompt,
+            last=last,
+            sampling=_sampling_from(sampling),
+            tables=tables,
+            adapter=adapter,
+        )
+
+
+def _sampling_to(sampling: RowSampling) -> dict[str, Any]:
+    return attrs.asdict(sampling) | {"stop_ids": sorted(sampling.stop_ids)}
+
+
+def _sampling_from(told: dict[str, Any]) -> RowSampling:
+    return RowSampling(**told | {"stop_ids": frozenset(told["stop_ids"])})
+
+
+def apart_to(apart: SampleApart) -> bytes:
+    """The word that rows are to be sampled, as bytes."""
+    masks = [[mask.index, mask.bits.hex()] for mask in apart.masks]
+    return _packed(array("q", (apart.step,)), {"masks": masks})
+
+
+def apart_from(data: bytes) -> SampleApart:
+    """What was written as `data`. Raises WireError."""
+    try:
+        words, more = _unpacked(data)
+        masks = tuple(Mask(index, bytes.fromhex(bits)) for index, bits in more["masks"])
+        return SampleApart(words.one(), masks)
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise WireError(f"this says nothing about sampling: {error!r}") from error
+
+
+# --- results ----------------------------------------------------------------------------
+
+
+def results_to(done: Executed | Failed) -> bytes:
+    """The results of a step as bytes."""
+    if isinstance(done, Failed):
+        error = {"error": done.error}
+        return _KIND.pack(_FAILED) + _packed(array("q", (done.step,)), error)
+    words = array("q", (done.step,))
+    _section(words, tuple(map(len, done.yields)))
+    for tokens in done.yields:
+        words.extend(tokens)
+    told: dict[str, Any] = {}
+    if done.scores:
+        told["scores"] = done.scores
+    if done.logprobs:
+        told["logprobs"] = [
+            [[one.logprob, one.rank, one.likeliest, one.logprobs] for one in row]
+            for row in done.logprobs
+        ]
+    return _KIND.pack(_EXECUTED) + _packed(words, told)
+
+
+def results_from(data: bytes) -> Executed | Failed:
+    """The results that were written as `data`. Raises WireError."""
+    try:
+        (kind,) = _KIND.unpack_from(data)
+        words, more = _unpacked(data[_KIND.size :])
+        step = words.one()
+        if kind == _FAILED:
+            return Failed(step, more["error"])
+        yields = tuple(words.take(size) for size in words.section())
+        scores = tuple(map(tuple, more.get("scores", ())))
+        return Executed(step, yields, scores, _logprobs_from(more.get("logprobs", ())))
+    except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
+        raise WireError(f"these are no results: {error!r}") from error
+
+
+def _logprobs_from(told: Any) -> Logprobs:
+    return tuple(
+        tuple(
+            TokenLogprobs(logprob, rank, tuple(likeliest), tuple(logprobs))
+            for logprob, rank, likeliest, logprobs in row
+        )
+        for row in told
+    )
