@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 from bench.core_step import BLOCK, MOST, VOCAB, Load, MadeUp
 from bench.results import percentiles, run, show
 from bench.trees import HERE, Worker, serve
-from minfer.blocks import Draft
+from minfer.blocks import Transaction
 from minfer.config import EngineConfig
 from minfer.effects.live.driver import quiet_collector
 from minfer.engine import step
@@ -129,9 +129,9 @@ def cancels() -> Measure:
 def _crowd(engine: Engine) -> None:
     """A line that nobody leaves: there are few blocks, and the first in it needs more."""
     pool = engine.state.blocks
-    draft = Draft(pool)
-    draft.take(pool.available - 64)  # as if others had them
-    engine.state = evolve(engine.state, blocks=draft.done())
+    change = Transaction(pool)
+    change.take(pool.available - 64)  # as if others had them
+    engine.state = evolve(engine.state, blocks=change.done())
     large = engine.request(128 * BLOCK)
     engine.turn(*(Submit(evolve(large, id=f"waits {i}")) for i in range(LINE)))
 
@@ -198,15 +198,16 @@ def first_eviction() -> Measure:
         engine.turn()
     engine.fill(ROWS - 1, _spread)
     pool = engine.state.blocks
-    draft, leaves = Draft(pool), [block for _, block in sorted(pool.idle.items())]
+    change = Transaction(pool)
+    leaves = [block for _, block in sorted(pool.prefix.idle.items())]
     for _ in range(USES):
-        draft.hold(leaves[0])
-        draft.release(leaves[0])
+        change.prefix.hold(leaves[0])
+        change.prefix.release(leaves[0])
     for leaf in leaves[1:]:
-        draft.hold(leaf)
-        draft.release(leaf)
-    draft.take(draft.free)  # all that is free: as if others had it
-    engine.state = evolve(engine.state, blocks=draft.done())
+        change.prefix.hold(leaf)
+        change.prefix.release(leaf)
+    change.take(change.pool.free)  # all that is free: as if others had it
+    engine.state = evolve(engine.state, blocks=change.done())
     return engine.again(Submit(engine.request(BLOCK)))
 
 

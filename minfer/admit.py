@@ -13,17 +13,22 @@ from itertools import islice
 from attrs import frozen
 
 from minfer import consult
-from minfer.blocks import ROOT, Blocks, Draft, live, lookup, lookup_window, outside
+from minfer.blocks import Blocks, Transaction
+from minfer.committed import committed
 from minfer.config import EngineConfig, Thresholds
 from minfer.keys import Keys
-from minfer.lifecycle import committed, preempt, sealed, seated
 from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
 from minfer.plan import Copy
 from minfer.policy import Load
+from minfer.preempt import preempt
+from minfer.prefix import ROOT, live, lookup
+from minfer.publish import sealed
 from minfer.record import evolve
+from minfer.seat import seated
 from minfer.sequence import Chain, Running, Sequence
 from minfer.state import EngineState
+from minfer.window import lookup_window, outside
 
 
 @frozen
@@ -94,41 +99,83 @@ def _seat(
     sibling: int | None,
     others: int,
 ) -> tuple[EngineState, Newcomer | Held]:
-    size, known = config.block_size, len(seq.history)
-    full = (
-        known - 1
-    ) // size  # at least one token is computed, or there would be no logits
-    alone, room = not len(state.running) and not others, state.blocks.available
-    if uncached(config, seq, alone=alone) > room:
-        needs = needed(config, state.blocks, seq, alone=alone)
-        if needs > room:
-            return state, Held(*seq.id, "blocks", needs, room)
-    draft = Draft(state.blocks)
-    low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)
-    new = draft.take(-(-known // size) - hit) or ()  # never None: they were counted
-    table = Log(prefix, new)
-    start, copy, run = hit * size, None, state.running
-    if (
-        sibling is not None
-        and run.chains[sibling].low <= full == hit
-        and known - 1 > start
-    ):
-        copy = Copy(run.tables[sibling][full], table[full], known - 1 - start)
-        start = known - 1
-    chain = Chain(Log(seq.keys), hit, leaf, low=low)
-    cached = prompt = 0
+    """Give `seq` a row and blocks, if there are enough; `sibling` is the position of a
+    running sample with its prompt, `others` were let in by this plan already.
+    """
+    size = config.block_size
+    known = len(seq.history)
+    # at least one token is computed, or there would be no logits
+    full = (known - 1) // size
+    held = _shortage(config, state, seq, alone=not len(state.running) and not others)
+    if held is not None:
+        return state, held
+    change = Transaction(state.blocks)
+    hit = _hit(config, state, change, seq.keys, full)
+    taken = change.take(-(-known // size) - hit.blocks)
+    table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
+    copy = None
+    if sibling is not None and hit.blocks == full:
+        copy = _tail_of(config, state.running, sibling, table, known)
+    start = known - 1 if copy else hit.blocks * size
     if not seq.preempted:  # its first admission: what counts for hit shares and usage
-        prompt = len(seq.request.prompt)
-        cached = min(hit * size, prompt)
+        cached = min(hit.blocks * size, len(seq.request.prompt))
         seq = evolve(seq, cached=cached) if cached else seq
-    seat = seated(config, seq, state.next_gen, state.free_rows[-1], table, chain, start)
-    waited, copied = state.time - seq.arrived, copy.count if copy else 0
-    admitted = Admitted(*seq.id, waited, hit * size, known, copied, cached, prompt)
-    reasons = (admitted, Missed(*seq.id, hit, full)) if hit < full else (admitted,)
+    seat = seated(
+        config,
+        seq,
+        gen=state.next_gen,
+        row=state.free_rows[-1],
+        table=table,
+        chain=Chain(Log(seq.keys), hit.blocks, hit.leaf, low=hit.low),
+        start=start,
+    )
+    reasons = _reasons(state, seq, hit.blocks, full, size, copy)
     if not seq.preempted:
         now = load(config, state, others)
         state = consult.admitted(config, state, seq.place[0], seq.request, now)
-    return _let_in(state, seq, draft.done()), Newcomer(seat, copy, reasons)
+    return _let_in(state, seq, change.done()), Newcomer(seat, copy, reasons)
+
+
+def _shortage(
+    config: EngineConfig, state: EngineState, seq: Sequence, *, alone: bool
+) -> Held | None:
+    """Why there are not enough blocks to let `seq` in, if so; `alone`: nobody
+    else runs.
+    """
+    room = state.blocks.available
+    if uncached(config, seq, alone=alone) <= room:
+        return None
+    needs = needed(config, state.blocks, seq, alone=alone)
+    return Held(*seq.id, "blocks", needs, room) if needs > room else None
+
+
+def _tail_of(
+    config: EngineConfig, run: Running, sibling: int, table: Log[int], known: int
+) -> Copy | None:
+    """The copy of a sibling's partial block, if there is one to be copied."""
+    full, count = divmod(known - 1, config.block_size)
+    if not count or run.chains[sibling].low > full:
+        return None
+    return Copy(run.tables[sibling][full], table[full], count)
+
+
+def _reasons(
+    state: EngineState, seq: Sequence, hit: int, full: int, size: int, copy: Copy | None
+) -> tuple[Reason, ...]:
+    """That `seq` was let in, and where its prefix missed: `hit` of `full` blocks were
+    cached.
+    """
+    first = not seq.preempted
+    admitted = Admitted(
+        *seq.id,
+        waited=state.time - seq.arrived,
+        hit=hit * size,
+        known=len(seq.history),
+        copied=copy.count if copy else 0,
+        cached=seq.cached if first else 0,
+        prompt=len(seq.request.prompt) if first else 0,
+    )
+    return (admitted, Missed(*seq.id, hit, full)) if hit < full else (admitted,)
 
 
 def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
@@ -155,36 +202,44 @@ def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) 
     size = config.block_size
     full = (len(seq.history) - 1) // size
     if config.window:
-        hit = lookup_window(blocks, seq.keys, full, config.window, size)
+        hit = lookup_window(blocks.prefix, seq.keys, full, config.window, size)
         low = outside(hit * size, config.window, size)
-        free_of_charge = hit - sum(not live(blocks, key) for key in seq.keys[low:hit])
+        idle = sum(not live(blocks.prefix, key) for key in seq.keys[low:hit])
+        free_of_charge = hit - idle
     else:
         free_of_charge = bisect_left(
-            seq.keys, True, hi=full, key=lambda key: not live(blocks, key)
+            seq.keys, True, hi=full, key=lambda key: not live(blocks.prefix, key)
         )
     return uncached(config, seq, alone=alone) - free_of_charge
 
 
-def _hit(
-    config: EngineConfig, state: EngineState, draft: Draft, keys: Keys, full: int
-) -> tuple[int, int, tuple[int, ...], int]:
-    """Take hold of what is cached of the first `full` blocks.
+@frozen
+class Hit:
+    """What was cached of a newcomer's prefix."""
 
-    Returns how many are out of the window, how many count as hit, the table so far, and
-    the leaf.
-    """
+    blocks: int  # how many count as hit, those out of the window included
+    table: tuple[int, ...]  # the blocks
+    leaf: int  # the last of them, on which the newcomer stands
+    low: int = 0  # leading ones that are out of the window
+
+
+def _hit(
+    config: EngineConfig, state: EngineState, change: Transaction, keys: Keys, full: int
+) -> Hit:
+    """Take hold of what is cached of the first `full` blocks."""
+    prefix = state.blocks.prefix
     if not config.window:
-        hit = lookup(state.blocks, keys, full)
-        leaf = state.blocks.index[keys[hit - 1]] if hit else ROOT
-        draft.hold(leaf)
-        return 0, hit, _prefix(config.thresholds, state, keys, hit, leaf), leaf
+        hit = lookup(prefix, keys, full)
+        leaf = prefix.index[keys[hit - 1]] if hit else ROOT
+        change.prefix.hold(leaf)
+        return Hit(hit, _prefix(config.thresholds, state, keys, hit, leaf), leaf)
     size = config.block_size
-    hit = lookup_window(state.blocks, keys, full, config.window, size)
+    hit = lookup_window(prefix, keys, full, config.window, size)
     low = outside(hit * size, config.window, size)
-    found = tuple(map(state.blocks.index.__getitem__, keys[low:hit]))
+    found = tuple(map(prefix.index.__getitem__, keys[low:hit]))
     for block in found:
-        draft.hold(block)
-    return low, hit, (ROOT,) * low + found, ROOT
+        change.prefix.hold(block)
+    return Hit(hit, (ROOT,) * low + found, ROOT, low)
 
 
 def _prefix(
@@ -199,12 +254,15 @@ def _prefix(
     for table in state.running.tables[-thresholds.neighbours :] if long else ():
         if len(table) > hit and table[hit - 1] == leaf:
             return table[:hit]
-    return tuple(map(state.blocks.index.__getitem__, islice(keys, hit)))
+    return tuple(map(state.blocks.prefix.index.__getitem__, islice(keys, hit)))
 
 
 def _let_in(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:
-    line, rows = state.waiting.remove(seq.place), state.free_rows[:-1]
-    gen, stops = state.next_gen + 1, state.stops | seq.request.stop_ids
     return evolve(
-        state, blocks=blocks, waiting=line, free_rows=rows, next_gen=gen, stops=stops
+        state,
+        blocks=blocks,
+        waiting=state.waiting.remove(seq.place),
+        free_rows=state.free_rows[:-1],
+        next_gen=state.next_gen + 1,
+        stops=state.stops | seq.request.stop_ids,
     )

@@ -2,7 +2,7 @@
 
 A good step costs a few passes over the columns in C; only sequences that end, fill a
 block or finish a chunk of their prompt are looked at one by one. Sealing is spread
-(`lifecycle.spread`), so that a batch whose blocks fill at the same step does not stop the
+(minfer/spread.py), so that a batch whose blocks fill at the same step does not stop the
 engine.
 """
 
@@ -11,12 +11,16 @@ from itertools import compress, count, islice, repeat
 from operator import add, ge, ne, sub
 
 from minfer.config import EngineConfig, Thresholds
-from minfer.lifecycle import end, leaver, open_fences, restart, sealed, spread
-from minfer.messages import Executed, Failed, Finished, Voided, clip
+from minfer.ending import end, leaver
+from minfer.messages import Executed, Failed, Finished, clip
 from minfer.plan import Logprobs, Plan, Yields, flaw_beside, tokens_of
+from minfer.publish import sealed
 from minfer.record import evolve
+from minfer.retire import open_fences
 from minfer.sequence import Running, edited, positions
+from minfer.spread import spread
 from minfer.state import EngineState, Transition, emitted, ignored
+from minfer.void import void
 
 
 def over(
@@ -33,20 +37,20 @@ def over(
     if event.step not in [plan.step for plan in state.inflight]:
         return ignored(state, kind, "its step is not in flight")
     if isinstance(event, Failed):
-        return _void(config, state, event.step, event.error)
+        return void(config, state, event.step, event.error)
     plan = state.inflight[0]
     if event.step != plan.step:
-        return _void(config, state, event.step, f"step {plan.step} was skipped")
+        return void(config, state, event.step, f"step {plan.step} was skipped")
     tokens = tokens_of(event.yields)
     if tokens is None:
-        return _void(
+        return void(
             config, state, plan.step, "results must be a tuple of tuples of whole numbers"
         )
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
     flaw = flaw or flaw_beside(event.scores, event.logprobs, sizes)
     if flaw:
-        return _void(config, state, plan.step, flaw)
+        return void(config, state, plan.step, flaw)
     advanced, new = _advanced(config.thresholds, state.running, plan, event.yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     if state.faults:
@@ -77,36 +81,21 @@ def _advanced(
     sizes: tuple[int, ...],
 ) -> tuple[Running, Yields]:
     """The columns after a step, and what it yielded as one of them."""
-    new, grown, sched = yields, sizes, run.sched
+    new = yields
+    grown = sizes
     if plan.gens != run.gens:  # sequences came or went since this was planned
         new = aligned(plan.gens, run.gens, yields, thresholds.aligned_window)
         grown = tuple(map(len, new))
-    if (
-        sizes != plan.most
-    ):  # rows yielded short of their most: later plans only said "at latest"
+    sched = run.sched
+    if sizes != plan.most:  # rows yielded short of it: later plans only said "at latest"
         short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
         sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))
+    known = tuple(map(add, run.known, grown))
     if plan.step % thresholds.fresh_steps:
-        tails, fresh = run.tails, tuple(map(add, run.fresh, new))
-    else:
-        tails, fresh = tuple(map(add, run.tails, run.fresh)), new
-    return Running(
-        run.seqs,
-        run.ids,
-        run.gens,
-        run.rows,
-        run.starts,
-        run.base,
-        tuple(map(add, run.known, grown)),
-        sched,
-        run.last,
-        run.ripe,
-        run.mark,
-        run.tables,
-        run.chains,
-        tails,
-        fresh,
-    ), new
+        fresh = tuple(map(add, run.fresh, new))
+        return evolve(run, known=known, sched=sched, fresh=fresh), new
+    tails = tuple(map(add, run.tails, run.fresh))
+    return evolve(run, known=known, sched=sched, tails=tails, fresh=new), new
 
 
 def aligned(
@@ -223,27 +212,3 @@ def _fillings(
         if i not in ends:
             upto[i] = done[run.gens[i]]
     return upto
-
-
-def _void(config: EngineConfig, state: EngineState, step: int, error: str) -> Transition:
-    """Count everything in flight as never run, and blame the sequences of plan `step`."""
-    run, error = state.running, clip(error)
-    blamed = next(set(plan.gens) for plan in state.inflight if plan.step == step)
-    touched = {gen for plan in state.inflight for gen in plan.gens}
-    faults = dict(state.faults)
-    for i in positions(run, blamed):
-        faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1
-    spots = positions(run, touched)
-    reason = Voided(step, error, len(state.inflight), len(spots))
-    state = evolve(
-        restart(config, state, spots), inflight=(), faults=tuple(faults.items())
-    )
-    state = open_fences(state, None)
-    why = f"its step failed {config.max_failures} times, at last with: {error}"
-    run, most = state.running, config.max_failures
-    lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
-    if not lost:
-        return Transition(state, (), (reason,))
-    state, finished = end(config, state, [leaver(run, i, "error", why) for i in lost])
-    turn = emitted(state, finished)
-    return evolve(turn, reasons=(reason, *turn.reasons))

@@ -10,13 +10,15 @@ shortage, one victim.
 from itertools import islice
 
 from minfer import consult
-from minfer.blocks import Draft
+from minfer.blocks import Transaction
 from minfer.config import EngineConfig
-from minfer.lifecycle import mark_of, preempt, spread
 from minfer.messages import Reason
 from minfer.plan import Grow
+from minfer.preempt import preempt
 from minfer.record import evolve
-from minfer.sequence import edited
+from minfer.seat import mark_of
+from minfer.sequence import Table, edited
+from minfer.spread import spread
 from minfer.state import EngineState
 
 Grown = dict[int, Grow]  # generation -> what its table gets
@@ -29,17 +31,18 @@ def grow(
 
     Adds to `idle` the generations that must wait for blocks.
     """
-    run, size = state.running, config.block_size
-    ends = {i: len(run.tables[i]) * size for i in due if run.gens[i] not in idle}
+    run = state.running
+    ends = {
+        i: len(run.tables[i]) * config.block_size for i in due if run.gens[i] not in idle
+    }
     ends = {i: end for i, end in ends.items() if end < run.last[i]}
     if not ends:
         return state, {}, ()
     now = [i for i, end in ends.items() if run.sched[i] >= end]
     if len(now) > state.blocks.available:
         return _short(config, state, now, idle)
-    soon = [i for i, end in ends.items() if run.sched[i] < end][
-        : spread(config, len(run))
-    ]
+    soon = [i for i, end in ends.items() if run.sched[i] < end]
+    soon = soon[: spread(config, len(run))]
     if len(now) + len(soon) + len(run) > state.blocks.available:
         soon = []
     state, grown = _extend(config, state, dict.fromkeys(sorted(now + soon), 1))
@@ -54,11 +57,11 @@ def stretch(
 
     Takes blocks only while there are plenty: a row whose table ends sooner yields less.
     """
-    run, size = state.running, config.block_size
-    wants = {}
-    for i, (sched, last, table) in enumerate(
-        zip(run.sched, run.last, run.tables, strict=True)
-    ):
+    run = state.running
+    size = config.block_size
+    wants: dict[int, int] = {}
+    each = zip(run.sched, run.last, run.tables, strict=True)
+    for i, (sched, last, table) in enumerate(each):
         more = -(-min(sched + config.max_repeat, last) // size) - len(table)
         if more > 0 and run.gens[i] not in idle and run.gens[i] not in grown:
             wants[i] = more
@@ -79,30 +82,33 @@ def _extend(
     """Give each position its blocks; the caller knows that there are as many."""
     if not wants:
         return state, {}
-    draft = Draft(state.blocks)
-    new = iter(draft.take(sum(wants.values())) or ())  # never None: the caller counted
-    return _given(config, state, draft, {i: (*islice(new, n),) for i, n in wants.items()})
+    change = Transaction(state.blocks)
+    taken = change.take(sum(wants.values()))
+    new = iter(taken.blocks if taken else ())  # never None: the caller counted
+    each = {i: (*islice(new, count),) for i, count in wants.items()}
+    return _given(config, state, change, each)
 
 
 def _given(
     config: EngineConfig,
     state: EngineState,
-    draft: Draft,
+    change: Transaction,
     new: dict[int, tuple[int, ...]],
 ) -> tuple[EngineState, Grown]:
-    """The tables with their `new` blocks, which were taken from `draft`."""
-    run, recent = state.running, config.thresholds.recent_entries
-    tables, mark, grown = {}, {}, {}
+    """The tables with their `new` blocks, which were taken in `change`."""
+    run = state.running
+    tables: dict[int, Table] = {}
+    mark: dict[int, int] = {}
+    grown: Grown = {}
     for i, some in new.items():
         table = run.tables[i]
-        tables[i] = table.extended(some, recent)
+        tables[i] = table.extended(some, config.thresholds.recent_entries)
         mark[i] = mark_of(config, len(table) + len(some), run.last[i])
-        if (
-            run.sched[i] > run.starts[i]
-        ):  # else the row is still to be opened, table and all
+        # else the row is still to be opened, table and all
+        if run.sched[i] > run.starts[i]:
             grown[run.gens[i]] = Grow(run.rows[i], len(table), some)
     run = edited(run, tables=tables, mark=mark)
-    return evolve(state, blocks=draft.done(), running=run), grown
+    return evolve(state, blocks=change.done(), running=run), grown
 
 
 def _short(
@@ -114,17 +120,17 @@ def _short(
     grown: Grown = {}
     reasons: tuple[Reason, ...] = ()
     while needy:
-        here, draft = state.blocks.available, Draft(state.blocks)
-        new = {
-            i: draft.take(1) or () for i in needy[:here]
-        }  # never None: they were counted
-        state, some = _given(config, state, draft, new) if new else (state, {})
-        grown.update(some)
-        needy, run = needy[here:], state.running
+        served = needy[: state.blocks.available]
+        if served:
+            change = Transaction(state.blocks)
+            each = {i: _one(change) for i in served}
+            state, some = _given(config, state, change, each)
+            grown.update(some)
+        needy = needy[len(served) :]
+        run = state.running
         if needy and (state.fences or len(run) == 1):
-            idle.update(
-                run.gens[i] for i in needy
-            )  # blocks are coming when a plan in flight ends
+            # Blocks are coming when a plan in flight ends.
+            idle.update(run.gens[i] for i in needy)
             break
         if needy:
             victim, state = consult.victim(config, state)
@@ -134,3 +140,9 @@ def _short(
             reasons += (reason,)
             needy = [i - (i > victim) for i in needy if i != victim]
     return state, grown, reasons
+
+
+def _one(change: Transaction) -> tuple[int, ...]:
+    """One block; the caller knows that there is one."""
+    taken = change.take(1)
+    return taken.blocks if taken else ()

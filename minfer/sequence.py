@@ -40,10 +40,10 @@ from typing import Any, Final, TypeVar
 import attrs
 from attrs import frozen
 
-from minfer.blocks import ROOT
 from minfer.keys import Key, Keys
 from minfer.log import Log
 from minfer.policy import Rank
+from minfer.prefix import ROOT
 from minfer.record import evolve
 from minfer.request import Request
 

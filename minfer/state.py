@@ -19,6 +19,7 @@ from minfer.messages import (
 from minfer.plan import Logprobs, Plan, Yields
 from minfer.pmap import Map
 from minfer.policy import Rank
+from minfer.pool import Pool
 from minfer.sequence import Place, Running, SampleId, SampleIds
 from minfer.waiting import Line
 
@@ -56,6 +57,14 @@ class Fence:
 
 
 @frozen
+class Hold:
+    """The first in line had to wait."""
+
+    place: Place
+    cause: str  # as in `Held`
+
+
+@frozen
 class EngineState:
     """All that the engine knows. Equal states decide equally, whatever made them."""
 
@@ -75,7 +84,7 @@ class EngineState:
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
-    held: tuple[Place, str] | None = None  # who was held last, and the cause
+    held: Hold | None = None  # who was held last
     overruled: tuple[Overruled, ...] = ()  # within a turn; they leave as reasons
 
 
@@ -122,7 +131,7 @@ def initial(config: EngineConfig) -> EngineState:
     start.
     """
     rows = tuple(reversed(range(config.max_num_seqs)))
-    blocks = Blocks(config.num_blocks, config.thresholds.freed_run)
+    blocks = Blocks(Pool(config.num_blocks, config.thresholds.freed_run))
     line = Line(full=config.thresholds.line_bucket)
     try:
         policy = config.policy.start()

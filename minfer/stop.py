@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from operator import attrgetter
 
 from minfer.config import EngineConfig
-from minfer.lifecycle import Leaver, end, leaver
+from minfer.ending import Leaver, end, leaver
 from minfer.messages import Cancel, Emit, Ended, Finish, Finished, Ignored, Reason, clip
 from minfer.record import evolve
 from minfer.sequence import SampleId

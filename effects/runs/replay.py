@@ -214,12 +214,12 @@ def _line(name: str, text: str) -> str:
 def _state(journal: Journal) -> str:
     """The state that a replay has reached, for people."""
     state, config, pool = journal.state, journal.config, journal.state.blocks
-    private = config.num_blocks - pool.free - len(pool.nodes)
+    private = config.num_blocks - pool.free - pool.idle - pool.live
     lines = [
         _line("state", f"before turn {journal.count}, at {state.time:.6f} s"),
         _line(
             "blocks",
-            f"{pool.free} free, {len(pool.nodes) - pool.live} cached, {pool.live} "
+            f"{pool.free} free, {pool.idle} cached, {pool.live} "
             f"published and in use, {private} private, of {config.num_blocks}",
         ),
         _line(
@@ -233,7 +233,7 @@ def _state(journal: Journal) -> str:
         _line("policy", f"{config.policy}, its state {state.policy}"),
     ]
     if state.held and state.waiting:
-        lines.append(_line("held", f"the first in line waits for {state.held[1]}"))
+        lines.append(_line("held", f"the first in line waits for {state.held.cause}"))
     run = state.running
     lines.append(_line("running", f"{len(run)} sequences, in rank order"))
     for i, seq in enumerate(run.seqs[:_MANY]):

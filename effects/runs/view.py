@@ -108,7 +108,7 @@ class Run:
         self._add(
             "turn",
             pool.free,
-            len(pool.nodes) - pool.live,
+            pool.idle,
             pool.live,
             len(state.running),
             len(state.waiting),

@@ -25,8 +25,8 @@ from operator import add, ne
 
 from attrs import define, evolve, field, frozen
 
+from minfer.committed import committed
 from minfer.config import EngineConfig
-from minfer.lifecycle import committed
 from minfer.messages import (
     Admitted,
     Emit,

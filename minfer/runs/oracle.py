@@ -15,11 +15,11 @@ from itertools import islice
 
 from attrs import define
 
-from minfer.blocks import outside
 from minfer.messages import Executed, Failed
 from minfer.plan import DEVICE, Open, Plan, SampleApart, Scores, Yields
 from minfer.sample import RowSampling
 from minfer.sequence import SampleId
+from minfer.window import outside
 
 START = 7  # the digest before the first slot of a block
 # what reading memory that nobody wrote looks like, with the place mixed in

@@ -52,32 +52,32 @@ def projected(state: EngineState) -> dict[str, Any]:
             for one in state.fences
         ],
         "failed steps": [[*sample, count] for sample, count in state.faults],
-        "held": None if held is None else {"place": list(held[0]), "cause": held[1]},
+        "held": None
+        if held is None
+        else {"place": list(held.place), "cause": held.cause},
         "requests": {name: _live(state.requests[name]) for name in state.requests},
         "policy": dump(state.policy),
     }
 
 
 def _blocks(blocks: Blocks) -> dict[str, Any]:
-    freed = [
-        blocks.spare,
-        *(blocks.freed[depth] for depth in sorted(blocks.freed, reverse=True)),
-    ]
+    pool, prefix = blocks.pool, blocks.prefix
+    stack = [pool.freed[depth] for depth in sorted(pool.freed, reverse=True)]
     return {
-        "free": blocks.free,
-        "handed out next": [block for run in freed for block in run],
-        "never used from": blocks.fresh,
-        "next use": blocks.high,
-        "evicted next": [blocks.idle[use] for use in sorted(blocks.idle)],
+        "free": pool.free,
+        "handed out next": [block for run in (pool.spare, *stack) for block in run],
+        "never used from": pool.fresh,
+        "next use": prefix.next_use,
+        "evicted next": [prefix.idle[use] for use in sorted(prefix.idle)],
         "published": [
             {
                 "block": block,
-                "parent": parent,
-                "users": users,
-                "children": kids,
-                "last use": use,
+                "parent": node.parent,
+                "users": node.users,
+                "children": node.children,
+                "last use": node.last_use,
             }
-            for block, (_, parent, users, kids, use) in sorted(blocks.nodes.items())
+            for block, node in sorted(prefix.nodes.items())
         ],
     }
 

@@ -6,12 +6,12 @@ commands, reasons), never from its state; so that the state can be compared with
 
 from attrs import define, field, frozen
 
-from minfer.blocks import outside
 from minfer.config import EngineConfig
 from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.testing.lifetime import Stage
+from minfer.window import outside
 
 NOT_SEEN = -1  # the generation of a seat that was begun anew and is in no plan yet
 

@@ -7,13 +7,15 @@ What must hold of turns and of whole runs is in `minfer.testing.ledger`, which c
 from collections import Counter
 from itertools import chain
 
-from minfer.blocks import ROOT, outside
+from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
-from minfer.lifecycle import committed, held
+from minfer.prefix import ROOT
+from minfer.publish import stood_on
 from minfer.sequence import COLUMNS, Running
 from minfer.state import EngineState
 from minfer.tickets import words_of
+from minfer.window import outside
 
 
 class InvariantError(AssertionError):
@@ -41,16 +43,18 @@ def check(config: EngineConfig, state: EngineState) -> None:
     _requests(state)
     if not state.requests and not state.inflight:
         idle = not (len(state.running) or state.waiting or state.fences or state.faults)
-        require(idle and not state.blocks.live, "quiescence", "something is left over")
+        require(
+            idle and not state.blocks.prefix.live, "quiescence", "something is left over"
+        )
 
 
 def free_blocks(state: EngineState) -> list[int]:
     """All free blocks, as the pool lists them."""
-    blocks = state.blocks
+    pool = state.blocks.pool
     return [
-        *range(blocks.fresh, blocks.total),
-        *blocks.spare,
-        *chain(*blocks.freed.values()),
+        *range(pool.fresh, pool.total),
+        *pool.spare,
+        *chain(*pool.freed.values()),
     ]
 
 
@@ -61,34 +65,35 @@ def private_blocks(run: Running, i: int) -> tuple[int, ...]:
 
 def _partition(state: EngineState) -> None:
     """Every block is free, private to one owner, or published; and in one place only."""
-    blocks, run, free = state.blocks, state.running, free_blocks(state)
+    pool = state.blocks.pool
+    run = state.running
+    free = free_blocks(state)
     private = [private_blocks(run, i) for i in range(len(run))] + [
         f.private for f in state.fences
     ]
-    places = Counter([*free, *chain(*private), *blocks.nodes])
+    places = Counter([*free, *chain(*private), *state.blocks.prefix.nodes])
     require(max(places.values(), default=1) == 1, "partition", "a block is in two places")
     require(
-        set(places) == set(range(blocks.total)),
+        set(places) == set(range(pool.total)),
         "partition",
         "a block is lost or invented",
     )
-    require(
-        len(free) == blocks.free, "partition", f"{len(free)} free, counted {blocks.free}"
-    )
+    require(len(free) == pool.free, "partition", f"{len(free)} free, counted {pool.free}")
 
 
 def _forest(state: EngineState, window: int) -> None:
     """Published blocks form a forest, counted truly, of which idle leaves can
     be evicted.
     """
-    blocks, nodes = state.blocks, state.blocks.nodes
-    index = {node[0]: block for block, node in nodes.items()}
-    require(index == dict(blocks.index), "cache truth", "index and blocks disagree")
-    parents = Counter(node[1] for node in nodes.values() if node[1] != ROOT)
+    prefix = state.blocks.prefix
+    nodes = prefix.nodes
+    index = {node.key: block for block, node in nodes.items()}
+    require(index == dict(prefix.index), "cache truth", "index and blocks disagree")
+    parents = Counter(node.parent for node in nodes.values() if node.parent != ROOT)
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
     users, run = Counter[int](), state.running
     stands = [
-        held(own, table, window)
+        stood_on(own, table, window)
         for own, table in zip(run.chains, run.tables, strict=True)
     ]
     for block in chain(*stands, *(fence.held for fence in state.fences)):
@@ -97,26 +102,24 @@ def _forest(state: EngineState, window: int) -> None:
             users[block] += 1
             if users[block] > 1:
                 break
-            block = nodes[block][1]
-    for block, (_, _, used, kids, ticket) in nodes.items():
-        require(kids == parents[block], "cache truth", "children are miscounted")
-        require(used == users[block], "refcount", "users are miscounted")
-        idle = blocks.idle.get(ticket) == block
-        require(
-            idle == (not used and not kids), "evictable", "idle leaves are not as listed"
-        )
-    require(blocks.live == len(users), "refcount", "live blocks are miscounted")
+            block = nodes[block].parent
+    for block, node in nodes.items():
+        right = node.children == parents[block]
+        require(right, "cache truth", "children are miscounted")
+        require(node.users == users[block], "refcount", "users are miscounted")
+        listed = prefix.idle.get(node.last_use) == block
+        is_leaf = not node.users and not node.children
+        require(listed == is_leaf, "evictable", "idle leaves are not as listed")
+    require(prefix.live == len(users), "refcount", "live blocks are miscounted")
     require(
-        blocks.words == words_of(blocks.idle),
+        prefix.words == words_of(prefix.idle),
         "evictable",
         "tickets are not those of idle blocks",
     )
-    leaves = sum(not node[2] and not node[3] for node in nodes.values())
-    require(len(blocks.idle) == leaves, "evictable", "more is listed than is idle")
-    for ticket in blocks.idle:
-        require(
-            blocks.low <= ticket < blocks.high, "evictable", "a ticket is out of range"
-        )
+    leaves = sum(not node.users and not node.children for node in nodes.values())
+    require(len(prefix.idle) == leaves, "evictable", "more is listed than is idle")
+    for last_use in prefix.idle:
+        require(0 <= last_use < prefix.next_use, "evictable", "a ticket is out of range")
 
 
 def _columns(config: EngineConfig, state: EngineState) -> None:
@@ -180,14 +183,14 @@ def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
     keys = extend_keys((), seq.request.root, tokens, size)
     require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
     require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
-    nodes, cached = state.blocks.nodes, slice(own.low, own.sealed)
+    nodes, cached = state.blocks.prefix.nodes, slice(own.low, own.sealed)
     for block, key in zip(table[cached], own.keys[cached], strict=True):
         require(
-            nodes.get(block, (None,))[0] == key,
+            block in nodes and nodes[block].key == key,
             "aliasing",
             f"{block} is of another prefix",
         )
-    leaf = nodes[own.leaf][0] if own.leaf != ROOT else None
+    leaf = nodes[own.leaf].key if own.leaf != ROOT else None
     stands = own.keys[own.sealed - 1] if own.sealed and not config.window else None
     require(leaf == stands, "leaf", own.leaf)
     # Something to do is found by one comparison: it must never come later than it is due.

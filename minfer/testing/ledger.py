@@ -22,9 +22,9 @@ from typing import Any
 
 from attrs import define, field
 
+from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import block_keys
-from minfer.lifecycle import committed
 from minfer.messages import (
     Admitted,
     Cancel,
@@ -195,8 +195,8 @@ class Ledger:
         if told.progress and usual and not any(isinstance(e, _OUTSIDE) for e in events):
             check_progress(self.measure, less, planning.gave_way)
         self.measure = less
-        if turn.state.blocks.nodes is not before.blocks.nodes:
-            check_evictions(before.blocks, turn.state.blocks)
+        if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:
+            check_evictions(before.blocks.prefix, turn.state.blocks.prefix)
             self._publish(turn.state)
         self.state = turn.state
 
@@ -580,7 +580,11 @@ class Ledger:
 
     def _publish(self, after: EngineState) -> None:
         """Learn the tokens of what was published; compare those of what is stood on."""
-        nodes, contents, size = after.blocks.nodes, self.contents, self.config.block_size
+        nodes, contents, size = (
+            after.blocks.prefix.nodes,
+            self.contents,
+            self.config.block_size,
+        )
         new = {
             block: node[0]
             for block, node in nodes.items()

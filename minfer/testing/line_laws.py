@@ -9,18 +9,19 @@ if nothing stands in its way it should not be in line.
 from collections.abc import Mapping
 from typing import Final
 
-from minfer.blocks import Blocks, Node, outside
+from minfer.committed import committed
 from minfer.config import EngineConfig
-from minfer.lifecycle import committed
 from minfer.messages import Execute, Held, Overruled, WakeAt
+from minfer.prefix import Node, PrefixIndex
 from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.accounts import Account
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.lifetime import Stage
 from minfer.testing.plan_laws import Planning, left_out, suspects
+from minfer.window import outside
 
-_NO_NODE: Final[Node] = (b"", 0, 0, 0, 0)
+_NO_NODE: Final = Node(b"", 0, 0, 0, 0)
 
 
 def check_line(
@@ -119,8 +120,8 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     size, known, nodes, index = (
         config.block_size,
         len(seq.history),
-        after.blocks.nodes,
-        after.blocks.index,
+        after.blocks.prefix.nodes,
+        after.blocks.prefix.index,
     )
     full = (known - 1) // size
     cached = [index.get(key) for key in seq.keys[:full]]
@@ -150,9 +151,9 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
         planning.launched(None)
     seq, cause = after.waiting.first(), ""
     said = after.held
-    if said is None or said[0] != seq.place:
+    if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is first in line, and nothing holds it")
-    claim, wants, there = said[1], needs(config, after, seq), after.blocks.available
+    claim, wants, there = said.cause, needs(config, after, seq), after.blocks.available
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
     if claim == "budget":
@@ -206,28 +207,27 @@ def _sibling(
     return committed(config, after, first) < len(seq.history) - 1
 
 
-def check_evictions(before: Blocks, after: Blocks) -> None:
+def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     """Raise InvariantError unless what was evicted in a turn was unused for longest.
 
     Of blocks that were idle leaves before it: nobody can have stood on those that keep
     their ticket, so none of them was used earlier than one that is gone.
     """
-    gone, kept = -1, after.high
-    for ticket, block in before.idle.items():
-        if after.nodes.get(block, _NO_NODE)[0] != before.nodes[block][0]:
-            gone = max(gone, ticket)
-        elif after.idle.get(ticket) == block:
-            kept = min(kept, ticket)
-    require(gone < kept, "eviction", f"ticket {gone} is gone, and {kept} is kept")
-    for ticket, block in after.idle.items():
+    gone, kept = -1, after.next_use
+    for last_use, block in before.idle.items():
+        if after.nodes.get(block, _NO_NODE).key != before.nodes[block].key:
+            gone = max(gone, last_use)
+        elif after.idle.get(last_use) == block:
+            kept = min(kept, last_use)
+    require(gone < kept, "eviction", f"last used at {gone} is gone, at {kept} is kept")
+    for last_use, block in after.idle.items():
         was = before.nodes.get(block)
-        if was is not None and was[2] and not was[3] and was[0] == after.nodes[block][0]:
-            late = ticket >= before.high
-            require(
-                late,
-                "eviction",
-                f"block {block} was in use, and has the old ticket {ticket}",
-            )
+        if was is None or was.key != after.nodes[block].key:
+            continue
+        if was.users and not was.children:
+            late = last_use >= before.next_use
+            told = f"block {block} was in use, and has the old last use {last_use}"
+            require(late, "eviction", told)
 
 
 def _news(before: EngineState, turn: Transition) -> None:
@@ -243,7 +243,7 @@ def _news(before: EngineState, turn: Transition) -> None:
         )
     news = after.held is not None and after.held != before.held
     if news and after.held is not None:
-        place, cause = after.held
+        place, cause = after.held.place, after.held.cause
         right = told and told[-1].cause == cause and place[2] == told[-1].sample
         require(
             right, "reason", f"{after.held} is news, but the last word is {told[-1:]}"

@@ -38,7 +38,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "many; and"
         " an empty tuple stays one."
     ),
-    ("blocks.py | lookup_window | comparison | found >= 0 -> found > 0"): (
+    ("window.py | lookup_window | comparison | found >= 0 -> found > 0"): (
         "rfind gives 0 only if exactly so many leading blocks are cached, and those are "
         "then "
         "counted."
@@ -103,21 +103,21 @@ EQUIVALENT: Final[dict[str, str]] = {
         "number is not used, and the largest of all is that of somebody who runs."
     ),
     (
-        "lifecycle.py | all_committed | condition | reversed(state.inflight) if rest "
+        "committed.py | all_committed | condition | reversed(state.inflight) if rest "
         "else () -> "
         "reversed(state.inflight)"
     ): ("A shortcut: of no generations, none is found in the plans either."),
-    ("lifecycle.py | end | condition | if waiting -> if True"): (
+    ("ending.py | end | condition | if waiting -> if True"): (
         "A shortcut: a line from which nobody is removed is equal."
     ),
-    ("lifecycle.py | named | comparison | upto <= have -> upto < have"): (
+    ("publish.py | named | comparison | upto <= have -> upto < have"): (
         "With as many keys as are asked for, none is made and no token leaves the tail: "
         "the chain"
         " is equal."
     ),
-    (
-        "lifecycle.py | retire | comparison | upto > chain.sealed -> upto >= chain.sealed"
-    ): ("A shortcut: where all is published, there is nothing to name or to publish."),
+    ("retire.py | _left | comparison | upto <= chain.sealed -> upto < chain.sealed"): (
+        "A shortcut: where all is published, there is nothing to name or to publish."
+    ),
     ("log.py | Log.__getitem__ | comparison | start >= cut -> start > cut"): (
         "At start == cut the other branch joins no old entry to the same recent ones."
     ),
@@ -133,7 +133,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
     ("sample.py | _f32 | offset | 0 -> -1"): ("Of one entry the first is the last."),
     (
-        "schedule.py | _suspect | condition | count >= few and sample in run.ids -> "
+        "schedule.py | suspect | condition | count >= few and sample in run.ids -> "
         "count >= few"
     ): (
         "Who has failed that often runs: faults of who ends go with it, and while there "

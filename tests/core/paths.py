@@ -76,8 +76,9 @@ def taken(
     seen["line of more than 128"] = len(after.waiting) > 128
     seen["more than 64 running"] = len(run) > 64
     seen["log in two levels"] = any(table.old for table in run.tables)
-    seen["runs of freed blocks"] = len(after.blocks.freed) > 0
-    seen["evicted"] = after.blocks.low > before.blocks.low
+    seen["runs of freed blocks"] = len(after.blocks.pool.freed) > 0
+    was, now = before.blocks.prefix.index, after.blocks.prefix.index
+    seen["evicted"] = was is not now and any(key not in now for key in was)
     seen["slid"] = config.window > 0 and any(chain.low for chain in run.chains)
     seen["vocabulary above 65,536"] = config.vocab_size > 65_536
     seen["pool of hundreds"] = config.num_blocks >= 200

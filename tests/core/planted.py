@@ -90,14 +90,13 @@ BUGS: Final = (
         "admit.py",
         "_seat",
         (
-            "low, hit, prefix, leaf = _hit(config, state, draft, seq.keys, full)\n"
-            "new = draft.take(-(-known // size) - hit) or ()"
+            "hit = _hit(config, state, change, seq.keys, full)\n"
+            "taken = change.take(-(-known // size) - hit.blocks)"
         ),
         (
-            "low, hit, prefix, leaf = _hit(config, state, Draft(state.blocks), "
-            "seq.keys, full)\n"
-            "new = draft.take(-(-known // size) - hit) or ()\n"
-            "draft.hold(leaf)"
+            "hit = _hit(config, state, Transaction(state.blocks), seq.keys, full)\n"
+            "taken = change.take(-(-known // size) - hit.blocks)\n"
+            "change.prefix.hold(hit.leaf)"
         ),
     ),
     Bug(
@@ -111,7 +110,7 @@ BUGS: Final = (
     Bug(
         "retired before it is written",
         "v#41400, s#36475: what a cancelled step was going to write is published",
-        "lifecycle.py",
+        "retire.py",
         "retire",
         "sure // config.block_size",
         "run.sched[i] // config.block_size",
@@ -137,31 +136,31 @@ BUGS: Final = (
         "leak of duplicates",
         "s#11970, s#6888: blocks whose content is cached already are neither kept nor "
         "freed",
-        "lifecycle.py",
-        "_parted",
-        "return (leaf,), twins + table[new.stop :]",
-        "return (leaf,), table[new.stop :]",
+        "retire.py",
+        "_left",
+        "Left((leaf,), twins + rest)",
+        "Left((leaf,), rest)",
     ),
     Bug(
         "leaf of a fenced sequence is never let go",
         "v#46283: cancelled while something is in flight, the cached prefix stays pinned",
-        "lifecycle.py",
+        "retire.py",
         "open_fences",
-        "_give_back(draft, fence.held, fence.private)",
-        "draft.give(fence.private)",
+        "_give_back(change, fence)",
+        "change.pool.give(fence.private)",
     ),
     Bug(
         "double free",
         "sglang-jax #982: blocks just given to the cache are freed as well",
-        "lifecycle.py",
-        "_parted",
-        "return (leaf,), twins + table[new.stop :]",
-        "return (leaf,), twins + table[new.start :]",
+        "retire.py",
+        "_left",
+        "Left((leaf,), twins + rest)",
+        "Left((leaf,), twins + table[new.start :])",
     ),
     Bug(
         "rank lost on preemption",
         "v#41951: who was preempted queues up behind all others",
-        "lifecycle.py",
+        "preempt.py",
         "preempt",
         "return evolve(state, waiting=state.waiting.insert(back), held=None), reason",
         (
@@ -173,7 +172,7 @@ BUGS: Final = (
     Bug(
         "output lost on preemption",
         "v#38624: tokens are sampled and sent a second time after a preemption",
-        "lifecycle.py",
+        "preempt.py",
         "preempt",
         "seq = _anew(config, state.running, i)",
         "seq = state.running.seqs[i]",
@@ -226,7 +225,7 @@ BUGS: Final = (
         "copy lost with its plan",
         "prototype: after a failed step a fork counts the tail as KV that was to be "
         "copied",
-        "lifecycle.py",
+        "committed.py",
         "all_committed",
         "run.chains[i].sealed * config.block_size if into else start",
         "start",
@@ -235,14 +234,14 @@ BUGS: Final = (
         "last chunk of one token",
         "prototype: the prompt's last token alone in a chunk is taken for a decode row",
         "schedule.py",
-        "_shares",
-        "run.gens[i] not in idle",
-        "run.gens[i] not in idle and run.base[i] - run.sched[i] > 1",
+        "_who_gets_tokens",
+        "run.gens[i] not in work.idle",
+        "run.gens[i] not in work.idle and run.base[i] - run.sched[i] > 1",
     ),
     Bug(
         "fence ignored",
         "v#46283: blocks are freed while a step in flight still writes to them",
-        "lifecycle.py",
+        "retire.py",
         "retire",
         "until is None",
         "until is None or blocks[1]",
@@ -251,7 +250,7 @@ BUGS: Final = (
         "fence opens a step early",
         "v#26400: blocks of the last of several steps in flight are freed when the "
         "first is done",
-        "lifecycle.py",
+        "retire.py",
         "retire",
         "until = state.inflight[-1].step if state.inflight else None",
         "until = state.inflight[0].step if state.inflight else None",
@@ -259,18 +258,15 @@ BUGS: Final = (
     Bug(
         "neighbour's seed",
         "v#51226: a row samples by the parameters of the row beside it",
-        "schedule.py",
-        "_plan",
-        "opens.append(_opened(config, run, i, at))",
-        (
-            "opens.append(evolve(_opened(config, run, i, at), "
-            "sampling=row_sampling(run.seqs[at].request, run.seqs[i].sample)))"
-        ),
+        "lay_out.py",
+        "_opened",
+        "row_sampling(seq.request, seq.sample)",
+        "row_sampling(run.seqs[chunk.at].request, seq.sample)",
     ),
     Bug(
         "one stream for all samples",
         "fan-out: the samples of one request draw the same noise",
-        "schedule.py",
+        "lay_out.py",
         "_opened",
         "row_sampling(seq.request, seq.sample)",
         "row_sampling(seq.request, 0)",
@@ -328,17 +324,17 @@ BUGS: Final = (
         "parent evicted before its child",
         "s#22819, s#20010: an inner node of the tree is thrown out, its children stay "
         "findable",
-        "blocks.py",
-        "Draft.release",
-        ("if not kids:\n    self._listed(leaf, last_use)"),
+        "prefix.py",
+        "PrefixChange.release",
+        ("if not children:\n    self._listed(leaf, last_use)"),
         "self._listed(leaf, last_use)",
     ),
     Bug(
         "hit stays evictable",
         "v#37164: a cached block that somebody took up again is still listed as idle",
-        "blocks.py",
-        "Draft.hold",
-        ("if not kids:\n    self._unlisted(ticket)"),
+        "prefix.py",
+        "PrefixChange.hold",
+        ("if not children:\n    self._unlisted(last_use)"),
         "",
     ),
     Bug(
@@ -352,23 +348,23 @@ BUGS: Final = (
     Bug(
         "resumed row is not sent again",
         "diffs instead of state: after a preemption the device keeps its old table",
-        "schedule.py",
-        "_plan",
-        "start == run.starts[i]",
-        "start == run.starts[i] and not seq.preempted",
+        "lay_out.py",
+        "laid_out",
+        "c.start == run.starts[c.i]",
+        "c.start == run.starts[c.i] and not run.seqs[c.i].preempted",
     ),
     Bug(
         "successors of a failed step go on",
         "v#50265: only the failed step is taken back, not those planned on top of it",
-        "commit.py",
-        "_void",
+        "void.py",
+        "void",
         "touched = {gen for plan in state.inflight for gen in plan.gens}",
         "touched = blamed",
     ),
     Bug(
         "failed step keeps its positions",
         "v#50265: what was planned stays counted although it never ran",
-        "lifecycle.py",
+        "preempt.py",
         "restart",
         (
             "run = edited(\n"
@@ -408,8 +404,8 @@ BUGS: Final = (
         "decodes beyond the budget",
         "budgets: running rows are not counted against that of tokens",
         "schedule.py",
-        "_shares",
-        "budget - (len(run) - len(idle))",
+        "_who_gets_tokens",
+        "budget - (len(run) - len(work.idle))",
         "budget",
     ),
     Bug(
@@ -448,7 +444,7 @@ BUGS: Final = (
     Bug(
         "context limit off by one",
         "limits: one token more than the model's maximum length",
-        "lifecycle.py",
+        "seat.py",
         "seated",
         "last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1",
         "last = min(len(request.prompt) + request.max_tokens - 1, config.max_model_len)",
@@ -465,16 +461,15 @@ BUGS: Final = (
         "two terminal words",
         "s#36475, s#36552: given up after failures, the sequence decodes on and ends "
         "again",
-        "commit.py",
-        "_void",
-        "state, finished = end(config, state, [leaver(run, i, 'error', why) for i in "
-        "lost])",
-        "_, finished = end(config, state, [leaver(run, i, 'error', why) for i in lost])",
+        "void.py",
+        "_give_up",
+        "state, finished = end(config, state, leavers)",
+        "_, finished = end(config, state, leavers)",
     ),
     Bug(
         "side table outlives the request",
         "v#51629: what was noted about a sample is never cleared",
-        "lifecycle.py",
+        "ending.py",
         "_counted_out",
         "evolve(state, requests=requests.finish(), faults=faults)",
         "evolve(state, requests=requests.finish())",
@@ -483,8 +478,8 @@ BUGS: Final = (
         "poison is retried for ever",
         "one bad request fatal to all: its failures are not counted, so it is retried "
         "for ever",
-        "commit.py",
-        "_void",
+        "void.py",
+        "void",
         "faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1",
         "faults[run.ids[i]] = 1",
     ),
@@ -492,7 +487,7 @@ BUGS: Final = (
         "neighbours blamed",
         "one bad request fatal to all: whoever shares its steps ends with it",
         "schedule.py",
-        "_suspect",
+        "suspect",
         "count >= few and sample in run.ids",
         "count > 9 and sample in run.ids",
     ),
@@ -516,7 +511,7 @@ BUGS: Final = (
         "window ends a block late",
         "any engine: blocks that the next query still reads are taken for out of the "
         "window",
-        "lifecycle.py",
+        "publish.py",
         "_slid",
         "low = outside(position, config.window, config.block_size)",
         "low = outside(position + config.block_size, config.window, config.block_size)",
@@ -524,7 +519,7 @@ BUGS: Final = (
     Bug(
         "hit without its window",
         "any engine: a prefix counts as cached though a block of its last window is gone",
-        "blocks.py",
+        "window.py",
         "lookup_window",
         "-(-(window - 1) // block_size)",
         "max(0, -(-(window - 1) // block_size) - 1)",
@@ -532,7 +527,7 @@ BUGS: Final = (
     Bug(
         "given back twice",
         "any engine: what left the window is let go again at each block",
-        "lifecycle.py",
+        "publish.py",
         "_slid",
         "table[chain.low : min(low, sealed)]",
         "table[: min(low, sealed)]",
@@ -540,18 +535,18 @@ BUGS: Final = (
     Bug(
         "private block behind the window leaks",
         "any engine: what was never published is forgotten when it leaves the window",
-        "lifecycle.py",
+        "publish.py",
         "_slid",
-        "draft.give(table[max(chain.low, sealed) : low])",
+        "change.pool.give(table[max(chain.low, sealed) : low])",
         "()",
     ),
     Bug(
         "fork of a block that is gone",
         "any engine: a tail is copied from a block that its owner has given back",
         "admit.py",
-        "_seat",
-        "run.chains[sibling].low <= full == hit",
-        "run.chains[sibling].low <= 2 * full + 1 and full == hit",
+        "_tail_of",
+        "run.chains[sibling].low > full",
+        "run.chains[sibling].low > 2 * full + 1",
     ),
 )
 
@@ -624,21 +619,21 @@ ESCAPED: Final = (
         "stop ids of newcomers alone",
         _LET,
         "schedule.py",
-        "schedule",
+        "_who_moves_up",
         "{seq.request.stop_ids for seq in run.seqs}",
-        "{one.seat.seqs[0].request.stop_ids for one in newcomers}",
+        "{one.seat.seqs[0].request.stop_ids for one in work.newcomers}",
         "test_schedule.py",
     ),
     Bug(
         "held, and never looked at again",
         _LET,
-        "schedule.py",
-        "_move_up",
-        "reasons: tuple[Reason, ...] = ()",
-        "reasons: tuple[Reason, ...] = ()\n"
-        "if state.held == (state.waiting.first().place, 'blocks') and "
-        "len(state.running):\n"
-        "    return state, (), ()",
+        "move_up.py",
+        "_wait_is_wanted",
+        "state = work.state",
+        "state = work.state\n"
+        "if state.held and state.held.cause == 'blocks' and len(state.running):\n"
+        "    if state.held.place == state.waiting.first().place:\n"
+        "        return True",
         "test_stories.py",
     ),
     Bug(
@@ -662,10 +657,10 @@ ESCAPED: Final = (
     Bug(
         "the latest used goes first",
         _LET,
-        "blocks.py",
-        "Draft._evict",
-        "low = least(self.words)",
-        "low = max(self.idle)",
+        "prefix.py",
+        "PrefixChange.evict",
+        "oldest = least(self.words)",
+        "oldest = max(self.idle)",
         "test_blocks.py",
     ),
     Bug(

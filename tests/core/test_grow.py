@@ -6,9 +6,10 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.lifecycle import mark_of, ripe_at, spread
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
+from minfer.seat import mark_of, ripe_at
+from minfer.spread import spread
 from tests.core.test_engine import CONFIG, Bench, ask
 
 WIDE = evolve(CONFIG, block_size=8, num_blocks=64)

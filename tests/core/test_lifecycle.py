@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.blocks import lookup
-from minfer.lifecycle import committed
+from minfer.committed import committed
 from minfer.messages import Admitted, Cancel, Finish, Finished, Preempted, Submit, Tick
 from minfer.policies import Ageing, Priority
 from minfer.policy import FirstCome, Rank
+from minfer.prefix import lookup
 from minfer.request import Request, SamplingParams
 from minfer.sequence import Running
 from minfer.state import Fence
@@ -78,7 +78,7 @@ def test_prompts_publish_as_their_chunks_are_done_and_outputs_as_blocks_fill() -
         bench.turn()
     assert sealed[:2] == [(20, 0), (20, 4)]
     assert dict(sealed[2:]) == {21: 5, 22: 5, 23: 5, 24: 5, 25: 6, 26: 6, 27: 6, 28: 6}
-    keys = bench.state.blocks.index
+    keys = bench.state.blocks.prefix.index
     assert len(keys) == 7, "the last full block is published on the way out"
 
 
@@ -92,7 +92,7 @@ def test_who_leaves_gives_back_all_its_blocks_and_what_is_full_stays_cached() ->
     bench.turn(Cancel("a"))
     assert bench.state.blocks.available == CONFIG.num_blocks
     assert bench.state.blocks.live == 0
-    assert lookup(bench.state.blocks, keys) == 2
+    assert lookup(bench.state.blocks.prefix, keys) == 2
     assert bench.state.free_rows == (3, 2, 1, 0)
     assert bench.reasons_of(Admitted)
 
@@ -269,7 +269,7 @@ def test_the_end_of_a_chain_is_evicted_before_its_beginning_with_a_window_too() 
     bench = Bench(evolve(CONFIG, window=8, num_blocks=8, max_model_len=32))
     bench.give(Submit(ask("a", 13, 1)))
     bench.turn()
-    idle = bench.state.blocks.idle
+    idle = bench.state.blocks.prefix.idle
     order = [block for _, block in sorted(idle.items())]
     assert order == [*reversed(bench.plans[0].opens[0].tables[0][:3])]
 

@@ -8,10 +8,11 @@ from typing import Any
 from attrs import evolve
 
 from minfer.config import Thresholds
+from minfer.lay_out import ones
 from minfer.messages import Execute, Held, Preempted, Submit, WakeAt
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
-from minfer.schedule import ones, waits_for
+from minfer.schedule import waits_for
 from tests.core.test_engine import CONFIG, Bench, ask
 
 

@@ -12,7 +12,7 @@ def test_at_first_all_rows_and_blocks_are_free_and_the_lowest_row_goes_first() -
     config = evolve(CONFIG, policy=Window())
     state = initial(config)
     assert state.free_rows == (3, 2, 1, 0)
-    assert (state.blocks.total, state.blocks.available) == (32, 32)
+    assert (state.blocks.pool.total, state.blocks.available) == (32, 32)
     assert state.policy == Window().start()
     assert not state.waiting
     assert not len(state.running)
@@ -21,7 +21,7 @@ def test_at_first_all_rows_and_blocks_are_free_and_the_lowest_row_goes_first() -
 def test_thresholds_reach_what_they_are_of() -> None:
     limits = evolve(CONFIG.thresholds, freed_run=3, line_bucket=5)
     state = initial(evolve(CONFIG, thresholds=limits))
-    assert (state.blocks.run, state.waiting.full) == (3, 5)
+    assert (state.blocks.pool.run, state.waiting.full) == (3, 5)
 
 
 def test_what_came_out_says_who_ended_and_why() -> None:

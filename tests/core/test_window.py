@@ -7,12 +7,14 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.blocks import Blocks, lookup_window, outside
 from minfer.config import ConfigError, EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import Admitted, Submit
+from minfer.pmap import Map
+from minfer.prefix import PrefixIndex
 from minfer.request import Request
+from minfer.window import lookup_window, outside
 from tests.circles import seeds
 from tests.core.world import VOCAB, World, run_swarm, tiny_config
 
@@ -52,7 +54,7 @@ def test_a_long_output_keeps_a_window_of_blocks() -> None:
     while not w.ended:
         w.turn()
         blocks = w.state.blocks
-        most = max(most, blocks.total - blocks.available)
+        most = max(most, blocks.pool.total - blocks.available)
     # The window of 10 tokens touches up to 4 blocks; the table grows a block early, and
     # two steps in flight are a block behind at most.
     assert most <= 4 + 1 + 1
@@ -66,7 +68,7 @@ def test_a_long_prompt_gives_back_as_its_chunks_are_done() -> None:
     used = []
     while not w.ended:
         w.turn()
-        used.append(w.state.blocks.total - w.state.blocks.available)
+        used.append(w.state.blocks.pool.total - w.state.blocks.available)
     assert max(used) == 25
     assert used[-2] <= 6
     w.drain()
@@ -82,7 +84,7 @@ def test_a_prefix_is_a_hit_when_its_last_window_is_there() -> None:
     low = outside(60, 10, 4)
     chain, table = turn.state.running.chains[0], turn.state.running.tables[0]
     assert (chain.low, chain.sealed) == (low, 15)
-    held = w.state.blocks.total - turn.state.blocks.available
+    held = w.state.blocks.pool.total - turn.state.blocks.available
     assert (
         held <= 16 - low + 1
     )  # the table grows early; what is behind the window was not taken hold of
@@ -94,9 +96,8 @@ def test_hits_end_where_the_window_has_a_gap() -> None:
     cached = dict(zip(keys, range(10), strict=True))
 
     def hit(*missing: int) -> int:
-        pool = Blocks(10)
-        index = pool.index.update({k: b for k, b in cached.items() if b not in missing})
-        return lookup_window(evolve(pool, index=index), keys, 10, 10, 4)
+        there = {key: block for key, block in cached.items() if block not in missing}
+        return lookup_window(PrefixIndex(index=Map(there)), keys, 10, 10, 4)
 
     assert hit() == 10
     assert hit(0, 1, 2, 6) == 10  # position 40 reads from 31 on: blocks 7, 8 and 9

@@ -14,7 +14,6 @@ from typing import Any
 
 from attrs import define, evolve, field, frozen
 
-from minfer.blocks import outside
 from minfer.config import EngineConfig, Thresholds
 from minfer.engine import step
 from minfer.keys import block_keys, root_key
@@ -39,6 +38,7 @@ from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
+from minfer.window import outside
 from tests.core.executing import Busy, Habits, Mover, Proposer
 from tests.core.paths import taken
 

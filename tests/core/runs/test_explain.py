@@ -11,7 +11,6 @@ import pytest
 from attrs import define, evolve, field
 from hypothesis import assume, given
 
-from minfer import blocks
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import Key, block_keys, root_key
@@ -27,6 +26,7 @@ from minfer.messages import (
     Voided,
 )
 from minfer.policies import Priority
+from minfer.prefix import PrefixChange
 from minfer.request import Request
 from minfer.runs.explain import Explanation, Life, UnknownRequestError, explain
 from minfer.runs.oracle import Oracle
@@ -222,7 +222,7 @@ def published(seed: int) -> tuple[EngineConfig, list[Turn], dict[Key, int]]:
     log: list[Turn] = []
 
     def spied(
-        self: blocks.Draft, leaf: int, keys: tuple[Key, ...], own: tuple[int, ...]
+        self: PrefixChange, leaf: int, keys: tuple[Key, ...], own: tuple[int, ...]
     ) -> object:
         first.update({key: len(log) for key in keys if key not in first})
         return publish(self, leaf, keys, own)
@@ -234,10 +234,10 @@ def published(seed: int) -> tuple[EngineConfig, list[Turn], dict[Key, int]]:
         log.append(Turn(len(log), state, events, transition))
         return transition
 
-    publish = blocks.Draft.publish
+    publish = PrefixChange.publish
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worlds, "step", spy)
-        patch.setattr(blocks.Draft, "publish", spied)
+        patch.setattr(PrefixChange, "publish", spied)
         world = worlds.run_swarm(seed, 60)
     return world.config, log, first
 

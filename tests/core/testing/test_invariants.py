@@ -40,9 +40,11 @@ from minfer.messages import (
 from minfer.plan import Fill, Plan, SampleApart
 from minfer.pmap import Map
 from minfer.policies import Priority
+from minfer.pool import Pool
+from minfer.prefix import Node, PrefixIndex
 from minfer.runs.oracle import Oracle
 from minfer.sequence import Running
-from minfer.state import EngineState, Fence, Transition, Turn, initial
+from minfer.state import EngineState, Fence, Hold, Transition, Turn, initial
 from minfer.testing import (
     accounts,
     invariants,
@@ -82,19 +84,24 @@ def run_with(state: EngineState, **columns: Any) -> EngineState:
 
 
 def blocks_with(state: EngineState, **changes: Any) -> EngineState:
-    return evolve(state, blocks=evolve(state.blocks, **changes))
+    of_pool = {name: value for name, value in changes.items() if hasattr(Pool, name)}
+    of_prefix = {name: value for name, value in changes.items() if name not in of_pool}
+    pool = evolve(state.blocks.pool, **of_pool)
+    prefix = evolve(state.blocks.prefix, **of_prefix)
+    return evolve(state, blocks=Blocks(pool, prefix))
 
 
 def _node(
     state: EngineState, *, users: int | None = None, kids: int | None = None
 ) -> Any:
     """The pool's nodes with the counts of block 0 changed."""
-    key, parent, right_users, right_kids, ticket = state.blocks.nodes[0]
-    wrong = (
-        right_users if users is None else users,
-        right_kids if kids is None else kids,
+    nodes = state.blocks.prefix.nodes
+    node = nodes[0]
+    wrong = node._replace(
+        users=node.users if users is None else users,
+        children=node.children if kids is None else kids,
     )
-    return state.blocks.nodes.set(0, (key, parent, *wrong, ticket))
+    return nodes.set(0, wrong)
 
 
 def _first_waits(state: EngineState, **changes: Any) -> EngineState:
@@ -112,7 +119,7 @@ def _named_twice(state: EngineState, *, other: bool) -> EngineState:
     i = next(i for i, own in enumerate(run.chains) if own.sealed > 1)
     mine = set(run.tables[i])
     instead = (
-        next(b for b in state.blocks.nodes if b not in mine)
+        next(b for b in state.blocks.prefix.nodes if b not in mine)
         if other
         else run.tables[i][1]
     )
@@ -145,7 +152,7 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "partition: ": lambda s: blocks_with(s, free=s.blocks.free + 1),
         "cache truth": lambda s: blocks_with(s, nodes=_node(s, kids=7)),
         "refcount": lambda s: blocks_with(s, nodes=_node(s, users=7)),
-        "evictable": lambda s: blocks_with(s, idle=s.blocks.idle.set(3, 3)),
+        "evictable": lambda s: blocks_with(s, idle=s.blocks.prefix.idle.set(3, 3)),
         "columns": lambda s: run_with(s, rows=s.running.rows[:-1]),
         "order": lambda s: evolve(
             s,
@@ -196,7 +203,7 @@ def test_behind_a_window_nobody_stands_on_a_leaf() -> None:
     for _ in range(4):
         bench.turn()
     chain = evolve(
-        bench.state.running.chains[0], leaf=next(iter(bench.state.blocks.nodes))
+        bench.state.running.chains[0], leaf=next(iter(bench.state.blocks.prefix.nodes))
     )
     with pytest.raises(InvariantError, match="leaf"):
         check(config, run_with(bench.state, chains=(chain,)))
@@ -314,7 +321,7 @@ def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
     bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
     config = evolve(CONFIG, depth=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduling, "_lockstep", lambda state: (state, set()))
+        patch.setattr(scheduling, "_in_lockstep", lambda _: [])
         turns = [*islice(played(config, (bound,)), 5)]
     wrong = next(turn for turn in turns if len(turn.transition.state.inflight) == 2)
     with pytest.raises(InvariantError, match="ahead"):
@@ -360,7 +367,7 @@ def earlier(turn: Turn) -> Transition:
     """The first in line has a better place than whoever was let in."""
     state, first = turn.transition.state, turn.transition.state.waiting.first()
     place = ((-1.0,), *first.place[1:])
-    held = place, state.held[1] if state.held else ""
+    held = Hold(place, state.held.cause if state.held else "")
     state = evolve(_first_waits(state, place=place), held=held)
     live = evolve(state.requests[first.request.id], moved=((first.sample, (-1.0,)),))
     requests = state.requests.set(first.request.id, live)
@@ -667,7 +674,7 @@ BITES = (
         "held: .* it is blocks",
         has(Held),
         lambda t: (
-            stated(t, held=(t.transition.state.held[0], "rows"))
+            stated(t, held=evolve(t.transition.state.held, cause="rows"))
             if t.transition.state.held
             else as_it_is(t)
         ),
@@ -842,32 +849,32 @@ def test_a_good_step_after_which_as_much_is_left_as_before_is_named() -> None:
     ledger.take(turn.events, turn.transition)
 
 
-def pool(**changes: Any) -> Blocks:
-    """Three idle blocks, unused since turns 4, 5 and 6."""
-    nodes = {block: (bytes([block]), -1, 0, 0, 4 + block) for block in range(3)}
+def idlers() -> PrefixIndex:
+    """Three idle blocks, last used at 4, 5 and 6."""
+    nodes = {block: Node(bytes([block]), -1, 0, 0, 4 + block) for block in range(3)}
     idle = {4 + block: block for block in range(3)}
-    return evolve(Blocks(total=9), nodes=Map(nodes), idle=Map(idle), high=7, **changes)
+    return PrefixIndex(nodes=Map(nodes), idle=Map(idle), next_use=7)
 
 
 def test_what_was_used_last_is_evicted_last() -> None:
-    before = pool()
+    before = idlers()
     first = evolve(before, nodes=before.nodes.delete(0), idle=before.idle.delete(4))
     check_evictions(before, first)
     last = evolve(before, nodes=before.nodes.delete(2), idle=before.idle.delete(6))
-    with pytest.raises(InvariantError, match="eviction: ticket 6 is gone, and 4 is kept"):
+    with pytest.raises(InvariantError, match="eviction: last used at 6 is gone, at 4 is"):
         check_evictions(before, last)
 
 
 def test_what_was_in_use_is_not_as_old_as_it_looks() -> None:
-    before = pool()
+    before = idlers()
     live = evolve(
         before,
-        nodes=before.nodes.set(2, (b"\2", -1, 1, 0, -1)),
+        nodes=before.nodes.set(2, Node(b"\2", -1, 1, 0, -1)),
         idle=before.idle.delete(6),
     )
     with pytest.raises(InvariantError, match="eviction: block 2 was in use"):
         check_evictions(live, before)
-    check_evictions(evolve(live, high=6), before)
+    check_evictions(evolve(live, next_use=6), before)
 
 
 # Laws that no test breaks by hand; the first follows from the others.

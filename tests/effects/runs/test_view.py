@@ -165,7 +165,7 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     states = [turn.transition.state for turn in turns]
     assert columns["turn.free"] == [state.blocks.free for state in states]
     assert columns["turn.shareable"] == [state.blocks.live for state in states]
-    idle = [len(state.blocks.nodes) - state.blocks.live for state in states]
+    idle = [state.blocks.idle for state in states]
     assert columns["turn.cached"] == idle
     assert columns["turn.running"] == [len(state.running) for state in states]
     assert columns["turn.waiting"] == [len(state.waiting) for state in states]
@@ -588,8 +588,8 @@ def test_what_is_drawn_is_what_is_known(chromium: Browser, tmp_path: Path) -> No
     high = chromium.value("$('pool').clientHeight")
     for t, turn in enumerate(turns):
         blocks = turn.transition.state.blocks
-        idle = len(blocks.nodes) - blocks.live
-        private = config.num_blocks - blocks.free - len(blocks.nodes)
+        idle = blocks.idle
+        private = config.num_blocks - blocks.free - blocks.idle - blocks.live
         edge = 0.0
         for name, size in (
             ("private", private),

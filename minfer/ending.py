@@ -1,0 +1,67 @@
+"""Samples end, wherever they are: in line or running."""
+
+from collections.abc import Iterable
+
+from attrs import frozen
+
+from minfer import consult
+from minfer.config import EngineConfig
+from minfer.messages import Finished
+from minfer.record import evolve
+from minfer.retire import retire
+from minfer.sequence import Running, SampleId, Sequence
+from minfer.state import EngineState
+
+
+@frozen
+class Leaver:
+    """A sample that ends, where it is."""
+
+    seq: Sequence
+    known: int  # tokens, up to where it is to end
+    reason: str
+    error: str = ""
+    at: int | None = None  # position among the running, if it runs
+
+
+def leaver(run: Running, i: int, reason: str, error: str = "") -> Leaver:
+    """The running sample at `i`, to end with all that it knows."""
+    return Leaver(run.seqs[i], run.known[i], reason, error, i)
+
+
+def end(
+    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """End samples, in this order, wherever they are; the blocks of those that run stay
+    cached.
+
+    The line, the columns and the requests are changed once for all of them.
+    """
+    leavers = tuple(leavers)
+    state, finished = _counted_out(config, state, leavers)
+    waiting = [one.seq.place for one in leavers if one.at is None]
+    if waiting:
+        state = evolve(state, waiting=state.waiting.remove_many(waiting))
+    return retire(
+        config, state, [one.at for one in leavers if one.at is not None]
+    ), finished
+
+
+def _counted_out(
+    config: EngineConfig, state: EngineState, leavers: Iterable[Leaver]
+) -> tuple[EngineState, tuple[Finished, ...]]:
+    """Count samples as ended; a request goes with its last one."""
+    requests, finished, gone = state.requests.mutate(), list[Finished](), set[SampleId]()
+    for one in leavers:
+        seq, request = one.seq, one.seq.request
+        live, output = requests[request.id], one.known - len(request.prompt)
+        if live.ended + 1 == live.samples:
+            del requests[request.id]
+        else:
+            requests[request.id] = evolve(live, ended=live.ended + 1)
+        ran = one.at is not None or seq.preempted > 0
+        state = consult.ended(config, state, request, output, ran=ran)
+        finished.append(Finished(*seq.id, one.reason, output, one.error, seq.cached))
+        gone.add(seq.id)
+    faults = tuple(fault for fault in state.faults if fault[0] not in gone)
+    return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)

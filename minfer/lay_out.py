@@ -1,0 +1,119 @@
+"""What was decided about a step becomes its plan: columns, inputs, and news for the
+device.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from functools import lru_cache
+from operator import add
+
+from attrs import frozen
+
+from minfer.config import EngineConfig
+from minfer.plan import Fill, Open, Plan
+from minfer.record import evolve
+from minfer.sample import row_sampling
+from minfer.sequence import Running, less, positions
+from minfer.work import Work
+
+
+@lru_cache(maxsize=64)
+def ones(count: int) -> tuple[int, ...]:
+    """A column of ones: the same object for the same length."""
+    return (1,) * count
+
+
+@frozen
+class Chunk:
+    """Inputs from history for one row."""
+
+    i: int  # its position among the running
+    at: int  # its place in the plan
+    start: int  # position of the first input
+    stop: int  # and after the last one
+
+
+def laid_out(work: Work) -> Plan:
+    """Put the plan together; the state has it in flight from then on."""
+    config, state = work.config, work.state
+    run = state.running
+    out = positions(run, work.idle)
+    chunks = [*_chunks(work, run, out)]
+    ahead = work.most or ones(len(run))  # how far the step takes each sequence
+    gens = less(run.gens, out)
+    most = less(ahead, out)
+    counts = ones(len(gens))
+    if out or chunks:
+        ahead = _changed(
+            ahead, dict.fromkeys(out, 0) | {c.i: c.stop - c.start for c in chunks}
+        )
+        most = _changed(most, {c.at: int(c.stop == run.base[c.i]) for c in chunks})
+        counts = _changed(counts, {c.at: c.stop - c.start for c in chunks})
+    plan = Plan(
+        step=state.next_step,
+        gens=gens,
+        rows=less(run.rows, out),
+        starts=less(run.sched, out),
+        counts=counts,
+        most=most,
+        fills=tuple([_fill(config, run, chunk) for chunk in chunks]),
+        opens=tuple(
+            [_opened(config, run, c) for c in chunks if c.start == run.starts[c.i]]
+        ),
+        grows=tuple(work.grown.values()),
+        copies=tuple([one.copy for one in work.newcomers if one.copy]),
+        repeat=max(work.most) if work.most else 1,
+        apart=_apart(run, gens, most) if state.lockstep else (),
+    )
+    work.state = evolve(
+        state,
+        running=evolve(run, sched=tuple(map(add, run.sched, ahead))),
+        inflight=(*state.inflight, plan),
+        next_step=plan.step + 1,
+    )
+    return plan
+
+
+def _chunks(work: Work, run: Running, out: list[int]) -> Iterator[Chunk]:
+    """The inputs of the rows that are being filled; `out` are positions that
+    sit it out.
+    """
+    for i in positions(run, work.shares):
+        start, share = run.sched[i], work.shares[run.gens[i]]
+        yield Chunk(i, i - bisect_left(out, i), start, start + share)
+
+
+def _changed(column: tuple[int, ...], cells: dict[int, int]) -> tuple[int, ...]:
+    new = list(column)
+    for at, value in cells.items():
+        new[at] = value
+    return tuple(new)
+
+
+def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> Fill:
+    inputs = run.inputs(chunk.i, chunk.start, chunk.stop, config.block_size)
+    return Fill(chunk.at, inputs)
+
+
+def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
+    """A generation's first plan: what the device keeps of it from then on."""
+    i = chunk.i
+    seq = run.seqs[i]
+    return Open(
+        index=chunk.at,
+        name=seq.id,
+        known=run.inputs(i, 0, run.known[i], config.block_size),
+        prompt=len(seq.request.prompt),
+        last=run.last[i],
+        sampling=row_sampling(seq.request, seq.sample),
+        tables=(run.tables[i][:],),
+    )
+
+
+def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
+    """The places of rows that are sampled apart: those that yield and may not
+    run ahead.
+    """
+    each = zip(run.gens, run.seqs, strict=True)
+    bound = {gen for gen, seq in each if seq.request.lockstep}
+    return tuple(at for at, gen in enumerate(gens) if gen in bound and most[at])

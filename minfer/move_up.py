@@ -1,0 +1,88 @@
+"""The line moves up: into rows, blocks and tokens that are left, or are made
+free for it.
+"""
+
+from math import inf
+
+from minfer import consult
+from minfer.admit import admit, displace, load
+from minfer.messages import Held, Reason, WakeAt
+from minfer.record import evolve
+from minfer.state import Hold
+from minfer.work import Work
+
+
+def move_up(work: Work) -> None:
+    """Let in who can be let in, one after the other; say why the next one is not."""
+    while work.state.waiting:
+        if _wait_is_wanted(work):
+            return
+        if work.room <= 0:
+            gave_way = _make_room(work)
+            if gave_way is None:
+                _hold(work, Held(*work.state.waiting.first().id, "budget"))
+                return
+            work.reasons.append(gave_way)
+            continue
+        work.state, got = admit(work.config, work.state, work.newcomers)
+        if isinstance(got, Held):
+            gave_way = _make_way(work, got)
+            if gave_way is None:
+                _hold(work, got)
+                return
+            work.reasons.append(gave_way)
+            continue
+        work.newcomers.append(got)
+        work.reasons += got.reasons
+        share = min(work.room, got.seat.base[0] - got.seat.sched[0])
+        work.shares[got.seat.gens[0]] = share
+        work.room -= share
+
+
+def _wait_is_wanted(work: Work) -> bool:
+    """Whether the policy wants the first in line to wait; if nothing else would wake the
+    engine, a time is asked for.
+    """
+    state = work.state
+    now = load(work.config, state, len(work.newcomers))
+    start, work.state = consult.admit_from(work.config, state, now)
+    if start <= state.time or not (now.running or start < inf):
+        return False
+    if start < inf:
+        work.wakes = (WakeAt(start),)
+    _hold(work, Held(*state.waiting.first().id, "policy"))
+    return True
+
+
+def _make_way(work: Work, held: Held) -> Reason | None:
+    """Have the last that runs give its blocks or its row to the first in line, if the
+    policy says so and no blocks are coming; returns why it gave way, if it did.
+    """
+    if held.cause not in ("blocks", "rows") or work.state.fences:
+        return None
+    work.state, gave_way = displace(work.config, work.state)
+    return gave_way
+
+
+def _make_room(work: Work) -> Reason | None:
+    """Take the last that runs its tokens of this step for the first in line, if they are
+    enough and the policy says so; returns why it gave way, if it did.
+    """
+    run = work.state.running
+    if work.state.fences or not len(run) or run.gens[-1] in work.idle:
+        return None
+    tokens = work.shares.get(run.gens[-1], 1)
+    if work.room + tokens <= 0:
+        return None
+    work.state, gave_way = displace(work.config, work.state)
+    if gave_way is not None:
+        work.room += tokens
+    return gave_way
+
+
+def _hold(work: Work, held: Held) -> None:
+    """Remember who waits and why; the reason is given when that is news."""
+    now = Hold(work.state.waiting.first().place, held.cause)
+    if work.state.held != now:
+        work.state = evolve(work.state, held=now)
+        work.reasons.append(held)

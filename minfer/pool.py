@@ -1,0 +1,63 @@
+"""Free blocks: which they are, and in which order they are handed out.
+
+Theory. A free block's content is known to nobody. Those that were never used are a range
+that only shrinks, so a pool of millions is a number; those that were given back are
+handed out again first, the last ones given back before all others. They are kept in two
+levels: a short tuple at hand, and a stack of runs under it, so that giving back many does
+not copy what lies there.
+"""
+
+from attrs import Factory, frozen
+
+from minfer.pmap import Map
+
+
+@frozen
+class Pool:
+    """The free ones of `total` blocks, at first all of them."""
+
+    total: int
+    run: int = 64  # blocks that `spare` holds before it becomes a run of `freed`
+    fresh: int = 0  # blocks fresh..total-1 were never used
+    spare: tuple[int, ...] = ()  # given back, the next to be handed out first
+    freed: Map[int, tuple[int, ...]] = Map()  # stack of further runs of them, by depth
+    free: int = Factory(lambda self: self.total, takes_self=True)  # how many, in all
+
+
+class PoolChange:
+    """Changes to a pool in the making. Never kept, never shared: open, change, `done`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.total = pool.total
+        self.run = pool.run
+        self.fresh = pool.fresh
+        self.spare = pool.spare
+        self.freed = pool.freed
+        self.free = pool.free
+
+    def done(self) -> Pool:
+        """The pool with all changes."""
+        return Pool(self.total, self.run, self.fresh, self.spare, self.freed, self.free)
+
+    def take(self, count: int) -> tuple[int, ...]:
+        """Hand out `count` blocks; the caller knows that as many are free."""
+        spare = self.spare
+        while len(spare) < count and self.freed:
+            depth = len(self.freed) - 1
+            spare = self.freed[depth] + spare
+            self.freed = self.freed.delete(depth)
+        short = count - len(spare)
+        if short > 0:
+            spare += tuple(range(self.fresh, self.fresh + short))
+            self.fresh += short
+        self.free -= count
+        self.spare = spare[count:]
+        return spare[:count]
+
+    def give(self, blocks: tuple[int, ...]) -> None:
+        """Take blocks back."""
+        if len(self.spare) + len(blocks) > self.run:
+            self.freed = self.freed.set(len(self.freed), self.spare)
+            self.spare = ()
+        self.spare = blocks + self.spare
+        self.free += len(blocks)

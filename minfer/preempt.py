@@ -1,0 +1,71 @@
+"""Sequences begin again: back in line, when they have to give way, or in their seats,
+when a step failed. Neither loses a token: what is known is history for the next
+generation.
+"""
+
+from minfer import consult
+from minfer.committed import all_committed, committed
+from minfer.config import EngineConfig
+from minfer.keys import extend_keys
+from minfer.messages import Preempted, Reason
+from minfer.pmap import Map
+from minfer.policy import Rank
+from minfer.record import evolve
+from minfer.retire import retire
+from minfer.seat import ripe_at
+from minfer.sequence import Running, SampleId, Sequence, edited
+from minfer.state import EngineState, Live
+
+
+def preempt(
+    config: EngineConfig, state: EngineState, i: int, by: SampleId
+) -> tuple[EngineState, Reason]:
+    """Send a running sequence back in line, at its place or before it, with
+    all it knows.
+    """
+    seq = _anew(config, state.running, i)
+    rank, arrival, sample = seq.place
+    done = len(seq.history) - len(seq.request.prompt)
+    rank, state = consult.again(config, state, rank, seq.request, seq.arrived, done)
+    back = evolve(seq, preempted=seq.preempted + 1, place=(rank, arrival, sample))
+    reason = Preempted(*seq.id, by, len(seq.history), committed(config, state, i))
+    if rank != seq.place[0]:
+        state = evolve(state, requests=_moved(state.requests, seq, rank))
+    state = retire(config, state, (i,))
+    return evolve(state, waiting=state.waiting.insert(back), held=None), reason
+
+
+def _moved(requests: Map[str, Live], seq: Sequence, rank: Rank) -> Map[str, Live]:
+    """Remember the rank that a sample has got, so that it can be found in line."""
+    live = requests[seq.request.id]
+    moved = {**dict(live.moved), seq.sample: rank}
+    return requests.set(seq.request.id, evolve(live, moved=tuple(moved.items())))
+
+
+def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> EngineState:
+    """Begin new generations in place, from committed KV: what was in flight never
+    happened.
+
+    What they know stays where it is; the next plans carry what is not yet computed of it.
+    """
+    run = state.running
+    size = config.block_size
+    starts = all_committed(config, state, spots)
+    run = edited(
+        run,
+        gens={i: gen for gen, i in enumerate(spots, state.next_gen)},
+        starts=starts,
+        base={i: run.known[i] for i in spots},
+        sched=starts,
+        ripe={i: ripe_at(config, run.known[i] // size, run.last[i]) for i in spots},
+    )
+    return evolve(state, running=run, next_gen=state.next_gen + len(spots), filling=True)
+
+
+def _anew(config: EngineConfig, run: Running, i: int) -> Sequence:
+    """The sequence at `i`, all that it knows as its history."""
+    seq = run.seqs[i]
+    tokens = run.tokens(i, config.block_size)
+    have = tuple(run.chains[i].keys)
+    keys = extend_keys(have, seq.request.root, tokens, config.block_size)
+    return evolve(seq, history=tokens, keys=keys)

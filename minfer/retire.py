@@ -1,0 +1,97 @@
+"""Sequences leave the running ones: what they computed is published, their blocks come
+back.
+
+What a plan in flight may still read or write is not free before that plan is over: it
+stays behind a fence.
+"""
+
+from collections.abc import Collection
+from itertools import compress
+from operator import not_
+
+from attrs import frozen
+
+from minfer.blocks import Transaction
+from minfer.committed import all_committed
+from minfer.config import EngineConfig
+from minfer.publish import named, stood_on
+from minfer.record import evolve
+from minfer.sequence import Running, without
+from minfer.state import EngineState, Fence
+
+
+def retire(
+    config: EngineConfig, state: EngineState, gone: Collection[int]
+) -> EngineState:
+    """Take sequences out of the running ones: publish what is committed, give back the
+    rest.
+
+    In the order of `gone`, which are their positions. What a plan in flight may still
+    write to stays behind a fence until that plan is over.
+    """
+    if not gone:
+        return state
+    run = state.running
+    change = Transaction(state.blocks)
+    fences = [*state.fences]
+    until = state.inflight[-1].step if state.inflight else None
+    for i, sure in all_committed(config, state, gone).items():
+        left = _left(config, change, run, i, sure // config.block_size)
+        if until is None:
+            _give_back(change, left)
+        else:
+            fences.append(Fence(until, left.held, left.private))
+    return evolve(
+        state,
+        blocks=change.done(),
+        running=without(run, sorted(gone)),
+        fences=tuple(fences),
+        free_rows=(*state.free_rows, *(run.rows[i] for i in gone)),
+    )
+
+
+@frozen
+class Left:
+    """The blocks that a sequence leaves behind."""
+
+    held: tuple[int, ...]  # published, on which it stands
+    private: tuple[int, ...]
+
+
+def _left(
+    config: EngineConfig, change: Transaction, run: Running, i: int, upto: int
+) -> Left:
+    """Publish what the sequence at `i` has in its first `upto` blocks."""
+    chain, table = run.chains[i], run.tables[i]
+    if upto <= chain.sealed:  # all that it computed is published
+        return Left(stood_on(chain, table, config.window), table[chain.sealed :])
+    chain, _ = named(config, run, i, upto)
+    new = slice(chain.sealed, upto)
+    rest = table[upto:]
+    if not config.window:
+        leaf, twins = change.prefix.publish(chain.leaf, chain.keys[new], table[new])
+        return Left((leaf,), twins + rest)
+    is_new = tuple(map(change.prefix.publish_alone, chain.keys[new], table[new]))
+    mine = tuple(compress(table[new], is_new))
+    twins = tuple(compress(table[new], map(not_, is_new)))
+    return Left(stood_on(chain, table, config.window) + mine, twins + rest)
+
+
+def _give_back(change: Transaction, left: Left | Fence) -> None:
+    for block in reversed(left.held):  # the last ones are evicted first: least used
+        change.prefix.release(block)
+    change.pool.give(left.private)
+
+
+def open_fences(state: EngineState, step: int | None) -> EngineState:
+    """Free what was fenced off until `step` or before; all of it if `step` is None."""
+    if not state.fences:
+        return state
+    change = Transaction(state.blocks)
+    kept: list[Fence] = []
+    for fence in state.fences:
+        if step is None or fence.until <= step:
+            _give_back(change, fence)
+        else:
+            kept.append(fence)
+    return evolve(state, blocks=change.done(), fences=tuple(kept))

@@ -1,0 +1,52 @@
+"""A step failed: it and its successors in flight never happened.
+
+Their sequences begin again from committed KV, which no step that failed can have changed.
+Who took part in the step that failed is blamed: after so many failures a sample ends with
+an error, and one that is close to it runs alone first, so that it does not end for a
+neighbour's fault.
+"""
+
+from minfer.config import EngineConfig
+from minfer.ending import end, leaver
+from minfer.messages import Reason, Voided, clip
+from minfer.preempt import restart
+from minfer.record import evolve
+from minfer.retire import open_fences
+from minfer.sequence import SampleId, positions
+from minfer.state import EngineState, Transition, emitted
+
+
+def void(config: EngineConfig, state: EngineState, step: int, error: str) -> Transition:
+    """Count everything in flight as never run, and blame the sequences of plan `step`."""
+    error = clip(error)
+    run = state.running
+    blamed = next(set(plan.gens) for plan in state.inflight if plan.step == step)
+    faults = dict(state.faults)
+    for i in positions(run, blamed):
+        faults[run.ids[i]] = faults.get(run.ids[i], 0) + 1
+    touched = {gen for plan in state.inflight for gen in plan.gens}
+    spots = positions(run, touched)
+    reason = Voided(step, error, len(state.inflight), len(spots))
+    state = restart(config, state, spots)
+    state = evolve(state, inflight=(), faults=tuple(faults.items()))
+    return _give_up(config, open_fences(state, None), faults, error, reason)
+
+
+def _give_up(
+    config: EngineConfig,
+    state: EngineState,
+    faults: dict[SampleId, int],
+    error: str,
+    reason: Reason,
+) -> Transition:
+    """End the samples that failed too often."""
+    most = config.max_failures
+    why = f"its step failed {most} times, at last with: {error}"
+    run = state.running
+    lost = [i for i, name in enumerate(run.ids) if faults.get(name, 0) >= most]
+    if not lost:
+        return Transition(state, (), (reason,))
+    leavers = [leaver(run, i, "error", why) for i in lost]
+    state, finished = end(config, state, leavers)
+    turn = emitted(state, finished)
+    return evolve(turn, reasons=(reason, *turn.reasons))
