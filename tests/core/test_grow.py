@@ -8,30 +8,10 @@ from attrs import evolve
 
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
-from minfer.seat import mark_of, ripe_at
 from minfer.spread import spread
 from tests.core.test_engine import CONFIG, Bench, ask
 
 WIDE = evolve(CONFIG, block_size=8, num_blocks=64)
-
-
-def test_a_table_is_marked_a_quarter_block_before_its_end() -> None:
-    assert mark_of(WIDE, 3, 100) == 22
-    assert mark_of(WIDE, 3, 21) == 21
-    assert mark_of(evolve(WIDE, block_size=1), 3, 100) == 3
-    assert mark_of(evolve(WIDE, block_size=4), 3, 100) == 11
-
-
-def test_a_sequence_is_ripe_when_a_further_block_is_full_and_at_its_end() -> None:
-    assert ripe_at(WIDE, 2, 100) == 25
-    assert ripe_at(WIDE, 2, 24) == 25
-    assert ripe_at(WIDE, 2, 10) == 11
-
-
-def test_a_turn_handles_four_times_what_its_tokens_fill_and_at_least_two() -> None:
-    assert spread(WIDE, 100) == 50
-    assert spread(WIDE, 5) == 2
-    assert spread(WIDE, 1) == 2
 
 
 def grown(bench: Bench) -> list[tuple[int, int, int]]:

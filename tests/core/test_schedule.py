@@ -2,24 +2,16 @@
 done.
 """
 
-import math
 from typing import Any
 
 from attrs import evolve
 
 from minfer.config import Thresholds
-from minfer.lay_out import ones
-from minfer.messages import Execute, Held, Preempted, Submit, WakeAt
+from minfer.messages import Held, Submit
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
 from minfer.schedule import waits_for
 from tests.core.test_engine import CONFIG, Bench, ask
-
-
-def test_ones_are_kept() -> None:
-    assert ones(3) == (1, 1, 1)
-    assert ones(3) is ones(3)
-    assert ones(0) == ()
 
 
 def test_stop_ids_of_all_that_run_are_kept_when_those_of_the_gone_are_sorted_out() -> (
@@ -40,22 +32,6 @@ def test_stop_ids_are_not_sorted_out_before_there_are_too_many() -> None:
     bench.turn()
     bench.turn(Submit(ask("new", 4, 9, stop_ids=frozenset((3,)))))
     assert bench.state.stops == {1, 2, 3}
-
-
-def test_a_step_is_counted_and_names_who_takes_part_in_the_order_of_rank() -> None:
-    bench = Bench(evolve(CONFIG, depth=2, policy=Priority()))
-    bench.give(Submit(ask("late", 4, 9, priority=2)))
-    bench.give(Submit(ask("early", 4, 9, priority=1)))
-    bench.turn()
-    bench.turn()
-    assert [name for name, _ in bench.state.running.ids] == ["early", "late"]
-    plan = bench.plans[-1]
-    assert plan.gens == (1, 0)
-    assert plan.rows == (1, 0)
-    assert plan.counts == plan.most == (1, 1)
-    assert plan.repeat == 1
-    assert [p.step for p in bench.plans] == list(range(len(bench.plans)))
-    assert bench.state.next_step == len(bench.plans)
 
 
 def test_chunks_share_what_running_rows_leave_of_the_budget() -> None:
@@ -80,23 +56,6 @@ def test_every_row_that_is_filled_gets_a_token_however_small_the_budget() -> Non
         if not bench.state.requests:
             break
     bench.drain()
-
-
-def test_first_inputs_come_from_history_and_a_row_is_opened_once() -> None:
-    bench = Bench()
-    request = ask("a", 20, 3)
-    bench.give(Submit(request))
-    bench.drain()
-    first, second, *rest = bench.plans
-    assert [fill.tokens for plan in (first, second) for fill in plan.fills] == [
-        request.prompt[:16],
-        request.prompt[16:],
-    ]
-    assert (first.starts, second.starts) == ((0,), (16,))
-    assert (first.most, second.most) == ((0,), (1,))
-    assert [len(plan.opens) for plan in bench.plans] == [1] + [0] * (len(bench.plans) - 1)
-    assert not any(plan.fills for plan in rest)
-    assert first.opens[0].tables[0][:5] == (0, 1, 2, 3, 4)
 
 
 def test_rows_that_are_planned_to_their_last_token_are_left_out() -> None:
@@ -126,45 +85,6 @@ class Late(FirstCome):
     def admit_from(self, state: Any, load: Load) -> float:
         del state, load
         return float(vars(self)["time"])
-
-
-def test_a_policy_that_waits_is_woken_at_its_time_and_said_once() -> None:
-    bench = Bench(evolve(CONFIG, policy=Late(4.0)))
-    assert bench.give(Submit(ask("a", 4, 2))).commands == (WakeAt(4.0),)
-    assert bench.give().commands == (WakeAt(4.0),)
-    assert bench.reasons_of(Held) == [Held("a", 0, "policy")]
-    assert waits_for(bench.config, bench.state) == "policy"
-    bench.give()
-    turn = bench.give()
-    assert [type(command) for command in turn.commands] == [Execute], (
-        "at that time, not after it"
-    )
-
-
-def test_waiting_for_something_else_to_happen_is_heeded_only_while_somebody_runs() -> (
-    None
-):
-    bench = Bench(evolve(CONFIG, policy=Late(math.inf)))
-    bench.give(Submit(ask("a", 4, 3)))
-    bench.turn(Submit(ask("b", 4, 3)))
-    assert bench.reasons_of(Held) == [Held("b", 0, "policy")]
-    assert not any(isinstance(c, WakeAt) for c in bench.turn().commands)
-    bench.drain()
-    assert set(bench.ended) == {("a", 0), ("b", 0)}
-
-
-def test_who_waits_is_said_again_when_the_cause_is_another() -> None:
-    bench = Bench(evolve(CONFIG, num_blocks=8, max_num_seqs=2))
-    bench.give(Submit(ask("a", 6, 4)), Submit(ask("b", 6, 20)), Submit(ask("ccc", 28, 2)))
-    causes = []
-    while bench.state.waiting:
-        causes.append(waits_for(bench.config, bench.state))
-        bench.turn()
-    assert causes == ["rows"] * 4 + ["blocks"] * 16
-    assert [held.cause for held in bench.reasons_of(Held)] == ["rows", "blocks"], (
-        "each said once"
-    )
-    bench.drain()
 
 
 def test_who_has_not_been_looked_at_waits_for_a_step() -> None:
@@ -212,30 +132,6 @@ def test_with_one_failure_allowed_nobody_has_to_run_alone_before_it() -> None:
     assert len(bench.state.inflight[0].gens) == 2
     bench.give(bench.oracle.fail("boom", halfway=False))
     assert {done.reason for done in bench.ended.values()} == {"error"}
-
-
-def test_who_was_displaced_is_in_no_plan_of_that_turn() -> None:
-    config = evolve(CONFIG, max_num_seqs=2, policy=Priority(), max_num_batched_tokens=16)
-    bench = Bench(config)
-    bench.give(Submit(ask("a", 4, 9, priority=1)), Submit(ask("low", 6, 9, priority=9)))
-    bench.turn()
-    bench.turn(Submit(ask("urgent", 4, 9, priority=0)))
-    assert [(gone.id, gone.by) for gone in bench.reasons_of(Preempted)] == [
-        ("low", ("urgent", 0))
-    ]
-    assert bench.plans[-1].gens == bench.state.running.gens
-    assert [name for name, _ in bench.state.running.ids] == ["urgent", "a"]
-    bench.drain()
-    assert len(bench.ended) == 3
-
-
-def test_of_several_that_run_the_last_is_displaced() -> None:
-    bench = Bench(evolve(CONFIG, policy=Priority()))
-    bench.give(*(Submit(ask(f"r{rank}", 4, 9, priority=rank)) for rank in (1, 2, 3, 4)))
-    bench.turn()
-    bench.turn(Submit(ask("urgent", 4, 9)))
-    assert [gone.id for gone in bench.reasons_of(Preempted)] == ["r4"]
-    bench.drain()
 
 
 def test_two_steps_may_be_one_plan() -> None:
