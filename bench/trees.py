@@ -1,10 +1,10 @@
 """A benchmark's worker with the core of any tree of the repository: two trees in one
 comparison.
 
-A worker is a process that imports `minfer` from one tree and `bench` from this one, so
-that old and new code are measured by the same script. It answers a call, one line of
-JSON, with another. While it is not asked it does nothing: two workers asked in
-alternation share the machine's noise.
+A worker is a process that imports `minfer` and the benchmark's script from one tree: the
+script has to know where that tree has its modules, so it must not measure otherwise than
+this one's. It answers a call, one line of JSON, with another. While it is not asked it
+does nothing: two workers asked in alternation share the machine's noise.
 """
 
 import json
@@ -26,7 +26,7 @@ class Worker:
         self.folder = TemporaryDirectory()
         path = Path(self.folder.name)
         (path / "minfer").symlink_to(tree.resolve() / "minfer")
-        (path / "bench").symlink_to(HERE / "bench")
+        (path / "bench").symlink_to(tree.resolve() / "bench")
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, "--serve"],
             cwd=path,
