@@ -12,8 +12,9 @@ from minfer.blocks import blocks_for
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
 from minfer.messages import Emit, Ended, Finished, Ignored, Reason, clip
+from minfer.params import MAX_SAMPLES
 from minfer.record import evolve
-from minfer.request import MAX_SAMPLES, Request
+from minfer.request import Request
 from minfer.sequence import Sequence
 from minfer.state import EngineState, Live, Transition
 

@@ -4,16 +4,12 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
+from minfer.checks import MOST
 from minfer.policy import FirstCome, Policy
 
 # What is varied, when sizes are compared: in forks, simulations, and what a page is
 # headed by.
 SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
-
-
-_TOO_LARGE: Final = (
-    2**63
-)  # whole numbers and floats from here on are no setting of anything
 
 
 class ConfigError(ValueError):
@@ -30,10 +26,10 @@ def number(low: float, *, above: bool = False, of: str = "") -> Any:
         right = isinstance(value, int if whole else int | float) and not isinstance(
             value, bool
         )
-        if not right or not low <= value < _TOO_LARGE or (above and value == low):
+        if not right or not low <= value <= MOST or (above and value == low):
             want = f"a {'whole ' * whole}number {'above' if above else 'from'} {low}"
             # Python refuses to write out integers of thousands of digits.
-            huge = isinstance(value, int) and abs(value) >= _TOO_LARGE
+            huge = isinstance(value, int) and abs(value) > MOST
             given = "one that large" if huge else repr(value)
             raise ConfigError(f"{of}{attribute.name} must be {want}, not {given}")
 

@@ -8,16 +8,15 @@ reasons of a turn are collected in its state and leave with the transition.
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
+from minfer.checks import LEAST, MOST
 from minfer.config import EngineConfig
 from minfer.messages import Overruled
 from minfer.policy import Load, Rank
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.state import EngineState
-
-_WIDEST: Final = 2**63  # whole numbers that journals and drivers can hold
 
 
 class _UnusableError(Exception):
@@ -32,7 +31,7 @@ def _number(answer: Any) -> float:
         return float(answer)
     if not isinstance(answer, int) or isinstance(answer, bool):
         raise _UnusableError(f"returned a {type(answer).__name__}")
-    if not -_WIDEST <= answer < _WIDEST:
+    if not LEAST <= answer <= MOST:
         raise _UnusableError("returned a number too large to hold")
     return int(answer)
 

@@ -12,8 +12,9 @@ from typing import Final, get_args
 
 from attrs import field, frozen
 
+from minfer.checks import ParameterError, check_number, check_text, check_whole
 from minfer.plan import Logprobs, Plan, Scores, Yields
-from minfer.request import ParameterError, Request, check_number, check_text, check_whole
+from minfer.request import Request
 from minfer.sequence import SampleId, SampleIds
 
 OWN_ENDS: Final = frozenset(

@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 from attrs import field, frozen
 
+from minfer.checks import MOST
 from minfer.config import ConfigError, number
 from minfer.pmap import Map
 from minfer.policy import FirstCome, Load, Policy, Rank
@@ -102,7 +103,7 @@ def _positive(
 ) -> None:
     for client, weight in weights.items():
         number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not 0 < weight < 2**63:
+        if not number or not 0 < weight <= MOST:
             what = f"scheduling policy: {attribute.name} must be numbers above 0"
             raise ConfigError(f"{what}; that of {client!r:.80} is not")
 

@@ -1,129 +1,19 @@
-"""What a user asks for: sampling parameters and the request that carries them into the
-engine.
-"""
+"""The request that carries what a user asks for into the engine."""
 
 import math
 from array import array
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from attrs import field, frozen
 
+from minfer.checks import MOST, check_number, check_text, check_whole
+from minfer.checks import ParameterError as ParameterError
 from minfer.keys import Key, Keys
+from minfer.params import MAX_SAMPLES as MAX_SAMPLES
+from minfer.params import SamplingParams as SamplingParams
 
-MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
-MAX_STOPS: Final = 16
-MAX_LOGPROBS: Final = 20
-LEAST: Final = -(2**63)  # whole numbers are those that journals and drivers can hold
-MOST: Final = 2**63 - 1
-MAX_PRIORITY: Final = (
-    2**53
-)  # beyond it ranks, which are floats, would not tell levels apart
-
-
-class ParameterError(ValueError):
-    """A parameter is out of its range; `param` names it."""
-
-    def __init__(self, param: str, message: str) -> None:
-        super().__init__(f"{param}: {message}")
-        self.param = param
-
-
-def check_number(
-    value: Any, param: str, low: float, high: float, *, whole: bool = False
-) -> None:
-    """Raise ParameterError unless `value` is a number, `whole` or not, from `low` to
-    `high`.
-    """
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-        plain = isinstance(
-            value, str | float | bool
-        )  # what else there is may not be printable
-        given = repr(value) if plain else f"a {type(value).__name__}"
-        raise ParameterError(param, f"must be a {'whole ' * whole}number, not {given}")
-    if not low <= value <= high:  # NaN is not
-        # Python refuses to write out integers of thousands of digits.
-        huge = isinstance(value, int) and value.bit_length() > 200
-        given = "a number that large" if huge else repr(value)
-        raise ParameterError(param, f"must be from {low} to {high}, not {given}")
-
-
-def check_whole(value: Any, param: str) -> None:
-    """Raise ParameterError unless `value` is a whole number that fits into 64 bits."""
-    check_number(value, param, LEAST, MOST, whole=True)
-
-
-def check_text(value: Any, param: str) -> None:
-    """Raise ParameterError unless `value` is a string; a subclass of it may
-    do anything.
-    """
-    if type(value) is not str:
-        raise ParameterError(param, f"must be a string, not a {type(value).__name__}")
-
-
-def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:
-    if value is not None and not isinstance(value, Iterable):
-        raise ParameterError("stop", f"must be a string or several, not {value!r}")
-    return (value,) if isinstance(value, str) else tuple(value or ())
-
-
-def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    if value is not None and not isinstance(value, Iterable):
-        raise ParameterError(
-            "stop_token_ids", f"must be a list of token ids, not {value!r}"
-        )
-    return tuple(value or ())
-
-
-@frozen(kw_only=True)
-class SamplingParams:
-    """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError.
-
-    Log-probabilities are natural, before temperature and filters (vLLM's `raw_logprobs`).
-    """
-
-    n: int = 1  # samples of one prompt
-    temperature: float = 1.0  # 0 is greedy
-    top_p: float = 1.0  # keep the likeliest tokens that hold this share of probability
-    top_k: int = 0  # keep the k likeliest tokens; 0 or -1 keeps all
-    min_p: float = 0.0  # keep tokens at least so likely in relation to the likeliest
-    seed: int | None = None  # None: the caller's entropy, drawn once and recorded
-    # output tokens at most; None: as many as the context holds
-    max_tokens: int | None = 16
-    stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
-    ignore_eos: bool = False
-    # each output token's, and of so many likeliest; None: none
-    logprobs: int | None = None
-
-    def __attrs_post_init__(self) -> None:
-        check_number(self.n, "n", 1, MAX_SAMPLES, whole=True)
-        check_number(self.temperature, "temperature", 0, 100)
-        check_number(self.top_p, "top_p", 0, 1)
-        if self.top_p == 0:
-            raise ParameterError(
-                "top_p", "must be above 0; use temperature=0 for greedy decoding"
-            )
-        check_number(self.top_k, "top_k", -1, 2**31, whole=True)
-        check_number(self.min_p, "min_p", 0, 1)
-        if self.seed is not None:
-            check_whole(self.seed, "seed")
-        if self.logprobs is not None:
-            check_number(self.logprobs, "logprobs", 0, MAX_LOGPROBS, whole=True)
-        if self.max_tokens is not None:
-            check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
-        good = all(isinstance(s, str) and 0 < len(s) <= 1024 for s in self.stop)
-        if len(self.stop) > MAX_STOPS or not good:
-            why = f"at most {MAX_STOPS} non-empty strings of up to 1,024 characters"
-            raise ParameterError("stop", why)
-        if len(self.stop_token_ids) > 256:
-            raise ParameterError("stop_token_ids", "at most 256 token ids")
-        for token in self.stop_token_ids:
-            check_number(token, "stop_token_ids", 0, 2**31, whole=True)
-        if not isinstance(self.ignore_eos, bool):
-            raise ParameterError(
-                "ignore_eos", f"must be true or false, not {self.ignore_eos!r}"
-            )
+# beyond it ranks, which are floats, would not tell levels apart
+MAX_PRIORITY: Final = 2**53
 
 
 @frozen(kw_only=True)

@@ -48,7 +48,8 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.request import Request, SamplingParams
+from minfer.params import RowValues, SamplingParams, row_values
+from minfer.request import Request
 
 # temperatures; vLLM's limit, as logits / 1e-6 lose their differences
 GREEDY_BELOW: Final = 1e-5
@@ -77,18 +78,12 @@ class NotFiniteError(ValueError):
 
 
 @frozen(kw_only=True)
-class RowSampling:
+class RowSampling(RowValues):
     """How one device row chooses its tokens: the values of one sample of a request."""
 
-    temperature: float
-    top_k: int  # 0 or -1: all
-    top_p: float
-    min_p: float
     seed: int
     sample: int
     stop_ids: frozenset[int] = frozenset()  # that end it
-    # of how many likeliest tokens besides its own; None: none
-    logprobs: int | None = None
     scores: bool = False  # whether the engine decides by its tokens' log-probabilities
 
     @classmethod
@@ -100,16 +95,7 @@ class RowSampling:
         stop_ids: frozenset[int] = frozenset(),
     ) -> "RowSampling":
         """From what a user asked for."""
-        return cls(
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            seed=seed,
-            sample=sample,
-            stop_ids=stop_ids,
-            logprobs=params.logprobs,
-        )
+        return cls(seed=seed, sample=sample, stop_ids=stop_ids, **row_values(params))
 
 
 def row_sampling(request: Request, sample: int) -> RowSampling:
@@ -155,7 +141,7 @@ def _f32(x: float) -> float:
     return array("f", (x,))[0]
 
 
-def is_greedy(params: SamplingParams | RowSampling) -> bool:
+def is_greedy(params: RowValues) -> bool:
     """Whether the token is the one with the largest logit."""
     return params.temperature < GREEDY_BELOW
 

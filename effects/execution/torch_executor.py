@@ -45,8 +45,8 @@ from minfer.kernels import plain
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH, NAMES, QUACK, load
 from minfer.messages import Executed, Failed
+from minfer.params import MAX_LOGPROBS
 from minfer.plan import Open, Plan, TokenLogprobs, Yields
-from minfer.request import MAX_LOGPROBS
 from minfer.sample import is_greedy
 
 if TYPE_CHECKING:

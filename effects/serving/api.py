@@ -26,7 +26,7 @@ from pydantic_core import PydanticCustomError, from_json
 from minfer.effects.live.edge import MAX_CLIENT
 from minfer.effects.text.outputs import Logprob, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.request import MAX_LOGPROBS
+from minfer.params import MAX_LOGPROBS
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 _ANY: Final = object()

@@ -43,9 +43,10 @@ from minfer.messages import (
     Tick,
     Voided,
 )
+from minfer.params import MAX_SAMPLES
 from minfer.plan import Plan
 from minfer.policy import Load, Policy
-from minfer.request import MAX_SAMPLES, Request
+from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition
 from minfer.testing.accounts import (

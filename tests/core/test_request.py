@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from minfer.request import ParameterError, Request, SamplingParams, check_number
+from minfer.checks import check_number
+from minfer.request import ParameterError, Request, SamplingParams
 
 
 def ask(**more: Any) -> Request:
