@@ -12,10 +12,14 @@ if too few are free, idle ones are evicted, and whoever takes is told which, bef
 content is gone.
 """
 
+from typing import Final
+
 from attrs import Factory, frozen
 
 from minfer.pool import Pool, PoolChange
 from minfer.prefix import Evicted, PrefixChange, PrefixIndex
+
+NOTHING_EVICTED: Final = Evicted()
 
 
 @frozen
@@ -51,7 +55,7 @@ class Taken:
     """Blocks that were handed out, and what had to go for them."""
 
     blocks: tuple[int, ...]
-    evicted: tuple[Evicted, ...] = ()  # their content is there until the next step runs
+    evicted: Evicted = NOTHING_EVICTED  # whose content is there until the next step runs
 
 
 class Transaction:
@@ -78,10 +82,10 @@ class Transaction:
         """
         if count > self.available:
             return None
-        evicted: tuple[Evicted, ...] = ()
+        evicted = NOTHING_EVICTED
         if count > self.pool.free:
             evicted = self.prefix.evict(count - self.pool.free)
-            self.pool.give(tuple([one.block for one in evicted]))
+            self.pool.give(evicted.blocks)
         return Taken(self.pool.take(count), evicted)
 
 

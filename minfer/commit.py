@@ -90,12 +90,30 @@ def _advanced(
     if sizes != plan.most:  # rows yielded short of it: later plans only said "at latest"
         short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))
         sched = tuple(map(sub, sched, map(short.get, run.gens, repeat(0))))
-    known = tuple(map(add, run.known, grown))
+    tails = run.tails
+    fresh = new
     if plan.step % thresholds.fresh_steps:
         fresh = tuple(map(add, run.fresh, new))
-        return evolve(run, known=known, sched=sched, fresh=fresh), new
-    tails = tuple(map(add, run.tails, run.fresh))
-    return evolve(run, known=known, sched=sched, tails=tails, fresh=new), new
+    else:
+        tails = tuple(map(add, run.tails, run.fresh))
+    advanced = Running(
+        seqs=run.seqs,
+        ids=run.ids,
+        gens=run.gens,
+        rows=run.rows,
+        starts=run.starts,
+        base=run.base,
+        known=tuple(map(add, run.known, grown)),
+        sched=sched,
+        last=run.last,
+        ripe=run.ripe,
+        mark=run.mark,
+        tables=run.tables,
+        chains=run.chains,
+        tails=tails,
+        fresh=fresh,
+    )
+    return advanced, new
 
 
 def aligned(

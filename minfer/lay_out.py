@@ -38,7 +38,7 @@ def laid_out(work: Work) -> Plan:
     config, state = work.config, work.state
     run = state.running
     out = positions(run, work.idle)
-    chunks = [*_chunks(work, run, out)]
+    chunks = [*_chunks(work, run, out)] if work.shares else []
     ahead = work.most or ones(len(run))  # how far the step takes each sequence
     gens = less(run.gens, out)
     most = less(ahead, out)

@@ -5,7 +5,7 @@ from collections import Counter
 import hypothesis.strategies as st
 from hypothesis import given, settings
 
-from minfer.blocks import Blocks, Transaction, blocks_for
+from minfer.blocks import NOTHING_EVICTED, Blocks, Transaction, blocks_for
 from minfer.pool import Pool
 from minfer.prefix import ROOT, Evicted, lookup
 
@@ -26,8 +26,8 @@ def test_whoever_takes_is_told_what_is_evicted() -> None:
     first, second = change.take(1), change.take(2)
     assert first is not None
     assert second is not None
-    assert (first.blocks, first.evicted) == ((3,), ())
-    assert second.evicted == (Evicted(table[2], KEYS[2]), Evicted(table[1], KEYS[1]))
+    assert (first.blocks, first.evicted) == ((3,), NOTHING_EVICTED)
+    assert second.evicted == Evicted((table[2], table[1]), (KEYS[2], KEYS[1]))
     assert sorted(second.blocks) == [table[1], table[2]]
     assert change.take(2) is None
 
