@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import read_journal
-from minfer.effects.runs.view import page
+from minfer.effects.runs.page.make import page
 from minfer.engine import step
 from minfer.messages import Cancel, Preempted, Submit, Tick
 from minfer.policies import Priority, Shortest, Window

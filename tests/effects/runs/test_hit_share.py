@@ -18,7 +18,7 @@ from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import read_journal, write_journal
 from minfer.effects.runs.explain import figures
-from minfer.effects.runs.view import Run
+from minfer.effects.runs.page.columns import Run
 from minfer.effects.serving.metrics import Metrics
 from minfer.messages import Admitted, Submit
 from minfer.request import Request

@@ -1,0 +1,223 @@
+"""What the page keeps of a run: columns of numbers, folded out of its turns.
+
+Theory. Most turns say little, so what is kept of a run is a few numbers per turn and per
+planned step, and a log of what was out of the ordinary: arrivals, admissions, chunks of
+prompts, preemptions, ends. The page works the rest out: a sequence that decodes for a
+thousand turns is an entry where that begins and one where it ends, whatever the batch.
+All is columns of numbers, and a table of the texts, ids and errors, that they point into.
+"""
+
+from array import array
+from math import inf, isfinite
+from typing import Any, Final
+
+import minfer.messages as say
+from minfer.effects.runs.page.entered import entered
+from minfer.plan import Plan
+from minfer.request import MAX_SAMPLES, Request
+from minfer.sequence import SampleId
+from minfer.state import EngineState, Turn
+
+_TOP: Final = 2**30 - 1  # what a cell holds; only nonsense is larger, and is cut off
+_NOBODY: Final = -1  # stands for a sample, or a step, that there is none of
+_MICROSECONDS: Final = 1e6  # in a second
+
+TABLES: Final = {
+    "turn": ("free", "cached", "shareable", "running", "waiting", "tokens", "done"),
+    "step": ("turn", "number", "decode", "chunks", "prefill", "repeat"),
+    "sample": ("id", "sample", "n", "prompt", "most", "about"),
+    "log": ("turn", "kind", "who", "a", "b", "c"),
+}
+# What the log says: the kinds of its entries, and what their cells a, b and c are. Text
+# stands as its place in the table of texts, a sample as its number.
+KINDS: Final[dict[str, tuple[str, ...]]] = {
+    # As the recording begins: 0 waits, 1 fills, 2 decodes, 3 waits again.
+    "Present": ("state",),
+    "Submit": (),
+    "Cancel": ("id",),
+    "Finish": ("length", "reason"),
+    "Failed": ("step", "error"),
+    "Admitted": ("hit", "known", "copied"),
+    "Missed": ("block", "blocks"),
+    "Held": ("cause", "needs", "available"),
+    "Preempted": ("by", "known", "computed"),
+    "Finished": ("reason", "length", "error"),
+    "Voided": ("step", "error", "rows"),
+    "Ignored": ("event", "detail"),
+    "Overruled": ("question", "why"),
+    # Of a history, planned; after the last one, a token.
+    "Chunk": ("step", "tokens", "last"),
+}
+_PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
+
+
+class Run:
+    """The columns of a run: `take` its turns in order."""
+
+    def __init__(self) -> None:
+        self.first = 0  # number of the first turn
+        self.start = 0.0  # its time, in seconds
+        self.time = array("d")  # whole microseconds since the first turn
+        self.tables = {
+            table: [array("i") for _ in names] for table, names in TABLES.items()
+        }
+        self.texts: dict[str, int] = {}
+        self.serving: dict[SampleId, list[int]] = {}  # who has not ended, by name
+        self.gens: dict[int, int] = {}  # who a generation is
+        # Tokens, whose ratio is the prefix-hit share.
+        self.cached = 0
+        self.prompt = 0
+
+    def take(self, turn: Turn) -> None:
+        """Add a turn."""
+        state = turn.transition.state
+        if not self.time:
+            self.first = turn.number
+            self.start = state.time
+            self._present(turn.before)
+        self.time.append(self._microseconds(state.time))
+        done = self._events(turn)
+        tokens = self._emitted(turn)
+        self._reasons(turn)
+        self._add(
+            "turn",
+            state.blocks.free,
+            len(state.blocks.nodes) - state.blocks.live,
+            state.blocks.live,
+            len(state.running),
+            len(state.waiting),
+            tokens,
+            done,
+        )
+        for command in turn.transition.commands:
+            if isinstance(command, say.Execute):
+                self._plan(command.plan)
+
+    def _microseconds(self, time: float) -> int:
+        """A time since the first turn; it never goes back, whatever the clock said."""
+        since = (time - self.start) * _MICROSECONDS
+        last = int(self.time[-1]) if self.time else 0
+        return max(round(since), last) if isfinite(since) else last
+
+    def _present(self, before: EngineState) -> None:
+        """Learn who is there already: a recording may begin in the middle of a run."""
+        run = before.running
+        rows = zip(run.seqs, run.gens, run.sched, run.base, strict=True)
+        for seq, gen, sched, base in rows:
+            who = self._sample(seq.request, seq.sample)
+            self.gens[gen] = who
+            self._note("Present", who, 1 + (sched >= base))
+        for seq in before.waiting:
+            who = self._sample(seq.request, seq.sample)
+            self._note("Present", who, 3 * bool(seq.preempted))
+
+    def _events(self, turn: Turn) -> int:
+        """Log what came in; returns the step whose results did, or -1."""
+        done = _NOBODY
+        flying = {plan.step for plan in turn.before.inflight}
+        for request in entered(turn):
+            for sample in range(max(1, min(request.n, MAX_SAMPLES))):
+                self._note("Submit", self._sample(request, sample))
+        for event in turn.events:
+            if isinstance(event, say.Executed):
+                if type(event.step) is int and event.step in flying:
+                    done = event.step
+            elif type(event) in say.EVENTS and not isinstance(
+                event, say.Tick | say.Submit
+            ):
+                self._say(event)
+        return done
+
+    def _emitted(self, turn: Turn) -> int:
+        """Log the ends; returns how many tokens came out."""
+        emits = [one for one in turn.transition.commands if isinstance(one, say.Emit)]
+        for emit in emits:
+            for end in emit.finished:
+                self._end(end)
+        return sum(len(tokens) for emit in emits for tokens in emit.tokens)
+
+    def _reasons(self, turn: Turn) -> None:
+        """Log what was decided; of an end, `Finished` said it."""
+        for reason in turn.transition.reasons:
+            if isinstance(reason, say.Ended):
+                continue
+            self._say(reason)
+            if isinstance(reason, say.Admitted):
+                self.cached += reason.cached
+                self.prompt += reason.prompt
+
+    def _plan(self, plan: Plan) -> None:
+        """Log the chunks of a plan; rows that decode are only counted."""
+        for one in plan.opens:
+            self.gens[plan.gens[one.index]] = self._who((one.request.id, one.sample))
+        prefill = 0
+        for fill in plan.fills:
+            who = self.gens.get(plan.gens[fill.index], _NOBODY)
+            last = int(plan.most[fill.index] > 0)
+            self._note("Chunk", who, plan.step, len(fill.tokens), last)
+            prefill += len(fill.tokens)
+        chunks = len(plan.fills)
+        self._add(
+            "step",
+            len(self.time) - 1,
+            plan.step,
+            len(plan.gens) - chunks,
+            chunks,
+            prefill,
+            plan.repeat,
+        )
+
+    def _sample(self, request: Request, sample: int) -> int:
+        """Enter a sample; returns its number."""
+        who = len(self.tables["sample"][0])
+        said = (
+            ("priority", request.priority, 0),
+            ("client", request.client, ""),
+            ("deadline", request.deadline, inf),
+        )
+        about = (f"{name} {value}" for name, value, usual in said if value != usual)
+        self._add(
+            "sample",
+            self._cell(request.id),
+            sample,
+            request.n,
+            len(request.prompt),
+            request.max_tokens,
+            self._cell(", ".join(about)),
+        )
+        self.serving.setdefault((request.id, sample), []).append(who)
+        return who
+
+    def _end(self, end: say.Finished) -> None:
+        """Log an end. Several have one name in the turn in which one of them follows
+        another.
+        """
+        name = (end.id, end.sample)
+        here = self.serving.pop(name, [_NOBODY])
+        self._say(end, here.pop(0))
+        if here:
+            self.serving[name] = here
+
+    def _say(
+        self, one: say.Event | say.Reason | say.Finished, who: int = _NOBODY
+    ) -> None:
+        """Log an event or a reason."""
+        if who < 0 and hasattr(one, "id"):
+            who = self._who((one.id, getattr(one, "sample", 0)))
+        kind = type(one).__name__
+        self._note(kind, who, *(self._cell(getattr(one, name)) for name in KINDS[kind]))
+
+    def _who(self, name: SampleId) -> int:
+        return self.serving.get(name, (_NOBODY,))[0]
+
+    def _note(self, kind: str, who: int, a: int = 0, b: int = 0, c: int = 0) -> None:
+        self._add("log", max(0, len(self.time) - 1), _PLACES[kind], who, a, b, c)
+
+    def _add(self, table: str, *cells: int) -> None:
+        for column, cell in zip(self.tables[table], cells, strict=True):
+            column.append(max(-_TOP, min(cell, _TOP)))
+
+    def _cell(self, value: Any) -> int:  # whatever the fields of KINDS hold
+        if isinstance(value, str):
+            return self.texts.setdefault(value, len(self.texts))
+        return self._who(value) if isinstance(value, tuple) else int(value)

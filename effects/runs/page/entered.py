@@ -1,0 +1,80 @@
+"""Which requests a turn took on or refused, where several of one id came in it.
+
+Theory. A request whose id is being served is ignored, and the reason for that does not
+say which of several it was. So the events of the turn are followed, and at each of them
+who is served.
+"""
+
+import minfer.messages as say
+from minfer.request import Request
+from minfer.sequence import SampleId
+from minfer.state import EngineState, Turn
+
+
+def entered(turn: Turn) -> list[Request]:
+    """The requests that a turn took on or refused, in the order in which they came."""
+    came = [event.request for event in turn.events if isinstance(event, say.Submit)]
+    if not any(
+        isinstance(reason, say.Ignored) and reason.event == "submit"
+        for reason in turn.transition.reasons
+    ):
+        return came
+    return _followed(turn)
+
+
+def _followed(turn: Turn) -> list[Request]:
+    """Likewise, event by event."""
+    taken = list[Request]()
+    served = set(_served(turn.before))
+    stepped = _ended_by_steps(turn)
+    refused = _refused(turn)
+    for event in turn.events:
+        match event:
+            case say.Submit(one) if not any(name == one.id for name, _ in served):
+                taken.append(one)
+                if one.id in refused and not _could_be(one, turn):
+                    refused.remove(one.id)
+                else:
+                    served |= {(one.id, sample) for sample in range(one.n)}
+            case say.Cancel(name):
+                served = {sample for sample in served if sample[0] != name}
+            case say.Finish(name, sample):
+                served.discard((name, sample))
+            case say.Executed() | say.Failed():
+                served -= stepped
+    return taken
+
+
+def _served(state: EngineState) -> list[SampleId]:
+    """All samples that have not ended."""
+    return [*(seq.id for seq in state.waiting), *state.running.ids]
+
+
+def _emits(turn: Turn) -> list[say.Emit]:
+    return [one for one in turn.transition.commands if isinstance(one, say.Emit)]
+
+
+def _ended_by_steps(turn: Turn) -> set[SampleId]:
+    """The samples that ended with a step of this turn, or with its failure."""
+    return {
+        (end.id, end.sample)
+        for emit in _emits(turn)
+        for end in emit.finished
+        if emit.ids or end.reason == "error"
+    }
+
+
+def _refused(turn: Turn) -> list[str]:
+    """The ids of the requests that this turn refused, as often as it did."""
+    return [
+        end.id
+        for emit in _emits(turn)
+        for end in emit.finished
+        if end.reason == "rejected" and not end.sample
+    ]
+
+
+def _could_be(request: Request, turn: Turn) -> bool:
+    """Whether this is the request of its id that is served after the turn."""
+    after = turn.transition.state
+    return any(seq.request is request for seq in (*after.waiting, *after.running.seqs))

@@ -1,0 +1,74 @@
+// Names in the bars, numbers of rows beside them, and where chunks of prompts end. Where
+// rows are low, only some have a name or a number.
+
+import { GUTTER, px, view } from "./axis.js";
+import { color, font } from "./canvas.js";
+import { clamp, count } from "./format.js";
+import { lanes } from "./lanes.js";
+import { lives } from "./lives.js";
+import { isSeen, rows } from "./rows.js";
+import { brief, kind, log } from "./run.js";
+
+const LEAST_ROW = 5; // pixels; names over lower rows would hide more than they tell
+const NAME = 10; // pixels that a name needs
+const NUMBER = 24; // pixels from one number of a row to the next
+const NAME_LETTERS = [18, 13, 9]; // of a name, the most that there is room for
+
+export function drawLabels({ g, h }, seen) {
+  const first = Math.max(0, Math.floor(view.top / view.row));
+  const last = Math.min(rows, Math.ceil((view.top + h) / view.row));
+  numberRows(g, first, last);
+  if (view.row < LEAST_ROW) return;
+  const every = Math.ceil(NAME / view.row);
+  for (let lane = first; lane < last; lane++) {
+    for (const s of lanes[lane]) {
+      if (!isSeen(s, seen)) continue;
+      drawChunks(g, s, seen);
+      if (lane % every === 0) drawName(g, s, seen);
+    }
+  }
+}
+
+// How many rows one number stands for.
+export function numberedEvery() {
+  const sizes = [1, 2, 5, 10, 20, 50, 100, 200, 500];
+  return sizes.find((size) => size * view.row >= NUMBER) ?? 1000;
+}
+
+function numberRows(g, first, last) {
+  const every = numberedEvery();
+  g.fillStyle = color.soft;
+  for (let number = first + 1; number <= last; number++) {
+    const y = (number - 0.5) * view.row - view.top + 4;
+    if (number % every === 0) g.fillText(count(number), GUTTER - 6, y);
+  }
+}
+
+function drawChunks(g, s, { first, last }) {
+  const y = lives[s].lane * view.row - view.top;
+  g.fillStyle = color.panel;
+  for (const i of lives[s].notes) {
+    const t = log.turn[i];
+    if (log.kind[i] !== kind.Chunk || t < first || t >= last) continue;
+    const right = px(t + 1);
+    if (right > GUTTER && right - px(t) > 4) g.fillRect(right - 1, y, 1, view.row - 2);
+  }
+}
+
+function drawName(g, s, { first, last }) {
+  const { born, died, lane } = lives[s];
+  const x = Math.max(GUTTER, px(Math.max(born, first)));
+  const room = px(Math.min(died, last)) - x - 8;
+  g.font = font(clamp(9, Math.floor(view.row - 1), 11));
+  const name = NAME_LETTERS.map((most) => brief(s, most)).find(
+    (one) => g.measureText(one).width <= room,
+  );
+  if (name === undefined) return;
+  const y = (lane + 0.5) * view.row - view.top + 3;
+  g.textAlign = "left";
+  g.lineWidth = 2.5;
+  g.strokeStyle = color.panel;
+  g.fillStyle = color.ink;
+  g.strokeText(name, x + 4, y);
+  g.fillText(name, x + 4, y);
+}

@@ -1,0 +1,150 @@
+// What follows from the log: who was in which state, from when to when.
+
+import { kind, log, sample, samples, step, text, turn, turns } from "./run.js";
+
+export const WAIT = 1;
+export const DECODE = 2;
+export const HIT = 3; // the cached share of a prefill
+export const FILL = 4;
+export const AGAIN = 5; // preempted, waits
+export const END = 6;
+export const CANCELLED = 7;
+export const WRONG = 8;
+
+// The color of each state, by its number; 0 is nothing.
+export const PALETTE = [
+  "panel",
+  "waiting",
+  "decode",
+  "hit",
+  "fill",
+  "again",
+  "end",
+  "cancelled",
+  "wrong",
+];
+
+// By sample: when it came and ended, its entries of the log, and its segments, as first
+// turn, state and cached share of each, in one array.
+export const lives = [];
+export const held = []; // entries that say why the first in line waits
+export const marks = []; // entries that stand in the ruler: preemptions, failed steps
+export const decided = []; // turns in which something out of the ordinary was decided
+export let logAt; // of a turn: its first entry of the log
+export let stepAt; // of a turn: its first step
+
+const SEGMENT = 3; // cells
+let doneAt; // step -> the turn in which its results came
+
+export function build() {
+  doneAt = new Map();
+  turn.done.forEach((number, t) => doneAt.set(number, t));
+  for (let s = 0; s < samples; s++) {
+    lives.push({ segs: [], notes: [], born: 0, died: turns, first: -1, end: -1 });
+  }
+  const quiet = [kind.Submit, kind.Chunk, kind.Present];
+  log.turn.forEach((t, i) => {
+    const what = log.kind[i];
+    if (!quiet.includes(what) && decided.at(-1) !== t) decided.push(t);
+    if (what === kind.Preempted || what === kind.Voided) marks.push(i);
+    if (what === kind.Held) held.push(i);
+    if (what === kind.Voided) lives.forEach((life) => unpromise(life, t));
+    if (lives[log.who[i]]) heed(lives[log.who[i]], i);
+  });
+  logAt = starts(log.turn);
+  stepAt = starts(step.turn);
+}
+
+function starts(column) {
+  const first = new Int32Array(turns + 1);
+  for (const t of column) first[t + 1]++;
+  for (let t = 0; t < turns; t++) first[t + 1] += first[t];
+  return first;
+}
+
+// A first token that a step in flight was to bring is lost with the step, or with the
+// sequence's place in it.
+function unpromise(life, t) {
+  if (life.first >= t) life.first = -1;
+}
+
+function heed(life, i) {
+  const t = log.turn[i];
+  const what = log.kind[i];
+  if (what !== kind.Chunk && life.first > t) life.first = -1;
+  life.notes.push(i);
+  switch (what) {
+    case kind.Present:
+      return enter(life, t, [WAIT, FILL, DECODE, AGAIN][log.a[i]]);
+    case kind.Submit:
+      life.born = t;
+      return enter(life, t, WAIT);
+    case kind.Admitted:
+      return enter(life, t, FILL, (log.a[i] + log.c[i]) / log.b[i]);
+    case kind.Preempted:
+      return enter(life, t, AGAIN);
+    case kind.Finished:
+      life.died = t;
+      life.end = i;
+      return undefined;
+    case kind.Chunk:
+      return heedChunk(life, t, log.a[i], log.c[i]);
+    default:
+      return undefined;
+  }
+}
+
+function heedChunk(life, t, number, isLast) {
+  const state = life.segs.at(1 - SEGMENT);
+  if (state === WAIT || state === AGAIN) return; // planned, then preempted in the turn
+  if (state !== FILL) enter(life, t, FILL);
+  if (isLast) {
+    enter(life, t + 1, DECODE);
+    if (life.first < 0) life.first = doneAt.get(number) ?? -1;
+  }
+}
+
+function enter(life, t, state, share = 0) {
+  while (life.segs.at(-SEGMENT) > t) life.segs.length -= SEGMENT;
+  life.segs.push(t, state, share);
+}
+
+// The segments of a life, one after the other.
+export function segments({ segs, died }) {
+  const found = [];
+  for (let n = 0; n < segs.length; n += SEGMENT) {
+    const until = Math.min(died, segs[n + SEGMENT] ?? turns);
+    found.push({ from: segs[n], until, state: segs[n + 1], share: segs[n + 2] });
+  }
+  return found;
+}
+
+export function stateAt(s, t) {
+  const life = lives[s];
+  if (!life || t < life.born || t >= life.died) return 0;
+  const last = life.segs.findLastIndex((from, n) => n % SEGMENT === 0 && from <= t);
+  return life.segs[last + 1];
+}
+
+export function waits(s, t) {
+  return [WAIT, AGAIN].includes(stateAt(s, t));
+}
+
+// The last word about who was first in line, if that one still waits.
+export function front(t) {
+  const i = held.findLast((one) => log.turn[one] <= t);
+  return i !== undefined && waits(log.who[i], t) ? [i] : [];
+}
+
+// Whether a sample came in the recording; else it was there as that began.
+export function came(s) {
+  return log.kind[lives[s]?.notes[0]] === kind.Submit;
+}
+
+// How a sample ended, as a state; 0 if it did not.
+export function ended(s) {
+  if (lives[s].end < 0) return 0;
+  const why = text(log.a[lives[s].end]);
+  if (why === "cancelled") return CANCELLED;
+  return why === "error" || why === "rejected" ? WRONG : why && END;
+}

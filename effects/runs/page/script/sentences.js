@@ -1,0 +1,146 @@
+// Entries of the log in plain words.
+
+import { seconds } from "./pauses.js";
+import { el, item } from "./dom.js";
+import { clock, count, many } from "./format.js";
+import { END, PALETTE, came, ended, lives } from "./lives.js";
+import { brief, log, run, said, sample, text } from "./run.js";
+
+const STATES = ["waiting", "in prefill", "writing", "waiting again"];
+const ENDS = {
+  __proto__: null,
+  rejected: "is refused",
+  error: "ends in an error",
+  cancelled: "is cancelled",
+  length: "has reached its limit",
+};
+const LINK = 30; // letters of an id
+
+export function passed(from, to) {
+  return clock(seconds[to] - seconds[from]);
+}
+
+// A request's name as a button; the side panel knows what to do with `data-sample`.
+export function link(s) {
+  if (!lives[s]) return "somebody";
+  const name = brief(s, LINK);
+  const made = el("button", { className: "link", title: text(sample.id[s]) });
+  made.dataset.sample = s;
+  made.append(`request ${name}`);
+  return made;
+}
+
+function and(place) {
+  return text(place) ? `: ${text(place)}` : "";
+}
+
+// Why the first in line does not move.
+function blocked(i) {
+  const available = `${count(log.c[i])} ${log.c[i] === 1 ? "is" : "are"} available`;
+  const causes = {
+    __proto__: null,
+    blocks: `it needs ${many(log.b[i], "block")}, ${available}`,
+    rows: `all ${count(run.max_num_seqs)} places in the batch are taken`,
+    budget: "the token budget of this step is spent",
+    sibling: "another sample of its request is computing the prompt that they share",
+    policy: `the scheduling policy (${run.policy}) holds it back`,
+  };
+  return causes[text(log.a[i])] ?? text(log.a[i]);
+}
+
+// An entry of the log as a sentence about `name`.
+export function entry(i, name = link(log.who[i])) {
+  const about = { i, name, a: log.a[i], b: log.b[i], c: log.c[i], s: log.who[i] };
+  return heardSentence(about) ?? decidedSentence(about) ?? chunkSentence(about);
+}
+
+function heardSentence({ i, name, a, b, s }) {
+  switch (said(i)) {
+    case "Present":
+      return item([name, ` was ${STATES[a]} as this recording begins`]);
+    case "Submit": {
+      const prompt = many(sample.prompt[s], "prompt token");
+      return item([
+        name,
+        ` arrives: ${prompt}, at most ${count(sample.most[s])} to write`,
+      ]);
+    }
+    case "Cancel": {
+      return item([
+        s < 0 ? `request ${text(a)}` : name,
+        " is not wanted any more: cancel",
+      ]);
+    }
+    case "Finish":
+      return item([
+        name,
+        ` is to end after ${many(a, "token")} (${text(b)}), says the text layer`,
+      ]);
+    case "Failed":
+      return item([`step ${count(a)} failed${and(b)}`], "wrong");
+    default:
+      return undefined;
+  }
+}
+
+function decidedSentence(about) {
+  const { i, name, a, b, c, s } = about;
+  switch (said(i)) {
+    case "Admitted":
+      return admitted(about);
+    case "Missed": {
+      const found = a ? `the first ${count(a)}` : "none";
+      return item([name, ` finds ${found} of its ${many(b, "full block")} cached`]);
+    }
+    case "Held":
+      return item([name, ` waits: ${blocked(i)}`], "held");
+    case "Preempted":
+      return preempted(about);
+    case "Finished": {
+      const how = ENDS[text(a)] ?? `ends (${text(a)})`;
+      const look = PALETTE[s < 0 ? END : ended(s)];
+      return item([name, ` ${how} after ${many(b, "token")}${and(c)}`], look);
+    }
+    case "Voided": {
+      const rows = many(c, "sequence starts", "sequences start");
+      const words = `step ${count(a)} failed${and(b)}; ${rows} again from what is in memory`;
+      return item([words], "wrong");
+    }
+    case "Ignored":
+      return item([`a ${text(a)} means nothing here: ${text(b)}`]);
+    case "Overruled": {
+      const asked = `${text(b)} when asked for ${text(a)}`;
+      const words = `the scheduling policy (${run.policy}) ${asked}`;
+      return item([`${words}: first come, first served instead`], "wrong");
+    }
+    default:
+      return undefined;
+  }
+}
+
+function admitted({ i, name, a, b, c, s }) {
+  const after = came(s) ? ` ${passed(lives[s].born, log.turn[i])} after it came` : "";
+  const found = a ? count(a) : "none";
+  return item(
+    [
+      name,
+      ` starts to run${after}: ${found} of its ${many(b, "token")} found in the prefix cache`,
+      c ? `, ${count(c)} copied from another sample` : "",
+    ],
+    a ? "hit" : "",
+  );
+}
+
+function preempted({ name, a, b, c, s }) {
+  const why = a === s || a < 0 ? [", as blocks ran out"] : [" for ", link(a)];
+  const kept = `, and keeps its ${many(b, "token")}`;
+  const lost = `their KV (${many(c, "position")}) leaves memory unless it stays cached`;
+  return item([name, " is preempted", ...why, `${kept}; ${lost}`], "again");
+}
+
+function chunkSentence({ name, b }) {
+  return item(
+    [`${many(b, "token")} of `, name, b === 1 ? " is read" : " are read"],
+    "fill",
+  );
+}

@@ -1,0 +1,44 @@
+// What is said at the pointer.
+
+import { GUTTER, turnAt, valueAt, view } from "./axis.js";
+import { pausesSeen } from "./canvas.js";
+import { $ } from "./dom.js";
+import { clock, count } from "./format.js";
+import { stateAt } from "./lives.js";
+import { seconds } from "./pauses.js";
+import { sampleAt } from "./rows.js";
+import { brief, run } from "./run.js";
+
+const TIP_LETTERS = 200; // of an id: a tip is where all of it can be read
+const DOING = ["ends", "waits", "writes", "", "reads its prompt", "waits again"];
+
+// The sample at a place of the timeline, in its pixels, or -1.
+export function under(x, y) {
+  return x < GUTTER ? -1 : sampleAt(turnAt(valueAt(x)), y);
+}
+
+export function tip({ offsetX, offsetY, clientX, clientY }) {
+  const words = inWords(offsetX, offsetY);
+  const box = $("tip");
+  box.hidden = !words;
+  box.textContent = words;
+  const right = innerWidth - box.offsetWidth - 8;
+  const below = clientY + 16 + box.offsetHeight < innerHeight;
+  box.style.left = `${Math.max(0, Math.min(clientX + 14, right))}px`;
+  box.style.top = `${Math.max(0, below ? clientY + 16 : clientY - 8 - box.offsetHeight)}px`;
+}
+
+export function hideTip() {
+  $("tip").hidden = true;
+}
+
+function inWords(x, y) {
+  const s = under(x, y);
+  const t = turnAt(valueAt(x));
+  if (s >= 0) {
+    const when = `turn ${count(t + run.first)}, ${clock(seconds[t])}`;
+    return `request ${brief(s, TIP_LETTERS)} ${DOING[stateAt(s, t)]} · ${when}`;
+  }
+  const pause = pausesSeen(view).find(({ left, right }) => left <= x && x <= right);
+  return pause ? `nobody runs or waits for ${clock(pause.length)}: cut short here` : "";
+}

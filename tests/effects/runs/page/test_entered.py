@@ -1,0 +1,28 @@
+"""Which of several requests of one id a turn took on."""
+
+from minfer.config import EngineConfig
+from minfer.effects.runs.page.make import page
+from tests.effects.runs.page.scenes import asked, turns_of, unpacked
+
+
+def test_who_has_a_name_keeps_it_when_another_is_ignored_or_refused() -> None:
+    config = EngineConfig(num_blocks=40, block_size=4, depth=1)
+    turns = turns_of(
+        config,
+        {
+            0: [asked("same", 8, 9)],
+            2: [asked("same", 4, 4)],
+            30: [asked("same", 400, 2), asked("same", 4, 2)],
+        },
+    )
+    data = page("run", config, turns)
+    head, columns = unpacked(data)
+    ends = [
+        (who, head["texts"][a])
+        for who, a, kind in zip(
+            columns["log.who"], columns["log.a"], columns["log.kind"], strict=True
+        )
+        if [*head["kinds"]][kind] == "Finished"
+    ]
+    assert ends == [(0, "length"), (1, "rejected"), (2, "length")]
+    assert columns["sample.prompt"] == [8, 400, 4]

@@ -1,0 +1,79 @@
+"""What the page works out of a run, against the states of the engine."""
+
+from pathlib import Path
+
+import pytest
+
+from minfer.messages import (
+    Emit,
+    Execute,
+)
+from minfer.state import Turn
+from tests.core.recorded import recorded
+from tests.effects.browser import Browser
+from tests.effects.runs.page.scenes import seen, shown
+
+# As lives.js has them.
+WAIT = 1
+DECODE = 2
+FILL = 4
+AGAIN = 5
+
+
+def truth(turn: Turn) -> dict[tuple[str, int], set[int]]:
+    """The states in which a page may show samples after a turn."""
+    state, found = turn.transition.state, dict[tuple[str, int], set[int]]()
+    run, plans = (
+        state.running,
+        [one.plan for one in turn.transition.commands if isinstance(one, Execute)],
+    )
+    filled = {plan.gens[fill.index] for plan in plans for fill in plan.fills}
+    columns = zip(run.seqs, run.gens, run.starts, run.sched, run.base, strict=True)
+    for seq, gen, start, sched, base in columns:
+        found[seq.id] = {FILL} if gen in filled or sched < base else {DECODE}
+        if (
+            start == sched < base
+        ):  # again after a failed step, and without a plan: as it was
+            found[seq.id] = {FILL, DECODE}
+    return found | {seq.id: {AGAIN if seq.preempted else WAIT} for seq in state.waiting}
+
+
+@seen
+@pytest.mark.parametrize(
+    "seed", [0, 1, 2, 22, 25]
+)  # in 22 who is planned gives way in that turn
+def test_the_page_tells_the_truth_about_every_sequence(
+    chromium: Browser, tmp_path: Path, seed: int
+) -> None:
+    config, turns = recorded(seed, 120)
+    turns = turns[20 * (seed % 3) :]  # some begin in the middle
+    shown(chromium, tmp_path, (config, turns))
+    told = chromium.value("""
+        lives.map((life, s) => ({
+          id: text(sample.id[s]), sample: sample.sample[s],
+          born: life.born, died: life.died,
+          first: came(s) ? life.first : -2,
+          states: Array.from({length: turns}, (_, t) => stateAt(s, t)),
+        }))""")
+    for t, turn in enumerate(turns):
+        here = [one for one in told if one["born"] <= t < one["died"]]
+        right = truth(turn)
+        assert {(one["id"], one["sample"]) for one in here} == set(right)
+        for one in here:
+            assert one["states"][t] in right[one["id"], one["sample"]], (t, one)
+    wrote: dict[tuple[str, int], list[int]] = {}
+    for t, turn in enumerate(turns):
+        for emit in (one for one in turn.transition.commands if isinstance(one, Emit)):
+            for name, tokens in zip(emit.ids, emit.tokens, strict=True):
+                if tokens:
+                    wrote.setdefault(name, []).append(t)
+    present = set(turns[0].before.running.ids)
+    for one in told:
+        if one["first"] != -2:
+            name = (
+                one["id"],
+                one["sample"],
+            )  # an id may come again: nobody writes as it comes
+            after = -1 if one["born"] == 0 and name in present else one["born"]
+            mine = (t for t in wrote.get(name, ()) if after < t <= one["died"])
+            assert one["first"] == next(mine, -1), one
