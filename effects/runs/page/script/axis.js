@@ -8,16 +8,16 @@ import { turns } from "./run.js";
 
 // In CSS pixels: left and right of the plots, and a panel's own padding and border.
 export const GUTTER = 56;
-export const RIGHT = 14;
+const RIGHT = 14;
 export const PAD = 9;
 
 const LEAST_TURNS = 6; // that can be seen at once
 
-export let edges; // of each axis: where every turn begins
+let edges; // of each axis: where every turn begins
 export let edge; // of the one that is shown
 export let wide = 100; // of the plots, in CSS pixels
-// What is seen of the axis, and of the rows: the height of one, as a multiple of the usual
-// and in pixels, and how far they are scrolled.
+// What is seen of the axis, and of the rows: the height of one, as a multiple of the
+// usual and in pixels, and how far they are scrolled.
 export const view = { from: 0, to: 1, tall: 1, row: 1, top: 0 };
 
 export function measureAxes() {

@@ -1,16 +1,18 @@
 // Names in the bars, numbers of rows beside them, and where chunks of prompts end. Where
 // rows are low, only some have a name or a number.
 
-import { GUTTER, px, view } from "./axis.js";
+import { GUTTER, px, view, wide } from "./axis.js";
 import { color, font } from "./canvas.js";
 import { clamp, count } from "./format.js";
 import { lanes } from "./lanes.js";
-import { lives } from "./lives.js";
+import { lives, segments } from "./lives.js";
 import { isSeen, rows } from "./rows.js";
 import { brief, kind, log } from "./run.js";
 
 const LEAST_ROW = 5; // pixels; names over lower rows would hide more than they tell
-const NAME = 10; // pixels that a name needs
+const NAME = 9; // pixels that a name needs
+const NARROW = 16; // pixels; a bar that is no wider has no name
+const BESIDE = 4; // pixels from the end of a bar to a name in it
 const NUMBER = 24; // pixels from one number of a row to the next
 const NAME_LETTERS = [18, 13, 9]; // of a name, the most that there is room for
 
@@ -23,14 +25,27 @@ export function drawLabels({ g, h }, seen) {
   for (let lane = first; lane < last; lane++) {
     for (const s of lanes[lane]) {
       if (!isSeen(s, seen)) continue;
+      if (px(lives[s].died) - px(lives[s].born) < NARROW) continue;
       drawChunks(g, s, seen);
-      if (lane % every === 0) drawName(g, s, seen);
+      if (lane % every === 0) drawName(g, s);
     }
   }
 }
 
+// The widest part of a bar that can be seen and is of one color: a name hides least
+// there.
+function roomIn(s) {
+  let room = { left: 0, width: 0 };
+  for (const { from, until } of segments(lives[s])) {
+    const left = Math.max(GUTTER, px(from));
+    const width = Math.min(GUTTER + wide, px(until)) - left;
+    if (width > room.width) room = { left, width };
+  }
+  return room;
+}
+
 // How many rows one number stands for.
-export function numberedEvery() {
+function numberedEvery() {
   const sizes = [1, 2, 5, 10, 20, 50, 100, 200, 500];
   return sizes.find((size) => size * view.row >= NUMBER) ?? 1000;
 }
@@ -55,20 +70,19 @@ function drawChunks(g, s, { first, last }) {
   }
 }
 
-function drawName(g, s, { first, last }) {
-  const { born, died, lane } = lives[s];
-  const x = Math.max(GUTTER, px(Math.max(born, first)));
-  const room = px(Math.min(died, last)) - x - 8;
+function drawName(g, s) {
+  const { left, width } = roomIn(s);
+  if (width < NARROW) return;
   g.font = font(clamp(9, Math.floor(view.row - 1), 11));
   const name = NAME_LETTERS.map((most) => brief(s, most)).find(
-    (one) => g.measureText(one).width <= room,
+    (one) => g.measureText(one).width <= width - 2 * BESIDE,
   );
   if (name === undefined) return;
-  const y = (lane + 0.5) * view.row - view.top + 3;
+  const y = (lives[s].lane + 0.5) * view.row - view.top + 3;
   g.textAlign = "left";
   g.lineWidth = 2.5;
   g.strokeStyle = color.panel;
   g.fillStyle = color.ink;
-  g.strokeText(name, x + 4, y);
-  g.fillText(name, x + 4, y);
+  g.strokeText(name, left + BESIDE, y);
+  g.fillText(name, left + BESIDE, y);
 }

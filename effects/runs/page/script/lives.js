@@ -3,13 +3,13 @@
 import { kind, log, sample, samples, step, text, turn, turns } from "./run.js";
 
 export const WAIT = 1;
-export const DECODE = 2;
+const DECODE = 2;
 export const HIT = 3; // the cached share of a prefill
-export const FILL = 4;
+const FILL = 4;
 export const AGAIN = 5; // preempted, waits
 export const END = 6;
-export const CANCELLED = 7;
-export const WRONG = 8;
+const CANCELLED = 7;
+const WRONG = 8;
 
 // The color of each state, by its number; 0 is nothing.
 export const PALETTE = [

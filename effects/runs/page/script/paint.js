@@ -6,7 +6,7 @@ import { drawBatch, drawOverview, drawPool } from "./panels.js";
 import { drawRuler } from "./ruler.js";
 import { drawTimeline } from "./timeline.js";
 
-export function draw() {
+function draw() {
   drawOverview();
   drawRuler();
   drawTimeline();

@@ -1,5 +1,6 @@
-// The panels of columns: the whole run, the block pool, the batch. Their axes end a little
-// above what was used, not at what is allowed, which may be hundreds of times as much.
+// The panels of columns: the whole run, the block pool, the batch.
+// Their axes end a little above what was used, not at what is allowed, which may be
+// hundreds of times as much.
 
 import { GUTTER, axisName, edge, view, wide } from "./axis.js";
 import {
@@ -44,7 +45,7 @@ export function measureUse() {
 }
 
 // What the whole run looks like changes with the axis, the colors and the width alone.
-export let overviewOf = "";
+let overviewOf = "";
 
 export function drawOverview() {
   const now = [axisName(), color.panel, wide].join();

@@ -4,7 +4,7 @@ import { GUTTER, edge, look, turnAt, valueAt, view, wide, zoom } from "./axis.js
 import { $ } from "./dom.js";
 import { choose, go, save } from "./navigation.js";
 import { refresh } from "./redraw.js";
-import { scrollRows } from "./rows.js";
+import { followScroller, scrollRows } from "./rows.js";
 import { turns } from "./run.js";
 import { cursor } from "./selection.js";
 import { hideTip, tip, under } from "./tip.js";
@@ -14,10 +14,7 @@ const TALLEST = 60; // times the usual height of a row
 
 export function listenToPointers() {
   for (const id of ["overview", "ruler", "timeline", "pool", "batch"]) listenOn(id);
-  $("scroller").onscroll = () => {
-    const { scrollTop } = $("scroller");
-    if (Math.abs(scrollTop - view.top) >= 1) scrollRows(scrollTop);
-  };
+  $("scroller").onscroll = followScroller;
 }
 
 function listenOn(id) {

@@ -10,9 +10,10 @@ import { lanes } from "./lanes.js";
 import { lives } from "./lives.js";
 import { refresh } from "./redraw.js";
 
-const READABLE = 10; // pixels of a row that can be read
+const READABLE = 9; // pixels of a row that can be read
 const ROOMY = 22;
 
+let barAt = 0; // where the scroll bar was put
 export let rows = 1; // how many have anybody in the part of the run that is seen
 
 export function isSeen(s, { first, last }) {
@@ -44,6 +45,14 @@ function showScroller(height, all) {
   scroller.hidden = !overflows;
   $("scrolled").style.height = `${rows * view.row}px`;
   if (Math.abs(scroller.scrollTop - view.top) >= 1) scroller.scrollTop = view.top;
+  barAt = scroller.scrollTop;
+}
+
+// The bar was moved. A browser says so of moves made here as well, and says it late, when
+// the rows may have gone on.
+export function followScroller() {
+  const { scrollTop } = $("scroller");
+  if (scrollTop !== barAt) scrollRows(scrollTop);
 }
 
 export function scrollRows(top) {

@@ -8,7 +8,8 @@ import { marks } from "./lives.js";
 import { kind, log, run } from "./run.js";
 
 const APART = 80; // pixels, at least, from one mark to the next
-const CLOCKS = [15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 86400]; // seconds
+// Seconds from one mark to the next that a person can count in.
+const CLOCKS = [15, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 86400];
 
 export function drawRuler() {
   const on = surface("ruler");
@@ -22,7 +23,7 @@ export function drawRuler() {
 }
 
 // From one mark to the next, in seconds or turns.
-export function tickSize() {
+function tickSize() {
   const least = ((view.to - view.from) / wide) * APART;
   const ten = 10 ** Math.floor(Math.log10(least));
   const nice = !byTurn() && least > 10 ? CLOCKS : [1, 2, 5, 10].map((n) => n * ten);
@@ -30,7 +31,7 @@ export function tickSize() {
 }
 
 // What is seen of the axis, from pause to pause.
-export function stretches() {
+function stretches() {
   const found = [];
   let from = view.from;
   for (const pause of pausesSeen(view)) {
@@ -53,7 +54,7 @@ function drawLengths({ g, h }) {
   return taken;
 }
 
-export function lengthInWords(seconds) {
+function lengthInWords(seconds) {
   if (seconds < 120) return `${Math.floor(seconds)} s`;
   return seconds < 7200
     ? `${Math.floor(seconds / 60)} min`

@@ -1,5 +1,5 @@
-// The run, in the columns of effects/runs/page/columns.py. Everywhere `t` is a turn, `s` a
-// sample, `k` a step, and `i` an entry of the log.
+// The run, in the columns of effects/runs/page/columns.py.
+// Everywhere `t` is a turn, `s` a sample, `k` a step, and `i` an entry of the log.
 
 import { $ } from "./dom.js";
 import { shortened } from "./format.js";

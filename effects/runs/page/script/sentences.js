@@ -103,8 +103,8 @@ function decidedSentence(about) {
     }
     case "Voided": {
       const rows = many(c, "sequence starts", "sequences start");
-      const words = `step ${count(a)} failed${and(b)}; ${rows} again from what is in memory`;
-      return item([words], "wrong");
+      const words = `step ${count(a)} failed${and(b)}; ${rows} again`;
+      return item([`${words} from what is in memory`], "wrong");
     }
     case "Ignored":
       return item([`a ${text(a)} means nothing here: ${text(b)}`]);
@@ -120,11 +120,11 @@ function decidedSentence(about) {
 
 function admitted({ i, name, a, b, c, s }) {
   const after = came(s) ? ` ${passed(lives[s].born, log.turn[i])} after it came` : "";
-  const found = a ? count(a) : "none";
+  const found = `${a ? count(a) : "none"} of its ${many(b, "token")}`;
   return item(
     [
       name,
-      ` starts to run${after}: ${found} of its ${many(b, "token")} found in the prefix cache`,
+      ` starts to run${after}: ${found} found in the prefix cache`,
       c ? `, ${count(c)} copied from another sample` : "",
     ],
     a ? "hit" : "",

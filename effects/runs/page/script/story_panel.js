@@ -38,7 +38,7 @@ export function showStory() {
 function wholeId(s) {
   const id = text(sample.id[s]);
   const { head, middle, tail } = folded(id, ID);
-  const made = el("bdi", { className: "id", title: id }, head);
+  const made = el("bdi", { className: "id", title: id }, el("span", {}, head));
   if (middle) {
     made.append(el("span", { className: "folded" }, middle), el("span", {}, tail));
   }
@@ -111,8 +111,8 @@ function passage(s, entries) {
   const [i] = entries;
   if (isChunk(s, i)) {
     const tokens = entries.reduce((sum, one) => sum + log.b[one], 0);
-    const words = `${many(tokens, "token")} of it read, in ${many(entries.length, "step")}`;
-    return item([words], "fill");
+    const steps = many(entries.length, "step");
+    return item([`${many(tokens, "token")} of it read, in ${steps}`], "fill");
   }
   if (!isAhead(s, i)) return entry(i, "it");
   const more = entries.length - 1;

@@ -23,9 +23,11 @@ export function tip({ offsetX, offsetY, clientX, clientY }) {
   box.hidden = !words;
   box.textContent = words;
   const right = innerWidth - box.offsetWidth - 8;
-  const below = clientY + 16 + box.offsetHeight < innerHeight;
+  const below = clientY + 16;
+  const above = clientY - 8 - box.offsetHeight;
+  const top = below + box.offsetHeight < innerHeight ? below : above;
   box.style.left = `${Math.max(0, Math.min(clientX + 14, right))}px`;
-  box.style.top = `${Math.max(0, below ? clientY + 16 : clientY - 8 - box.offsetHeight)}px`;
+  box.style.top = `${Math.max(0, top)}px`;
 }
 
 export function hideTip() {

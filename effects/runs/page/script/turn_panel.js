@@ -86,7 +86,8 @@ function planned(k, chunks) {
     link(log.who[i]),
     ` (${count(log.b[i])})`,
   ]);
-  const budget = `${count(decode + prefill)} of at most ${count(run.max_num_batched_tokens)}`;
+  const most = count(run.max_num_batched_tokens);
+  const budget = `${count(decode + prefill)} of at most ${most}`;
   return item([
     `step ${count(step.number[k])}, ${budget} tokens: ${parts.join(", ")}`,
     ...names,
