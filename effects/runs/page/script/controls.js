@@ -35,10 +35,6 @@ const keys = {
   ArrowRight: buttons.on,
   ShiftArrowLeft: () => go(decided.findLast((t) => t < cursor) ?? cursor),
   ShiftArrowRight: () => go(decided.find((t) => t > cursor) ?? cursor),
-  ArrowUp: () => scrollRows(view.top - FEW_ROWS * view.row),
-  ArrowDown: () => scrollRows(view.top + FEW_ROWS * view.row),
-  PageUp: () => scrollRows(view.top - $("timeline").clientHeight),
-  PageDown: () => scrollRows(view.top + $("timeline").clientHeight),
   Home: () => go(0),
   End: () => go(turns - 1),
   Escape: () => choose(-1),
@@ -47,6 +43,14 @@ const keys = {
   "-": buttons.farther,
   0: buttons.fit,
   "/": () => $("query").focus(),
+};
+
+// These scroll the rows, if there are more than can be seen; else they are the browser's.
+const rowKeys = {
+  ArrowUp: () => scrollRows(view.top - FEW_ROWS * view.row),
+  ArrowDown: () => scrollRows(view.top + FEW_ROWS * view.row),
+  PageUp: () => scrollRows(view.top - $("timeline").clientHeight),
+  PageDown: () => scrollRows(view.top + $("timeline").clientHeight),
 };
 
 export function listenToControls() {
@@ -70,7 +74,8 @@ export function listenToControls() {
 function pressed(event) {
   const { id, tagName } = event.target;
   const shift = event.shiftKey && event.key.startsWith("Arrow") ? "Shift" : "";
-  const act = keys[shift + event.key];
+  const rowsScroll = !$("scroller").hidden && !event.target.closest?.("aside");
+  const act = keys[shift + event.key] ?? (rowsScroll ? rowKeys[event.key] : undefined);
   const meantElsewhere = event.ctrlKey || event.metaKey || event.altKey || id === "query";
   // A focused button is pressed by the space bar.
   if (!act || meantElsewhere || (event.key === " " && tagName === "BUTTON")) return;

@@ -49,7 +49,7 @@ export function choose(s, move = false) {
 function showRow(lane) {
   const height = $("timeline").clientHeight;
   const y = lane * view.row - view.top;
-  if (y < 0 || y + view.row > height) view.top = lane * view.row - height / 2;
+  if (y + view.row <= 0 || y >= height) view.top = lane * view.row - height / 2;
 }
 
 export function save() {

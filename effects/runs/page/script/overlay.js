@@ -62,5 +62,10 @@ function drawChosen(g) {
   const to = Math.min(LEFT + wide, PAD + px(died));
   if (y <= -9 || y >= clientHeight || to <= from - 4) return;
   const width = Math.max(4, to - from + 4);
+  g.save();
+  g.beginPath();
+  g.rect(from - 3, offsetTop - 3, width + 2, clientHeight + 6);
+  g.clip(); // a row at the edge of the panel is seen in part
   g.strokeRect(from - 2, offsetTop + y - 2, width, Math.max(4, view.row + 2));
+  g.restore();
 }

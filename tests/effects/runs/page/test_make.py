@@ -12,7 +12,7 @@ from minfer.messages import (
     Finish,
 )
 from tests.effects.browser import Browser
-from tests.effects.runs.page.scenes import asked, seen, spot, turns_of, words
+from tests.effects.runs.page.scenes import asked, scene, seen, spot, turns_of, words
 
 
 def test_a_page_needs_nothing_and_no_request_can_change_it() -> None:
@@ -31,6 +31,16 @@ def test_a_page_needs_nothing_and_no_request_can_change_it() -> None:
         b"default-src 'none'; base-uri 'none'; form-action 'none'; script"
     )
     assert b"unsafe" not in policy[1]
+
+
+def test_the_template_is_whole() -> None:
+    """What is put into it neither ends its own element nor leaves a mark behind."""
+    text = template().decode()
+    assert re.findall(r"@[A-Z]+@", text) == ["@DATA@"]
+    for tag, times in (("script", 2), ("style", 1), ("body", 1), ("html", 1)):
+        assert len(re.findall(rf"<{tag}[ >]", text)) == times, tag
+        assert text.count(f"</{tag}>") == times, tag
+    assert page("run", *scene()).count(b"@DATA@") == 0
 
 
 HOSTILE = (
