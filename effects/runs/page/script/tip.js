@@ -14,7 +14,11 @@ const DOING = ["ends", "waits", "writes", "", "reads its prompt", "waits again"]
 
 // The sample at a place of the timeline, in its pixels, or -1.
 export function under(x, y) {
-  return x < GUTTER ? -1 : sampleAt(turnAt(valueAt(x)), y);
+  return x < GUTTER || pauseAt(x) ? -1 : sampleAt(turnAt(valueAt(x)), y);
+}
+
+function pauseAt(x) {
+  return pausesSeen(view).find(({ left, right }) => left <= x && x < right);
 }
 
 export function tip({ offsetX, offsetY, clientX, clientY }) {
@@ -41,6 +45,6 @@ function inWords(x, y) {
     const when = `turn ${count(t + run.first)}, ${clock(seconds[t])}`;
     return `request ${brief(s, TIP_LETTERS)} ${DOING[stateAt(s, t)]} · ${when}`;
   }
-  const pause = pausesSeen(view).find(({ left, right }) => left <= x && x <= right);
+  const pause = pauseAt(x);
   return pause ? `nobody runs or waits for ${clock(pause.length)}: cut short here` : "";
 }

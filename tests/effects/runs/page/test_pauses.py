@@ -129,13 +129,16 @@ def test_all_time_can_be_shown_as_it_went(chromium: Browser, tmp_path: Path) -> 
 @seen
 def test_the_pointer_says_how_long_a_pause_is(chromium: Browser, tmp_path: Path) -> None:
     shown(chromium, tmp_path, paused(PAUSES))
-    x, y = chromium.value("""(() => { const box = $('timeline').getBoundingClientRect();
+    x, y, row = chromium.value("""(() => {
+        const box = $('timeline').getBoundingClientRect();
         const { from, until } = pauses[0];
-        return [box.x + (px(from) + px(until)) / 2, box.y + 20]; })()""")
-    chromium.mouse("mouseMoved", x, y)
-    assert (
-        words(chromium, "#tip") == "nobody runs or waits for 3 min 20 s: cut short here"
-    )
+        return [box.x + (px(from) + px(until)) / 2, box.y, view.row]; })()""")
+    for lane in range(9):  # in those of the sequences that ended as it began too
+        chromium.mouse("mouseMoved", x, y + (lane + 0.5) * row)
+        said = words(chromium, "#tip")
+        assert said == "nobody runs or waits for 3 min 20 s: cut short here"
+        chromium.click(x, y + (lane + 0.5) * row)
+        assert chromium.value("chosen") == -1
 
 
 @seen
