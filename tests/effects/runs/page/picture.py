@@ -61,7 +61,9 @@ def turns() -> list[Turn]:
     """A run of these on a virtual clock."""
     pending = arrivals(Random(SEED))
     made: list[Turn] = []
-    state, plans, now = initial(CONFIG), list[Plan](), 0.0
+    state = initial(CONFIG)
+    plans: list[Plan] = []
+    now = 0.0
     while pending or state.requests or plans:
         if not state.requests and not plans:
             now = max(now, pending[0][0])

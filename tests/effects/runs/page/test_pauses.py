@@ -25,7 +25,8 @@ def paused(
     }
     if busy:
         inbox[0].append(asked("long", 8, 150, 999))
-    shifted, late = [], 0.0
+    late = 0.0
+    shifted: list[Turn] = []
     for turn in turns_of(config, inbox):
         late += pauses.get(turn.number, 0.0)
         state = turn.transition.state
@@ -173,7 +174,8 @@ def test_no_panel_moves_as_one_goes_on(chromium: Browser, tmp_path: Path) -> Non
 def test_many_pauses_leave_room_for_what_ran(chromium: Browser, tmp_path: Path) -> None:
     config = EngineConfig(num_blocks=64, block_size=4, depth=1)
     inbox: dict[int, list[Any]] = {6 * n: [asked(f"r{n}", 4, 3, n)] for n in range(60)}
-    late, turns = 0.0, []
+    late = 0.0
+    turns: list[Turn] = []
     for turn in turns_of(config, inbox):
         late += MINUTE * (turn.number % 6 == 0)
         state = turn.transition.state
