@@ -82,7 +82,7 @@ class Run:
         self._add(
             "turn",
             state.blocks.free,
-            len(state.blocks.nodes) - state.blocks.live,
+            state.blocks.idle,
             state.blocks.live,
             len(state.running),
             len(state.waiting),
@@ -149,7 +149,7 @@ class Run:
     def _plan(self, plan: Plan) -> None:
         """Log the chunks of a plan; rows that decode are only counted."""
         for one in plan.opens:
-            self.gens[plan.gens[one.index]] = self._who((one.request.id, one.sample))
+            self.gens[plan.gens[one.index]] = self._who(one.name)
         prefill = 0
         for fill in plan.fills:
             who = self.gens.get(plan.gens[fill.index], _NOBODY)

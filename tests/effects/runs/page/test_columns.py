@@ -27,7 +27,7 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     states = [turn.transition.state for turn in turns]
     assert columns["turn.free"] == [state.blocks.free for state in states]
     assert columns["turn.shareable"] == [state.blocks.live for state in states]
-    idle = [len(state.blocks.nodes) - state.blocks.live for state in states]
+    idle = [state.blocks.idle for state in states]
     assert columns["turn.cached"] == idle
     assert columns["turn.running"] == [len(state.running) for state in states]
     assert columns["turn.waiting"] == [len(state.waiting) for state in states]

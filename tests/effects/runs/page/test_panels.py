@@ -43,8 +43,8 @@ def test_what_is_drawn_is_what_is_known(chromium: Browser, tmp_path: Path) -> No
     high = chromium.value("$('pool').clientHeight")
     for t, turn in enumerate(turns):
         blocks = turn.transition.state.blocks
-        idle = len(blocks.nodes) - blocks.live
-        private = config.num_blocks - blocks.free - len(blocks.nodes)
+        idle = blocks.idle
+        private = config.num_blocks - blocks.free - blocks.idle - blocks.live
         edge = 0.0
         for name, size in (
             ("private", private),
