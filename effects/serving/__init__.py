@@ -1,1 +1,13 @@
-"""HTTP: transports, one module a protocol, metrics."""
+"""HTTP: what a client asks becomes one request, what the engine yields its answer.
+
+    server        starts and stops: socket, signals, uvicorn
+    application   routes, key, health, metrics: an ASGI application
+    endpoints     the tables: which endpoints there are, and over what they are reached
+    answer        one request followed through the engine, and written as outputs come
+    protocol      what an endpoint is: a body is read into one inner request (a
+                  GenerationRequest), and a Writer makes events of the engine's outputs
+    openai/       OpenAI's endpoints, one module each, and what they share
+    transports/   how events reach a client: as a body, as server-sent events
+
+A protocol knows no transport and a transport knows no protocol: between them are events.
+"""

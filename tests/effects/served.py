@@ -15,7 +15,8 @@ import uvicorn
 from attrs import define, field
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.serving.server import Service, bound
+from minfer.effects.serving.application import Application
+from minfer.effects.serving.server import bound
 from minfer.messages import Cancel, Event, Executed, Failed
 from minfer.plan import Plan
 from minfer.state import EngineState, Transition, Turn
@@ -50,7 +51,7 @@ class Serving:
     """A running server, and what its engine did."""
 
     llm: AsyncLLM
-    service: Service
+    service: Application
     url: str
     http: httpx.Client
     turns: list[tuple[tuple[Event, ...], Transition]] = field(factory=list)
@@ -132,7 +133,7 @@ def serving(
     llm = AsyncLLM(model, **settings)
     if step:
         llm.worker.driver.executor = Slow(llm.worker.driver.executor, step)
-    app = Service(llm, names, **(service or {}))
+    app = Application(llm, names, **(service or {}))
     listener = bound("127.0.0.1", 0)
     config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
     server = uvicorn.Server(config)

@@ -24,7 +24,7 @@ import anyio.to_thread
 
 from minfer.effects.live import async_llm, llm, worker
 from minfer.effects.live import journal_files as journal
-from minfer.effects.serving import api, server
+from minfer.effects.serving import application, stamp
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.messages import Emit, Submit
@@ -108,11 +108,11 @@ class Plane:
         """Take away all that is random, a clock, a thread, or a disk."""
         rng, stack = Random(self.rng.random()), contextlib.ExitStack()
         fakes: dict[tuple[Any, str], Any] = {
-            (server, "uuid"): SimpleNamespace(
+            (stamp, "uuid"): SimpleNamespace(
                 uuid4=lambda: UUID(int=rng.getrandbits(128))
             ),
-            (server, "time"): SimpleNamespace(time=lambda: 0.0),
-            (api, "time"): SimpleNamespace(time=lambda: 0.0),
+            (stamp, "time"): SimpleNamespace(time=lambda: 0.0),
+            (application, "time"): SimpleNamespace(time=lambda: 0.0),
             (worker, "threading"): SimpleNamespace(
                 Thread=EngineThread,
                 Condition=Condition,
@@ -138,7 +138,7 @@ class Plane:
     def build(self) -> None:
         """Put the product together as `minfer serve` does."""
         self.llm = async_llm.AsyncLLM(journal=self.folder, **settings(self.rng))
-        self.service = server.Service(self.llm, ["plane"], KEY, max_body=8000)
+        self.service = application.Application(self.llm, ["plane"], KEY, max_body=8000)
         driver, self.vocab = self.llm.worker.driver, self.rng.choice((97, 97, 2048))
         driver.clock = lambda: self.loop.now + self.offset
         sizes = driver.config.block_size, self.vocab
@@ -192,7 +192,7 @@ class Plane:
             await asyncio.sleep(1.0)
 
     def stopping(self) -> bool:
-        return self.service.closing or self.llm.errored or self.loop.died.done()
+        return self.service.backend.closing or self.llm.errored or self.loop.died.done()
 
     async def hostile(self) -> None:
         """Clients of all kinds come, some at once, while everything goes wrong."""

@@ -12,7 +12,8 @@ from attrs import evolve
 
 from minfer.effects.live import journal_files as journal
 from minfer.effects.live import worker
-from minfer.effects.serving import metrics, server
+from minfer.effects.serving import metrics
+from minfer.effects.serving.answer import Answer
 from minfer.effects.text import assembly
 from minfer.messages import Emit
 from minfer.state import Transition
@@ -99,9 +100,9 @@ def _ends_of_the_engine(ended: Any) -> Callable[..., Any]:
 def _overtaking(write: Any) -> Callable[..., Any]:
     """A part of an answer does not wait until a slow client has taken the one before."""
 
-    async def planted(answer: server.Answer, *part: Any) -> None:
+    async def planted(answer: Answer, events: Any, *, last: bool) -> None:
         answer.writing = asyncio.Lock()
-        await write(answer, *part)
+        await write(answer, events, last=last)
 
     return planted
 
@@ -127,7 +128,7 @@ PLANTED: dict[str, tuple[Any, str, Change]] = {
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
     "kept job": (worker.Worker, "_deliver", _kept_job),
     "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
-    "overtaking": (server.Answer, "_write", _overtaking),
+    "overtaking": (Answer, "_write", _overtaking),
     "set order": (worker.Worker, "_deliver", _set_order),
     "name again": (journal, "_fresh", _name_again),
 }

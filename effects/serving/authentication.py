@@ -1,0 +1,39 @@
+"""Who may ask: whoever sends the key, if there is one."""
+
+import hmac
+from collections.abc import Callable
+from typing import Final
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from minfer.effects.serving.errors import ApiError
+
+OPEN: Final = ("/health", "/healthz", "/metrics")  # what needs no key
+
+
+class RequireKey:
+    """Middleware: a request without the key gets what `refuse` makes of the error."""
+
+    def __init__(
+        self, app: ASGIApp, key: str, refuse: Callable[[Exception], ASGIApp]
+    ) -> None:
+        self._app = app
+        self._expected = f"Bearer {key}".encode() if key else b""
+        self._refuse = refuse
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, or refuse it."""
+        served = self._app if self._allowed(scope) else self._refuse(_wrong_key())
+        await served(scope, receive, send)
+
+    def _allowed(self, scope: Scope) -> bool:
+        if scope["path"] in OPEN or not self._expected:
+            return True
+        given = dict(scope["headers"]).get(b"authorization", b"")
+        # In a time that does not tell how much of it is right.
+        return hmac.compare_digest(given, self._expected)
+
+
+def _wrong_key() -> ApiError:
+    why = "the API key is missing or wrong"
+    return ApiError(why, None, "invalid_api_key", 401)

@@ -1,0 +1,155 @@
+"""The fields that OpenAI's generating endpoints share, vLLM's additions, and minfer's."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from minfer.effects.live.edge import MAX_CLIENT, Asked, Urgency
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
+from minfer.effects.serving.protocol import GenerationRequest, Include
+from minfer.request import MAX_LOGPROBS, SamplingParams
+
+MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
+# Fields that are not supported, with the values at which they ask for nothing.
+NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "audio": (),
+    "frequency_penalty": (0,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "include_stop_str_in_output": (False,),
+    "logit_bias": ({},),
+    "metadata": (ANYTHING,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "parallel_tool_calls": (ANYTHING,),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_key": (ANYTHING,),
+    "prompt_cache_options": (ANYTHING,),
+    "prompt_cache_retention": (ANYTHING,),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "skip_special_tokens": (True,),
+    "store": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+# Fields that SamplingParams has under the same name.
+_SAMPLING: Final = {
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+}
+
+
+def _as_list(stop: object) -> object:
+    return [stop] if isinstance(stop, str) else stop
+
+
+Few = Field(fail_fast=True, max_length=MAX_ITEMS)
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Stops = Annotated[list[str], Few, BeforeValidator(_as_list)]
+Client = Annotated[str, Field(max_length=MAX_CLIENT)]
+Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
+
+
+class StreamOptions(StrictObject):
+    """What a stream holds besides text; it is never padded."""
+
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class GenerationBody(StrictObject):
+    """The fields that generating endpoints share."""
+
+    neutral = NEUTRAL
+    model: str | None = None
+    n: Annotated[int, Field(ge=1, le=128)] = 1
+    best_of: Whole | None = None
+    max_tokens: Whole | None = None
+    max_completion_tokens: Whole | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    seed: Whole | None = None
+    stop: Stops | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: Client = ""
+    safety_identifier: Client = ""
+    # vLLM's:
+    top_k: Whole | None = None
+    min_p: float | None = None
+    stop_token_ids: Annotated[list[Whole], Few] | None = None
+    ignore_eos: bool | None = None
+    priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
+    cache_salt: str = ""
+    # minfer's:
+    deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
+    timing: bool = False  # whether to answer with `timing`, too: see `timing_of`
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.stream_options is not None and not self.stream:
+            raise wrong("needs stream to be true", "stream_options")
+        if None not in (self.max_tokens, self.max_completion_tokens):
+            raise wrong("leave it out; max_completion_tokens is set", "max_tokens")
+        if self.best_of not in (None, self.n):
+            raise wrong("is not supported; leave it out", "best_of")
+        return self
+
+    @property
+    def scored(self) -> int | None:
+        """How many of the likeliest tokens are to be named; None if no log-probability
+        is.
+        """
+        raise NotImplementedError
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that were given, by their names in SamplingParams."""
+        found = self.model_dump(include=_SAMPLING, exclude_none=True)
+        if self.max_completion_tokens is not None:
+            found["max_tokens"] = self.max_completion_tokens
+        if self.scored is not None:
+            found["logprobs"] = self.scored
+        return found
+
+    def request(
+        self, prompts: Sequence[Asked], params: SamplingParams, echo: Sequence[str] = ()
+    ) -> GenerationRequest:
+        """The request for prompts that were read. Raises RequestError."""
+        urgency = Urgency(
+            priority=self.priority,
+            client=self.safety_identifier or self.user,
+            deadline=self.deadline,
+        )
+        options = self.stream_options
+        include = Include(
+            usage=options is not None and options.include_usage,
+            timing=self.timing,
+            top_logprobs=self.scored or 0,
+            echo=tuple(echo),
+        )
+        return GenerationRequest(
+            prompts=tuple(prompts),
+            params=params,
+            urgency=urgency,
+            stream=self.stream,
+            include=include,
+        )

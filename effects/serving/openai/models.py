@@ -1,0 +1,41 @@
+"""GET /v1/models: the names under which the model is served."""
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from minfer.effects.serving.errors import ApiError
+
+
+@frozen
+class Models:
+    """One model under its names, of which the first is meant where none is asked for."""
+
+    names: Sequence[str]
+    created: int  # Unix time
+    max_model_len: int  # tokens
+
+    def named(self, asked: str | None) -> str:
+        """The name by which a model was asked for. Raises ApiError if nobody has it."""
+        return self._known(asked or self.names[0])
+
+    def card(self, name: str) -> dict[str, object]:
+        """What is told of the model under one of its names. Raises ApiError."""
+        return {
+            "id": self._known(name),
+            "object": "model",
+            "created": self.created,
+            "owned_by": "minfer",
+            "max_model_len": self.max_model_len,
+        }
+
+    def listed(self) -> dict[str, object]:
+        """All cards."""
+        return {"object": "list", "data": [self.card(name) for name in self.names]}
+
+    def _known(self, name: str) -> str:
+        if name not in self.names:
+            there = ", ".join(self.names)
+            why = f"there is no model {name[:200]!r} here; there is {there}"
+            raise ApiError(why, "model", "model_not_found", 404)
+        return name

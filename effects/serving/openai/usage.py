@@ -1,0 +1,34 @@
+"""What an answer cost: tokens, and where the time of each prompt went."""
+
+from collections.abc import Sequence
+
+from minfer.effects.serving.protocol import Served
+
+
+def usage_of(served: Sequence[Served]) -> dict[str, object]:
+    """Tokens of all prompts together, in OpenAI's shape."""
+    prompt = sum(one.prompt_tokens for one in served)
+    output = sum(one.metrics.output_tokens for one in served)
+    cached = sum(one.cached_tokens for one in served)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": output,
+        "total_tokens": prompt + output,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def timing_of(served: Served) -> dict[str, object]:
+    """Where a prompt's time went, in seconds; null is what did not come to be.
+
+    The shape is minfer's own: OpenAI's API has nothing of the kind.
+    """
+    metrics = served.metrics
+    return {
+        "queue_times": metrics.queue_times,
+        "ttft": metrics.ttft,
+        "tpot": metrics.tpot,
+        "latency": metrics.latency,
+        "preemptions": metrics.preemptions,
+        "cached_tokens": served.cached_tokens,
+    }

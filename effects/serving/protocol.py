@@ -1,0 +1,96 @@
+"""What an endpoint is: a body becomes one inner request, outputs become events.
+
+    bytes --read--> Inquiry --generation--> GenerationRequest --> engine
+    Event <----------- Writer.write, Writer.end <----- RequestOutput
+
+An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it.
+Reading has two steps, because the second takes a while where a prompt is long, and then
+happens in a thread: `read` checks fields, `generation` renders and tokenizes. Nothing
+here, and nothing in an endpoint's module, knows how events reach the client.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from attrs import frozen
+
+from minfer.effects.live.edge import Asked, Urgency
+from minfer.effects.live.llm import ServedModel
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.transports.transport import Event, Failure
+from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.request import SamplingParams
+
+
+@frozen(kw_only=True)
+class Include:
+    """What an answer holds besides text and ends."""
+
+    usage: bool = False  # at the end of a stream; a whole answer always tells
+    timing: bool = False  # where the time of each prompt went
+    top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
+    echo: tuple[str, ...] = ()  # by prompt: what comes before the text of its samples
+
+
+@frozen(kw_only=True)
+class GenerationRequest:
+    """What a client of any protocol asks the engine for."""
+
+    prompts: tuple[Asked, ...]
+    params: SamplingParams  # of every prompt; sample s of prompt p is choice p * n + s
+    urgency: Urgency
+    stream: bool
+    include: Include
+
+
+@frozen
+class Served:
+    """What serving one prompt took, known once all its samples have ended."""
+
+    prompt_tokens: int
+    cached_tokens: int  # of these, in the prefix cache
+    metrics: RequestMetrics
+
+    @classmethod
+    def of(cls, last: RequestOutput) -> "Served":
+        """What the last output of a prompt tells."""
+        return cls(len(last.prompt_token_ids), last.num_cached_tokens, last.metrics)
+
+
+class Inquiry(Protocol):
+    """A body whose fields are good, not yet held against a model."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that is asked for; None: whichever there is."""
+
+    @property
+    def stream(self) -> bool:
+        """Whether the answer is to come in parts."""
+
+    def generation(self, llm: ServedModel) -> GenerationRequest:
+        """The request to that model. Raises errors of which `told_of` knows."""
+
+
+class Writer(Protocol):
+    """Writes one answer; it is called in the order in which outputs come."""
+
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """The events for what is new of a choice."""
+
+    def end(self, served: Sequence[Served]) -> list[Event]:
+        """The events after the last choice has ended; `served` is by prompt."""
+
+
+@frozen(kw_only=True)
+class Endpoint:
+    """One endpoint that generates."""
+
+    path: str
+    id_prefix: str  # of its answers' ids
+    prompt_field: str  # that errors of a prompt are about
+    read: Callable[[bytes], Inquiry]  # raises ApiError
+    writer: Callable[[Stamp, GenerationRequest, Tokenizer | None], Writer]
+    failure: Callable[[ApiError], Failure]  # how the protocol spells an error

@@ -1,0 +1,1 @@
+"""How events reach a client. Transports know nothing of what events say."""

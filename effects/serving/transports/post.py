@@ -1,0 +1,74 @@
+"""A request over HTTP: a POST whose body is JSON, answered with a body or a stream."""
+
+from typing import Final, NoReturn
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.routing import BaseRoute, Route
+from starlette.types import Receive, Scope, Send
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.transports.http import HttpTransport, failure_response
+from minfer.effects.serving.transports.plain import PlainBody
+from minfer.effects.serving.transports.sse import EventStream
+from minfer.effects.serving.transports.transport import Failure, Handler
+
+MEDIA_TYPE: Final = "application/json"
+
+
+class Post:
+    """One POST and the way back to who sent it."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+
+    async def read(self, most: int) -> bytes:
+        """The body. Raises ApiError if it is no JSON or has more than `most` bytes, and
+        ClientDisconnect.
+        """
+        request = Request(self._scope, self._receive)
+        headers = request.headers
+        media = headers.get("content-type", "").partition(";")[0].strip().lower()
+        if media != MEDIA_TYPE:
+            why = f"send the body as Content-Type: {MEDIA_TYPE}"
+            raise ApiError(why, status=415)
+        data = bytearray()
+        size = int(headers.get("content-length", "0"))  # as announced, or as it came
+        parts = request.stream()
+        while size <= most and (part := await anext(parts, b"")):
+            data += part
+            size = max(size, len(data))
+        if size > most:  # uvicorn drops the rest, so that the client gets to read this
+            raise ApiError(f"the body has more than {most} bytes", status=413)
+        return bytes(data)
+
+    async def departed(self) -> NoReturn:
+        """Wait until the client hangs up. Raises ClientDisconnect then."""
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        raise ClientDisconnect
+
+    async def refuse(self, failure: Failure) -> None:
+        """Answer with a failure and its status."""
+        await failure_response(failure)(self._scope, self._receive, self._send)
+
+    def transport(self, *, stream: bool, name: str) -> HttpTransport:
+        """A body, or a stream of events."""
+        kind = EventStream if stream else PlainBody
+        return kind(self._scope, self._receive, self._send, name)
+
+
+class _Endpoint:
+    """An ASGI application that hands each POST to what serves it."""
+
+    def __init__(self, serve: Handler) -> None:
+        self._serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._serve(Post(scope, receive, send))
+
+
+def post_route(path: str, serve: Handler) -> BaseRoute:
+    """POST at `path`, and nothing else there."""
+    return Route(path, _Endpoint(serve), methods=["POST"])

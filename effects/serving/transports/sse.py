@@ -1,0 +1,29 @@
+"""Server-sent events: an answer in parts, as they come.
+
+    event: its name, if it has one
+    data: what it says
+                                     an empty line ends it
+
+https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from collections.abc import Iterable
+
+from minfer.effects.serving.transports.http import HttpTransport
+from minfer.effects.serving.transports.transport import Event
+
+
+class EventStream(HttpTransport):
+    """Each event has a frame of its own; those of one write go out together."""
+
+    content_type = b"text/event-stream"
+
+    @staticmethod
+    def frame(events: Iterable[Event]) -> str:
+        """The frames of events, one after the other."""
+        return "".join([_framed(event) for event in events])
+
+
+def _framed(event: Event) -> str:
+    frame = f"data: {event.data}\n\n"
+    return f"event: {event.name}\n{frame}" if event.name else frame

@@ -1,0 +1,241 @@
+"""Conversations: which messages may be sent, and answers as OpenAI's SDK reads them."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.fields import MAX_ITEMS
+from tests.effects.served import Serving
+from tests.effects.serving.openai.asked import (
+    GREEDY,
+    HI,
+    chat,
+    delta,
+    message,
+    read,
+    refused,
+    served,
+    writer_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": None}, "messages"),
+        ({"messages": "x"}, "messages"),
+        ({"messages": [*HI, 5]}, "messages[1]"),
+        ({"messages": HI * (MAX_ITEMS + 1)}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+        ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
+        ({"prompt": "x"}, "prompt"),
+        ({"add_generation_prompt": "no"}, "add_generation_prompt"),
+    ],
+)
+def test_a_conversation_that_makes_no_sense(fields: dict[str, Any], param: str) -> None:
+    error = refused(ChatBody, json.dumps({"messages": HI, **fields}).encode())
+    assert error.param == param
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"content": 5}, "content"),
+        ({"content": ["x"]}, "content.type"),
+        ({"content": [{"type": "image_url", "image_url": {"url": "x"}}]}, "content.type"),
+        ({"content": [{"type": "text", "text": 5}]}, "content.text"),
+        ({"content": [{"type": "text", "text": "a", "x": 1}]}, "content.text"),
+        ({"tool_calls": [{"id": "a"}]}, "tool_calls"),
+        ({"colour": "red"}, "colour"),
+        ({"name": 5}, "name"),
+    ],
+)
+def test_a_message_that_makes_no_sense(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        message(**fields)
+    assert caught.value.param == f"messages[0].{param}"
+
+
+def test_messages_become_plain() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert message(content=parts, name="me").messages[0].model_dump(
+        exclude_none=True
+    ) == {"role": "user", "content": "a\nb", "name": "me"}
+    assert message(role="developer").messages[0].role == "system"
+    answer: dict[str, Any] = {
+        "role": "assistant",
+        "tool_calls": None,
+        "refusal": None,
+        "annotations": [],
+        "audio": None,
+    }
+    assert message(**answer).messages[0].content == "hi"
+    assert message(role="tool", tool_call_id="7").messages[0].tool_call_id == "7"
+
+
+def test_chunks_of_a_chat() -> None:
+    body = chat(stream=True, stream_options={"include_usage": True})
+    writer = writer_of(body)
+    first, second = read(writer.write(1, delta('h"é\u2028')))
+    assert first["choices"] == [
+        {
+            "index": 1,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+    ]
+    assert second["choices"][0]["delta"] == {"content": 'h"é\u2028'}
+    assert {c["object"] for c in (first, second)} == {"chat.completion.chunk"}
+    assert (first["usage"], second["usage"]) == (None, None)
+    assert writer.write(1, delta("")) == []
+    ended = writer.write(1, delta("", "stop"))
+    last, usage, done = read([*ended, *writer.end(served(1, 2, 0))])
+    assert last["choices"][0]["delta"] == {}
+    assert last["choices"][0]["finish_reason"] == "stop"
+    counted = {"prompt_tokens": 1, "completion_tokens": 2, "total_tokens": 3}
+    assert usage["choices"] == []
+    assert usage["usage"] == {**counted, "prompt_tokens_details": {"cached_tokens": 0}}
+    assert done == "[DONE]"
+
+
+def said(client: OpenAI, messages: list[Any], **more: Any) -> list[str | None]:
+    done = client.chat.completions.create(
+        model="bundled", messages=messages, **{"seed": 5, "max_tokens": 12, **more}
+    )
+    assert done.object == "chat.completion"
+    assert all(c.message.role == "assistant" for c in done.choices)
+    return [c.message.content for c in done.choices]
+
+
+def test_conversations(client: OpenAI) -> None:
+    system, hello = "You write Python.", {"role": "user", "content": "def add(a, b):"}
+    messages: list[Any] = [{"role": "system", "content": system}, hello]
+    wanted = said(client, messages)
+    assert wanted == said(client, messages)
+    assert wanted == said(client, [{"role": "developer", "content": system}, hello])
+    parts = [{"type": "text", "text": "def add(a, b):"}]
+    assert wanted == said(client, [messages[0], {"role": "user", "content": parts}])
+    two = said(client, messages, n=2, temperature=1)
+    assert len(set(two)) == 2
+    answer = client.chat.completions.create(
+        model="bundled", messages=messages, max_tokens=5
+    )
+    turns = [
+        *messages,
+        answer.choices[0].message.model_dump(),
+        {"role": "user", "content": "more"},
+    ]
+    assert said(client, turns) != wanted
+    assert answer._request_id == answer.id
+    text = said(client, messages, temperature=0)[0]
+    assert text
+    assert said(client, messages, temperature=0, stop=[text[3:6]]) == [
+        text[: text.index(text[3:6])]
+    ]
+
+
+def test_a_streamed_answer_joins_to_the_whole(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "seed": 3,
+        "max_completion_tokens": 15,
+        "n": 2,
+        "messages": [{"role": "user", "content": "def f("}],
+    }
+    whole = client.chat.completions.create(**asked)
+    texts, ends, roles, usage = ["", ""], ["", ""], ["", ""], None
+    with client.chat.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        for chunk in stream:
+            usage = chunk.usage
+            for choice in chunk.choices:
+                assert not ends[choice.index]
+                assert roles[choice.index] or choice.delta.role
+                roles[choice.index] += choice.delta.role or ""
+                texts[choice.index] += choice.delta.content or ""
+                ends[choice.index] += choice.finish_reason or ""
+    assert texts == [c.message.content for c in whole.choices]
+    assert ends == [c.finish_reason for c in whole.choices]
+    assert roles == ["assistant"] * 2
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.total_tokens == whole.usage.total_tokens
+
+
+def test_an_answer_may_be_begun_for_the_model(bundled: Serving) -> None:
+    messages = [
+        {"role": "user", "content": "x"},
+        {"role": "assistant", "content": "def add(a"},
+    ]
+    body = {"messages": messages, "continue_final_message": True, **GREEDY}
+    first = bundled.post("chat/completions", **body).json()
+    assert first["choices"][0]["message"]["content"]
+    ids = bundled.llm.render(
+        messages, add_generation_prompt=False, continue_final_message=True
+    )
+    assert first["usage"]["prompt_tokens"] == len(ids)
+
+
+def test_errors_of_conversations(client: OpenAI) -> None:
+    image = {"type": "image_url", "image_url": {"url": "http://x"}}
+    for messages, param, code in (
+        ([{"role": "user", "content": [image]}], "messages[0].content.type", None),
+        (
+            [{"role": "user", "content": "a " * 3000}],
+            "messages",
+            "context_length_exceeded",
+        ),
+        ([], "messages", None),
+    ):
+        with pytest.raises(openai.BadRequestError) as caught:
+            said(client, messages)
+        assert (caught.value.param, caught.value.code) == (param, code)
+    hello: Any = [{"role": "user", "content": "x"}]
+    with pytest.raises(openai.BadRequestError, match="tools: is not supported"):
+        said(client, hello, tools=[{"type": "function", "function": {"name": "f"}}])
+    with pytest.raises(openai.NotFoundError) as missing:
+        client.chat.completions.create(model="gpt-4", messages=hello)
+    assert missing.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "template", ["{{ raise_exception('no') }}", "{% for", "{{ 1 / 0 }}", "{{ x.y.z }}"]
+)
+def test_a_chat_template_that_fails(
+    bundled: Serving, template: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", template)
+    found = bundled.post("chat/completions", messages=[{"role": "user", "content": "x"}])
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == "messages"
+    assert "template" in found.json()["error"]["message"]
+
+
+def test_template_arguments_cannot_take_the_place_of_ours(bundled: Serving) -> None:
+    for name in (
+        "messages",
+        "template",
+        "tools",
+        "special_tokens",
+        "add_generation_prompt",
+    ):
+        found = bundled.post(
+            "chat/completions",
+            messages=[{"role": "user", "content": "x"}],
+            max_tokens=1,
+            chat_template_kwargs={name: "x"},
+        )
+        assert found.status_code in (200, 400)

@@ -1,0 +1,221 @@
+"""Completions: which prompts may be sent, and answers as OpenAI's SDK reads them."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+
+from minfer import LLM, SamplingParams
+from minfer.effects.serving.openai.completions import CompletionBody
+from minfer.effects.serving.openai.fields import MAX_ITEMS
+from tests.effects.serving.openai.asked import (
+    GREEDY,
+    HI,
+    completion,
+    delta,
+    read,
+    refused,
+    served,
+    writer_of,
+)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        (["a", [1]], ["a", [1]]),
+        ([], [[]]),
+    ],
+)
+def test_every_form_of_a_prompt(prompt: Any, prompts: Any) -> None:
+    assert completion(prompt=prompt).prompt == prompts
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": [1, "a"]}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": {"a": 1}}, "prompt"),
+        ({"prompt": None}, "prompt"),
+        ({"prompt": ["a"] * (MAX_ITEMS + 1)}, "prompt"),
+        ({"prompt": ["a"] * 100, "n": 100}, "n"),
+        ({"best_of": 2}, "best_of"),
+        ({"suffix": "b"}, "suffix"),
+        ({"echo": "yes"}, "echo"),
+        ({"messages": HI}, "messages"),
+    ],
+)
+def test_a_completion_that_makes_no_sense(fields: dict[str, Any], param: str) -> None:
+    error = refused(CompletionBody, json.dumps({"prompt": "x", **fields}).encode())
+    assert error.param == param
+
+
+def test_chunks_of_a_completion() -> None:
+    writer = writer_of(completion(stream=True))
+    (only,) = read(writer.write(0, delta("text", "length")))
+    assert only["object"] == "text_completion"
+    assert "usage" not in only
+    assert only["choices"] == [
+        {"index": 0, "text": "text", "logprobs": None, "finish_reason": "length"}
+    ]
+    assert read(writer.end(served(1, 1, 0))) == ["[DONE]"]
+
+
+def test_completions_are_those_of_the_library(client: OpenAI) -> None:
+    with LLM(num_gpu_blocks_override=64) as llm:
+        assert llm.tokenizer is not None
+        tokens = llm.tokenizer.encode("def add(a")
+        params = SamplingParams(temperature=0, max_tokens=12)
+        wanted = [
+            o.outputs[0].text for o in llm.generate(["def add(a", "import "], params)
+        ]
+    prompts: list[Any] = ["def add(a", tokens, ["def add(a"], [tokens]]
+    for prompt in prompts:
+        done = client.completions.create(model="bundled", prompt=prompt, **GREEDY)
+        assert [c.text for c in done.choices] == wanted[:1]
+        assert done.object == "text_completion"
+        assert done.model == "bundled"
+    both = client.completions.create(
+        model="alias/of-it", prompt=["def add(a", "import "], **GREEDY
+    )
+    assert [(c.index, c.text) for c in both.choices] == list(enumerate(wanted))
+    assert both.usage is not None
+    assert both.usage.completion_tokens <= 24
+    assert (
+        both.usage.total_tokens == both.usage.prompt_tokens + both.usage.completion_tokens
+    )
+
+
+def test_what_min_p_leaves_is_greedy_if_only_the_likeliest_may_come(
+    client: OpenAI,
+) -> None:
+    asked: Any = {"model": "bundled", "prompt": "def add(a", "max_tokens": 12, "seed": 3}
+    greedy, one, all_of_it = (
+        client.completions.create(temperature=heat, extra_body={"min_p": least}, **asked)
+        for heat, least in ((0, 0), (3, 1), (3, 0))
+    )
+    assert one.choices[0].text == greedy.choices[0].text != all_of_it.choices[0].text
+
+
+def test_cached_tokens_are_counted(client: OpenAI) -> None:
+    prompt = "x = 1\n" * 200
+    for salt, cached in (("a", False), ("a", True), ("b", False)):
+        done = client.completions.create(
+            model="bundled", prompt=prompt, extra_body={"cache_salt": salt}, **GREEDY
+        )
+        assert done.usage is not None
+        assert done.usage.prompt_tokens_details is not None
+        assert bool(done.usage.prompt_tokens_details.cached_tokens) == cached
+
+
+def test_samples_and_seeds(client: OpenAI) -> None:
+    def sampled(seed: int) -> list[str]:
+        done = client.completions.create(
+            model="bundled", prompt="def ", n=3, seed=seed, temperature=1, max_tokens=10
+        )
+        return [c.text for c in done.choices]
+
+    first = sampled(7)
+    assert len(set(first)) == 3
+    assert sampled(7) == first
+    assert sampled(8) != first
+
+
+def test_stop_strings_echo_and_lengths(client: OpenAI) -> None:
+    text = (
+        client.completions.create(model="bundled", prompt="def add(a", **GREEDY)
+        .choices[0]
+        .text
+    )
+    stop = text[4:7]
+    done = client.completions.create(
+        model="bundled", prompt="def add(a", stop=stop, **GREEDY
+    )
+    assert done.choices[0].text == text[: text.index(stop)]
+    assert done.choices[0].finish_reason == "stop"
+    done = client.completions.create(
+        model="bundled", prompt="def add(a", echo=True, temperature=0, max_tokens=1
+    )
+    assert done.choices[0].text.startswith("def add(a")
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage is not None
+    assert done.usage.completion_tokens == 1
+    ids = client.completions.create(
+        model="bundled", prompt=[[300, 301]], echo=True, temperature=0, max_tokens=1, n=2
+    )
+    assert len({c.text for c in ids.choices}) == 1
+
+
+def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "prompt": ["def ", "class "],
+        "n": 2,
+        "seed": 1,
+        "max_tokens": 15,
+        "echo": True,
+    }
+    whole = client.completions.create(**asked)
+    texts, ends, usage = [""] * 4, [""] * 4, None
+    with client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ) as stream:
+        for chunk in stream:
+            assert usage is None
+            usage = chunk.usage
+            assert bool(chunk.choices) == (usage is None)
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+                ends[choice.index] += choice.finish_reason or ""
+    assert texts == [c.text for c in whole.choices]
+    assert ends == [c.finish_reason for c in whole.choices]
+    assert usage is not None
+    assert whole.usage is not None
+    assert usage.total_tokens == whole.usage.total_tokens
+    with client.completions.create(**asked, stream=True) as stream:
+        assert all(chunk.usage is None and chunk.choices for chunk in stream)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"n": 0}, "n", None),
+        ({"temperature": -1}, "temperature", None),
+        ({"top_p": 2}, "top_p", None),
+        ({"max_tokens": 0}, "max_tokens", None),
+        ({"prompt": ""}, "prompt", None),
+        ({"prompt": [[99_999]]}, "prompt", None),
+        ({"prompt": "a " * 3000}, "prompt", "context_length_exceeded"),
+        ({"prompt": ["ok", "a " * 3000]}, "prompt", "context_length_exceeded"),
+        ({"stop": [""]}, "stop", None),
+        ({"stop": ["a"] * 17}, "stop", None),
+        ({"logprobs": 21}, "logprobs", None),
+        ({"logprobs": 1, "echo": True}, "logprobs", None),
+        ({"best_of": 3}, "best_of", None),
+        ({"suffix": "x"}, "suffix", None),
+        ({"presence_penalty": 1}, "presence_penalty", None),
+        ({"extra_body": {"stop_token_ids": [99_999]}}, "stop_token_ids", None),
+        ({"extra_body": {"top_k": -5}}, "top_k", None),
+        ({"extra_body": {"foo": 1}}, "foo", None),
+        ({"extra_body": {"min_p": 2}}, "min_p", None),
+    ],
+)
+def test_errors_of_completions(
+    client: OpenAI, fields: dict[str, Any], param: str, code: str | None
+) -> None:
+    for stream in (False, True):
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.completions.create(
+                **{"model": "bundled", "prompt": "x", "stream": stream, **fields}
+            )
+        assert (caught.value.param, caught.value.code) == (param, code)
+        assert caught.value.type == "invalid_request_error"

@@ -1,0 +1,166 @@
+"""The fields that endpoints share are checked, and every refusal names its own."""
+
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.completions import CompletionBody
+from tests.effects.serving.openai.asked import HI, chat, completion, refused
+
+
+def test_sampling_parameters_are_those_that_were_given() -> None:
+    assert completion().sampling() == {"n": 1}
+    fields: dict[str, Any] = {
+        "n": 2,
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "seed": -1,
+        "max_tokens": 5,
+        "stop": ["a", "b"],
+        "stop_token_ids": [7],
+        "ignore_eos": True,
+    }
+    assert completion(**fields).sampling() == fields
+    assert completion(stop="a").sampling()["stop"] == ["a"]
+    assert chat().sampling() == {"n": 1}
+    assert chat(max_tokens=4).sampling()["max_tokens"] == 4
+    assert chat(max_completion_tokens=4).sampling()["max_tokens"] == 4
+
+
+def test_null_is_absent() -> None:
+    names = [*CompletionBody.model_fields, *CompletionBody.neutral]
+    assert (
+        completion(**{name: None for name in names if name != "prompt"}) == completion()
+    )
+    names = [*ChatBody.model_fields, *ChatBody.neutral]
+    assert chat(**{name: None for name in names if name != "messages"}) == chat()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "best_of": 1},
+        {"logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}},
+        {
+            "tools": [],
+            "tool_choice": "none",
+            "parallel_tool_calls": True,
+            "functions": [],
+        },
+        {
+            "tool_choice": "auto",
+            "modalities": ["text"],
+            "store": False,
+            "metadata": {"a": "b"},
+        },
+        {"service_tier": "auto", "prompt_cache_key": "k", "reasoning_effort": "none"},
+        {"service_tier": "default", "verbosity": "medium", "suffix": ""},
+        {"repetition_penalty": 1, "min_tokens": 0, "skip_special_tokens": True},
+        {
+            "stream": True,
+            "stream_options": {"include_usage": False, "include_obfuscation": False},
+        },
+    ],
+)
+def test_what_asks_for_nothing_is_ignored(fields: dict[str, Any]) -> None:
+    assert completion(**fields).sampling() == {"n": 1}
+    fields.pop("best_of", None)
+    assert chat(**fields).sampling() == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"n": "1"}, "n", 'must be a valid integer, not "1"'),
+        ({"n": 1.0}, "n", "must be a valid integer"),
+        ({"n": True}, "n", "must be a valid integer"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 129}, "n", "less than or equal to 128"),
+        ({"temperature": "hot"}, "temperature", "must be a valid number"),
+        ({"temperature": 10**400}, "temperature", "must be a valid number"),
+        ({"max_tokens": 10**400}, "max_tokens", "less than"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"stop": 5}, "stop", "must be a valid list, not 5"),
+        ({"stop": ["a", 5]}, "stop[1]", "must be a valid string, not 5"),
+        ({"stop_token_ids": [1, "a"]}, "stop_token_ids[1]", "must be a valid integer"),
+        ({"stream": 1}, "stream", "must be a valid boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream"),
+        ({"stream": True, "stream_options": 5}, "stream_options", "must be an object"),
+        (
+            {"stream": True, "stream_options": {"x": 1}},
+            "stream_options.x",
+            "not a field here",
+        ),
+        (
+            {"stream": True, "stream_options": {"include_obfuscation": True}},
+            "stream_options.include_obfuscation",
+            "must be False",
+        ),
+        ({"deadline": 0}, "deadline", "greater than 0"),
+        ({"priority": 2**60}, "priority", "less than"),
+        ({"user": "u" * 257}, "user", "at most 256"),
+        ({"user": 5}, "user", "must be a valid string"),
+        ({"foo": 1}, "foo", "is not a field here; leave it out"),
+        ({"foo": None}, "foo", "is not a field here"),
+        ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
+        ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
+        ({"presence_penalty": False}, "presence_penalty", "not supported"),
+        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"logprobs": -1}, "logprobs", "must be"),
+        ({"logprobs": "a"}, "logprobs", "must be a valid"),
+        ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
+        ({"store": True}, "store", "not supported"),
+        ({"service_tier": "flex"}, "service_tier", "not supported"),
+        (
+            {"response_format": {"type": "json_object"}},
+            "response_format",
+            "not supported",
+        ),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "not supported"),
+        ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
+    ],
+)
+def test_a_refused_field_is_named(fields: dict[str, Any], param: str, words: str) -> None:
+    for kind, needed in ((CompletionBody, {"prompt": "x"}), (ChatBody, {"messages": HI})):
+        error = refused(kind, json.dumps({**needed, **fields}).encode())
+        assert (error.param, str(error).split(":")[0]) == (param, param)
+        assert words in str(error)
+
+
+def test_log_probabilities_are_asked_for_in_two_ways() -> None:
+    for k in (0, 3, 20):
+        assert completion(logprobs=k).sampling()["logprobs"] == k
+        assert chat(logprobs=True, top_logprobs=k).sampling()["logprobs"] == k
+    assert chat(logprobs=True).sampling()["logprobs"] == 0
+    for fields, param, words in (
+        ({"logprobs": True}, "logprobs", "must be a valid integer, not true"),
+        ({"logprobs": 21}, "logprobs", "less than or equal to 20"),
+        ({"logprobs": 1, "echo": True}, "logprobs", "not supported with echo"),
+        ({"top_logprobs": 1}, "top_logprobs", "not supported"),
+    ):
+        error = refused(CompletionBody, json.dumps({"prompt": "x", **fields}).encode())
+        assert error.param == param
+        assert words in str(error)
+    for fields, param, words in (
+        ({"logprobs": 0}, "logprobs", "must be a valid boolean, not 0"),
+        (
+            {"logprobs": True, "top_logprobs": 21},
+            "top_logprobs",
+            "less than or equal to 20",
+        ),
+        ({"top_logprobs": 1}, "top_logprobs", "needs logprobs to be true"),
+        (
+            {"logprobs": False, "top_logprobs": 1},
+            "top_logprobs",
+            "needs logprobs to be true",
+        ),
+    ):
+        error = refused(ChatBody, json.dumps({"messages": HI, **fields}).encode())
+        assert error.param == param
+        assert words in str(error)

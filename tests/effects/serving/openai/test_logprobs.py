@@ -1,0 +1,190 @@
+"""Log-probabilities in the shapes of both endpoints, from records and from a model."""
+
+import math
+from typing import Any
+
+from openai import OpenAI
+
+from minfer.effects.setup.options import bundled_folder
+from minfer.effects.text.outputs import Logprob
+from minfer.effects.text.tokenizer import Tokenizer
+from tests.effects.served import Serving
+from tests.effects.serving.openai.asked import (
+    chat,
+    completion,
+    delta,
+    read,
+    served,
+    writer_of,
+)
+
+
+def spelled() -> tuple[Tokenizer, list[dict[int, Logprob]]]:
+    """The two tokens of a character whose bytes they share, and one whose rivals are
+    impossible.
+    """
+    tokenizer = Tokenizer(bundled_folder())
+    snow = tokenizer.encode("x\u2603y", add_special_tokens=False)
+    assert len(snow) > 3
+    scores = []
+    for place, token in enumerate(snow):
+        own = Logprob(
+            -0.5 - place, 3, tokenizer.token_bytes(token).decode(errors="replace")
+        )
+        rivals = {i: Logprob(-0.1 * i, i, str(i)) for i in (1, 2)}
+        scores.append({token: own, **rivals, 300: Logprob(-math.inf, 4, "\ufffd")})
+    return tokenizer, scores
+
+
+def test_log_probabilities_of_a_completion() -> None:
+    tokenizer, scores = spelled()
+    writer = writer_of(completion(logprobs=3, stream=True), tokenizer)
+    begun = writer.write(0, delta("x", None, scores[:1]))
+    ended = writer.write(0, delta("\u2603y", "stop", scores[1:]))
+    first, second = read([*begun, *ended])
+    parts = [chunk["choices"][0]["logprobs"] for chunk in (first, second)]
+    joined = {name: parts[0][name] + parts[1][name] for name in parts[0]}
+    assert joined["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
+    assert joined["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
+    assert joined["text_offset"] == [
+        0,
+        1,
+        *[2] * (len(scores) - 2),
+    ]  # bytes that go on, too
+    assert joined["top_logprobs"][0] == {
+        "x": -0.5,
+        "1": -0.1,
+        "2": -0.2,
+        "\ufffd": -9999.0,
+    }
+    # Where a rival is spelled as the token itself is, the token itself is told of.
+    assert joined["top_logprobs"][1] == {"\ufffd": -1.5, "1": -0.1, "2": -0.2}
+    (empty,) = read(writer.write(0, delta("", None, ())))
+    assert empty["choices"][0]["logprobs"] is None
+
+
+def test_log_probabilities_of_a_conversation() -> None:
+    tokenizer, scores = spelled()
+    asked: dict[str, Any] = {"logprobs": True, "top_logprobs": 3}
+    writer = writer_of(chat(**asked), tokenizer)
+    writer.write(0, delta("x\u2603y", "stop", scores))
+    (answer,) = read(writer.end(served(1, 1, 0)))
+    found = answer["choices"][0]["logprobs"]
+    content = found["content"]
+    assert b"".join(bytes(one["bytes"]) for one in content).decode() == "x\u2603y"
+    assert [one["token"] for one in content] == [
+        "x",
+        *["\ufffd"] * (len(scores) - 2),
+        "y",
+    ]
+    assert [top["token"] for top in content[0]["top_logprobs"]] == ["1", "2", "x"]
+    assert [top["logprob"] for top in content[0]["top_logprobs"]] == [-0.1, -0.2, -0.5]
+    writer = writer_of(chat(**asked, stream=True), tokenizer)
+    begun = writer.write(0, delta("x", None, scores[:1]))
+    events = read([*begun, *writer.write(0, delta("", "stop", scores[1:]))])
+    told = [event["choices"][0]["logprobs"] for event in events]
+    assert [len(one["content"]) if one else 0 for one in told] == [
+        0,
+        1,
+        len(scores) - 1,
+        0,
+    ]
+    assert [item for one in told if one for item in one["content"]] == content
+    assert events[2]["choices"][0]["delta"] == {"content": ""}
+
+
+def test_tokens_without_a_tokenizer_are_named_by_their_ids() -> None:
+    writer = writer_of(completion(logprobs=1))
+    scores = [{7: Logprob(-1.0, 2), 9: Logprob(-0.5, 1)}]
+    writer.write(0, delta("", "stop", scores))
+    (answer,) = read(writer.end(served(1, 1, 0)))
+    found = answer["choices"][0]["logprobs"]
+    assert found["top_logprobs"] == [{"token_id:7": -1.0, "token_id:9": -0.5}]
+
+
+def test_log_probabilities_of_completions(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "prompt": "def add(a",
+        "logprobs": 2,
+        "temperature": 1.5,
+        "seed": 2,
+        "max_tokens": 15,
+    }
+    one = client.completions.create(**asked).choices[0]
+    found = one.logprobs
+    assert found is not None
+    assert found.tokens
+    assert found.token_logprobs
+    assert found.top_logprobs
+    assert found.text_offset
+    for token, own, top in zip(
+        found.tokens, found.token_logprobs, found.top_logprobs, strict=True
+    ):
+        assert top[token] == own <= 0
+        assert len(top) in (2, 3)
+    for at, token in zip(found.text_offset, found.tokens, strict=True):
+        assert one.text.startswith(token, at) or at == len(one.text)
+    parts: list[Any] = []
+    with client.completions.create(**asked, stream=True) as stream:
+        parts += [
+            chunk.choices[0].logprobs for chunk in stream if chunk.choices[0].logprobs
+        ]
+    assert len(parts) > 2
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert [item for part in parts for item in getattr(part, name)] == getattr(
+            found, name
+        )
+    plain = client.completions.create(**{**asked, "logprobs": None}).choices[0]
+    assert (plain.text, plain.logprobs) == (one.text, None)
+    least = client.completions.create(**{**asked, "logprobs": 0}).choices[0].logprobs
+    assert least is not None
+    assert least.token_logprobs == found.token_logprobs
+    assert [len(top) for top in least.top_logprobs or ()] == [1] * len(found.tokens)
+
+
+def test_log_probabilities_of_conversations(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "logprobs": True,
+        "top_logprobs": 4,
+        "seed": 8,
+        "messages": [{"role": "user", "content": "def f("}],
+        "max_tokens": 15,
+        "n": 2,
+    }
+    whole = client.chat.completions.create(**asked)
+    contents: list[list[Any]] = [[], []]
+    for choice in whole.choices:
+        assert choice.logprobs is not None
+        contents[choice.index] = choice.logprobs.content or []
+        text = b"".join(bytes(one.bytes or ()) for one in contents[choice.index]).decode()
+        assert choice.message.content
+        assert text.startswith(choice.message.content)
+        for one in contents[choice.index]:
+            assert one.bytes == [*one.token.encode()]
+            values = [top.logprob for top in one.top_logprobs]
+            assert len(values) == 4
+            assert values == sorted(values, reverse=True)
+            assert one.logprob in values or one.logprob <= values[-1]
+    streamed: list[list[Any]] = [[], []]
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        for chunk in stream:
+            for news in chunk.choices:
+                streamed[news.index] += (news.logprobs and news.logprobs.content) or []
+    assert streamed == contents
+    plain = client.chat.completions.create(
+        **{**asked, "logprobs": False, "top_logprobs": 0}
+    )
+    assert [c.message.content for c in plain.choices] == [
+        c.message.content for c in whole.choices
+    ]
+    assert all(choice.logprobs is None for choice in plain.choices)
+
+
+def test_log_probabilities_need_a_model(slow: Serving) -> None:
+    answer = slow.post("completions", prompt="x", logprobs=0)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == "logprobs"
+    assert "the oracle executor has no model" in error["message"]

@@ -1,0 +1,51 @@
+"""What an answer cost is told at its end, and where its time went to who asks."""
+
+import pytest
+from attrs import evolve
+
+from minfer.effects.serving.openai.usage import timing_of, usage_of
+from tests.effects.serving.openai.asked import (
+    chat,
+    completion,
+    read,
+    refused,
+    served,
+    writer_of,
+)
+
+
+def test_tokens_of_all_prompts_count_together() -> None:
+    assert usage_of([*served(3, 2, 1), *served(10, 20, 4)]) == {
+        "prompt_tokens": 13,
+        "completion_tokens": 22,
+        "total_tokens": 35,
+        "prompt_tokens_details": {"cached_tokens": 5},
+    }
+
+
+def test_what_did_not_come_to_be_is_null() -> None:
+    (one,) = served(3, 0, 1)
+    told = timing_of(one)
+    assert (told["ttft"], told["tpot"], told["latency"]) == (None, None, None)
+    times = evolve(
+        one.metrics, output_tokens=3, first_token_time=1.0, last_token_time=2.0
+    )
+    told = timing_of(evolve(one, metrics=times))
+    assert (told["ttft"], told["tpot"], told["latency"]) == (1.0, 0.5, 2.0)
+    assert (told["preemptions"], told["cached_tokens"]) == (0, 1)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_timing_is_told_to_who_asks_alone(stream: bool) -> None:
+    error = refused(type(completion()), b'{"prompt": "x", "timing": "yes"}')
+    assert error.param == "timing"
+    assert "boolean" in str(error)
+    for body in (chat(stream=stream), completion(stream=stream)):
+        told = read(writer_of(body).end(served(1, 1, 0)))
+        assert not any("timing" in one for one in told)
+    for body in (
+        chat(stream=stream, timing=True),
+        completion(stream=stream, timing=True),
+    ):
+        first = read(writer_of(body).end([*served(1, 1, 0), *served(1, 1, 7)]))[0]
+        assert [one["cached_tokens"] for one in first["timing"]] == [0, 7]

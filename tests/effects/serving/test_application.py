@@ -1,0 +1,125 @@
+"""The application as its clients see it: paths, many at once, bad input."""
+
+import asyncio
+import contextlib
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.effects.served import Serving, events
+from tests.effects.serving.wire import NEIGHBOUR, raw
+
+
+def test_many_at_once_through_the_async_sdk(bundled: Serving) -> None:
+    async def all_of_them() -> tuple[list[str], list[str]]:
+        async with AsyncOpenAI(
+            base_url=f"{bundled.url}/v1", api_key="x", max_retries=0
+        ) as client:
+
+            async def one(i: int) -> str:
+                asked: dict[str, Any] = {
+                    "model": "bundled",
+                    "prompt": f"def f{i}(",
+                    "seed": i,
+                    "max_tokens": 10,
+                }
+                if i % 2:
+                    text: str = (await client.completions.create(**asked)).choices[0].text
+                    return text
+                stream = await client.completions.create(**asked, stream=True)
+                return "".join([chunk.choices[0].text async for chunk in stream])
+
+            together = list(await asyncio.gather(*map(one, range(12))))
+            return together, [await one(i) for i in range(12)]
+
+    together, alone = asyncio.run(all_of_them())
+    assert together == alone
+
+
+def test_health_metrics_and_version(bundled: Serving) -> None:
+    assert bundled.get("/health").json() == {"status": "ok"}
+    assert bundled.get("/healthz").status_code == 200
+    assert bundled.get("/version").json() == {"version": "0.1.0"}
+    found = bundled.get("/metrics")
+    assert found.headers["content-type"].startswith("text/plain")
+    assert 'minfer_generation_tokens_total{model_name="bundled"}' in found.text
+    accept = {"accept": "application/openmetrics-text"}
+    assert bundled.http.get(f"{bundled.url}/metrics", headers=accept).text.endswith(
+        "# EOF\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/v1/nothing", 404),
+        ("GET", "/", 404),
+        ("DELETE", "/v1/models", 405),
+        ("GET", "/v1/completions", 405),
+        ("POST", "/health", 405),
+    ],
+)
+def test_a_wrong_address_has_openais_shape(
+    slow: Serving, method: str, path: str, status: int
+) -> None:
+    found = slow.http.request(method, slow.url + path)
+    assert found.status_code == status
+    assert found.json()["error"]["type"] == "invalid_request_error"
+
+
+BAD: dict[str, tuple[int, dict[str, Any]]] = {
+    "unknown field": (400, {"data": b'{"prompt": "x", "foo": 1}'}),
+    "wrong type": (400, {"data": b'{"prompt": 5}'}),
+    "out of range": (400, {"data": b'{"prompt": "x", "temperature": 1e6}'}),
+    "NaN": (400, {"data": b'{"prompt": "x", "temperature": NaN}'}),
+    "infinite": (400, {"data": b'{"prompt": "x", "temperature": 1e999}'}),
+    "huge number": (400, {"data": b'{"prompt": "x", "max_tokens": ' + b"9" * 400 + b"}"}),
+    "invalid UTF-8": (400, {"data": b'{"prompt": "\xff\xfe"}'}),
+    "lone surrogate": (400, {"data": b'{"prompt": "\\udfff"}'}),
+    "deep": (400, {"data": b'{"prompt": ' + b"[" * 200_000}),
+    "deep in messages": (
+        400,
+        {"data": b'{"messages": ' + b'[{"a":' * 100_000, "path": "chat/completions"},
+    ),
+    "empty": (400, {"data": b""}),
+    "cut off": (400, {"data": b'{"prompt": "x'}),
+    "unknown model": (404, {"data": b'{"model": "gpt-4", "prompt": "x"}'}),
+    "no JSON": (415, {"data": b"prompt=x", "media": "application/x-www-form-urlencoded"}),
+    "too large, announced": (413, {"data": b"", "length": 100_000_000}),
+    "too large, asked first": (
+        413,
+        {"data": b"", "length": 100_000_000, "more": "Expect: 100-continue\r\n"},
+    ),
+    "empty prompt": (400, {"data": b'{"prompt": ""}'}),
+    "prompt too long": (400, {"data": b'{"prompt": "' + b"a" * 100_500 + b'"}'}),
+    "ids out of range": (400, {"data": b'{"prompt": [[1, 99999999999]]}'}),
+    "too many prompts": (400, {"data": b'{"prompt": [' + b'"a",' * 9999 + b'"a"]}'}),
+    "no template": (
+        400,
+        {
+            "data": b'{"messages": [{"role": "user", "content": "x"}]}',
+            "path": "chat/completions",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("status", "asked"), BAD.values(), ids=BAD)
+def test_bad_input_harms_nobody_else(
+    slow: Serving, quiet: list[str], status: int, asked: dict[str, Any]
+) -> None:
+    url = f"{slow.url}/v1/completions"
+    with contextlib.ExitStack() as stack:
+        with slow.after(steps=5):
+            neighbour = stack.enter_context(slow.http.stream("POST", url, json=NEIGHBOUR))
+            stream = events(neighbour.iter_lines())
+            got = [next(stream)["choices"][0]["text"]]
+            found, said = raw(slow, **asked)
+            assert len(slow.llm.worker.jobs) == 1
+        got += [event["choices"][0]["text"] for event in stream]
+    assert found == status
+    error = said["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["type"] == "invalid_request_error"
+    assert "".join(got) == "".join(quiet)
