@@ -78,7 +78,7 @@ def _spelled(prompts: Sequence[Asked], tokenizer: Tokenizer | None) -> list[str]
     ]
 
 
-class _Choices:
+class _Shape:
     """What choices of a completion look like, whether they come whole or in parts."""
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
@@ -105,11 +105,11 @@ class CompletionChunks(ChunkWriter):
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(stamp, "text_completion", request.include)
-        self._choices = _Choices(request, tokenizer)
+        self._shape = _Shape(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """The chunk for what is new of a choice."""
-        return [self.chunk(self._choices.told(choice, delta))]
+        return [self.chunk(self._shape.told(choice, delta))]
 
 
 class CompletionObject(ObjectWriter):
@@ -119,11 +119,11 @@ class CompletionObject(ObjectWriter):
         self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
     ) -> None:
         super().__init__(stamp, "text_completion", request.include)
-        self._told = _Choices(request, tokenizer)
+        self._shape = _Shape(request, tokenizer)
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep a choice, which comes whole."""
-        return self.keep(choice, self._told.told(choice, delta))
+        return self.keep(choice, self._shape.told(choice, delta))
 
 
 def writer(

@@ -60,7 +60,10 @@ class Post:
 
 
 class _Endpoint:
-    """An ASGI application that hands each POST to what serves it."""
+    """An ASGI application that hands each POST to what serves it.
+
+    It is a class because Starlette calls functions with a Request, and no way to send.
+    """
 
     def __init__(self, serve: Handler) -> None:
         self._serve = serve

@@ -3,6 +3,14 @@
 import json
 from functools import partial
 
+import pytest
+from starlette.exceptions import HTTPException
+
+from minfer.effects.live.edge import OverloadedError, RequestError, TooLongError
+from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.serving.errors import ApiError, told_of
+from minfer.effects.text.chat import ChatTemplateError
+from minfer.request import ParameterError
 from tests.effects.served import serving
 from tests.effects.serving.wire import SLOW, asking
 
@@ -26,3 +34,33 @@ def test_a_full_line_is_503_with_retry_after(folder: str) -> None:
             link.close()
         served.idle()
         assert served.post("completions", prompt="x", max_tokens=1).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "code", "param"),
+    [
+        (ApiError("x", "n", "a_code", 418), 418, "a_code", "n"),
+        (HTTPException(404, "Not Found"), 404, None, None),
+        (RequestError("x"), 400, None, "prompt"),
+        (RequestError("x", param="logprobs"), 400, None, "logprobs"),
+        (TooLongError("x"), 400, "context_length_exceeded", "prompt"),
+        (ParameterError("top_p", "x"), 400, None, "top_p"),
+        (ChatTemplateError("x"), 400, None, "prompt"),
+        (OverloadedError("x"), 503, "overloaded", None),
+        (EngineDeadError("x"), 503, "engine_dead", None),
+    ],
+)
+def test_what_is_told_keeps_its_words(
+    error: Exception, status: int, code: str | None, param: str | None
+) -> None:
+    told = told_of(error, "prompt")
+    assert (told.status, told.code, told.param) == (status, code, param)
+    assert str(told) == getattr(error, "detail", str(error))
+    assert told.retry_after == (1 if code == "overloaded" else None)
+
+
+@pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret")])
+def test_what_nobody_foresaw_is_not_told(error: Exception) -> None:
+    told = told_of(error, "prompt")
+    assert (told.status, told.code, told.param) == (500, None, None)
+    assert str(told) == "internal error"

@@ -1,8 +1,11 @@
 """Requests sent by hand, byte for byte, where a client library would not send them so."""
 
+import asyncio
 import json
 import socket
 from typing import Any
+
+from starlette.types import ASGIApp
 
 from tests.effects.served import Serving
 
@@ -62,3 +65,28 @@ def exchange(served: Serving, data: bytes) -> tuple[int, Any]:
         while len(body) < size:
             body += link.recv(65536)
     return int(head.split()[1]), json.loads(body)
+
+
+async def asgi(
+    app: ASGIApp, path: str, body: bytes, media: str = "application/json"
+) -> list[Any]:
+    """The messages with which an application answers a POST; the client stays."""
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "headers": [(b"content-type", media.encode())],
+        "query_string": b"",
+        "root_path": "",
+    }
+    inbox = [{"type": "http.request", "body": body, "more_body": False}]
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return inbox.pop() if inbox else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await app(scope, receive, send)
+    return sent

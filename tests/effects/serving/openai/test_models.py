@@ -4,6 +4,9 @@ import openai
 import pytest
 from openai import OpenAI
 
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.models import Models
+
 
 def test_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["bundled", "alias/of-it"]
@@ -13,3 +16,13 @@ def test_models(client: OpenAI) -> None:
     with pytest.raises(openai.NotFoundError) as caught:
         client.models.retrieve("gpt-4")
     assert (caught.value.code, caught.value.param) == ("model_not_found", "model")
+
+
+def test_the_first_name_is_meant_where_none_is_asked_for() -> None:
+    models = Models(("a", "b"), created=5, max_model_len=99)
+    assert [models.named(name) for name in (None, "", "b")] == ["a", "a", "b"]
+    for name in ("c", ""):
+        with pytest.raises(ApiError, match="there is a, b") as caught:
+            models.card(name)
+        assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert models.listed()["data"] == [models.card("a"), models.card("b")]

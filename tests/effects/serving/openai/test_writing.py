@@ -1,5 +1,11 @@
 """What answers look like, to the byte: clients may rely on the order of fields."""
 
+import pytest
+
+from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.completions import CompletionBody
+from minfer.effects.serving.protocol import Writer
+from minfer.effects.text.outputs import Logprob
 from tests.effects.serving.openai.asked import (
     chat,
     completion,
@@ -24,3 +30,81 @@ def test_whole_answers() -> None:
     assert found["choices"][0]["text"] == "a"
     assert found["usage"]["total_tokens"] == 5
     assert found["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+
+
+HEAD = '"created": 5, "model": "m", '
+USAGE = (
+    '"usage": {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, '
+    '"prompt_tokens_details": {"cached_tokens": 1}}'
+)
+TIMING = (
+    '"timing": [{"queue_times": {}, "ttft": null, "tpot": null, "latency": null, '
+    '"preemptions": 0, "cached_tokens": 1}]'
+)
+SCORES = [{7: Logprob(-1.0, 1)}]
+
+
+def said_by(writer: Writer) -> list[str]:
+    """The events of an answer that comes in three parts, or in one."""
+    events = writer.write(0, delta("é"))
+    events += writer.write(0, delta("b", None, SCORES))
+    events += writer.write(0, delta("", "stop"))
+    return [event.data for event in [*events, *writer.end(served(3, 2, 1))]]
+
+
+def test_a_completion_to_the_byte() -> None:
+    told = said_by(writer_of(completion(timing=True), echo=["p"]))
+    assert told == [
+        '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": '
+        '[{"index": 0, "logprobs": null, "text": "", "finish_reason": "stop"}], '
+        + USAGE
+        + ", "
+        + TIMING
+        + "}"
+    ]
+
+
+def test_chunks_of_a_completion_to_the_byte() -> None:
+    begin = '{"id": "an-id", "object": "text_completion", ' + HEAD + '"choices": [{'
+    told = said_by(writer_of(completion(stream=True, logprobs=0), echo=["p"]))
+    assert told == [
+        begin + '"index": 0, "logprobs": null, "text": "p\\u00e9", '
+        '"finish_reason": null}]}',
+        begin + '"index": 0, "logprobs": {"tokens": ["token_id:7"], '
+        '"token_logprobs": [-1.0], "top_logprobs": [{"token_id:7": -1.0}], '
+        '"text_offset": [0]}, "text": "b", "finish_reason": null}]}',
+        begin + '"index": 0, "logprobs": null, "text": "", "finish_reason": "stop"}]}',
+        "[DONE]",
+    ]
+
+
+def test_a_conversation_to_the_byte() -> None:
+    told = said_by(writer_of(chat()))
+    assert told == [
+        '{"id": "an-id", "object": "chat.completion", ' + HEAD + '"choices": '
+        '[{"index": 0, "logprobs": null, "message": {"role": "assistant", '
+        '"content": "", "refusal": null}, "finish_reason": "stop"}], ' + USAGE + "}"
+    ]
+
+
+def test_chunks_of_a_conversation_to_the_byte() -> None:
+    begin = '{"id": "an-id", "object": "chat.completion.chunk", ' + HEAD
+    one = begin + '"usage": null, "choices": [{"index": 0, "logprobs": '
+    end = '"finish_reason": null}]}'
+    body = chat(stream=True, logprobs=True, stream_options={"include_usage": True})
+    assert said_by(writer_of(body)) == [
+        one + 'null, "delta": {"role": "assistant", "content": ""}, ' + end,
+        one + 'null, "delta": {"content": "\\u00e9"}, ' + end,
+        one + '{"content": [{"token": "token_id:7", "logprob": -1.0, "bytes": null, '
+        '"top_logprobs": []}], "refusal": null}, "delta": {"content": "b"}, ' + end,
+        one + 'null, "delta": {}, "finish_reason": "stop"}]}',
+        begin + USAGE + ', "choices": []}',
+        "[DONE]",
+    ]
+
+
+@pytest.mark.parametrize("body", [chat(stream=True), completion(stream=True)])
+def test_a_stream_of_which_nothing_more_is_asked_ends_at_once(
+    body: ChatBody | CompletionBody,
+) -> None:
+    assert read(writer_of(body).end(served(1, 1, 0))) == ["[DONE]"]

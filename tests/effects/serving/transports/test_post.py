@@ -1,9 +1,61 @@
 """A POST: its body is taken up to a limit, and what is larger does not harm anybody."""
 
-import pytest
+import asyncio
+from typing import Any
 
+import pytest
+from starlette.requests import ClientDisconnect
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.transports.post import Post
 from tests.effects.served import Serving, events
 from tests.effects.serving.wire import HEAD, NEIGHBOUR, exchange
+
+
+async def come(*parts: bytes, **headers: str) -> bytes:
+    """What is read of a body that comes in these parts, of which 10 bytes are allowed."""
+    messages = [
+        {"type": "http.request", "body": part, "more_body": i < len(parts)}
+        for i, part in enumerate(parts, 1)
+    ]
+    named = {"content_type": "application/json", **headers}.items()
+    raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in named]
+
+    async def receive() -> Any:
+        return messages.pop(0) if messages else {"type": "http.disconnect"}
+
+    async def send(_: Any) -> None:
+        raise AssertionError("reading sends nothing")
+
+    return await Post({"type": "http", "headers": raw}, receive, send).read(10)
+
+
+def test_a_body_comes_in_parts() -> None:
+    assert asyncio.run(come(b"12345", b"", b"67890")) == b"1234567890"
+    assert asyncio.run(come(b"{}", content_type="Application/JSON; charset=x")) == b"{}"
+    assert asyncio.run(come(b"")) == b""
+
+
+@pytest.mark.parametrize(
+    ("parts", "headers", "status", "words"),
+    [
+        ([b"{}"], {"content_type": "text/plain"}, 415, "application/json"),
+        ([b"{}"], {"content_type": ""}, 415, "application/json"),
+        ([b"12345", b"678901"], {}, 413, "more than 10 bytes"),
+        ([], {"content_length": "11"}, 413, "more than 10 bytes"),  # nothing is awaited
+    ],
+)
+def test_a_body_that_is_not_taken(
+    parts: list[bytes], headers: dict[str, str], status: int, words: str
+) -> None:
+    with pytest.raises(ApiError, match=words) as caught:
+        asyncio.run(come(*parts, **headers))
+    assert caught.value.status == status
+
+
+def test_a_client_that_leaves_while_it_sends() -> None:
+    with pytest.raises(ClientDisconnect):
+        asyncio.run(come())
 
 
 @pytest.mark.parametrize("chunked", [False, True])

@@ -1,0 +1,168 @@
+"""A third transport is one module and one row: here a WebSocket, each event a message."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import pytest
+from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving import application
+from minfer.effects.serving.application import Application
+from minfer.effects.serving.endpoints import ROUTES
+from minfer.effects.serving.transports.transport import Event, Failure, Handler
+
+# --- what would be transports/websocket.py ----------------------------------------------
+
+
+class Socket:
+    """A WebSocket on which one request comes, and on which its events go back."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self.receive = receive
+        self.send = send
+
+    async def read(self, most: int) -> bytes:
+        assert (await self.receive())["type"] == "websocket.connect"
+        await self.send({"type": "websocket.accept"})
+        message = await self.receive()
+        if message["type"] == "websocket.disconnect":
+            raise ClientDisconnect
+        data: bytes = message["text"].encode()
+        assert len(data) <= most
+        return data
+
+    async def departed(self) -> NoReturn:
+        while (await self.receive())["type"] != "websocket.disconnect":
+            pass
+        raise ClientDisconnect
+
+    async def refuse(self, failure: Failure) -> None:
+        await self.fail(failure)
+
+    def transport(self, *, stream: bool, name: str) -> "Socket":
+        assert name
+        assert stream
+        return self
+
+    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+        for event in events:
+            await self.send({"type": "websocket.send", "text": event.data})
+        if last:
+            await self.send({"type": "websocket.close", "code": 1000})
+
+    async def fail(self, failure: Failure) -> None:
+        await self.send({"type": "websocket.send", "text": failure.event.data})
+        await self.send({"type": "websocket.close", "code": 1011})
+
+
+class _Endpoint:
+    def __init__(self, serve: Handler) -> None:
+        self.serve = serve
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "websocket"
+        await self.serve(Socket(receive, send))
+
+
+def socket_route(path: str, serve: Handler) -> BaseRoute:
+    return WebSocketRoute(path, _Endpoint(serve))
+
+
+# --- its row, and what it does ----------------------------------------------------------
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> Iterator[Application]:
+    monkeypatch.setattr(application, "ROUTES", (*ROUTES, socket_route))
+    with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as llm:
+        yield Application(llm, ["dry"], api_key="key")
+
+
+def talk(
+    app: Application,
+    path: str,
+    body: dict[str, Any] | None,
+    key: str = "key",
+    leave_after: int = 10**6,
+) -> list[Any]:
+    """All messages of one connection; the client leaves after so many, or at once."""
+    header = (b"authorization", f"Bearer {key}".encode())
+    scope: Scope = {"type": "websocket", "path": path, "headers": [header]}
+    inbox: list[Any] = [{"type": "websocket.connect"}]
+    if body is not None:
+        inbox.append({"type": "websocket.receive", "text": json.dumps(body)})
+    sent: list[Any] = []
+
+    async def conversation() -> None:
+        gone = asyncio.Event()
+
+        async def receive() -> Any:
+            if not inbox and body is not None:
+                await gone.wait()
+            return inbox.pop(0) if inbox else {"type": "websocket.disconnect"}
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if len(sent) > leave_after:
+                gone.set()
+
+        await app({**scope, "root_path": "", "query_string": b""}, receive, send)
+
+    asyncio.run(conversation())
+    return sent
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}], "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": "x", "stream": True, "max_tokens": 9}),
+        ("/v1/chat/completions", {**CHAT, "max_tokens": 9}),
+    ],
+)
+def test_every_endpoint_is_reached_over_it(
+    app: Application, path: str, body: dict[str, Any]
+) -> None:
+    accepted, *frames, closed = talk(app, path, body)
+    assert accepted == {"type": "websocket.accept"}
+    assert closed == {"type": "websocket.close", "code": 1000}
+    *said, done = [frame["text"] for frame in frames]
+    assert done == "[DONE]"
+    choices = [json.loads(one)["choices"][0] for one in said]
+    assert choices[-1]["finish_reason"] == "length"
+    deltas = [one.get("delta", one) for one in choices]
+    text = "".join(one.get("text", one.get("content", "")) for one in deltas)
+    assert len(text) > 9
+
+
+def test_failures_are_told_over_it(app: Application) -> None:
+    other = {"prompt": "x", "model": "other"}
+    for body, code in (({"prompt": 5}, None), (other, "model_not_found")):
+        _, frame, closed = talk(app, "/v1/completions", body)
+        assert json.loads(frame["text"])["error"]["code"] == code
+        assert closed == {"type": "websocket.close", "code": 1011}
+    long = {"prompt": "x " * 10**4, "stream": True}
+    _, frame, closed = talk(app, "/v1/completions", long)  # of the model, in a thread
+    assert json.loads(frame["text"])["error"]["code"] == "context_length_exceeded"
+    assert closed["code"] == 1011
+
+
+def test_who_leaves_is_cancelled(app: Application) -> None:
+    assert talk(app, "/v1/completions", None) == [{"type": "websocket.accept"}]
+    long = {"prompt": "x", "stream": True, "max_tokens": 1900, "ignore_eos": True}
+    sent = talk(app, "/v1/completions", long, leave_after=3)
+    assert sent[-1]["type"] == "websocket.send"
+    assert not any("[DONE]" in message.get("text", "") for message in sent)
+
+
+def test_the_key_is_asked_for_here_too(app: Application) -> None:
+    first = talk(app, "/v1/completions", CHAT, key="wrong")[0]
+    assert (first["type"], first["status"]) == ("websocket.http.response.start", 401)
