@@ -17,7 +17,8 @@ class Backend:
 
     def close(self) -> None:
         """End all answers: their clients are told that the server stops."""
-        self.closing, worker = True, self.llm.worker
+        self.closing = True
+        worker = self.llm.worker
         worker.cancel(list(worker.jobs))
         for job in list(worker.jobs.values()):
             # At once: the step that runs may take a while.

@@ -34,8 +34,7 @@ _COUNTERS: Final = (
     "failed_steps",
     "overruled_policy_answers",
 )
-_FIRST: Final = "time_to_first_token_seconds"
-_GAP: Final = "inter_token_latency_seconds"
+_FIRST, _GAP = "time_to_first_token_seconds", "inter_token_latency_seconds"
 _TIMES: Final = (
     _FIRST,
     _GAP,

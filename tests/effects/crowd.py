@@ -24,13 +24,11 @@ class Found:
     """What a crowd of which half leaves was like, beside one that stays."""
 
     leaving: int
-    differing: list[
-        int
-    ]  # clients that stayed and got something else than in the quiet run
+    # Clients that stayed and got something else than in the quiet run.
+    differing: list[int]
     cancelled: int  # turns that took a Cancel
-    taken: (
-        int  # of these, how many were followed within two turns by their blocks' return
-    )
+    # Of these, how many were followed within two turns by their blocks' return.
+    taken: int
     left_over: int  # blocks that somebody held at the end
 
 

@@ -28,8 +28,10 @@ class Slow:
     """
 
     def __init__(self, inner: Any, seconds: float) -> None:
-        self.inner, self.seconds = inner, seconds
-        self.free, self.left = threading.Event(), math.inf  # after so many steps it waits
+        self.inner = inner
+        self.seconds = seconds
+        self.left = math.inf  # after so many steps it waits
+        self.free = threading.Event()
         self.free.set()
 
     def launch(self, plan: Plan) -> None:

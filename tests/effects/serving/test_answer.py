@@ -76,9 +76,8 @@ def test_half_of_a_crowd_leaves_and_the_others_do_not_notice(folder: str) -> Non
     found = compared(folder, clients=32, seed=4)
     assert found.differing == []
     assert found.leaving == 16
-    assert (
-        found.cancelled == found.taken
-    )  # each gave all back within two turns of its Cancel
+    # Each gave all back within two turns of its Cancel.
+    assert found.cancelled == found.taken
     assert found.cancelled >= 5  # turns; several may leave in one
     assert found.left_over == 0
 
@@ -102,9 +101,8 @@ def test_prompts_of_one_answer_do_not_overtake_each_other_at_a_slow_client() -> 
 
     async def send(message: Any) -> None:
         if message["type"] == "http.response.start":
-            await asyncio.sleep(
-                0.3
-            )  # the last answer on the connection is still to be read
+            # The last answer on the connection is still to be read.
+            await asyncio.sleep(0.3)
         sent.append(message)
 
     with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as llm:

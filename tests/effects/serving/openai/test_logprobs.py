@@ -46,11 +46,8 @@ def test_log_probabilities_of_a_completion() -> None:
     joined = {name: parts[0][name] + parts[1][name] for name in parts[0]}
     assert joined["token_logprobs"] == [-0.5 - i for i in range(len(scores))]
     assert joined["tokens"] == ["x", *["\ufffd"] * (len(scores) - 2), "y"]
-    assert joined["text_offset"] == [
-        0,
-        1,
-        *[2] * (len(scores) - 2),
-    ]  # bytes that go on, too
+    # Bytes that go on with a character are where it ends.
+    assert joined["text_offset"] == [0, 1, *[2] * (len(scores) - 2)]
     assert joined["top_logprobs"][0] == {
         "x": -0.5,
         "1": -0.1,
