@@ -105,11 +105,12 @@ class Application:
         illness = self.health.illness()
         return JSONResponse({"status": illness or "ok"}, 503 if illness else 200)
 
+    # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.
     def _metrics(self, request: Request) -> Response:
         encode, kind = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(self.metrics.registry), headers={"content-type": kind})
 
-    def _version(self, _: Request) -> Response:
+    async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": minfer.__version__})
 
 

@@ -12,7 +12,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import LONG, Application
 from minfer.runs.oracle import Oracle
 from tests.effects.crowd import compared
-from tests.effects.served import serving
+from tests.effects.served import events, serving
 from tests.effects.serving.wire import SLOW, asking
 
 
@@ -70,6 +70,20 @@ def test_a_client_that_goes_away_while_its_prompts_are_prepared(folder: str) -> 
         assert served.post("completions", prompt="x", max_tokens=2).status_code == 200
         served.idle()
         assert served.available() == 4000
+
+
+def test_who_was_cancelled_by_other_hands_is_told(folder: str) -> None:
+    with serving(folder, **SLOW) as served:
+        body = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
+        url = f"{served.url}/v1/completions"
+        with served.http.stream("POST", url, json=body) as answer:
+            lines = answer.iter_lines()
+            next(events(lines))
+            asyncio.run(served.llm.abort(f"{answer.headers['x-request-id']}-0"))
+            last = [line for line in lines if line][-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["message"] == "the request was cancelled"
+    assert error["code"] == "engine_dead"
 
 
 def test_half_of_a_crowd_leaves_and_the_others_do_not_notice(folder: str) -> None:

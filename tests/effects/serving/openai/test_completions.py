@@ -1,5 +1,7 @@
 """Completions: which prompts may be sent, and answers as OpenAI's SDK reads them."""
 
+import asyncio
+import contextlib
 import json
 from typing import Any
 
@@ -8,6 +10,8 @@ import pytest
 from openai import OpenAI
 
 from minfer import LLM, SamplingParams
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving.application import Application
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.effects.serving.openai.fields import MAX_ITEMS
 from tests.effects.serving.openai.asked import (
@@ -20,6 +24,7 @@ from tests.effects.serving.openai.asked import (
     served,
     writer_of,
 )
+from tests.effects.serving.wire import asgi
 
 
 @pytest.mark.parametrize(
@@ -153,6 +158,15 @@ def test_stop_strings_echo_and_lengths(client: OpenAI) -> None:
         model="bundled", prompt=[[300, 301]], echo=True, temperature=0, max_tokens=1, n=2
     )
     assert len({c.text for c in ids.choices}) == 1
+
+
+def test_without_a_tokenizer_there_is_no_text_to_echo() -> None:
+    body = {"prompt": [[5, 6]], "echo": True, "max_tokens": 2}
+    with contextlib.closing(AsyncLLM(executor="dry", skip_tokenizer_init=True)) as llm:
+        app = Application(llm, ["dry"])
+        start, part = asyncio.run(asgi(app, "/v1/completions", json.dumps(body).encode()))
+    assert start["status"] == 200
+    assert json.loads(part["body"])["choices"][0]["text"] == ""
 
 
 def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
