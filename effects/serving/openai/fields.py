@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from minfer.effects.live.edge import MAX_CLIENT, Asked, Urgency
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.request import MAX_LOGPROBS, SamplingParams
+from minfer.params import MAX_LOGPROBS, SamplingParams
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Fields that are not supported, with the values at which they ask for nothing.
