@@ -12,8 +12,9 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import distributions
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,7 +24,20 @@ import numpy
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 Measure = Callable[[argparse.Namespace], Mapping[str, Any] | None]
-PACKAGES = ("torch", "transformers", "numpy", "attrs", "immutables", "triton")
+# Packages whose versions figures depend on. The last four are extra `flash`: its kernels,
+# the compiler that makes them, and what launches them.
+PACKAGES = (
+    "torch",
+    "triton",
+    "transformers",
+    "numpy",
+    "attrs",
+    "immutables",
+    "flash-attn-4",
+    "quack-kernels",
+    "nvidia-cutlass-dsl",
+    "apache-tvm-ffi",
+)
 
 
 def run(name: str, measure: Measure, options: Mapping[str, Any]) -> None:
@@ -58,7 +72,6 @@ def circumstances(seed: int | None) -> dict[str, Any]:
     """Commit, versions, machine, date: what figures depend on besides the code's
     arguments.
     """
-    found = {package.name: package.version for package in distributions()}
     torch = sys.modules.get("torch")  # if the benchmark uses it
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -68,7 +81,7 @@ def circumstances(seed: int | None) -> dict[str, Any]:
         ),  # since the commit
         "seed": seed,
         "python": platform.python_version(),
-        "versions": {name: found[name] for name in PACKAGES if name in found},
+        "versions": _versions(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "torch_threads": torch.get_num_threads() if torch else None,
@@ -117,6 +130,15 @@ def _text(value: Any) -> str:
         case float():
             return f"{value:.4g}"
     return str(value)
+
+
+def _versions() -> dict[str, str]:
+    """Of packages that are there: of one that is there twice, the one imported."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _git(*arguments: str) -> str:

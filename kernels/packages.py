@@ -1,6 +1,4 @@
-"""Other packages' kernels, which need not be installed: flash-attn-4's, and
-quack-kernels'.
-"""
+"""Kernels of other packages, which need not be installed: flash-attn-4, quack-kernels."""
 
 import warnings
 from functools import cache
@@ -14,6 +12,9 @@ import torch
 FLASH: Final = "flash_attn.cute.interface"
 QUACK: Final = "quack.gemm_interface"
 NAMES: Final = {FLASH: "flash-attn-4", QUACK: "quack-kernels"}
+# quack tells other packages' code from its caller's by these folders, and refuses what it
+# takes for the caller's: CUTLASS, where it was unpacked elsewhere (quack 0.6.2 to 0.6.5).
+INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 
 
 def missing(package: str, dtype: torch.dtype, device: torch.device) -> str:
@@ -23,12 +24,29 @@ def missing(package: str, dtype: torch.dtype, device: torch.device) -> str:
     if dtype not in (torch.bfloat16, torch.float16):
         return f"{NAMES[package]} takes bfloat16 and float16, not {dtype}"
     top, part, *_ = package.split(".")
-    places = found.submodule_search_locations or () if (found := find_spec(top)) else ()
     if not any(
-        Path(place, part + end).exists() for place in places for end in ("", ".py")
+        (at / part).exists() or (at / f"{part}.py").exists() for at in _places(top)
     ):
         return f"{NAMES[package]} is not installed"
+    return _misplaced() if package == QUACK else ""
+
+
+def _misplaced() -> str:
+    """Why quack would refuse CUTLASS where it is; empty if it would not."""
+    for place in _places("cutlass"):
+        if INSTALLED.isdisjoint(place.parts):
+            return (
+                f"{NAMES[QUACK]} works only beside a CUTLASS in a folder named "
+                f"site-packages: install both there, not in {place}"
+            )
     return ""
+
+
+def _places(top: str) -> list[Path]:
+    """Folders of an importable package, which is not imported for it."""
+    found = find_spec(top)
+    folders = found.submodule_search_locations if found else None
+    return [Path(folder) for folder in folders or ()]
 
 
 @cache
@@ -36,9 +54,8 @@ def load(package: str) -> str:
     """Import it, which takes seconds; returns why that failed, or nothing."""
     try:
         import_module(package)
-    except (
-        Exception
-    ) as error:  # however an optional package is broken, there are other kernels
+    except Exception as error:  # however it is broken, there are other kernels
         return f"{NAMES[package]} is not importable: {type(error).__name__}: {error}"
-    warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)  # of its compiler
+    # A warning of the compiler that both bring with them.
+    warnings.filterwarnings("ignore", "Argument aux_data", UserWarning)
     return ""

@@ -28,14 +28,33 @@ def test_why_a_package_cannot_serve(
     assert "not torch.float32" in missing(package, torch.float32, gpu)
     monkeypatch.setattr(packages, "find_spec", lambda _: None)
     assert "not installed" in missing(package, kind, gpu)
-    found = SimpleNamespace(submodule_search_locations=[str(tmp_path)])
+    folder = tmp_path / "site-packages" / "package"
+    found = SimpleNamespace(submodule_search_locations=[str(folder)])
     monkeypatch.setattr(packages, "find_spec", lambda _: found)
-    assert "not installed" in missing(
-        package, kind, gpu
-    )  # another package of this name, or older
-    (tmp_path / holds).parent.mkdir(exist_ok=True)
-    (tmp_path / holds).touch()
+    # Another package of this name, or an older one.
+    assert "not installed" in missing(package, kind, gpu)
+    (folder / holds).parent.mkdir(parents=True)
+    (folder / holds).touch()
     assert missing(package, kind, gpu) == ""
+
+
+def test_quack_needs_cutlass_where_packages_are_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    places = {"quack": tmp_path / "quack", "cutlass": tmp_path / "cutlass"}
+    places["quack"].mkdir()
+    (places["quack"] / "gemm_interface.py").touch()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(
+        packages,
+        "find_spec",
+        lambda top: SimpleNamespace(submodule_search_locations=[str(places[top])]),
+    )
+    asked = QUACK, torch.bfloat16, torch.device("cuda")
+    assert f"not in {places['cutlass']}" in missing(*asked)
+    for folder in ("site-packages", "dist-packages"):
+        places["cutlass"] = tmp_path / folder / "cutlass"
+        assert missing(*asked) == ""
 
 
 @pytest.mark.parametrize("package", [FLASH, QUACK])
