@@ -2,9 +2,8 @@
 
 from torch import Tensor
 
-interpreting = (
-    False  # the kernels' tests run them without a GPU, under Triton's interpreter
-)
+# The kernels' tests run them without a GPU, under Triton's interpreter.
+interpreting = False
 
 
 def on_triton(x: Tensor) -> bool:

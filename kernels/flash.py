@@ -23,9 +23,9 @@ def flash_missing(
     """Why `flash_attention` cannot serve such a cache on this device; empty if it can."""
     why = missing(FLASH, dtype, device)
     if not why and (head_dim % 8 or head_dim > 128 or block_size not in (16, 32, 64)):
-        why = (
+        return (
             f"heads of {head_dim} in blocks of {block_size} tokens are none of "
-            f"flash-attn's"
+            "flash-attn's"
         )
     return why
 
@@ -33,9 +33,7 @@ def flash_missing(
 class FlashWork(NamedTuple):
     """Chunks as flash-attn wants them: prepared once a step, the same in all layers."""
 
-    bounds: (
-        Tensor  # [chunks + 1] int32: where chunks begin among the queries, and the end
-    )
+    bounds: Tensor  # [chunks + 1] int32: where they begin among the queries, and the end
     contexts: Tensor  # [chunks] int32: tokens up to a chunk's last
     table: Tensor  # [chunks, max_blocks] int32
     longest: int  # count
@@ -62,9 +60,8 @@ def flash_attention(
     """`prefill_attention` of `work` into `out`: as q in shape, both with strides of 16
     bytes.
     """
-    import_module(
-        FLASH
-    )._flash_attn_fwd(  # the public function fills no tensor of its caller's
+    # The public function fills no tensor of its caller's.
+    import_module(FLASH)._flash_attn_fwd(
         q,
         k_cache,
         v_cache,

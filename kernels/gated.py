@@ -15,8 +15,11 @@ from torch import Tensor
 
 from minfer.kernels.packages import QUACK
 
-ROWS, COLUMNS, PAIRS = 256, 192, 66  # of a tile; of processors, on an H100 or H200
-FILLED = 0.76
+# Of a tile.
+ROWS = 256
+COLUMNS = 192
+PAIRS = 66  # of processors, on an H100 or H200
+FILLED = 0.76  # of the tiles' places, from which on it is faster
 
 
 def pays(tokens: int, inter: int) -> bool:

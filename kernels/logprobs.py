@@ -18,18 +18,22 @@ from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
 
 CHUNK = 2048  # logits of a program
+SCAN_WARPS = 4
+FINISH_WARPS = 8
+LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
 NONE = tl.constexpr(-(2**63))  # less than every key
 
 
 @triton.jit
-def _key(x, ids):  # type: ignore[no-untyped-def]  # Triton's
+def _key(x, ids):
+    """Of ids with logits x: the larger is the likelier token's."""
     bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)  # -0 is 0
     order = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (order.to(tl.int64) << 32) | (0x7FFFFFFF - ids).to(tl.int64)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _scan(  # type: ignore[no-untyped-def]  # Triton's
+@triton.jit
+def _scan(
     logits,
     stride,
     tokens,
@@ -41,18 +45,24 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
     most: tl.constexpr,
     chunk: tl.constexpr,
 ):
+    """Grid [chunks, rows]: what a chunk has to say of a row.
+
+    stats [rows, 3, chunks]: its largest logit, its sum of exponentials, and how many keys
+    reach the drawn token's. lists [rows, most, chunks]: its largest keys.
+    """
     follow()
-    part, row, parts = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
+    part = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    parts = tl.num_programs(0)
     count = tl.load(asked + tl.load(who + row))
     if count > 0:
-        line, ids = logits + row * stride, part * chunk + tl.arange(0, chunk)
+        line = logits + row * stride
+        ids = part * chunk + tl.arange(0, chunk)
         x = tl.load(line + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
         token = tl.load(tokens + row)
         own = _key(tl.load(line + token).to(tl.float32), token)
         keys = tl.where(ids < vocab, _key(x, ids), NONE)
-        top = tl.maximum(
-            tl.max(x, 0), -3.4028234663852886e38
-        )  # finite: -inf - -inf would be NaN
+        top = tl.maximum(tl.max(x, 0), LOWEST)
         here = stats + row * 3 * parts + part
         tl.store(here, top)
         tl.store(here + parts, tl.sum(tl.exp(x - top), 0))
@@ -63,8 +73,8 @@ def _scan(  # type: ignore[no-untyped-def]  # Triton's
             keys = tl.where(keys == best, NONE, keys)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _finish(  # type: ignore[no-untyped-def]  # Triton's
+@triton.jit
+def _finish(
     logits,
     stride,
     tokens,
@@ -78,8 +88,11 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
     pad: tl.constexpr,
     wide: tl.constexpr,
 ):
+    """Grid [rows]: a row's results from those of its chunks."""
     follow()
-    row, lanes, at = tl.program_id(0).to(tl.int64), tl.arange(0, pad), tl.arange(0, wide)
+    row = tl.program_id(0).to(tl.int64)
+    lanes = tl.arange(0, pad)
+    at = tl.arange(0, wide)
     count = tl.load(asked + tl.load(who + row))
     if count > 0:
         here = stats + row * 3 * parts + lanes
@@ -88,7 +101,8 @@ def _finish(  # type: ignore[no-untyped-def]  # Triton's
         rank = tl.sum(tl.load(here + 2 * parts, mask=lanes < parts, other=0.0), 0)
         largest = tl.max(top, 0)
         total = tl.log(tl.sum(mass * tl.exp(top - largest), 0))  # beyond the largest
-        ids, values = out + 2 * row * (most + 1), out + (2 * row + 1) * (most + 1)
+        ids = out + 2 * row * (most + 1)
+        values = out + (2 * row + 1) * (most + 1)
         chosen = tl.load(logits + row * stride + tl.load(tokens + row)).to(tl.float32)
         tl.store(ids, rank.to(tl.int32))
         tl.store(values, (chosen - largest - total).to(tl.int32, bitcast=True))
@@ -120,14 +134,26 @@ def logprobs(
     if not on_triton(logits):
         plain.logprobs(logits, tokens, who, asked, out)
         return
-    (rows, vocab), most = logits.shape, out.shape[2] - 1
+    rows, vocab = logits.shape
+    most = out.shape[2] - 1
     parts = triton.cdiv(vocab, CHUNK)
-    stats = logits.new_empty(rows, 3, parts, dtype=torch.float32)
-    lists = logits.new_empty(rows, most, parts, dtype=torch.int64)
-    line = (logits, logits.stride(0), tokens, who, asked, stats, lists)
-    pads, how = (
-        (triton.next_power_of_2(parts), triton.next_power_of_2(most * parts)),
-        early(logits),
+    row = {
+        "logits": logits,
+        "stride": logits.stride(0),
+        "tokens": tokens,
+        "who": who,
+        "asked": asked,
+        "stats": logits.new_empty(rows, 3, parts, dtype=torch.float32),
+        "lists": logits.new_empty(rows, most, parts, dtype=torch.int64),
+        "most": most,
+        "launch_pdl": early(logits),
+    }
+    _scan[parts, rows](**row, vocab=vocab, chunk=CHUNK, num_warps=SCAN_WARPS)
+    _finish[rows,](
+        **row,
+        out=out,
+        parts=parts,
+        pad=triton.next_power_of_2(parts),
+        wide=triton.next_power_of_2(most * parts),
+        num_warps=FINISH_WARPS,
     )
-    _scan[parts, rows](*line, vocab, most, CHUNK, num_warps=4, launch_pdl=how)
-    _finish[rows,](*line, out, parts, most, *pads, num_warps=8, launch_pdl=how)

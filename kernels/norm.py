@@ -11,16 +11,14 @@ from torch import Tensor
 from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
 
-TILE, WARP, MANY = (
-    4096,
-    512,
-    1024,
-)  # elements of a program, of a warp; rows that share programs
+TILE = 4096  # elements of a program
+WARP = 512  # elements of a warp
+MOST_WARPS = 16
+MANY = 1024  # rows from which on rows share programs
 
 
-# Triton ships no types.
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def _rms_norm(  # type: ignore[no-untyped-def]  # Triton's
+@triton.jit(do_not_specialize=["rows"])
+def _rms_norm(
     x,
     weight,
     residual,
@@ -35,6 +33,7 @@ def _rms_norm(  # type: ignore[no-untyped-def]  # Triton's
     height: tl.constexpr,
     add: tl.constexpr,
 ):
+    """Grid [rows / height]: `height` rows of a program."""
     row = (tl.program_id(0) * height + tl.arange(0, height)).to(tl.int64)[:, None]
     lane = tl.arange(0, pad)[None, :]
     inside = (row < rows) & (lane < size)
@@ -68,30 +67,29 @@ def rms_norm(
     `x`. On the CPU, `x` may have more dimensions.
     """
     if not on_triton(x):
-        return plain.rms_norm(
-            x if residual is None else residual.add_(x), weight, eps, out
-        )
-    out = torch.empty_like(x) if out is None else out
-    (rows, size), pad = x.shape, triton.next_power_of_2(x.shape[1])
-    more, height = (
-        x if residual is None else residual,
-        max(1, TILE // pad if rows >= MANY else 1),
-    )
+        summed = x if residual is None else residual.add_(x)
+        return plain.rms_norm(summed, weight, eps, out)
+    if out is None:
+        out = torch.empty_like(x)
+    rows, size = x.shape
+    pad = triton.next_power_of_2(size)
+    height = max(1, TILE // pad) if rows >= MANY else 1
+    more = x if residual is None else residual  # a kernel wants a tensor: x is not read
     _rms_norm[triton.cdiv(rows, height),](
-        x,
-        weight,
-        more,
-        out,
-        x.stride(0),
-        more.stride(0),
-        out.stride(0),
-        rows,
-        eps,
-        size,
-        pad,
-        height,
-        residual is not None,
-        num_warps=min(16, max(1, pad * height // WARP)),
+        x=x,
+        weight=weight,
+        residual=more,
+        out=out,
+        x_stride=x.stride(0),
+        residual_stride=more.stride(0),
+        out_stride=out.stride(0),
+        rows=rows,
+        eps=eps,
+        size=size,
+        pad=pad,
+        height=height,
+        add=residual is not None,
+        num_warps=min(MOST_WARPS, max(1, pad * height // WARP)),
         launch_pdl=early(x),
     )
     return out

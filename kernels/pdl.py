@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-# rows of a tensor up to which launches are what counts: at 256 a step got 1 % slower
+# Rows of a tensor up to which launches are what counts: at 256 a step got 1 % slower.
 MOST = 64
 
 
@@ -41,10 +41,10 @@ def arrivals(device: torch.device, size: int) -> Tensor:
     Kernels of two streams (engines of one process) may run at once: each stream has its
     own.
     """
-    cuda = device.type == "cuda"
-    return _zeros(
-        device, size, torch.cuda.current_stream(device).cuda_stream if cuda else 0
-    )
+    stream = 0
+    if device.type == "cuda":
+        stream = torch.cuda.current_stream(device).cuda_stream
+    return _zeros(device, size, stream)
 
 
 @cache
@@ -53,7 +53,7 @@ def _zeros(device: torch.device, size: int, _stream: int) -> Tensor:
 
 
 @triton.jit
-def follow():  # type: ignore[no-untyped-def]  # Triton's
+def follow():
     """Let the next kernel start; wait for the one before."""
     if tl.target_info.cuda_capability_geq(9, 0):
         gdc_launch_dependents()
@@ -61,7 +61,7 @@ def follow():  # type: ignore[no-untyped-def]  # Triton's
 
 
 @triton.jit
-def prefetch(at):  # type: ignore[no-untyped-def]  # Triton's
+def prefetch(at):
     """Have the 32 bytes at each of these addresses come into the second-level cache."""
     if tl.target_info.cuda_capability_geq(9, 0):
         asm: tl.constexpr = (

@@ -7,8 +7,6 @@ into the batch's own buffers; `advance` writes back what they drew. Rows that pa
 to its graph's size are the scratch row, which never advances.
 """
 
-from typing import Any
-
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -16,13 +14,11 @@ from torch import Tensor
 from minfer.kernels import on_triton, plain
 from minfer.kernels.pdl import early, follow
 
-BLOCK = 256
+BLOCK = 256  # entries of a program
 
 
-# Triton ships no types.
-@triton.jit(do_not_specialize=["count"])  # type: ignore[untyped-decorator]
-# Triton types its kernels itself.
-def _scatter(arena, pairs, count, block: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=["count"])
+def _scatter(arena, pairs, count, block: tl.constexpr):
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
     there = at < count
@@ -40,13 +36,17 @@ def scatter(arena: Tensor, pairs: Tensor) -> None:
     if not on_triton(arena):
         plain.scatter(arena, pairs)
         return
-    grid = (triton.cdiv(count, BLOCK),)
-    _scatter[grid](arena, pairs, count, block=BLOCK, launch_pdl=early(pairs))
+    _scatter[triton.cdiv(count, BLOCK),](
+        arena=arena,
+        pairs=pairs,
+        count=count,
+        block=BLOCK,
+        launch_pdl=early(pairs),
+    )
 
 
-# Triton ships no types.
-@triton.jit(do_not_specialize=["given_stride", "alone", "count"])  # type: ignore[untyped-decorator]
-def _gather(  # type: ignore[no-untyped-def]  # as above
+@triton.jit(do_not_specialize=["given_stride", "alone", "count"])
+def _gather(
     rows,
     given,
     given_stride,
@@ -65,8 +65,10 @@ def _gather(  # type: ignore[no-untyped-def]  # as above
 ):
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
-    fed, inside = at < alone, at < count
-    history, here = inside & (at >= alone), given + at - alone
+    fed = at < alone
+    inside = at < count
+    history = inside & (at >= alone)
+    here = given + at - alone
     row = tl.load(rows + at, fed, 0) + tl.load(here + 2 * given_stride, history, 0)
     position = tl.load(next_ + row, fed, 0) + tl.load(here + given_stride, history, 0)
     token = tl.load(last + row, fed, 0) + tl.load(here, history, 0)
@@ -101,31 +103,28 @@ def gather(
             rows, given, last, next_, table, block_size, tokens, positions, ahead, slots
         )
         return
-    history = rows if given is None else given
-    stride = 0 if given is None else given.stride(0)
-    _gather[(triton.cdiv(len(tokens), BLOCK),)](
-        rows,
-        history,
-        stride,
-        last,
-        next_,
-        table,
-        table.stride(0),
-        block_size,
-        len(rows),
-        len(tokens),
-        tokens,
-        positions,
-        ahead,
-        slots,
+    _gather[triton.cdiv(len(tokens), BLOCK),](
+        rows=rows,
+        given=rows if given is None else given,  # a kernel wants a tensor
+        given_stride=0 if given is None else given.stride(0),
+        last=last,
+        next_=next_,
+        table=table,
+        table_stride=table.stride(0),
+        block_size=block_size,
+        alone=len(rows),
+        count=len(tokens),
+        tokens=tokens,
+        positions=positions,
+        ahead=ahead,
+        slots=slots,
         block=BLOCK,
         launch_pdl=early(rows),
     )
 
 
-# Triton ships no types.
-@triton.jit(do_not_specialize=["scratch", "count"])  # type: ignore[untyped-decorator]
-def _advance(  # type: ignore[no-untyped-def]  # as above
+@triton.jit(do_not_specialize=["scratch", "count"])
+def _advance(
     rows,
     positions,
     drawn,
@@ -140,7 +139,8 @@ def _advance(  # type: ignore[no-untyped-def]  # as above
     follow()
     at = tl.program_id(0) * block + tl.arange(0, block)
     inside = at < count
-    row, token = tl.load(rows + at, inside, 0), tl.load(drawn + at, inside, 0)
+    row = tl.load(rows + at, inside, 0)
+    token = tl.load(drawn + at, inside, 0)
     there = inside & (row != scratch)
     tl.store(last + row, token, there)
     tl.store(next_ + row, tl.load(positions + at, inside, 0), there)
@@ -166,17 +166,16 @@ def advance(
     if not on_triton(rows):
         plain.advance(rows, positions, drawn, broken, last, next_, scratch, out)
         return
-    grid: Any = (triton.cdiv(len(rows), BLOCK),)
-    _advance[grid](
-        rows,
-        positions,
-        drawn,
-        broken,
-        last,
-        next_,
-        scratch,
-        out,
-        len(rows),
+    _advance[triton.cdiv(len(rows), BLOCK),](
+        rows=rows,
+        positions=positions,
+        drawn=drawn,
+        broken=broken,
+        last=last,
+        next_=next_,
+        scratch=scratch,
+        out=out,
+        count=len(rows),
         block=BLOCK,
         launch_pdl=early(rows),
     )
