@@ -36,55 +36,32 @@ Exponentials are to base 2 (log2 e goes into the scale), which is the hardware's
 """
 
 import math
-from functools import cache
-from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.attention_kernels import attend_kernel
+from minfer.kernels.attention_kernels import attend
+from minfer.kernels.attention_tunes import (
+    MERGE_VALUES,
+    PROCESSORS,
+    DecodeTune,
+    PrefillTune,
+    decode_tune,
+    kind_of,
+    known_dim,
+    padded,
+    prefill_tune,
+    programs_at_once,
+)
 from minfer.kernels.pdl import arrivals, early
 
-PROCESSORS = 132  # streaming multiprocessors of an H100 or H200
-# Programs for each, by padded head_dim, if there are so many before contexts are cut:
-# attention then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). From 32 on
-# (7B, batch 8) as well, but a step took 4.88 ms instead of 4.69.
-AT_ONCE, MANY = {64: 4, 128: 2, 256: 1}, 64
-HAVE_99_KB = ((8, 6), (8, 9), (12, 0), (12, 1))  # of shared memory for a program
 SPLIT_TOKENS = 8192  # a range no program exceeds: one long context among many short ones
+LEAST_TOKENS = 64  # of a range
 MAX_SPLITS = 128  # beyond, merging takes longer than the ranges
-MERGE_VALUES = {
-    64: 64,
-    128: 128,
-    256: 128,
-}  # results a merging thread loads at once, by dim
-Tune = tuple[int, int, int]
-# (bytes of an element, padded head_dim) -> (tile of keys, warps, stages) for decoding,
-# and (rows of a tile at most, tile of keys, stages) for chunks: 8 warps from 128 rows on,
-# else 4. float32 products do not use the tensor cores: small tiles, or sums do not fit
-# the registers.
-DECODE: dict[tuple[int, int], Tune] = {
-    (2, 64): (64, 4, 4),
-    (2, 128): (64, 4, 3),
-    (2, 256): (32, 4, 3),
-    (4, 64): (32, 4, 3),
-    (4, 128): (16, 4, 3),
-    (4, 256): (16, 4, 3),
-}
-# Programs that a processor holds, by stages, for rows of `DECODE` that have a choice:
-# programs come in rounds, of which the last should be full. Of 128 dimensions, 512 take
-# 0.85 of the time with 2 stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
-HELD = {(2, 128): {3: 3, 2: 4}}
-PREFILL: dict[tuple[int, int], Tune] = {
-    (2, 64): (128, 64, 3),
-    (2, 128): (128, 64, 3),
-    (2, 256): (128, 32, 3),
-    (4, 64): (32, 16, 2),
-    (4, 128): (16, 16, 2),
-    (4, 256): (16, 16, 2),
-}
+LOG2_E = math.log2(math.e)
+THREADS = 32  # of a warp
 
 
 def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
@@ -95,9 +72,9 @@ def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
     `SPLIT_TOKENS`; at most one for 64 tokens.
     """
     programs = max(1, batch * kv_heads)
-    fill = PROCESSORS * (1 if programs < MANY else AT_ONCE[_tiled(dim)]) // programs
+    fill = PROCESSORS * programs_at_once(programs, dim) // programs
     wanted = max(fill, -(-max_context // SPLIT_TOKENS))
-    return max(1, min(wanted, -(-max_context // 64), MAX_SPLITS))
+    return max(1, min(wanted, -(-max_context // LEAST_TOKENS), MAX_SPLITS))
 
 
 def decode_attention(
@@ -112,7 +89,7 @@ def decode_attention(
     window: int = 0,
     splits: int | None = None,
     out: Tensor | None = None,
-    tune: Tune | None = None,
+    tune: DecodeTune | None = None,
 ) -> Tensor:
     """Attention of one query per sequence over its cached context; returns `out`, as q in
     shape.
@@ -124,49 +101,46 @@ def decode_attention(
     them. Table entries outside are never read. scale > 0 multiplies the scores.
 
     splits: ranges that each context is cut into, at most `MAX_SPLITS`; None is
-    `num_splits` of the table's width. tune: (tile, warps, stages) instead of `DECODE`.
+    `num_splits` of the table's width. tune: instead of the table's (attention_tunes.py).
     Raises ValueError for shapes, strides or types that do not fit together.
     """
     _check(q, k_cache, v_cache, table, out)
     if not on_triton(q):
-        ones, places = torch.ones_like(contexts), torch.arange(len(q), device=q.device)
         return attention_reference(
             q,
             k_cache,
             v_cache,
             table,
             rows,
-            contexts - 1,
-            ones,
-            places,
-            scale,
-            window,
-            out,
+            starts=contexts - 1,
+            counts=torch.ones_like(contexts),
+            offsets=torch.arange(len(q), device=q.device),
+            scale=scale,
+            window=window,
+            out=out,
         )
+    block_size, kv_heads, dim = k_cache.shape[1:]
     if splits is None:
-        block_size, kv_heads, dim = k_cache.shape[1:]
         splits = num_splits(len(q), kv_heads, dim, table.shape[1] * block_size)
-    tile, warps, stages = tune or _decode_tune(
-        _table_row(q), len(q) * k_cache.shape[2], splits
-    )
+    tune = tune or decode_tune(kind_of(q), len(q) * kv_heads, splits)
     return _launch(
         q,
         k_cache,
         v_cache,
         table,
-        rows,
-        contexts,
-        None,
-        None,
-        scale,
-        window,
-        1,
-        splits,
-        out,
-        _padded(q.shape[1] // k_cache.shape[2]),
-        tile,
-        warps,
-        stages,
+        rows=rows,
+        starts=contexts,
+        counts=None,
+        offsets=None,
+        scale=scale,
+        window=window,
+        max_count=1,
+        splits=splits,
+        out=out,
+        rows_tile=padded(q.shape[1] // kv_heads),
+        tile=tune.tile,
+        warps=tune.warps,
+        stages=tune.stages,
     )
 
 
@@ -185,7 +159,7 @@ def prefill_attention(
     max_count: int,
     splits: int = 1,
     out: Tensor | None = None,
-    tune: Tune | None = None,
+    tune: PrefillTune | None = None,
 ) -> Tensor:
     """Causal attention of packed chunks over their cached contexts; returns `out`, as q
     in shape.
@@ -196,33 +170,33 @@ def prefill_attention(
     count may be above max_count, which sets the grid and, for few rows, their tile.
     Chunks of count 0 and tokens of no chunk leave `out` as it was. The rest is as in
     `decode_attention`; splits are for few short chunks of long contexts (drafts to
-    verify). tune: (rows, tile, stages) instead of `PREFILL`.
+    verify). tune: instead of the table's.
     """
     _check(q, k_cache, v_cache, table, out)
     if not on_triton(q):
         return attention_reference(
             q, k_cache, v_cache, table, rows, starts, counts, offsets, scale, window, out
         )
-    most, tile, stages = tune or _prefill_tune(_table_row(q), q.device)
-    rows_tile = min(most, _padded(max_count * q.shape[1] // k_cache.shape[2]))
+    tune = tune or prefill_tune(kind_of(q), q.device)
+    rows_tile = min(tune.rows, padded(max_count * q.shape[1] // k_cache.shape[2]))
     return _launch(
         q,
         k_cache,
         v_cache,
         table,
-        rows,
-        starts,
-        counts,
-        offsets,
-        scale,
-        window,
-        max_count,
-        splits,
-        out,
-        rows_tile,
-        tile,
-        8 if rows_tile >= 128 else 4,
-        stages,
+        rows=rows,
+        starts=starts,
+        counts=counts,
+        offsets=offsets,
+        scale=scale,
+        window=window,
+        max_count=max_count,
+        splits=splits,
+        out=out,
+        rows_tile=rows_tile,
+        tile=tune.tile,
+        warps=tune.warps(rows_tile),
+        stages=tune.stages,
     )
 
 
@@ -231,6 +205,7 @@ def _launch(
     k_cache: Tensor,
     v_cache: Tensor,
     table: Tensor,
+    *,
     rows: Tensor,
     starts: Tensor,
     counts: Tensor | None,
@@ -246,36 +221,47 @@ def _launch(
     stages: int,
 ) -> Tensor:
     """Run the kernel, with room for its ranges' results."""
-    (tokens, heads, dim), (block_size, kv_heads) = q.shape, k_cache.shape[1:3]
+    tokens, heads, dim = q.shape
+    block_size, kv_heads = k_cache.shape[1:3]
     if not 1 <= splits <= MAX_SPLITS:
         raise ValueError(f"splits is {splits}, not from 1 to {MAX_SPLITS}")
-    found = tokens * heads * splits if splits > 1 else 0
-    parts = torch.empty(found * (dim + 1), dtype=torch.float32, device=q.device)
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
-    dim_pad, group = _padded(dim), heads // kv_heads
+    if out is None:
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    group = heads // kv_heads
     tiles = triton.cdiv(max_count * group, rows_tile)
-    needed = triton.next_power_of_2(tiles * len(rows) * kv_heads)
+    dim_pad = padded(dim)
     merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
-    depth = max(1, MERGE_VALUES[_table_row(q)[1]] * 32 * warps // (merge_rows * dim_pad))
-    attend_kernel[tiles * splits, len(rows), kv_heads](
-        q,
-        k_cache,
-        v_cache,
-        table,
-        rows,
-        starts,
-        counts,
-        offsets,
-        out,
-        parts,
-        parts[found * dim :],
-        arrivals(q.device, needed) if splits > 1 else None,
-        scale * math.log2(math.e),
-        splits,
-        *q.stride()[:2],
-        *out.stride()[:2],
-        table.stride(0),
-        *k_cache.stride()[:3],
+    at_once = MERGE_VALUES[known_dim(dim)] * THREADS * warps
+    # Of each range a result [dim], and the logarithm of its sum of exponentials.
+    results = tokens * heads * splits if splits > 1 else 0
+    parts = torch.empty(results * (dim + 1), dtype=torch.float32, device=q.device)
+    counters = None
+    if splits > 1:
+        needed = triton.next_power_of_2(tiles * len(rows) * kv_heads)
+        counters = arrivals(q.device, needed)
+    attend[tiles * splits, len(rows), kv_heads](
+        q=q,
+        k_cache=k_cache,
+        v_cache=v_cache,
+        table=table,
+        rows=rows,
+        starts=starts,
+        counts=counts,
+        offsets=offsets,
+        out=out,
+        parts=parts,
+        sums=parts[results * dim :],
+        arrivals=counters,
+        scale=scale * LOG2_E,
+        splits=splits,
+        q_row=q.stride(0),
+        q_head=q.stride(1),
+        out_row=out.stride(0),
+        out_head=out.stride(1),
+        table_row=table.stride(0),
+        stride_block=k_cache.stride(0),
+        stride_token=k_cache.stride(1),
+        stride_head=k_cache.stride(2),
         window=window,
         split=splits > 1,
         group=group,
@@ -285,45 +271,12 @@ def _launch(
         dim=dim,
         dim_pad=dim_pad,
         merge_rows=merge_rows,
-        depth=depth,
+        depth=max(1, at_once // (merge_rows * dim_pad)),
         num_warps=warps,
         num_stages=stages,
         launch_pdl=early(q),
     )
     return out
-
-
-def _decode_tune(row: tuple[int, int], programs: int, splits: int) -> Tune:
-    """From `DECODE`; of contexts that are whole, the stages with the least room left
-    over.
-    """
-    tile, warps, stages = DECODE[row]
-    if splits == 1 and (held := HELD.get(row)):
-        stages = min(held, key=lambda n: -(-programs // (PROCESSORS * held[n])) * held[n])
-    return tile, warps, stages
-
-
-@cache
-def _prefill_tune(row: tuple[int, int], device: torch.device) -> Tune:
-    """From `PREFILL`; for the widest heads that takes 136 KB of shared memory."""
-    small = row == (2, 256) and device.type == "cuda"
-    small = small and torch.cuda.get_device_capability(device) in HAVE_99_KB
-    return (64, 32, 2) if small else PREFILL[row]
-
-
-def _table_row(q: Tensor) -> tuple[int, int]:
-    """Which row of a table of constants is for these queries."""
-    return q.element_size(), _tiled(q.shape[2])
-
-
-def _tiled(dim: int) -> int:
-    """A head's dimensions, as tables of constants know them."""
-    return min(max(int(triton.next_power_of_2(dim)), 64), 256)
-
-
-def _padded(size: int) -> int:
-    """Rows or columns as the tensor cores want them: a power of two from 16."""
-    return max(16, int(triton.next_power_of_2(size)))
 
 
 def _check(
@@ -371,8 +324,8 @@ def attention_reference(
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     block_size, kv_heads, dim = k_cache.shape[1:]
-    lists: list[Any] = [part.tolist() for part in (rows, starts, counts, offsets)]
-    for row, start, count, offset in zip(*lists, strict=True):
+    chunks = torch.stack([part.long() for part in (rows, starts, counts, offsets)], 1)
+    for row, start, count, offset in chunks.tolist():
         first = max(0, start - window + 1) if window else 0
         tokens = torch.arange(first, start + count, device=q.device)
         blocks = table[row, tokens // block_size].long()

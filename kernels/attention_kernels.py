@@ -1,29 +1,49 @@
 """The Triton kernels of paged attention; attention.py has their theory, and launches
 them.
+
+`attend` is the whole: it finds its program's range of a context, folds the range's tiles
+into a running softmax (`_scan`), and stores the result; or, where a context is cut,
+leaves it for the last program to merge (`_merge`).
 """
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
-from minfer.kernels.pdl import follow
+from minfer.kernels.pdl import arrive, follow
+
+NOTHING_YET = tl.constexpr(-1e30)  # a top to start from: finite, below every score
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
+class Context(NamedTuple):
+    """One key head of a sequence's pages, and which of its keys may be read."""
+
+    first: tl.tensor  # key that may be read
+    last: tl.tensor
+    k_head: tl.tensor  # pointers to the head in block 0
+    v_head: tl.tensor
+    blocks: tl.tensor  # pointer to the sequence's row of the block table
+    stride_block: tl.tensor
+    stride_token: tl.tensor
+
+
+class Softmax(NamedTuple):
+    """A running softmax of rows: what part of a context comes to, not yet divided."""
+
+    acc: tl.tensor  # [rows, dim_pad] weighted values
+    top: tl.tensor  # [rows] largest score, times log2(e)
+    total: tl.tensor  # [rows] sum of exponentials
+
+
+@triton.jit
+def _scan(
     q,
-    acc,
-    top,
-    total,
+    softmax,
     positions,
     lo,
     hi,
-    first_key,
-    last_key,
-    keys,
-    values,
-    blocks,
-    stride_block,
-    stride_token,
+    context,
     scale,
     window: tl.constexpr,
     masked: tl.constexpr,
@@ -32,31 +52,33 @@ def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
     dim: tl.constexpr,
     dim_pad: tl.constexpr,
 ):
-    """Fold tiles lo .. hi - 1 of one key head into the softmax (acc, top, total) of q's
-    rows.
+    """Fold tiles lo .. hi - 1 of one key head into the softmax of q's rows.
 
-    q is [rows, dim_pad], row r stands at positions[r]. Only keys from first_key to
-    last_key are loaded, and only table entries of those. `masked` False: every row sees
+    q is [rows, dim_pad], row r stands at positions[r]. Only the context's keys from first
+    to last are loaded, and only table entries of those. `masked` False: every row sees
     every key of every tile.
     """
+    acc, top, total = softmax
     lanes = tl.arange(0, tile)
     dims = tl.arange(0, dim_pad)
     tokens = lo * tile + lanes
-    inside = (tokens >= first_key) & (tokens <= last_key)
-    ids = tl.load(blocks + tokens // block_size, mask=inside, other=0)
+    inside = (tokens >= context.first) & (tokens <= context.last)
+    ids = tl.load(context.blocks + tokens // block_size, mask=inside, other=0)
     for index in range(lo, hi):
         tokens = index * tile + lanes
-        at = ids.to(tl.int64) * stride_block + (tokens % block_size) * stride_token
+        at = ids.to(tl.int64) * context.stride_block
+        at += (tokens % block_size) * context.stride_token
         # The next tile's block ids come while this tile's keys are on their way: were
         # they loaded where they are used, every tile would wait for two loads in a row.
-        inside = (tokens + tile >= first_key) & (tokens + tile <= last_key)
-        ids = tl.load(blocks + (tokens + tile) // block_size, mask=inside, other=0)
+        after = tokens + tile
+        inside = (after >= context.first) & (after <= context.last)
+        ids = tl.load(context.blocks + after // block_size, mask=inside, other=0)
         where = at[:, None] + dims[None, :]
         here = (dims < dim)[None, :]
         if masked:
-            here = here & ((tokens >= first_key) & (tokens <= last_key))[:, None]
-        key = tl.load(keys + where, mask=here, other=0.0)
-        value = tl.load(values + where, mask=here, other=0.0)
+            here = here & ((tokens >= context.first) & (tokens <= context.last))[:, None]
+        key = tl.load(context.k_head + where, mask=here, other=0.0)
+        value = tl.load(context.v_head + where, mask=here, other=0.0)
         scores = tl.dot(q, tl.trans(key), input_precision="ieee")
         if masked:
             seen = tokens[None, :] <= positions[:, None]
@@ -69,15 +91,14 @@ def _scan(  # type: ignore[no-untyped-def]  # arguments have Triton's types
         weights = tl.exp2(scores * scale - higher[:, None])
         fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weights, 1)
-        acc = tl.dot(
-            weights.to(value.dtype), value, acc * fade[:, None], input_precision="ieee"
-        )
+        weights = weights.to(value.dtype)
+        acc = tl.dot(weights, value, acc * fade[:, None], input_precision="ieee")
         top = higher
-    return acc, top, total
+    return Softmax(acc, top, total)
 
 
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-def _merge(  # type: ignore[no-untyped-def]  # arguments have Triton's types
+@triton.jit
+def _merge(
     parts,
     sums,
     at,
@@ -92,27 +113,101 @@ def _merge(  # type: ignore[no-untyped-def]  # arguments have Triton's types
     at once.
     """
     dims = tl.arange(0, dim_pad)
-    acc, total = tl.zeros([rows, dim_pad], tl.float32), tl.zeros([rows], tl.float32)
-    top = tl.full([rows], -1e30, tl.float32)
+    acc = tl.zeros([rows, dim_pad], tl.float32)
+    total = tl.zeros([rows], tl.float32)
+    top = tl.full([rows], NOTHING_YET, tl.float32)
     for first in range(0, used, depth):
         part = first + tl.arange(0, depth)
-        here, ours = at[:, None] + part[None, :], mine[:, None] & (part < used)[None, :]
+        here = at[:, None] + part[None, :]
+        ours = mine[:, None] & (part < used)[None, :]
         where = here[:, :, None] * dim + dims[None, None, :]
         # Other processors wrote these: .cg passes by this one's own cache.
         logs = tl.load(sums + here, mask=ours, other=float("-inf"), cache_modifier=".cg")
         inside = ours[:, :, None] & (dims < dim)[None, None, :]
         found = tl.load(parts + where, mask=inside, other=0.0, cache_modifier=".cg")
         higher = tl.maximum(top, tl.max(logs, 1))
-        weights, fade = tl.exp2(logs - higher[:, None]), tl.exp2(top - higher)
+        weights = tl.exp2(logs - higher[:, None])
+        fade = tl.exp2(top - higher)
         total = total * fade + tl.sum(weights, 1)
         acc = acc * fade[:, None] + tl.sum(weights[:, :, None] * found, 1)
         top = higher
     return acc / tl.where(total > 0, total, 1.0)[:, None]
 
 
-# Triton ships no types.
-@triton.jit(do_not_specialize=["splits"])  # type: ignore[untyped-decorator]
-def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's types
+@triton.jit
+def _chunk(starts, counts, offsets, chunk):
+    """A chunk's first position, its number of queries, and where they begin in q."""
+    start = tl.load(starts + chunk).to(tl.int32)
+    if counts is None:
+        start, count, offset = start - 1, 1, chunk.to(tl.int64)
+    else:
+        count = tl.load(counts + chunk).to(tl.int32)
+        offset = tl.load(offsets + chunk).to(tl.int64)
+    return start, count, offset
+
+
+@triton.jit
+def _scan_whole(
+    q,
+    softmax,
+    positions,
+    lo,
+    hi,
+    first,
+    last,
+    context,
+    scale,
+    window: tl.constexpr,
+    block_size: tl.constexpr,
+    tile: tl.constexpr,
+    dim: tl.constexpr,
+    dim_pad: tl.constexpr,
+):
+    """Fold the tiles before the causal edge; returns the softmax, and the tile of the
+    edge.
+
+    The rows stand at positions `first` to `last`.
+    """
+    # Tiles that the window cuts for some row; then those that all rows see whole.
+    cut = lo
+    if window > 0:
+        cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
+        softmax = _scan(
+            q,
+            softmax,
+            positions,
+            lo,
+            cut,
+            context,
+            scale,
+            window,
+            True,
+            block_size,
+            tile,
+            dim,
+            dim_pad,
+        )
+    edge = tl.maximum((first + 1) // tile, cut)
+    softmax = _scan(
+        q,
+        softmax,
+        positions,
+        cut,
+        edge,
+        context,
+        scale,
+        window,
+        False,
+        block_size,
+        tile,
+        dim,
+        dim_pad,
+    )
+    return softmax, edge
+
+
+@triton.jit(do_not_specialize=["splits"])
+def attend(
     q,
     k_cache,
     v_cache,
@@ -152,13 +247,10 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
     follow()
-    part, chunk, kv_head = tl.program_id(0) % splits, tl.program_id(1), tl.program_id(2)
-    start = tl.load(starts + chunk).to(tl.int32)
-    if counts is None:
-        start, count, offset = start - 1, 1, chunk.to(tl.int64)
-    else:
-        count = tl.load(counts + chunk).to(tl.int32)
-        offset = tl.load(offsets + chunk).to(tl.int64)
+    part = tl.program_id(0) % splits
+    chunk = tl.program_id(1)
+    kv_head = tl.program_id(2)
+    start, count, offset = _chunk(starts, counts, offsets, chunk)
     # The last rows of a chunk see the most: they are launched first, short work fills in
     # behind.
     index = tl.cdiv(count * group, rows_tile) - 1 - tl.program_id(0) // splits
@@ -167,11 +259,9 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
     blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
     flat = index * rows_tile + tl.arange(0, rows_tile)
     query = flat * 0 if counts is None else flat // group
-    token, head, positions = (
-        offset + query,
-        kv_head * group + flat - query * group,
-        start + query,
-    )
+    token = offset + query
+    head = kv_head * group + flat - query * group
+    positions = start + query
     first = start + index * rows_tile // group
     last = start + tl.minimum((index * rows_tile + rows_tile - 1) // group, count - 1)
 
@@ -179,14 +269,15 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
     mine = (flat < count * group)[:, None] & (dims < dim)[None, :]
     where = q + token[:, None] * q_row + head[:, None] * q_head + dims[None, :]
     queries = tl.load(where, mask=mine, other=0.0)
-    keys, values = k_cache + kv_head * stride_head, v_cache + kv_head * stride_head
+    k_head = k_cache + kv_head * stride_head
+    v_head = v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)
-    top, total = (
-        tl.full([rows_tile], -1e30, tl.float32),
-        tl.zeros([rows_tile], tl.float32),
-    )
+    top = tl.full([rows_tile], NOTHING_YET, tl.float32)
+    softmax = Softmax(acc, top, tl.zeros([rows_tile], tl.float32))
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
-    lo, hi = first_key // tile, tl.cdiv(last + 1, tile)
+    context = Context(first_key, last, k_head, v_head, blocks, stride_block, stride_token)
+    lo = first_key // tile
+    hi = tl.cdiv(last + 1, tile)
     if counts is None or split:
         share = tl.maximum(tl.cdiv(hi - lo, splits), 1)
         used = tl.maximum(tl.cdiv(hi - lo, share), 1)
@@ -195,52 +286,17 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
         lo += part * share
         hi = tl.minimum(lo + share, hi)
     else:
-        # Tiles that the window cuts for some row; then those that all rows see whole.
-        cut = lo
-        if window > 0:
-            cut = tl.minimum(tl.cdiv(tl.maximum(last - window + 1, 0), tile), hi)
-            acc, top, total = _scan(
-                queries,
-                acc,
-                top,
-                total,
-                positions,
-                lo,
-                cut,
-                first_key,
-                last,
-                keys,
-                values,
-                blocks,
-                stride_block,
-                stride_token,
-                scale,
-                window,
-                True,
-                block_size,
-                tile,
-                dim,
-                dim_pad,
-            )
-        lo = tl.maximum((first + 1) // tile, cut)
-        acc, top, total = _scan(
+        softmax, lo = _scan_whole(
             queries,
-            acc,
-            top,
-            total,
+            softmax,
             positions,
-            cut,
             lo,
-            first_key,
+            hi,
+            first,
             last,
-            keys,
-            values,
-            blocks,
-            stride_block,
-            stride_token,
+            context,
             scale,
             window,
-            False,
             block_size,
             tile,
             dim,
@@ -248,19 +304,11 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
         )
     acc, top, total = _scan(
         queries,
-        acc,
-        top,
-        total,
+        softmax,
         positions,
         lo,
         hi,
-        first_key,
-        last,
-        keys,
-        values,
-        blocks,
-        stride_block,
-        stride_token,
+        context,
         scale,
         window,
         True,
@@ -279,15 +327,14 @@ def attend_kernel(  # type: ignore[no-untyped-def]  # arguments have Triton's ty
         logs = tl.where(total > 0, top + tl.log2(some), float("-inf"))
         tl.store(sums + at, logs, mask=flat < count * group)
         tl.store(parts + at[:, None] * dim + dims[None, :], result, mask=mine)
-        arrival = (
-            arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2) + kv_head
-        )
-        tl.debug_barrier()  # all threads have stored, before one of them says so
-        if tl.atomic_add(arrival, 1, sem="acq_rel", scope="gpu") == used - 1:
-            tl.store(arrival, 0)
+        counters = arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2)
+        if arrive(counters, kv_head) == used - 1:
+            tl.store(counters + kv_head, 0)
             row = index * rows_tile + tl.arange(0, merge_rows)
-            to, by = offset + row // group, kv_head * group + row % group
-            base, ours = (to * heads + by) * splits, row < count * group
+            to = offset + row // group
+            by = kv_head * group + row % group
+            base = (to * heads + by) * splits
+            ours = row < count * group
             merged = _merge(
                 parts, sums, base, ours, used, merge_rows, depth, dim, dim_pad
             )

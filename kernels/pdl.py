@@ -53,6 +53,16 @@ def _zeros(device: torch.device, size: int, _stream: int) -> Tensor:
 
 
 @triton.jit
+def arrive(counts, at):
+    """Count this program, which has stored its share, at counts[at]: how many did before.
+
+    counts: of `arrivals`. The last one may read all shares, and sets its count to zero.
+    """
+    tl.debug_barrier()  # all threads have stored, before one of them says so
+    return tl.atomic_add(counts + at, 1, sem="acq_rel", scope="gpu")
+
+
+@triton.jit
 def follow():
     """Let the next kernel start; wait for the one before."""
     if tl.target_info.cuda_capability_geq(9, 0):

@@ -17,6 +17,7 @@ from minfer.kernels.attention import (
     num_splits,
     prefill_attention,
 )
+from minfer.kernels.attention_tunes import DECODE, DecodeTune, Kind, PrefillTune
 from minfer.kernels.pdl import arrivals
 from tests.circles import long
 
@@ -34,6 +35,7 @@ if not CUDA:
     KINDS = KINDS[1:3] + KINDS[3:4]
 LIMIT = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 GARBAGE = (-1, 1 << 30)
+SMALL = PrefillTune(rows=32, tile=16, stages=2)  # a chunk is many tiles
 
 
 @dataclass
@@ -193,7 +195,7 @@ def test_decode_at_every_shape(
     q = queries(2, group * kv_heads, case)
     expected = decode_expected(case, q)
     for count in (1, splits):
-        close(decode(case, q, splits=count, tune=(32, 4, 3)), expected)
+        close(decode(case, q, splits=count, tune=DecodeTune(32, 4, 3)), expected)
 
 
 @pytest.mark.parametrize(("dtype", "dim"), KINDS)
@@ -213,7 +215,7 @@ def test_decode_reads_nothing_outside_its_window(window: int, block_size: int) -
     case = make(contexts, 1, block_size=block_size, lost=lost)
     q = queries(2, 2, case)
     for splits in (1, 3):
-        out = decode(case, q, window=window, splits=splits, tune=(16, 4, 3))
+        out = decode(case, q, window=window, splits=splits, tune=DecodeTune(16, 4, 3))
         close(out, decode_expected(case, q, window))
 
 
@@ -259,7 +261,7 @@ def test_whichever_range_comes_last_merges_the_same_bits(
 
     case = make([90, 20, 0], 2, dtype=torch.float16)
     q = queries(3, 8, case)
-    out = decode(case, q, splits=3, tune=(16, 4, 3))
+    out = decode(case, q, splits=3, tune=DecodeTune(16, 4, 3))
     place = interpreter_builder.set_grid_idx
 
     def other_order(
@@ -269,10 +271,14 @@ def test_whichever_range_comes_last_merges_the_same_bits(
         place(x % tiles * 3 + (x // tiles + last + 1) % 3, y, z)
 
     monkeypatch.setattr(interpreter_builder, "set_grid_idx", other_order)
-    assert torch.equal(out, decode(case, q, splits=3, tune=(16, 4, 3)))
+    assert torch.equal(out, decode(case, q, splits=3, tune=DecodeTune(16, 4, 3)))
     chunks = [(60, 30), (20, 0), (0, 0)]  # several tiles of rows, and chunks without any
     q = queries(30, 4, case)
-    options: dict[str, object] = {"max_count": 30, "splits": 3, "tune": (16, 16, 2)}
+    options: dict[str, object] = {
+        "max_count": 30,
+        "splits": 3,
+        "tune": PrefillTune(16, 16, 2),
+    }
     out = prefill(case, q, chunks, [0, 30, 30], **options)
     monkeypatch.undo()
     assert torch.equal(out, prefill(case, q, chunks, [0, 30, 30], **options))
@@ -282,7 +288,10 @@ def test_more_ranges_than_are_merged_at_once_and_counts_that_end_at_zero() -> No
     case = make([999 if CUDA else 300, 50], 1, 64, 16, torch.float16)
     q = queries(2, 16, case)  # 16 rows of 64 in 4 warps: 8 ranges at once
     for _ in range(2):
-        close(decode(case, q, splits=18, tune=(16, 4, 3)), decode_expected(case, q))
+        close(
+            decode(case, q, splits=18, tune=DecodeTune(16, 4, 3)),
+            decode_expected(case, q),
+        )
         for size in (1, 2, 4, 8):
             assert not arrivals(q.device, size).any()
 
@@ -307,7 +316,7 @@ def test_decode_makes_its_own_room_and_takes_long_positions_and_a_scale() -> Non
 def test_decode_of_large_scores_stays_finite() -> None:
     case = make([90], dtype=torch.float16)
     q = queries(1, 4, case) * 1000
-    close(decode(case, q, splits=3, tune=(32, 4, 3)), decode_expected(case, q))
+    close(decode(case, q, splits=3, tune=DecodeTune(32, 4, 3)), decode_expected(case, q))
 
 
 # Chunks as (start, count); max_count may be above all of them.
@@ -352,7 +361,7 @@ def check_prefill(
     window: int = 0,
     slack: int = 0,
     splits: int = 1,
-    tune: tuple[int, int, int] | None = (32, 16, 2),
+    tune: PrefillTune | None = SMALL,
     dim: int = 64,
     block_size: int = 16,
     dtype: torch.dtype = torch.float32,
@@ -402,7 +411,7 @@ def test_prefill_at_every_shape(
         dim=dim,
         block_size=block_size,
         dtype=dtype,
-        tune=(64, 32, 2),
+        tune=PrefillTune(64, 32, 2),
         slack=9,
     )
 
@@ -540,14 +549,14 @@ def test_the_last_round_of_programs_is_as_full_as_can_be(
     case = make([*range(1, batch + 1)], kv_heads, 128, 64, torch.float16)
     q, asked, launch = queries(batch, kv_heads, case), list[object](), attention._launch
 
-    def noted(*of: Any) -> Tensor:
-        asked.append(of[-1])
+    def noted(*of: Any, **how: Any) -> Tensor:
+        asked.append(how["stages"])
         # The interpreter has no rounds, and takes half a minute.
-        return launch(*of) if CUDA else of[-5].zero_()
+        return launch(*of, **how) if CUDA else how["out"].zero_()
 
     monkeypatch.setattr(attention, "_launch", noted)
     out = decode(case, q, splits=1)
-    assert torch.equal(out, decode(case, q, splits=1, tune=attention.DECODE[2, 128]))
+    assert torch.equal(out, decode(case, q, splits=1, tune=DECODE[Kind(2, 128)]))
     assert asked == [stages, 3]
     if CUDA:
         close(out, decode_expected(case, q))
@@ -595,21 +604,3 @@ def test_zeros_to_count_in_are_kept() -> None:
     assert arrivals(cpu, 7) is arrivals(cpu, 7)
     assert arrivals(cpu, 7) is not arrivals(cpu, 8)
     assert arrivals(cpu, 8).tolist() == [0] * 8
-
-
-def test_the_widest_heads_where_shared_memory_is_small(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device = torch.device("cuda")
-    for capability, expected in (
-        ((8, 6), (64, 32, 2)),
-        ((9, 0), attention.PREFILL[2, 256]),
-    ):
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda _, c=capability: c
-        )
-        assert attention._prefill_tune.__wrapped__((2, 256), device) == expected
-        assert (
-            attention._prefill_tune.__wrapped__((2, 128), device)
-            == attention.PREFILL[2, 128]
-        )

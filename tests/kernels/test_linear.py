@@ -11,7 +11,8 @@ from torch import Tensor
 
 from minfer import kernels
 from minfer.kernels import linear
-from minfer.kernels.linear import TABLE, Tune, linear_add, norm_gated, norm_linear
+from minfer.kernels.linear import linear_add, norm_gated, norm_linear
+from minfer.kernels.linear_tunes import TABLE, Choice, Product, Tune
 from minfer.kernels.pdl import arrivals
 from tests.circles import long
 
@@ -22,25 +23,25 @@ DEVICE = "cuda" if CUDA else "cpu"
 TYPES = [torch.float32, torch.float16, *([torch.bfloat16] if CUDA else [])]
 LIMIT = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 EPS = 1e-5
-# One token a program.
-ONE = (1, 16, 64, 1, 2, 1)
+# rows, columns, depth, splits, warps, stages. One token a program:
+ONE = Tune(1, 16, 64, 1, 2, 1)
 # Tokens, depth, columns: some tiles are full, of others a part is left at the end.
 CASES = [
     (ONE, 1, 128, 32),
     (ONE, 2, 80, 16),
-    ((1, 32, 128, 1, 4, 3), 3, 80, 48),
-    ((16, 16, 64, 1, 4, 3), 16, 128, 32),
-    ((16, 32, 32, 1, 2, 2), 2, 80, 48),
+    (Tune(1, 32, 128, 1, 4, 3), 3, 80, 48),
+    (Tune(16, 16, 64, 1, 4, 3), 16, 128, 32),
+    (Tune(16, 32, 32, 1, 2, 2), 2, 80, 48),
 ]
 SPLIT = [
-    ((16, 16, 32, 2, 2, 2), 17, 96, 32),
-    ((16, 16, 64, 4, 4, 2), 1, 16, 16),
-    ((1, 16, 32, 2, 2, 1), 2, 128, 32),
+    (Tune(16, 16, 32, 2, 2, 2), 17, 96, 32),
+    (Tune(16, 16, 64, 4, 4, 2), 1, 16, 16),
+    (Tune(1, 16, 32, 2, 2, 1), 2, 128, 32),
 ]
 MORE_SPLIT = [
-    ((1, 16, 32, 3, 2, 1), 2, 112, 32),
-    ((16, 32, 32, 7, 4, 2), 3, 208, 48),
-    ((1, 16, 32, 3, 2, 1), 2, 128, 32),
+    (Tune(1, 16, 32, 3, 2, 1), 2, 112, 32),
+    (Tune(16, 32, 32, 7, 4, 2), 3, 208, 48),
+    (Tune(1, 16, 32, 3, 2, 1), 2, 128, 32),
 ]
 
 pytestmark = [
@@ -109,7 +110,7 @@ def close(out: Tensor, expected: Tensor) -> None:
     assert error < LIMIT[out.dtype], f"relative error {error:.2e}"
 
 
-def checked(case: Case, name: str, tune: Tune | None, bias: bool = True) -> None:
+def checked(case: Case, name: Product, tune: Tune | None, bias: bool = True) -> None:
     getattr(case, name)(tune, bias)
 
 
@@ -131,7 +132,7 @@ def test_every_function(
 def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int) -> None:
     case, tiles = (
         Case(tokens, ins, outs, dtype),
-        -(-tokens // tune[0]) * -(-outs // tune[1]),
+        -(-tokens // tune.rows) * -(-outs // tune.columns),
     )
     first = norm_linear(case.x, case.norm, EPS, case.weight, tune=tune)
     assert not arrivals(first.device, tiles).any(), (
@@ -145,30 +146,29 @@ def test_splits(dtype: torch.dtype, tune: Tune, tokens: int, ins: int, outs: int
 
 @pytest.mark.parametrize("name", TABLE)
 @pytest.mark.parametrize("tokens", [1, 2, 7, 33])
-def test_constants_of_the_table(name: str, tokens: int) -> None:
+def test_constants_of_the_table(name: Product, tokens: int) -> None:
     dtype = TYPES[-1] if CUDA else torch.float32
     checked(Case(tokens, 80, 32, dtype), name, None)
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Of each call, whether the kernel took it."""
-    run, seen = linear._run, list[bool]()
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """What the kernel came to, of each call that it took."""
+    launch, seen = linear._launch, list[Tensor]()
 
-    def spy(*arguments: Any) -> Tensor | None:
-        out = run(*arguments)
-        seen.append(out is not None)
-        return out
+    def spy(*arguments: Any, **how: Any) -> Tensor:
+        seen.append(launch(*arguments, **how))
+        return seen[-1]
 
-    monkeypatch.setattr(linear, "_run", spy)
+    monkeypatch.setattr(linear, "_launch", spy)
     return seen
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_few_tokens_take_the_kernel(name: str, launched: list[bool]) -> None:
+def test_few_tokens_take_the_kernel(name: Product, launched: list[Tensor]) -> None:
     for dtype in TYPES:
         checked(Case(1, 64, 32, dtype), name, None)
-    assert all(launched)
+    assert len(launched) == len(TYPES)
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -176,14 +176,14 @@ def test_few_tokens_take_the_kernel(name: str, launched: list[bool]) -> None:
     ("tokens", "ins", "outs"), [(1, 100, 32), (2, 64, 34), (70, 16, 16), (0, 32, 32)]
 )
 def test_other_shapes(
-    name: str, tokens: int, ins: int, outs: int, launched: list[bool]
+    name: Product, tokens: int, ins: int, outs: int, launched: list[Tensor]
 ) -> None:
     checked(Case(tokens, ins, outs), name, None)
-    assert not any(launched)
+    assert not launched
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_strided_tensors(name: str) -> None:
+def test_strided_tensors(name: Product) -> None:
     case = Case(2, 64, 64)
     case.x, case.weight = (
         torch.cat((case.x, case.x), 1)[:, :64],
@@ -196,9 +196,9 @@ def test_strided_tensors(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TABLE)
-def test_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference(name: Product, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "interpreting", False)
-    monkeypatch.setattr(linear, "_linear", None)
+    monkeypatch.setattr(linear, "product", None)
     monkeypatch.setattr(f"{__name__}.DEVICE", "cpu")
     for tune, bias in ((ONE, True), (None, False)):
         checked(Case(2, 64, 32), name, tune, bias)
@@ -207,8 +207,8 @@ def test_the_reference(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("tokens", [1, 4])
 def test_large_float16_activations(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """x times the norm's weight is beyond float16."""
-    one = TABLE["norm_gated"][:3]
-    monkeypatch.setitem(TABLE, "norm_gated", [*one, (16, 999, (16, 16, 64, 1, 4, 3))])
+    more = Choice(16, 999, Tune(16, 16, 64, 1, 4, 3))
+    monkeypatch.setitem(TABLE, "norm_gated", [*TABLE["norm_gated"][:3], more])
     case = Case(tokens, 64, 32, torch.float16, scale=1e4)
     case.norm *= 30
     case.weight /= 30
@@ -223,7 +223,7 @@ def test_silu_of_large_gates() -> None:
 
 
 @functools.cache
-def real_shapes() -> list[tuple[str, int, int]]:
+def real_shapes() -> list[tuple[Product, int, int]]:
     """(function, in, out) of Qwen2.5 0.5B, 1.5B and 7B."""
     sizes = [(896, 1152, 4864), (1536, 2048, 8960), (3584, 4608, 18944)]
     return [
@@ -255,7 +255,7 @@ def test_in_a_cuda_graph(tokens: int) -> None:
 
     def layer() -> Tensor:
         hidden = norm_gated(residual, case.norm, EPS, case.weight, case.bias)
-        linear_add(residual, hidden, down, tune=(16, 32, 32, 4, 4, 2))
+        linear_add(residual, hidden, down, tune=Tune(16, 32, 32, 4, 4, 2))
         return norm_linear(residual, case.norm, EPS, case.weight)
 
     layer()

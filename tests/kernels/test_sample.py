@@ -8,13 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import triton
-import triton.language as tl
 from torch import Tensor
 
 from minfer import sample as meaning
 from minfer.effects.execution.sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
+from minfer.kernels.sample import Sizes
 from minfer.request import SamplingParams
 from tests.circles import long
 
@@ -27,11 +26,11 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
 REAL = kernels.SIZES
-SMALL = [
-    (64, 16, 128, 64),
-    (128, 32, 64, 256),
-    (64, 32, 256, 128),
-]  # a row is many chunks
+SMALL = [  # a row is many chunks
+    Sizes(chunk=64, group=16, span=128, tile=64),
+    Sizes(chunk=128, group=32, span=64, tile=256),
+    Sizes(chunk=64, group=32, span=256, tile=128),
+]
 Row = tuple[SamplingParams, int, int, int]  # parameters, seed, sample, position
 
 
@@ -115,29 +114,6 @@ def check(
     )
     assert not broken.any()
     assert tokens.tolist() == drawn(logits, rows)
-
-
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-# Triton's.
-def waiting_times(who, streams, positions, out, count: tl.constexpr):  # type: ignore[no-untyped-def]
-    ids = tl.arange(0, count)
-    tl.store(out + ids, kernels._waiting(who, streams, positions, 0, ids))
-
-
-def test_noise_is_precise_where_it_is_large() -> None:
-    device, count = "cuda" if CUDA else "cpu", 1 << 16
-    out = torch.empty(count, device=device)
-    stream, position = meaning.stream(5, 1), 1234
-    who, *_, streams, positions = tensors([(SamplingParams(), 5, 1, position)], device)
-    waiting_times[1,](who, streams, positions, out, count, num_warps=32)
-    key = meaning.draw_key(stream, position)
-    bits = torch.tensor([meaning.noise_bits(key, token) for token in range(count)])
-    v = ((bits.float() + 0.5) * 2**-32).clamp(max=meaning.LARGEST_V).double()
-    expected = -torch.log1p(-v)
-    assert expected.min() < 1e-4
-    error = out.double().cpu() / expected - 1
-    assert error.abs().max() < 4e-7
-    assert error.mean().abs() < 1e-8
 
 
 def test_numbers_are_those_of_the_core() -> None:
@@ -239,7 +215,8 @@ def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> 
 def test_the_last_token_kept_and_the_first_left_out(
     device: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "SIZES", (128, 16, 512, 512))
+    sizes = Sizes(chunk=128, group=16, span=512, tile=512)
+    monkeypatch.setattr(kernels, "SIZES", sizes)
     line = torch.randn(300, generator=torch.Generator().manual_seed(3))
     params = [
         SamplingParams(top_k=k, top_p=p, min_p=least)
@@ -283,7 +260,8 @@ def test_a_flat_tail_below_a_peak(device: str, rng: random.Random) -> None:
 def test_the_lowest_id_of_the_largest_logits(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kernels, "SIZES", (16, 8, 32, 8))  # more chunks than a tile holds
+    # More chunks than a tile holds.
+    monkeypatch.setattr(kernels, "SIZES", Sizes(chunk=16, group=8, span=32, tile=8))
     logits = torch.full((3, 200), -5.0)
     for row, ids in enumerate([(199, 70, 71), (0, 199), (130, 131)]):
         logits[row, list(ids)] = 3.0

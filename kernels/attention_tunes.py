@@ -1,0 +1,119 @@
+"""How the kernel of attention.py is run: constants for types and heads, as measured."""
+
+from functools import cache
+from typing import Final, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+PROCESSORS: Final = 132  # streaming multiprocessors of an H100 or H200
+# Programs for each, by a head's dimensions, if there are so many before contexts are cut:
+# attention then takes 0.5 to 0.85 of the time with one (H200, 2026-11-22). From 32 on
+# (7B, batch 8) as well, but a step took 4.88 ms instead of 4.69.
+AT_ONCE: Final = {64: 4, 128: 2, 256: 1}
+MANY: Final = 64
+
+
+class DecodeTune(NamedTuple):
+    """How attention of one query a sequence is cut."""
+
+    tile: int  # keys loaded at once
+    warps: int
+    stages: int
+
+
+class PrefillTune(NamedTuple):
+    """How attention of chunks is cut. 8 warps from 128 rows on, else 4."""
+
+    rows: int  # (query, head) pairs of a program, at most
+    tile: int  # keys loaded at once
+    stages: int
+
+    def warps(self, rows: int) -> int:
+        """For a program of so many rows."""
+        return 8 if rows >= 128 else 4
+
+
+class Kind(NamedTuple):
+    """What constants depend on."""
+
+    bytes: int  # of an element
+    dim: int  # of a head, as tables know it: 64, 128 or 256
+
+
+# float32 products do not use the tensor cores: small tiles, or sums do not fit the
+# registers.
+DECODE: Final = {
+    # tile, warps, stages
+    Kind(2, 64): DecodeTune(64, 4, 4),
+    Kind(2, 128): DecodeTune(64, 4, 3),
+    Kind(2, 256): DecodeTune(32, 4, 3),
+    Kind(4, 64): DecodeTune(32, 4, 3),
+    Kind(4, 128): DecodeTune(16, 4, 3),
+    Kind(4, 256): DecodeTune(16, 4, 3),
+}
+PREFILL: Final = {
+    # rows, tile, stages
+    Kind(2, 64): PrefillTune(128, 64, 3),
+    Kind(2, 128): PrefillTune(128, 64, 3),
+    Kind(2, 256): PrefillTune(128, 32, 3),
+    Kind(4, 64): PrefillTune(32, 16, 2),
+    Kind(4, 128): PrefillTune(16, 16, 2),
+    Kind(4, 256): PrefillTune(16, 16, 2),
+}
+# Programs that a processor holds, by stages, for rows of `DECODE` that have a choice:
+# programs come in rounds, of which the last should be full. Of 128 dimensions, 512 take
+# 0.85 of the time with 2 stages, 1,024 take 0.94, but 768 take 1.06 (H200, 2026-11-22).
+HELD: Final = {Kind(2, 128): {3: 3, 2: 4}}
+# The widest heads take 136 KB of shared memory; on GPUs of these compute capabilities a
+# program may have 99 KB.
+WIDEST: Final = Kind(2, 256)
+HAVE_99_KB: Final = ((8, 6), (8, 9), (12, 0), (12, 1))
+WIDEST_IN_99_KB: Final = PrefillTune(64, 32, 2)
+# Values that a merging thread loads at once, by a head's dimensions.
+MERGE_VALUES: Final = {64: 64, 128: 128, 256: 128}
+
+
+def kind_of(q: Tensor) -> Kind:
+    """Which constants are for these queries [tokens, heads, dim]."""
+    return Kind(q.element_size(), known_dim(q.shape[2]))
+
+
+def known_dim(dim: int) -> int:
+    """A head's dimensions, as tables of constants know them."""
+    return min(max(int(triton.next_power_of_2(dim)), 64), 256)
+
+
+def padded(size: int) -> int:
+    """Rows or columns as the tensor cores want them: a power of two from 16."""
+    return max(16, int(triton.next_power_of_2(size)))
+
+
+def programs_at_once(programs: int, dim: int) -> int:
+    """How many of so many programs a processor is to hold at once."""
+    return AT_ONCE[known_dim(dim)] if programs >= MANY else 1
+
+
+def decode_tune(kind: Kind, programs: int, splits: int) -> DecodeTune:
+    """From `DECODE`; of contexts that are whole, the stages with the least room left over
+    in the last round of so many programs.
+    """
+    tune, held = DECODE[kind], HELD.get(kind)
+    if splits > 1 or held is None:
+        return tune
+
+    def places(stages: int) -> int:
+        """Places for programs, in all rounds."""
+        rounds = -(-programs // (PROCESSORS * held[stages]))
+        return rounds * held[stages]
+
+    return tune._replace(stages=min(held, key=places))
+
+
+@cache
+def prefill_tune(kind: Kind, device: torch.device) -> PrefillTune:
+    """From `PREFILL`, unless the device has too little shared memory for that."""
+    small = kind == WIDEST and device.type == "cuda"
+    small = small and torch.cuda.get_device_capability(device) in HAVE_99_KB
+    return WIDEST_IN_99_KB if small else PREFILL[kind]

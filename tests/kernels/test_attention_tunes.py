@@ -1,0 +1,49 @@
+"""Which constants attention takes."""
+
+import pytest
+import torch
+
+from minfer.kernels.attention_tunes import (
+    PREFILL,
+    DecodeTune,
+    Kind,
+    PrefillTune,
+    decode_tune,
+    kind_of,
+    padded,
+    prefill_tune,
+)
+
+
+def test_the_widest_heads_where_shared_memory_is_small(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    device, widest, others = torch.device("cuda"), Kind(2, 256), Kind(2, 128)
+    for capability, expected in (
+        ((8, 6), PrefillTune(64, 32, 2)),
+        ((9, 0), PREFILL[widest]),
+    ):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda _, c=capability: c
+        )
+        assert prefill_tune.__wrapped__(widest, device) == expected
+        assert prefill_tune.__wrapped__(others, device) == PREFILL[others]
+
+
+def test_kinds_are_rows_of_the_tables() -> None:
+    kinds = {
+        kind_of(torch.empty(1, 2, dim, dtype=dtype))
+        for dim in (16, 64, 80, 128, 160, 256)
+        for dtype in (torch.float16, torch.float32)
+    }
+    assert kinds == {*PREFILL}
+
+
+def test_stages_follow_the_last_round() -> None:
+    kind = Kind(2, 128)
+    assert decode_tune(kind, 512, 1) == DecodeTune(64, 4, 2)
+    assert decode_tune(kind, 768, 1).stages == decode_tune(kind, 512, 2).stages == 3
+
+
+def test_tensor_cores_want_powers_of_two_from_16() -> None:
+    assert [padded(size) for size in (1, 16, 17, 80)] == [16, 16, 32, 128]

@@ -1,0 +1,39 @@
+"""Which constants a product takes."""
+
+import pytest
+import torch
+
+from minfer.kernels.linear_tunes import MOST_TOKENS, TABLE, Product, Tune, tune_of
+
+
+def weights(millions: float) -> torch.Tensor:
+    return torch.empty(int(millions * 1e6), device="meta")
+
+
+@pytest.mark.parametrize("product", TABLE)
+def test_the_first_row_that_fits_serves(product: Product) -> None:
+    for row in TABLE[product]:
+        x = torch.empty(row.tokens, 64, dtype=torch.bfloat16)
+        fitting = (
+            one.tune
+            for one in TABLE[product]
+            if one.tokens >= row.tokens and one.millions >= row.millions
+        )
+        assert tune_of(product, x, weights(row.millions)) == next(fitting)
+
+
+def test_no_row_is_for_more_tokens() -> None:
+    rows = [row for table in TABLE.values() for row in table]
+    assert max(row.tokens for row in rows) == MOST_TOKENS
+    x = torch.empty(MOST_TOKENS + 1, 64)
+    assert all(tune_of(product, x, weights(1)) is None for product in TABLE)
+
+
+def test_what_tensor_cores_cannot_hold_is_for_cublas() -> None:
+    def taken(product: Product, dtype: torch.dtype) -> Tune | None:
+        return tune_of(product, torch.empty(16, 64, dtype=dtype), weights(100))
+
+    assert taken("linear_add", torch.float16) is not None
+    assert taken("linear_add", torch.float32) is None
+    assert taken("norm_gated", torch.bfloat16) is not None
+    assert taken("norm_gated", torch.float16) is None
