@@ -28,9 +28,9 @@ from minfer.config import ConfigError
 from minfer.effects.live.llm import LLM
 from minfer.effects.models.batch import Row, make_batch
 from minfer.effects.models.checkpoint import CheckpointError, read_optional, shards
+from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.fallback import quiet
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import torch_dtype
 from minfer.effects.setup.options import EngineArgs, engine_args, model_folder, prepare
 from minfer.effects.text.chat import render_chat
 from minfer.effects.text.tokenizer import Tokenizer

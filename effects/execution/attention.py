@@ -18,9 +18,10 @@ from torch import Tensor
 
 from minfer.effects.execution.reads import Chunk, DecodeGroup, plan_reads
 from minfer.effects.models.batch import Batch
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.gqa import GQA
 from minfer.effects.models.rope import inverse_frequencies
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import LayerWeights, torch_dtype
 from minfer.kernels.plain import rms_norm
 
 
@@ -39,40 +40,55 @@ class KVCache:
     )
     step: list[Any] = Factory(list)  # the last batch, its reads, and cosines and sines
 
-    def mix(self, batch: Batch, index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
-        """Norm and rotate heads, then `attend`; see `PagedCache` in model.py."""
-        spec, heads = self.spec, qkv.view(qkv.shape[0], -1, self.spec.head_dim)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            query, key = heads[:, : spec.heads], heads[:, spec.heads : -spec.kv_heads]
-            rms_norm(query, layer.q_norm, spec.rms_norm_eps, out=query)
-            rms_norm(key, layer.k_norm, spec.rms_norm_eps, out=key)
-        rotate(heads[:, : -spec.kv_heads], *self._prepared(batch)[2:])
+    def mix(
+        self,
+        batch: Batch,
+        index: int,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+    ) -> Tensor:
+        """Norm and rotate heads, then `attend`; see `PagedCache` in models/cache.py."""
+        gqa, eps = self.spec.layers[index].attention, self.spec.rms_norm_eps
+        heads = qkv.view(qkv.shape[0], -1, gqa.head_dim)
+        if q_norm is not None and k_norm is not None:
+            query, key = heads[:, : gqa.heads], heads[:, gqa.heads : -gqa.kv_heads]
+            rms_norm(query, q_norm, eps, out=query)
+            rms_norm(key, k_norm, eps, out=key)
+        rotate(heads[:, : -gqa.kv_heads], *self._prepared(batch)[2:])
         return self.attend(batch, index, qkv)
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
     ) -> Tensor:
-        """Write keys and values, and attend; see `PagedCache` in model.py."""
-        spec, reads = self.spec, self._prepared(batch)[1][self.spec.windows[index]]
-        qkv = qkv.view(qkv.shape[0], -1, spec.head_dim)
-        if qkv.dtype is not self.data.dtype:
-            qkv = qkv.to(self.data.dtype)
-        self.slots[index].index_copy_(0, batch.slots, qkv[:, spec.heads :])
-        blocks, alone = self.blocks[index], batch.rows.shape[0]
+        """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
+        if qkv.dtype is self.data.dtype:
+            return self._attend(batch, index, qkv, scale)
+        found = self._attend(batch, index, qkv.to(self.data.dtype), scale)
+        return found.to(qkv.dtype)
+
+    def _attend(
+        self, batch: Batch, index: int, qkv: Tensor, scale: float | None
+    ) -> Tensor:
+        """The same in the cache's own type."""
+        gqa = self.spec.layers[index].attention
+        reads, blocks = self._prepared(batch)[1][gqa.window], self.blocks[index]
+        qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
+        queries = qkv[:, : gqa.heads]
+        self.slots[index].index_copy_(0, batch.slots, qkv[:, gqa.heads :])
         if not reads.chunks and reads.groups[0].rows is None:
-            return _decode(spec, qkv[:, : spec.heads], blocks, reads.groups[0], scale)
-        out = qkv.new_empty(qkv.shape[0], spec.heads * spec.head_dim)
+            return _decode(gqa, queries, blocks, reads.groups[0], scale)
+        alone = batch.rows.shape[0]
+        out = qkv.new_empty(qkv.shape[0], gqa.q_size)
         for group in reads.groups:
             if group.rows is None:
-                out[:alone] = _decode(
-                    spec, qkv[:alone, : spec.heads], blocks, group, scale
-                )
+                out[:alone] = _decode(gqa, queries[:alone], blocks, group, scale)
             else:
-                query = qkv[:, : spec.heads].index_select(0, group.rows)
-                out.index_copy_(0, group.rows, _decode(spec, query, blocks, group, scale))
+                picked = queries.index_select(0, group.rows)
+                out.index_copy_(0, group.rows, _decode(gqa, picked, blocks, group, scale))
         for chunk in reads.chunks:
             where = slice(chunk.first, chunk.last)
-            _prefill(spec, qkv[where], blocks, chunk, scale, out[where])
+            _prefill(gqa, qkv[where], blocks, chunk, scale, out[where])
         return out
 
     def _prepared(self, batch: Batch) -> list[Any]:
@@ -126,14 +142,17 @@ def make_cache(
     dtype: str | None = None,
     max_model_len: int | None = None,
 ) -> KVCache:
-    """A zeroed cache of `blocks` blocks of `block_size` tokens.
+    """A zeroed cache of `blocks` blocks of `block_size` tokens, in the spec's KV type
+    when `dtype` is None.
 
     Zeroed, as masked slots still enter the products with weight 0. The rotary table
     covers every position below `max_model_len` (the model's own limit when None) that the
     pool could hold; with windows in all layers, sequences can be longer than the pool.
     """
-    shape = (spec.layers, blocks, block_size, 2, spec.kv_heads, spec.head_dim)
-    kind = torch_dtype(dtype or spec.dtype)
+    [token] = {group.attention.kv_shape for group in spec.groups}
+    layers = len(spec.layers)
+    shape = (layers, blocks, block_size, *token)
+    kind = torch_dtype(dtype or spec.kv_dtype)
     # From the kernel's zero pages, touched when written: torch.zeros would fill them all
     # now.
     data = (
@@ -141,8 +160,8 @@ def make_cache(
         .view(kind)
         .view(shape)
     )
-    slots = data.view(spec.layers, blocks * block_size, 2 * spec.kv_heads, spec.head_dim)
-    rows = data.view(spec.layers, blocks, -1)
+    slots = data.view(layers, blocks * block_size, 2 * spec.kv_heads, spec.head_dim)
+    rows = data.view(layers, blocks, -1)
     length = max_model_len or spec.max_position_embeddings
     if None in spec.windows:
         length = min(length, blocks * block_size)
@@ -167,7 +186,7 @@ def rope_table(spec: ModelSpec, length: int) -> Tensor:
 
 
 def _decode(
-    spec: ModelSpec,
+    gqa: GQA,
     query: Tensor,
     blocks: Tensor,
     group: DecodeGroup,
@@ -175,14 +194,14 @@ def _decode(
 ) -> Tensor:
     """One query token a row: [rows, heads, head_dim] -> [rows, heads * head_dim]."""
     rows = query.shape[0]
-    key, value = _read(spec, blocks, group.blocks, rows, group)
-    query = query.view(rows, spec.kv_heads, spec.heads // spec.kv_heads, spec.head_dim)
+    key, value = _read(gqa, blocks, group.blocks, rows, group)
+    query = query.view(rows, gqa.kv_heads, gqa.heads // gqa.kv_heads, gqa.head_dim)
     out = F.scaled_dot_product_attention(query, key, value, group.mask, scale=scale)
-    return out.reshape(rows, spec.heads * spec.head_dim)
+    return out.reshape(rows, gqa.q_size)
 
 
 def _read(
-    spec: ModelSpec,
+    gqa: GQA,
     blocks: Tensor,
     which: Tensor | slice,
     rows: int,
@@ -192,15 +211,13 @@ def _read(
     head_dim].
     """
     found = blocks[which] if isinstance(which, slice) else blocks.index_select(0, which)
-    kv = found.view(rows, -1, 2, spec.kv_heads, spec.head_dim)[
-        :, part.skip : part.context
-    ]
+    kv = found.view(rows, -1, 2, gqa.kv_heads, gqa.head_dim)[:, part.skip : part.context]
     key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
     return key, value
 
 
 def _prefill(
-    spec: ModelSpec,
+    gqa: GQA,
     qkv: Tensor,
     blocks: Tensor,
     chunk: Chunk,
@@ -210,16 +227,16 @@ def _prefill(
     """One chunk: `qkv` [n, heads + 2 * kv_heads, head_dim] into `out` [n, heads *
     head_dim].
     """
-    count, shared = len(qkv), spec.heads // spec.kv_heads
+    count, shared = len(qkv), gqa.heads // gqa.kv_heads
     if chunk.blocks is None:
-        kv = qkv[:, spec.heads :].view(1, count, 2, spec.kv_heads, spec.head_dim)
+        kv = qkv[:, gqa.heads :].view(1, count, 2, gqa.kv_heads, gqa.head_dim)
         key, value = kv.permute(2, 0, 3, 1, 4).unbind(0)
     else:
-        key, value = _read(spec, blocks, chunk.blocks, 1, chunk)
+        key, value = _read(gqa, blocks, chunk.blocks, 1, chunk)
     # [kv_heads, group, n, head_dim]: the key head is the batch, so expanding it copies
     # nothing.
-    shape = (spec.kv_heads, shared, chunk.context - chunk.skip, spec.head_dim)
-    query = qkv[:, : spec.heads].view(count, spec.kv_heads, shared, spec.head_dim)
+    shape = (gqa.kv_heads, shared, chunk.context - chunk.skip, gqa.head_dim)
+    query = qkv[:, : gqa.heads].view(count, gqa.kv_heads, shared, gqa.head_dim)
     result = F.scaled_dot_product_attention(
         query.permute(1, 2, 0, 3),
         key.transpose(0, 1).expand(shape),
@@ -228,6 +245,4 @@ def _prefill(
         scale=scale,
         is_causal=chunk.blocks is None and chunk.mask is None,
     )
-    out.view(count, spec.kv_heads, shared, spec.head_dim).copy_(
-        result.permute(2, 0, 1, 3)
-    )
+    out.view(count, gqa.kv_heads, shared, gqa.head_dim).copy_(result.permute(2, 0, 1, 3))

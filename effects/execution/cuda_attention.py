@@ -13,9 +13,9 @@ from torch import Tensor
 
 from minfer.effects.execution.attention import rope_table
 from minfer.effects.models.batch import Batch
+from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import LayerWeights, torch_dtype
 from minfer.kernels.ahead import compiled
 from minfer.kernels.attention import decode_attention, num_splits, prefill_attention
 from minfer.kernels.flash import flash_attention, flash_missing
@@ -73,7 +73,7 @@ class Routes:
             why = "all steps are small enough for CUDA graphs, which it cannot be part of"
         apart = (
             "it adds no biases"
-            if spec.mlp_bias
+            if any(layer.feed_forward.bias for layer in spec.layers)
             else missing(QUACK, kind, torch.device(device))
         )
         return cls(0 if why else FLASH_FROM[spec.head_dim > 64], captured, why, apart)
@@ -121,8 +121,9 @@ class CudaCache:
         device: torch.device,
     ) -> "CudaCache":
         """Blocks on a device, for positions up to `length`. torch.OutOfMemoryError."""
-        shape = (spec.layers, 2, blocks + 1, block_size, spec.kv_heads, spec.head_dim)
-        data = torch.empty(shape, dtype=torch_dtype(spec.dtype), device=device)
+        [(two, *token)] = {group.attention.kv_shape for group in spec.groups}
+        shape = (len(spec.layers), two, blocks + 1, block_size, *token)
+        data = torch.empty(shape, dtype=torch_dtype(spec.kv_dtype), device=device)
         half = spec.head_dim // 2
         table = rope_table(spec, length + 1)[:, :, 0]  # [positions, 2, head_dim]
         rope = (
@@ -132,44 +133,52 @@ class CudaCache:
         )
         return cls(spec, data, tuple((one[0], one[1]) for one in data.unbind(0)), rope)
 
-    def mix(self, batch: Batch, index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
+    def mix(
+        self,
+        batch: Batch,
+        index: int,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+    ) -> Tensor:
         """Norm and rotate heads, write keys and values, attend; see `PagedCache` in
-        model.py.
+        models/cache.py.
         """
-        spec = self.spec
+        gqa = self.spec.layers[index].attention
+        keys, values = self.layers[index]
         rope_and_cache(
             qkv,
             self.rope,
             batch.positions,
             batch.slots,
-            *self.layers[index],
-            spec.heads,
-            spec.kv_heads,
-            layer.q_norm,
-            layer.k_norm,
-            spec.rms_norm_eps,
+            keys,
+            values,
+            gqa.heads,
+            gqa.kv_heads,
+            q_norm,
+            k_norm,
+            self.spec.rms_norm_eps,
         )
-        return self._read(batch, index, qkv, spec.head_dim**-0.5)
+        return self._read(batch, index, qkv, gqa.head_dim**-0.5)
 
     def attend(
         self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
     ) -> Tensor:
-        """Write keys and values, and attend; see `PagedCache` in model.py."""
-        spec, qkv = self.spec, qkv.to(self.data.dtype)
-        new_keys_values = qkv.view(len(qkv), -1, spec.head_dim)[:, spec.heads :].chunk(
-            2, 1
-        )
+        """Write keys and values, and attend; see `PagedCache` in models/cache.py."""
+        gqa, qkv = self.spec.layers[index].attention, qkv.to(self.data.dtype)
+        heads = qkv.view(len(qkv), -1, gqa.head_dim)
+        new_keys_values = heads[:, gqa.heads :].chunk(2, 1)
         for cache, new in zip(self.layers[index], new_keys_values, strict=True):
-            cache.view(-1, spec.kv_heads, spec.head_dim).index_copy_(0, batch.slots, new)
+            cache.view(-1, gqa.kv_heads, gqa.head_dim).index_copy_(0, batch.slots, new)
         return self._read(
-            batch, index, qkv, spec.head_dim**-0.5 if scale is None else scale
+            batch, index, qkv, gqa.head_dim**-0.5 if scale is None else scale
         )
 
     def _read(self, batch: Batch, index: int, qkv: Tensor, scale: float) -> Tensor:
         """Attention of rotated queries, whose keys and values are in the cache."""
-        spec, chunks = self.spec, batch.chunks
-        window, (keys, values) = spec.windows[index] or 0, self.layers[index]
-        q = qkv.view(len(qkv), -1, spec.head_dim)[:, : spec.heads]
+        gqa, chunks = self.spec.layers[index].attention, batch.chunks
+        window, (keys, values) = gqa.window or 0, self.layers[index]
+        q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         alone = len(batch.rows)
         if alone:

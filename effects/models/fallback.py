@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from minfer.effects.models.batch import Batch, Row, make_batch
+from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.checkpoint import (
     HARMLESS,
     CorruptFileError,
@@ -33,9 +34,14 @@ from minfer.effects.models.config_reader import (
     Reader,
     UnsupportedModelError,
 )
-from minfer.effects.models.model import Model, PagedCache
-from minfer.effects.models.spec import Family, ModelSpec, read_dtype
-from minfer.effects.models.weights import torch_dtype
+from minfer.effects.models.dense import Dense
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.families import Family
+from minfer.effects.models.gqa import GQA
+from minfer.effects.models.layers import Layer
+from minfer.effects.models.model import Model
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import read_dtype
 
 CacheMaker = Callable[[ModelSpec, int, int], PagedCache]
 PAGED: Final = "minfer_paged"  # what transformers calls the functions below
@@ -124,19 +130,31 @@ def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> Mode
     wide = getattr(theirs, "intermediate_size", None)
     wide = wide if isinstance(wide, int) else 4 * theirs.hidden_size
     experts = getattr(theirs, "num_experts_per_tok", None)  # each gets inputs of its own
+    feed_forward = Dense(
+        hidden_size=theirs.hidden_size,
+        intermediate_size=(wide + theirs.hidden_size) * experts if experts else wide,
+    )
+    layers = tuple(
+        Layer(
+            GQA(
+                hidden_size=theirs.hidden_size,
+                heads=heads,
+                kv_heads=kv_heads,
+                head_dim=head_dim,
+                window=None if window == span else window,
+            ),
+            feed_forward,
+        )
+        for _, heads, kv_heads, head_dim, _, window in seen
+    )
     return ModelSpec(
         family=Family(architecture=found.__name__, defaults={}),
         vocab_size=vocab,
         hidden_size=theirs.hidden_size,
-        layers=len(seen),
-        heads=seen[0][1],
-        kv_heads=seen[0][2],
-        intermediate_size=(wide + theirs.hidden_size) * experts if experts else wide,
-        head_dim=seen[0][3],
+        layers=layers,
         max_position_embeddings=context,
         dtype=read_dtype(read),
         eos_ids=read.ids("eos_token_id"),
-        windows=tuple(None if window == span else window for *_, window in seen),
         parameters=sum(parameter.numel() for parameter in model.parameters()),
     )
 

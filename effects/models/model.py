@@ -7,69 +7,46 @@ number of launches, not arithmetic.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.effects.models.batch import Batch
+from minfer.effects.models.cache import PagedCache
+from minfer.effects.models.layers import feed, mix
+from minfer.effects.models.products import ALONE, Ranks, add_product, norm_linear
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import LayerWeights, Weights
-from minfer.kernels import plain
+from minfer.effects.models.weights import Weights
+
+# A step and its PagedCache: logits [sampled, vocab].
+Model = Callable[[Batch, Any], Tensor]
 
 
-class PagedCache(Protocol):
-    """Keys and values of all layers in blocks."""
-
-    def mix(self, batch: Batch, index: int, layer: LayerWeights, qkv: Tensor) -> Tensor:
-        """`attend`, for heads that are neither normalised nor rotated yet."""
-        ...
-
-    def attend(
-        self, batch: Batch, index: int, qkv: Tensor, scale: float | None = None
-    ) -> Tensor:
-        """Keep the new keys and values, and let each token attend to its context, in its
-        window.
-
-        `qkv` [tokens, (heads + 2 * kv_heads) * head_dim], which may be written to;
-        returns [tokens, heads * head_dim]. `scale` multiplies the scores; None is
-        head_dim ** -0.5.
-        """
-        ...
-
-
-Model = Callable[
-    [Batch, Any], Tensor
-]  # a step and its PagedCache: logits [sampled, vocab]
-
-
-def forward(spec: ModelSpec, weights: Weights, batch: Batch, cache: PagedCache) -> Tensor:
+def forward(
+    spec: ModelSpec,
+    weights: Weights,
+    batch: Batch,
+    cache: PagedCache,
+    ranks: Ranks = ALONE,
+) -> Tensor:
     """Run one packed step and write its keys and values into `cache`.
 
-    Returns logits [sampled, vocab] in the weights' dtype, in the order of `batch.sample`;
-    no rows if nothing is sampled. Token ids must be inside the vocabulary, positions
-    inside the cache's rotary table (on the CPU, IndexError otherwise).
+    Returns logits [sampled, vocab] in the activations' dtype, in the order of
+    `batch.sample`; no rows if nothing is sampled. Token ids must be inside the
+    vocabulary, positions inside the cache's rotary table (on the CPU, IndexError
+    otherwise). `ranks` run this at once, each with its part of the divided matrices.
     """
-    ops: Any = plain
-    if weights.embed.is_cuda:
-        from minfer.kernels import linear as ops  # Triton, which the CPU does without
-
-    eps = spec.rms_norm_eps
+    eps, last = spec.rms_norm_eps, len(weights.layers) - 1
     with torch.inference_mode():
         hidden = F.embedding(batch.tokens, weights.embed)  # [tokens, hidden]
-        for i, layer in enumerate(weights.layers):
-            qkv = ops.norm_linear(
-                hidden, layer.input_norm, eps, layer.qkv, layer.qkv_bias
-            )
-            mixed = cache.mix(batch, i, layer, qkv)
-            if i + 1 == len(weights.layers) and batch.sample is not None:
+        for index, layer in enumerate(weights.layers):
+            mixed = mix(layer.attention, hidden, eps, index, batch, cache)
+            if index == last and batch.sample is not None:
                 # Of the last layer, the others' keys and values were all that is needed.
                 hidden = hidden.index_select(0, batch.sample)
                 mixed = mixed.index_select(0, batch.sample)
-            ops.linear_add(hidden, mixed, layer.out, layer.out_bias)
-            wide = layer.gate_up, layer.gate_up_bias, batch.fused
-            inner = ops.norm_gated(hidden, layer.post_norm, eps, *wide)
-            ops.linear_add(hidden, inner, layer.down, layer.down_bias)
-        logits: Tensor = ops.norm_linear(hidden, weights.norm, eps, weights.lm_head)
-        return logits
+            add_product(hidden, mixed, layer.attention.out, ranks)
+            feed(layer.feed_forward, hidden, eps, ranks, fused=batch.fused)
+        return norm_linear(hidden, weights.norm, eps, weights.lm_head)

@@ -1,20 +1,52 @@
-"""Arithmetic of shapes: what a step of a model takes, from its spec and the engine's
-sizes alone.
+"""Arithmetic of shapes: what a model and a step of it take, from its spec and the
+engine's sizes alone.
 
-How far a step is padded so that a CUDA graph can serve it, which steps are captured at
-all, and how many bytes a forward keeps at its widest place. Functions of their arguments,
-without torch.
+How many bytes weights and a token's keys and values are, how far a step is padded so that
+a CUDA graph can serve it, which steps are captured at all, and how many bytes a forward
+keeps at its widest place. Functions of their arguments, without torch.
 """
 
 from typing import Final
 
 from minfer.config import EngineConfig
-from minfer.effects.models.spec import ModelSpec, dtype_bytes, weight_bytes
+from minfer.effects.models.dtypes import dtype_bytes
+from minfer.effects.models.spec import ModelSpec
 
 # A layer's weights, with its share of the embeddings, times tokens: up to so much its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
 # 2026-11-22).
 CAPTURED_WORK: Final = 2.8e11
+
+
+def parameter_count(spec: ModelSpec) -> int:
+    """Parameters held in memory (a tied embedding counts once)."""
+    if spec.parameters:
+        return spec.parameters
+    heads = 1 if spec.tie_word_embeddings else 2
+    embeddings = heads * spec.vocab_size * spec.hidden_size
+    return sum(layer.parameters for layer in spec.layers) + embeddings + spec.hidden_size
+
+
+def weight_bytes(spec: ModelSpec, dtype: str | None = None) -> int:
+    """Bytes of all weights, in the spec's own types or all in `dtype`."""
+    element = dtype_bytes(dtype or spec.dtype)
+    if spec.parameters:
+        return spec.parameters * element
+    matrices = sum(layer.matrix_elements for layer in spec.layers)
+    rest = parameter_count(spec) - matrices
+    return rest * element + matrices * dtype_bytes(dtype or spec.weight_dtype)
+
+
+def kv_bytes_per_token(spec: ModelSpec, dtype: str | None = None) -> int:
+    """Bytes that one token leaves in the cache, over all layers."""
+    elements = sum(group.kv_elements for group in spec.groups)
+    return elements * dtype_bytes(dtype or spec.kv_dtype)
+
+
+def layer_kv_bytes_per_token(spec: ModelSpec) -> int:
+    """Bytes that one token leaves in the cache of one layer, at most."""
+    widest = max(group.attention.kv_elements for group in spec.groups)
+    return widest * dtype_bytes(spec.kv_dtype)
 
 
 def padded_tokens(count: int) -> int:
@@ -30,45 +62,50 @@ def _quarter(count: int) -> int:
 
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
     """From history, in the largest step that is captured as a CUDA graph."""
-    weights = weight_bytes(spec) // dtype_bytes(spec.dtype) // spec.layers
-    most = int(CAPTURED_WORK / weights)
+    most = int(CAPTURED_WORK / (parameter_count(spec) // len(spec.layers)))
     return min(padded_tokens(budget), most // _quarter(most) * _quarter(most))
 
 
 def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """What a forward and the sampler hold besides weights and cache, at most."""
-    element = dtype_bytes(spec.dtype)
-    qkv = spec.q_size + 2 * spec.kv_size
-    # Rotation works in float32: for narrower types the turned heads exist twice more in
-    # it.
-    rotation = qkv * (element if element == 4 else 8)
-    attention = (qkv + 2 * spec.q_size) * element + rotation
-    feed_forward = 3 * spec.intermediate_size * element
+    element, kv_element = dtype_bytes(spec.dtype), dtype_bytes(spec.kv_dtype)
+    attention = max(
+        group.attention.activation_bytes(element, kv_element) for group in spec.groups
+    )
+    feed_forward = _widest_feed_forward(spec) * element
     token = 2 * spec.hidden_size * element + max(attention, feed_forward)
+    # Logits, their float32 copy, noise, a sorted or masked copy.
+    row = spec.vocab_size * (element + 3 * 4)
+    rope = 0 if spec.rope is None else sizes.max_model_len * 2 * spec.head_dim * 4
+    tokens = sizes.max_num_batched_tokens
+    return tokens * (token + mask_bytes(spec, sizes)) + sizes.max_num_seqs * row + rope
+
+
+def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """Of one query: masks against a full context and each sliding window.
+
+    Each is float32, and the boolean that it is made from.
+    """
     beside = sizes.max_num_batched_tokens + sizes.block_size
     keys = (sizes.max_model_len if w is None else w + beside for w in set(spec.windows))
-    # Of one query: float32, and the boolean it is made from.
-    mask = sum(5 * min(count, sizes.max_model_len) for count in keys)
-    row = spec.vocab_size * (
-        element + 3 * 4
-    )  # logits, float32 copy, noise, sorted or masked copy
-    rope = 0 if spec.rope is None else sizes.max_model_len * 2 * spec.head_dim * 4
-    return sizes.max_num_batched_tokens * (token + mask) + sizes.max_num_seqs * row + rope
+    return sum((4 + 1) * min(count, sizes.max_model_len) for count in keys)
 
 
 def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
     """The same on a GPU, of a forward of `tokens` tokens."""
-    element, rows = (
-        dtype_bytes(spec.dtype),
-        sizes.max_num_seqs * 5 // 4 + 32,
-    )  # padding included
-    attention = 2 * spec.q_size + 2 * spec.kv_size
-    token = element * (3 * spec.hidden_size + max(attention, 3 * spec.intermediate_size))
+    element = dtype_bytes(spec.dtype)
+    rows = sizes.max_num_seqs * 5 // 4 + 32  # padding included
+    attentions = [group.attention for group in spec.groups]
+    attention = max(one.cuda_activation_elements for one in attentions)
+    widest = max(attention, _widest_feed_forward(spec))
+    token = element * (3 * spec.hidden_size + widest)
     logits = spec.vocab_size * (element + 4)  # and the ids that top-k and top-p leave
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
     rope = 0 if spec.rope is None else sizes.max_model_len * spec.head_dim * 4
-    # Of Flash-Decoding's ranges: they fill the processors, and none has more than 8,192
-    # tokens.
-    ranges = max(4 * 132, rows * spec.kv_heads * -(-sizes.max_model_len // 8192))
-    parts = 4 * ranges * (spec.heads // spec.kv_heads) * (spec.head_dim + 1)
+    parts = max(one.cuda_partial_bytes(rows, sizes.max_model_len) for one in attentions)
     return tokens * token + rows * logits + 4 * tables + rope + parts
+
+
+def _widest_feed_forward(spec: ModelSpec) -> int:
+    """Elements that a token keeps at the widest place of a feed-forward."""
+    return max(layer.feed_forward.activation_elements for layer in spec.layers)

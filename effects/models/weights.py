@@ -1,102 +1,50 @@
-"""Weights as a frozen tree of tensors, fused for execution, and random ones from a spec
-alone.
+"""Weights as a frozen tree: norms and embeddings are tensors, matrices `Linear` leaves.
 
-Fusing (queries, keys and values in one matrix, gate and up in one) halves the matrix
-products of a layer; at batch 1 each product costs a launch and a pass over its input.
+And random ones from a spec alone.
 """
 
-import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from minfer.effects.models.spec import (
-    EMBED,
-    LM_HEAD,
-    ModelSpec,
-    dtype_bytes,
-    layer_tensors,
-)
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.layers import LayerWeights, empty_layer, layer_parts
+from minfer.effects.models.linear import Linear, Maker
+from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
 
 if TYPE_CHECKING:
     import torch
 
-# draws that all random weights are read from: one for each takes ten seconds
-POOL = 2_000_003
-BY_COLUMN = 1 << 22  # elements: about where a matrix leaves the CPU's own cache
-
-
-@frozen(eq=False, kw_only=True)
-class LayerWeights:
-    """One decoder layer; matrices are [out_features, in_features]. None: the model has
-    none.
-    """
-
-    input_norm: "torch.Tensor"  # [hidden]
-    qkv: "torch.Tensor"  # [(heads + 2 * kv_heads) * head_dim, hidden]
-    qkv_bias: "torch.Tensor | None" = None  # [(heads + 2 * kv_heads) * head_dim]
-    q_norm: "torch.Tensor | None" = None  # [head_dim]
-    k_norm: "torch.Tensor | None" = None  # [head_dim]
-    out: "torch.Tensor"  # [hidden, heads * head_dim]
-    out_bias: "torch.Tensor | None" = None  # [hidden]
-    post_norm: "torch.Tensor"  # [hidden]
-    gate_up: "torch.Tensor"  # [2 * intermediate, hidden]
-    gate_up_bias: "torch.Tensor | None" = None  # [2 * intermediate]
-    down: "torch.Tensor"  # [hidden, intermediate]
-    down_bias: "torch.Tensor | None" = None  # [hidden]
+# Draws that all random weights are read from: one for each takes ten seconds.
+POOL: Final = 2_000_003
 
 
 @frozen(eq=False)
 class Weights:
-    """A model's weights; `lm_head` is `embed` itself when the embeddings are tied."""
+    """A model's weights; `lm_head` multiplies with `embed` itself when the embeddings are
+    tied.
+    """
 
     embed: "torch.Tensor"  # [vocab, hidden]
     layers: tuple[LayerWeights, ...]
     norm: "torch.Tensor"  # [hidden]
-    lm_head: "torch.Tensor"  # [vocab, hidden]
-
-
-def torch_dtype(name: str) -> "torch.dtype":
-    """The torch dtype of that name. Raises `UnsupportedModelError` for one that does not
-    run.
-    """
-    import torch
-
-    dtype_bytes(name)
-    return {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-    }[name]
+    lm_head: Linear  # vocab outputs of hidden inputs
 
 
 def empty_weights(spec: ModelSpec, dtype: str, device: str = "cpu") -> Weights:
-    """Uninitialised weights of the right shapes, to be filled through `named_parts`."""
-    import torch
+    """Uninitialised weights of the right shapes, to be filled through `named_parts`.
 
-    kind, place = torch_dtype(dtype), torch.device(device)
-
-    def make(*shape: int) -> "torch.Tensor":
-        # Large float32 matrices with more outputs than inputs are stored by column on the
-        # CPU: there a product with few rows is twice as fast (MKL), and no slower with
-        # many.
-        turned = place.type == "cpu" and kind is torch.float32 and shape[0] > shape[-1]
-        if turned and math.prod(shape) >= BY_COLUMN:
-            return torch.empty(shape[::-1], dtype=kind).t()
-        return torch.empty(shape, dtype=kind, device=place)
-
-    shapes: dict[str, tuple[int, ...]] = {}
-    for _, field, (rows, *rest) in layer_tensors(spec):
-        shapes[field] = (rows + shapes.get(field, (0,))[0], *rest)
-    each = (
-        {field: make(*shape) for field, shape in shapes.items()}
-        for _ in range(spec.layers)
-    )
-    layers = tuple(LayerWeights(**fields) for fields in each)
-    embed = make(spec.vocab_size, spec.hidden_size)
-    head = embed if spec.tie_word_embeddings else make(spec.vocab_size, spec.hidden_size)
-    return Weights(embed, layers, make(spec.hidden_size), head)
+    `dtype` is that of activations, and of matrices unless the spec says another for them.
+    """
+    spec = evolve(spec, dtype=dtype)
+    make = Maker(dtype=dtype, weight_dtype=spec.weight_dtype, device=device)
+    layers = tuple(empty_layer(layer, make) for layer in spec.layers)
+    embed = head = make.matrix(spec.vocab_size, spec.hidden_size)
+    if not spec.tie_word_embeddings:
+        head = make.matrix(spec.vocab_size, spec.hidden_size)
+    lm_head = Linear(weight=head, parts=(spec.vocab_size,))
+    return Weights(embed, layers, make.vector(spec.hidden_size), lm_head)
 
 
 def named_parts(
@@ -106,17 +54,12 @@ def named_parts(
     tensors.
     """
     yield EMBED, weights.embed
-    for i, layer in enumerate(weights.layers):
-        ends: dict[
-            str, int
-        ] = {}  # field -> where its next part begins, below the last one
-        for name, field, shape in layer_tensors(spec):
-            start = ends.get(field, 0)
-            ends[field] = start + shape[0]
-            yield f"model.layers.{i}.{name}", getattr(layer, field)[start : ends[field]]
+    for i, (layer, its) in enumerate(zip(spec.layers, weights.layers, strict=True)):
+        for name, part in layer_parts(layer, its):
+            yield f"model.layers.{i}.{name}", part
     yield "model.norm.weight", weights.norm
     if not spec.tie_word_embeddings:
-        yield LM_HEAD, weights.lm_head
+        yield LM_HEAD, weights.lm_head.weight
 
 
 def random_weights(

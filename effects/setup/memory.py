@@ -35,17 +35,16 @@ from attrs import evolve, frozen
 
 from minfer.blocks import blocks_for
 from minfer.config import ConfigError, EngineConfig
+from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.shapes import (
     activation_bytes,
     captured_tokens,
     cuda_activation_bytes,
-)
-from minfer.effects.models.spec import (
-    ModelSpec,
-    dtype_bytes,
     kv_bytes_per_token,
+    layer_kv_bytes_per_token,
     weight_bytes,
 )
+from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import Device
 
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory serves others too
@@ -142,7 +141,7 @@ def plan_memory(
         activations = cuda_activation_bytes(spec, sizes, tokens)
     # How often attention holds what it gathers: the CPU's copies narrow types into
     # float32.
-    copies = 0 if cuda else 1 if dtype_bytes(spec.dtype) == 4 else 3
+    copies = 0 if cuda else 1 if dtype_bytes(spec.kv_dtype) == 4 else 3
     plan = MemoryPlan(
         spec=spec,
         sizes=sizes,
@@ -151,7 +150,7 @@ def plan_memory(
         activations=activations,
         graphs=graphs,
         block_bytes=block,
-        workspace_per_block=block // spec.layers * copies,
+        workspace_per_block=layer_kv_bytes_per_token(spec) * sizes.block_size * copies,
     )
     per_sequence = blocks_for(sizes.max_model_len, sizes.block_size)
     useful = sizes.max_num_seqs * per_sequence

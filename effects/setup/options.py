@@ -24,12 +24,10 @@ from minfer.effects.models.checkpoint import (
     read_config,
     read_optional,
 )
-from minfer.effects.models.spec import (
-    DTYPE_BYTES,
-    ModelSpec,
-    UnsupportedModelError,
-    parse_spec,
-)
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.dtypes import DTYPE_BYTES
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.device import DEVICES, Device, DeviceError, find_device
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.policies import policy_named

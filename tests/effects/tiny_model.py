@@ -14,7 +14,8 @@ from torch import Tensor
 
 from minfer.effects.models.batch import Batch, Row, make_batch
 from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.spec import ModelSpec, parse_spec
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import (
     Weights,
     empty_weights,
@@ -58,6 +59,33 @@ class BesideTheirs:
 def read_spec(folder: str | Path) -> ModelSpec:
     """What config.json in a folder says."""
     return parse_spec(read_config(folder), str(Path(folder) / "config.json"))
+
+
+def with_attention(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with other attention, in all layers."""
+    layers = (
+        evolve(one, attention=evolve(one.attention, **changes)) for one in spec.layers
+    )
+    return evolve(spec, layers=tuple(layers))
+
+
+def with_feed_forward(spec: ModelSpec, **changes: Any) -> ModelSpec:
+    """The spec with another feed-forward, in all layers."""
+    layers = (
+        evolve(one, feed_forward=evolve(one.feed_forward, **changes))
+        for one in spec.layers
+    )
+    return evolve(spec, layers=tuple(layers))
+
+
+def with_windows(spec: ModelSpec, *windows: int | None) -> ModelSpec:
+    """The spec with one layer for each window, all like its first."""
+    first = spec.layers[0]
+    layers = (
+        evolve(first, attention=evolve(first.attention, window=window))
+        for window in windows
+    )
+    return evolve(spec, layers=tuple(layers))
 
 
 def expected_tensors(spec: ModelSpec) -> dict[str, tuple[int, ...]]:

@@ -13,7 +13,9 @@ from minfer.effects.execution.attention import make_cache, rope_table, rotate
 from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.execution.reads import GROUP_TOKENS, Reads, plan_reads
 from minfer.effects.models.batch import Row, make_batch
-from minfer.effects.models.spec import ModelSpec, parse_spec
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from tests.effects.tiny_model import with_attention, with_windows
 
 SPEC = parse_spec(
     {
@@ -128,7 +130,7 @@ def test_random_steps(block_size: int, seed: int) -> None:
 def test_decode_with_any_grouping_of_heads(
     block_size: int, heads: tuple[int, int]
 ) -> None:
-    spec = evolve(SPEC, heads=heads[0], kv_heads=heads[1])
+    spec = with_attention(SPEC, heads=heads[0], kv_heads=heads[1])
     play([(5, 1), (40, 1), (0, 1), (16, 1)], block_size, device=True, spec=spec)
     play([(5, 9), (40, 3), (0, 7)], block_size, device=False, spec=spec)
 
@@ -138,7 +140,7 @@ def test_decode_with_any_grouping_of_heads(
     "windows", [(1,), (5,), (16, 16), (33,), (None, 7), (7, None, 20), (20, 4)]
 )
 def test_windows(block_size: int, windows: tuple[int | None, ...]) -> None:
-    spec = evolve(SPEC, layers=len(windows), windows=windows)
+    spec = with_windows(SPEC, *windows)
     draw = random.Random(block_size)
     for seed in range(3):
         rows = [
@@ -161,7 +163,7 @@ def test_a_scale_of_ones_own() -> None:
 
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
-    spec = evolve(SPEC, dtype="float32", layers=2, windows=(None, 5))
+    spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
     theirs = CudaCache.make(spec, 16, 4, 64, torch.device("cpu"))
     ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
     done = [0, 0, 0]
@@ -180,7 +182,7 @@ def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
 
 
 def test_a_window_is_read_and_no_more() -> None:
-    one = evolve(SPEC, windows=(20,))
+    one = with_windows(SPEC, 20)
     [group] = play([(100, 1)], 16, device=True, spec=one)[20].groups
     assert (group.skip, group.context, group.mask) == (1, 21, None)  # of blocks 5 and 6
     [chunk] = play([(100, 4)], 16, device=False, spec=one)[20].chunks
@@ -198,7 +200,7 @@ def test_a_window_that_reaches_everything_costs_nothing() -> None:
 
 
 def test_many_rows_in_a_window_are_split_by_what_they_read() -> None:
-    spec = evolve(SPEC, windows=(100,))
+    spec = with_windows(SPEC, 100)
     groups = play([(300 + 9 * i, 1) for i in range(50)], 16, device=True, spec=spec)[
         100
     ].groups

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from attrs import asdict, define, evolve, field
+from attrs import asdict, define, evolve, field, has
 from torch import Tensor
 
 from minfer import sample
@@ -31,13 +31,9 @@ from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.torch_executor import GRAPHS, Flight, TorchExecutor
 from minfer.effects.live.driver import Driver
 from minfer.effects.models.model import forward as model_forward
-from minfer.effects.models.spec import ModelSpec, parse_spec
-from minfer.effects.models.weights import (
-    LayerWeights,
-    Weights,
-    empty_weights,
-    named_parts,
-)
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.weights import Weights, empty_weights, named_parts
 from minfer.kernels import linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
 from minfer.messages import (
@@ -188,19 +184,20 @@ def on_device(weights: Weights) -> Weights:
     if kinds[-1] == "cpu" or not CUDA:
         return weights
 
-    def moved(one: Any) -> Any:
-        return None if one is None else one.cuda()
-
-    layers = tuple(
-        LayerWeights(**{k: moved(v) for k, v in fields(x)}) for x in weights.layers
-    )
-    return Weights(
-        moved(weights.embed), layers, moved(weights.norm), moved(weights.lm_head)
-    )
+    made: Weights = carried_over(weights)
+    return made
 
 
-def fields(layer: LayerWeights) -> list[tuple[str, Any]]:
-    return list(asdict(layer, recurse=False).items())
+def carried_over(tree: Any) -> Any:
+    """The same tree with its tensors on the GPU."""
+    if isinstance(tree, Tensor):
+        return tree.cuda()
+    if isinstance(tree, tuple):
+        return tuple(map(carried_over, tree))
+    if has(type(tree)):
+        parts = asdict(tree, recurse=False)
+        return type(tree)(**{name: carried_over(part) for name, part in parts.items()})
+    return tree
 
 
 @define
@@ -825,10 +822,10 @@ def refusing(
 ) -> Callable[..., Tensor]:
     """A product that fails when quack is to serve it."""
 
-    def served(x: Tensor, *more: Any) -> Tensor:
-        if more[-1]:
+    def served(*given: Any, fused: bool) -> Tensor:
+        if fused:
             failing()
-        return serve(x, *more)
+        return serve(*given, fused=fused)
 
     return served
 

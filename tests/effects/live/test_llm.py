@@ -16,7 +16,7 @@ from minfer import LLM, ConfigError, ParameterError, SamplingParams
 from minfer.effects.live import llm as llm_module
 from minfer.effects.live.edge import Prompt, RequestError
 from minfer.effects.live.worker import EngineDeadError
-from minfer.effects.models.spec import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.options import EngineArgs, prepare
 from minfer.effects.text.chat import ChatTemplateError

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from minfer.effects.models import spec as sp
+from minfer.effects.models import shapes
 from minfer.effects.models.checkpoint import (
     CorruptFileError,
     TensorMismatchError,
@@ -80,7 +80,7 @@ def check_equal(folder: Path, model: Any, dtype: str) -> None:
     for name, tensor in ours.items():
         assert tensor.dtype is getattr(torch, dtype)
         assert torch.equal(tensor, theirs[name].detach().to(tensor.dtype)), name
-    assert (weights.lm_head is weights.embed) == spec.tie_word_embeddings
+    assert (weights.lm_head.weight is weights.embed) == spec.tie_word_embeddings
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -106,7 +106,7 @@ def test_loads_half_checkpoints_as_they_are_and_widened(
 
 
 def test_large_matrices_by_column_hold_the_same(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("minfer.effects.models.weights.BY_COLUMN", 64)
+    monkeypatch.setattr("minfer.effects.models.linear.BY_COLUMN", 64)
     model = save(tmp_path)
     assert load_weights(tmp_path, read_spec(tmp_path), "float32").embed.stride() == (
         1,
@@ -130,7 +130,8 @@ def test_reads_the_spec(tmp_path: Path) -> None:
         rms_norm_eps=1e-5,
     )
     spec = read_spec(tmp_path)
-    assert (spec.head_dim, spec.q_size, spec.kv_size) == (16, 64, 32)
+    sizes = spec.layers[0].attention
+    assert (spec.head_dim, sizes.q_size, sizes.kv_size) == (16, 64, 32)
     assert (spec.rope, spec.rms_norm_eps) == (Rope(theta=5e5), 1e-5)
     assert spec.eos_ids == (3, 4)
 
@@ -155,14 +156,14 @@ def test_reads_configs_of_older_transformers(tmp_path: Path) -> None:
 def test_sizes(tmp_path: Path, tied: bool) -> None:
     model = save(tmp_path, tie_word_embeddings=tied)
     spec = read_spec(tmp_path)
-    assert sp.parameter_count(spec) == sum(p.numel() for p in model.parameters())
-    assert sp.weight_bytes(spec, "bfloat16") == 2 * sp.parameter_count(spec)
-    assert sp.kv_bytes_per_token(spec, "float32") == 2 * 2 * 2 * 8 * 4
+    assert shapes.parameter_count(spec) == sum(p.numel() for p in model.parameters())
+    assert shapes.weight_bytes(spec, "bfloat16") == 2 * shapes.parameter_count(spec)
+    assert shapes.kv_bytes_per_token(spec, "float32") == 2 * 2 * 2 * 8 * 4
     assert expected_tensors(spec) == {
         n: tuple(p.shape) for n, p in model.named_parameters()
     }
     with pytest.raises(UnsupportedModelError, match=r"int3.*float32"):
-        sp.weight_bytes(spec, "int3")
+        shapes.weight_bytes(spec, "int3")
 
 
 def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
@@ -383,7 +384,7 @@ def test_reading_a_spec_loads_no_torch(tmp_path: Path) -> None:
     save(tmp_path)
     code = (
         "import sys; from minfer.effects.models.checkpoint import read_config; "
-        "from minfer.effects.models.spec import parse_spec; "
+        "from minfer.effects.models.spec_reader import parse_spec; "
         f"parse_spec(read_config({str(tmp_path)!r})); assert 'torch' not in sys.modules; "
         "assert 'transformers' not in sys.modules"
     )

@@ -4,7 +4,6 @@ transformers.
 
 import json
 import random
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,14 +16,15 @@ from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.attention import KVCache, make_cache, rope_table
-from minfer.effects.models import spec as sp
 from minfer.effects.models.batch import Batch, Row, make_batch
 from minfer.effects.models.checkpoint import load_weights
 from minfer.effects.models.config_reader import ConfigError, UnsupportedModelError
+from minfer.effects.models.families import FAMILIES
 from minfer.effects.models.model import forward
 from minfer.effects.models.rope import Rope, inverse_frequencies
-from minfer.effects.models.shapes import activation_bytes
-from minfer.effects.models.spec import ModelSpec, parse_spec
+from minfer.effects.models.shapes import activation_bytes, mask_bytes, parameter_count
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import named_parts, random_weights
 from tests.effects.tiny_families import ROPES, SIZES, VARIANTS, WINDOW, save
 from tests.effects.tiny_model import (
@@ -32,6 +32,7 @@ from tests.effects.tiny_model import (
     decode_batch,
     expected_tensors,
     read_spec,
+    with_windows,
 )
 
 BLOCK = 4
@@ -145,7 +146,7 @@ def test_windows_matter_and_are_transformers_own(key: tuple[str, str], pair: Any
     ids, table = sequence(60, 1), list(range(15))
     held = make_cache(model.spec, 15, BLOCK, "float32")
     [ours] = model.run(held, [Row(ids, 0, table)])
-    full = evolve(model, spec=evolve(model.spec, windows=(None,) * 3))
+    full = evolve(model, spec=with_windows(model.spec, None, None, None))
     [other] = full.run(make_cache(full.spec, 15, BLOCK, "float32"), [Row(ids, 0, table)])
     assert (ours - other).abs().max() > 0.1
 
@@ -158,7 +159,7 @@ def test_weights_follow_from_the_table(key: tuple[str, str], pair: Any) -> None:
     assert set(ours) == set(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     assert expected_tensors(model.spec) == {n: tuple(t.shape) for n, t in theirs.items()}
-    assert sp.parameter_count(model.spec) == sum(p.numel() for p in theirs.values())
+    assert parameter_count(model.spec) == sum(p.numel() for p in theirs.values())
     random_ones = dict(named_parts(model.spec, random_weights(model.spec, "float32")))
     assert {n: t.shape for n, t in random_ones.items()} == {
         n: t.shape for n, t in theirs.items()
@@ -536,18 +537,20 @@ def test_masks_of_windows_are_in_the_memory_plan() -> None:
         max_num_batched_tokens=100,
     )
 
-    def masks(windows: tuple[int | None, ...]) -> int:
-        spec = evolve(parse_spec(config_of()), windows=windows)
-        none = activation_bytes(evolve(spec, windows=()), sizes)
-        return activation_bytes(spec, sizes) - none
+    def masks(*windows: int | None) -> int:
+        spec = with_windows(parse_spec(config_of()), *windows)
+        found = 100 * mask_bytes(spec, sizes)
+        without.add(activation_bytes(spec, sizes) - found)
+        return found
 
-    assert masks((None, None)) == 100 * 5 * 5000
-    assert masks((30, 30)) == 100 * 5 * (30 + 116)
-    assert masks((None, 30)) == masks((None,)) + masks((30,))
-    assert masks((4990,)) == masks((None,))
+    without: set[int] = set()
+    assert masks(None, None) == 100 * 5 * 5000
+    assert masks(30, 30) == 100 * 5 * (30 + 116)
+    assert masks(None, 30) == masks(None) + masks(30)
+    assert masks(4990) == masks(None)
+    assert len(without) == 1
 
 
 def test_a_saved_config_is_read_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config_of("Qwen3")))
-    found: Mapping[str, sp.Family] = sp.FAMILIES
-    assert read_spec(tmp_path).family is found["Qwen3ForCausalLM"]
+    assert read_spec(tmp_path).family is FAMILIES["Qwen3ForCausalLM"]

@@ -16,6 +16,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from minfer.effects.execution.attention import KVCache, make_cache
 from minfer.effects.models.batch import Batch, Row, make_batch
 from minfer.effects.models.checkpoint import load_weights
+from minfer.effects.models.dense import DenseWeights
 from minfer.effects.models.model import forward
 from minfer.kernels.plain import rms_norm
 from tests.effects.tiny_model import BesideTheirs, decode_batch, read_spec
@@ -248,12 +249,17 @@ def test_half_precision_stays_near_float32(
     assert (ours.argmax(-1) == want.argmax(-1)).float().mean().item() > 0.9
 
 
+def by_column(weights: DenseWeights) -> DenseWeights:
+    turned = weights.gate_up.weight.t().contiguous().t()
+    return evolve(weights, gate_up=evolve(weights.gate_up, weight=turned))
+
+
 def test_weights_by_column_give_the_same(model: Model) -> None:
     turned = evolve(
         model.weights,
         embed=model.weights.embed.t().contiguous().t(),
         layers=tuple(
-            evolve(layer, gate_up=layer.gate_up.t().contiguous().t())
+            evolve(layer, feed_forward=by_column(layer.feed_forward))
             for layer in model.weights.layers
         ),
     )

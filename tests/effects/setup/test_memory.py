@@ -11,13 +11,15 @@ from hypothesis import strategies as st
 from minfer.arrive import objection
 from minfer.blocks import blocks_for
 from minfer.config import ConfigError, EngineConfig
-from minfer.effects.models.shapes import activation_bytes, captured_tokens, padded_tokens
-from minfer.effects.models.spec import (
-    ModelSpec,
+from minfer.effects.models.shapes import (
+    activation_bytes,
+    captured_tokens,
     kv_bytes_per_token,
-    parse_spec,
+    padded_tokens,
     weight_bytes,
 )
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.memory import (
     MemoryPlan,
     NotEnoughMemoryError,
@@ -29,7 +31,7 @@ from minfer.effects.setup.memory import (
 from minfer.effects.setup.options import EngineArgs, prepare
 from minfer.request import Request
 from minfer.state import initial
-from tests.effects.tiny_model import CONFIG
+from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows
 
 SPEC = parse_spec(CONFIG)
 SIZES = EngineConfig(
@@ -179,7 +181,7 @@ def test_activations_by_hand() -> None:
     """
     token, mask = 1024, 5 * (5 + 64 + 16)
     logits, rope = 8 * 260 * 16, 256 * 2 * 8 * 4
-    found = activation_bytes(evolve(SPEC, windows=(5, 5)), SIZES)
+    found = activation_bytes(with_windows(SPEC, 5, 5), SIZES)
     assert found == 64 * (token + mask) + logits + rope == 142_400
 
 
@@ -234,8 +236,9 @@ def test_the_largest_captured_step_is_one_that_there_is(budget: int) -> None:
     spec = prepare(EngineArgs(executor="dry")).spec
     for layers in (1, 2, 4, 9):
         for wide in (1, 7, 60, 500):
-            big = evolve(
-                spec, layers=layers, intermediate_size=wide * spec.intermediate_size
+            big = with_windows(
+                with_feed_forward(spec, intermediate_size=wide * spec.intermediate_size),
+                *[None] * layers,
             )
             most = captured_tokens(big, budget)
             assert most == 0 or padded_tokens(most) == most

@@ -1,0 +1,197 @@
+"""A matrix with all that multiplying by it takes: the leaf of which weights are made.
+
+Theory. Nearly all bytes of a model are matrices, y = x @ weight.T + bias, and deployments
+differ in two things about them. The *scheme* is how their numbers are kept, and so which
+kernel multiplies with them (products.py chooses): as they are, or in fewer bits with
+scales. The *shard axis* is how ranks of tensor parallelism divide them (Shoeybi et al.
+2019): by columns of the product, which each rank then has a part of, or by rows of it,
+where each rank has a part of every sum. One of each in a row, column then row, needs one
+sum over the ranks.
+
+Matrices that read the same input are *fused*, one below the other (queries, keys and
+values; gate and up): at batch 1 each product costs a launch and a pass over its input.
+They are still separate in a checkpoint, and divided among ranks one by one.
+
+torch is imported only where tensors are made.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, frozen
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.dtypes import torch_dtype
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+# Elements: about where a matrix leaves the CPU's own cache.
+BY_COLUMN: Final = 1 << 22
+
+
+class Scheme(Enum):
+    """How a matrix's numbers are kept. All but the first have `scales`, and no kernel
+    yet.
+    """
+
+    PLAIN = "plain"  # float32, bfloat16 or float16: that of the activations
+    FP8 = "fp8"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
+class Shard(Enum):
+    """What of a matrix each rank has, when several share a model."""
+
+    NONE = "none"  # all of it
+    COLUMN = "column"  # some outputs: rows of `weight`, a part of each fused matrix
+    ROW = "row"  # some inputs: columns of `weight`; the products are to be summed
+
+
+@frozen
+class LinearSizes:
+    """What a `Linear` will be, said before there are tensors."""
+
+    names: tuple[str, ...]  # of the matrices fused in it, in a layer of a checkpoint
+    outputs: tuple[int, ...]  # of each of them
+    inputs: int
+    shard: Shard
+    bias: bool = False
+
+    @property
+    def matrix_elements(self) -> int:
+        """Elements of the matrix, without the bias."""
+        return sum(self.outputs) * self.inputs
+
+    @property
+    def elements(self) -> int:
+        """Elements of matrix and bias."""
+        return self.matrix_elements + sum(self.outputs) * self.bias
+
+
+@frozen(eq=False, kw_only=True)
+class Linear:
+    """A matrix, or several fused ones, that activations are multiplied with."""
+
+    weight: "Tensor"  # [outputs, inputs]
+    bias: "Tensor | None" = None  # [outputs]
+    scheme: Scheme = Scheme.PLAIN
+    scales: "Tensor | None" = None  # what the numbers of `weight` are to be multiplied by
+    shard: Shard = Shard.NONE
+    parts: tuple[int, ...]  # outputs of each matrix fused in it
+
+
+@frozen
+class Maker:
+    """Makes a model's uninitialised tensors: matrices in one type, the rest in another.
+
+    The rest (norms, biases, embeddings) is in the activations' type.
+    """
+
+    dtype: str
+    weight_dtype: str
+    device: str
+
+    def linear(self, sizes: LinearSizes) -> Linear:
+        """Raises `UnsupportedModelError` for types that no kernel multiplies."""
+        return Linear(
+            weight=self.matrix(sum(sizes.outputs), sizes.inputs, self.weight_dtype),
+            bias=self.vector(sum(sizes.outputs)) if sizes.bias else None,
+            scheme=scheme_of(self.weight_dtype, self.dtype),
+            shard=sizes.shard,
+            parts=sizes.outputs,
+        )
+
+    def matrix(self, rows: int, columns: int, dtype: str | None = None) -> "Tensor":
+        """[rows, columns] in `dtype`, or the activations'.
+
+        Large float32 matrices with more outputs than inputs are stored by column on the
+        CPU: there a product with few rows is twice as fast (MKL), and no slower with
+        many.
+        """
+        import torch
+
+        kind, place = torch_dtype(dtype or self.dtype), torch.device(self.device)
+        turned = place.type == "cpu" and kind is torch.float32 and rows > columns
+        if turned and math.prod((rows, columns)) >= BY_COLUMN:
+            return torch.empty((columns, rows), dtype=kind).t()
+        return torch.empty((rows, columns), dtype=kind, device=place)
+
+    def vector(self, size: int) -> "Tensor":
+        """[size] in the activations' type."""
+        import torch
+
+        return torch.empty(size, dtype=torch_dtype(self.dtype), device=self.device)
+
+
+def scheme_of(weight_dtype: str, dtype: str) -> Scheme:
+    """The scheme of matrices in `weight_dtype` that multiply activations in `dtype`.
+
+    Raises `UnsupportedModelError` if there is none.
+    """
+    if weight_dtype != dtype:
+        raise UnsupportedModelError(
+            f"weights in {weight_dtype} under activations in {dtype} are not supported; "
+            f"use one type for both"
+        )
+    return Scheme.PLAIN
+
+
+def weight_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Tensor]]":
+    """Each fused matrix: its tensor's name in a layer of a checkpoint, and a view."""
+    for name, part in zip(
+        sizes.names, linear.weight.split_with_sizes(linear.parts), strict=True
+    ):
+        yield f"{name}.weight", part
+
+
+def bias_parts(sizes: LinearSizes, linear: Linear) -> "Iterator[tuple[str, Tensor]]":
+    """The bias of each fused matrix, likewise; nothing if there are none."""
+    if linear.bias is not None:
+        for name, part in zip(
+            sizes.names, linear.bias.split_with_sizes(linear.parts), strict=True
+        ):
+            yield f"{name}.bias", part
+
+
+def sharded(linear: Linear, rank: int, ranks: int) -> Linear:
+    """What the rank `rank` of `ranks` has of a matrix, by its shard axis.
+
+    Where products are summed over the ranks, the first alone has the bias. Raises
+    ValueError if the matrix cannot be divided evenly.
+    """
+    if linear.scheme is not Scheme.PLAIN:
+        raise ValueError(
+            f"scales of {linear.scheme.value} matrices cannot be divided yet"
+        )
+    if linear.shard is Shard.NONE:
+        return linear
+    if linear.shard is Shard.ROW:
+        inputs = _share(linear.weight.shape[1], ranks)
+        weight = linear.weight.narrow(1, rank * inputs, inputs).contiguous()
+        return evolve(linear, weight=weight, bias=None if rank else linear.bias)
+    parts = tuple(_share(outputs, ranks) for outputs in linear.parts)
+    return evolve(
+        linear,
+        weight=_rows_of(linear.weight, linear.parts, rank, ranks),
+        bias=None
+        if linear.bias is None
+        else _rows_of(linear.bias, linear.parts, rank, ranks),
+        parts=parts,
+    )
+
+
+def _share(size: int, ranks: int) -> int:
+    if size % ranks:
+        raise ValueError(f"{size} features cannot be divided evenly among {ranks} ranks")
+    return size // ranks
+
+
+def _rows_of(fused: "Tensor", parts: Sequence[int], rank: int, ranks: int) -> "Tensor":
+    """One rank's rows of each fused part, one below the other again."""
+    import torch
+
+    return torch.cat([part.chunk(ranks)[rank] for part in fused.split_with_sizes(parts)])
