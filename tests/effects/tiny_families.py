@@ -124,3 +124,10 @@ def save(folder: str, family: str, config: Mapping[str, Any]) -> Any:
             torch.nn.init.normal_(parameter, float("norm" in name), 0.3)
     model.save_pretrained(folder)
     return model
+
+
+def config_of(family: str = "Llama", **changes: Any) -> dict[str, Any]:
+    """A config as transformers writes it, with `changes`; ... removes a key."""
+    made = getattr(transformers, f"{family}Config")(**SIZES).to_dict()
+    made |= {"architectures": [f"{family}ForCausalLM"]} | changes
+    return {key: value for key, value in made.items() if value is not ...}

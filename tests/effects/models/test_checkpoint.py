@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from minfer.effects.models import shapes
 from minfer.effects.models.checkpoint import (
     CorruptFileError,
     TensorMismatchError,
@@ -27,7 +26,7 @@ from minfer.effects.models.config_reader import (
 )
 from minfer.effects.models.rope import Rope
 from minfer.effects.models.weights import named_parts
-from tests.effects.tiny_model import expected_tensors, read_spec
+from tests.effects.tiny_model import read_spec
 
 TINY: dict[str, Any] = {
     "vocab_size": 96,
@@ -150,33 +149,6 @@ def test_reads_configs_of_older_transformers(tmp_path: Path) -> None:
     )
     spec = read_spec(tmp_path)
     assert (spec.rope, spec.dtype, spec.head_dim) == (Rope(theta=1e6), "bfloat16", 8)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_sizes(tmp_path: Path, tied: bool) -> None:
-    model = save(tmp_path, tie_word_embeddings=tied)
-    spec = read_spec(tmp_path)
-    assert shapes.parameter_count(spec) == sum(p.numel() for p in model.parameters())
-    assert shapes.weight_bytes(spec, "bfloat16") == 2 * shapes.parameter_count(spec)
-    assert shapes.kv_bytes_per_token(spec, "float32") == 2 * 2 * 2 * 8 * 4
-    assert expected_tensors(spec) == {
-        n: tuple(p.shape) for n, p in model.named_parameters()
-    }
-    with pytest.raises(UnsupportedModelError, match=r"int3.*float32"):
-        shapes.weight_bytes(spec, "int3")
-
-
-def test_random_weights_need_only_a_config(tmp_path: Path) -> None:
-    save(tmp_path, tie_word_embeddings=False)
-    (tmp_path / "model.safetensors").unlink()
-    spec = read_spec(tmp_path)
-    first = dict(named_parts(spec, random_weights(spec, "float32", 1)))
-    again = dict(named_parts(spec, random_weights(spec, "float32", 1)))
-    other = dict(named_parts(spec, random_weights(spec, "float32", 2)))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
-    assert first["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.1)
-    assert first["model.norm.weight"].eq(1).all()
 
 
 def test_harmless_extras_are_ignored(tmp_path: Path) -> None:

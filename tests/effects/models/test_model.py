@@ -249,6 +249,19 @@ def test_half_precision_stays_near_float32(
     assert (ours.argmax(-1) == want.argmax(-1)).float().mean().item() > 0.9
 
 
+def test_the_cache_may_have_a_type_of_its_own(model: Model) -> None:
+    spec = evolve(model.spec, kv_dtype="bfloat16")
+    cache, ids = make_cache(spec, BLOCKS, 16), sequence(40)
+    assert cache.data.dtype is torch.bfloat16
+    parts = [
+        forward(spec, model.weights, make_batch([row], 16), cache)
+        for row in (Row(ids[:30], 0, [3, 1, 2], 30), Row(ids[30:], 30, [3, 1, 2], 10))
+    ]
+    got, want = torch.cat(parts).log_softmax(-1), model.logits(ids).log_softmax(-1)
+    assert got.dtype is torch.float32
+    assert 0 < (want.exp() * (want - got)).sum(-1).mean().item() < 0.01
+
+
 def by_column(weights: DenseWeights) -> DenseWeights:
     turned = weights.gate_up.weight.t().contiguous().t()
     return evolve(weights, gate_up=evolve(weights.gate_up, weight=turned))

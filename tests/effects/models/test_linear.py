@@ -1,0 +1,126 @@
+"""Linear leaves: their parts in a checkpoint, their types, and what each rank has."""
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from minfer.effects.models import linear as linear_module
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.linear import (
+    Linear,
+    LinearSizes,
+    Maker,
+    Scheme,
+    Shard,
+    bias_parts,
+    scheme_of,
+    sharded,
+    weight_parts,
+)
+
+SIZES = LinearSizes(("q", "k"), (8, 4), 6, Shard.COLUMN, bias=True)
+MAKE = Maker(dtype="float32", weight_dtype="float32", device="cpu")
+
+
+def filled(sizes: LinearSizes) -> Linear:
+    """A Linear of random numbers."""
+    made = MAKE.linear(sizes)
+    made.weight.normal_()
+    if made.bias is not None:
+        made.bias.normal_()
+    return made
+
+
+def test_elements_are_those_of_the_tensors() -> None:
+    made = filled(SIZES)
+    assert made.bias is not None
+    assert SIZES.matrix_elements == made.weight.numel() == 72
+    assert SIZES.elements == made.weight.numel() + made.bias.numel() == 84
+    assert evolve(SIZES, bias=False).elements == 72
+
+
+def test_parts_are_views_by_the_names_of_a_checkpoint() -> None:
+    made = filled(SIZES)
+    weights, biases = dict(weight_parts(SIZES, made)), dict(bias_parts(SIZES, made))
+    assert {name: part.shape for name, part in weights.items()} == {
+        "q.weight": (8, 6),
+        "k.weight": (4, 6),
+    }
+    assert {name: len(part) for name, part in biases.items()} == {
+        "q.bias": 8,
+        "k.bias": 4,
+    }
+    weights["k.weight"].fill_(7)
+    biases["q.bias"].fill_(5)
+    assert made.weight[8:].eq(7).all()
+    assert not made.weight[:8].eq(7).any()
+    assert made.bias is not None
+    assert made.bias[:8].eq(5).all()
+    assert dict(bias_parts(SIZES, MAKE.linear(evolve(SIZES, bias=False)))) == {}
+
+
+def test_large_matrices_with_more_outputs_are_stored_by_column(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(linear_module, "BY_COLUMN", 64)
+    assert MAKE.matrix(12, 6).stride() == (1, 12)
+    assert MAKE.matrix(6, 12).stride() == (12, 1)
+    assert MAKE.matrix(8, 6).stride() == (6, 1)  # small
+    assert MAKE.matrix(12, 6, "bfloat16").stride() == (6, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_matrices_in_the_type_of_activations_are_plain(dtype: str) -> None:
+    made = evolve(MAKE, dtype=dtype, weight_dtype=dtype).linear(SIZES)
+    assert (made.scheme, made.scales) == (Scheme.PLAIN, None)
+    assert made.bias is not None
+    assert made.weight.dtype is made.bias.dtype is getattr(torch, dtype)
+
+
+def test_other_types_of_matrices_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match=r"in float16 .* in float32"):
+        scheme_of("float16", "float32")
+    with pytest.raises(UnsupportedModelError, match="use one type for both"):
+        evolve(MAKE, weight_dtype="bfloat16").linear(SIZES)
+
+
+# --- ranks ------------------------------------------------------------------------------
+
+
+def product(one: Linear, x: Tensor) -> Tensor:
+    return torch.nn.functional.linear(x, one.weight, one.bias)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_columns_of_each_fused_matrix_are_divided(ranks: int) -> None:
+    whole, x = filled(SIZES), torch.randn(3, 6)
+    shares = [sharded(whole, rank, ranks) for rank in range(ranks)]
+    assert {share.parts for share in shares} == {(8 // ranks, 4 // ranks)}
+    found = [product(share, x).split_with_sizes(share.parts, 1) for share in shares]
+    joined = torch.cat([torch.cat(parts, 1) for parts in zip(*found, strict=True)], 1)
+    torch.testing.assert_close(joined, product(whole, x))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_products_of_rows_sum_to_the_whole(ranks: int) -> None:
+    whole = filled(evolve(SIZES, shard=Shard.ROW))
+    x = torch.randn(3, 6)
+    inputs = x.chunk(ranks, 1)
+    shares = [sharded(whole, rank, ranks) for rank in range(ranks)]
+    assert [share.bias is not None for share in shares] == [True] + [False] * (ranks - 1)
+    total = sum(product(share, part) for share, part in zip(shares, inputs, strict=True))
+    torch.testing.assert_close(total, product(whole, x))
+
+
+def test_what_is_not_divided_is_the_same_on_every_rank() -> None:
+    whole = filled(evolve(SIZES, shard=Shard.NONE))
+    assert sharded(whole, 1, 2) is whole
+
+
+def test_what_cannot_be_divided_says_so() -> None:
+    for shard, size in ((Shard.COLUMN, 8), (Shard.ROW, 6)):
+        with pytest.raises(ValueError, match=rf"{size} features .* among 5 ranks"):
+            sharded(filled(evolve(SIZES, shard=shard)), 0, 5)
+    with pytest.raises(ValueError, match="scales of fp8 matrices"):
+        sharded(evolve(filled(SIZES), scheme=Scheme.FP8), 0, 2)

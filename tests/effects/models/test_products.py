@@ -1,0 +1,89 @@
+"""One place multiplies with Linear leaves, and sums over ranks before the residual."""
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.linear import LinearSizes, Scheme, Shard, sharded
+from minfer.effects.models.products import (
+    ALONE,
+    Ranks,
+    add_product,
+    norm_gated,
+    norm_linear,
+)
+from minfer.kernels import plain
+from tests.effects.models.test_linear import filled
+
+EPS = 1e-6
+SIZES = LinearSizes(("down",), (16,), 24, Shard.ROW, bias=True)
+X, NORM = torch.randn(5, 24), torch.rand(24)
+
+
+def test_products_are_the_kernels_own() -> None:
+    linear = filled(SIZES)
+    got = norm_linear(X, NORM, EPS, linear)
+    assert got.equal(plain.norm_linear(X, NORM, EPS, linear.weight, linear.bias))
+    got = norm_gated(X, NORM, EPS, linear, fused=False)
+    assert got.equal(plain.norm_gated(X, NORM, EPS, linear.weight, linear.bias))
+
+
+def test_alone_the_product_is_added_within_the_kernel(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def never(_: Tensor) -> Tensor:
+        raise AssertionError("there is nothing to sum")
+
+    calls: list[Any] = []
+    linear, residual = filled(SIZES), torch.randn(5, 16)
+    want = residual.clone()
+    plain.linear_add(want, X, linear.weight, linear.bias)
+    real = plain.linear_add
+
+    def kept(*given: Any) -> None:
+        calls.append(given)
+        real(*given)
+
+    monkeypatch.setattr(plain, "linear_add", kept)
+    add_product(residual, X, linear, Ranks(count=1, sum=never))
+    [given] = calls
+    for passed, own in zip(given, (residual, X, linear.weight, linear.bias), strict=True):
+        assert passed is own
+    assert residual.equal(want)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_ranks_sum_their_parts_and_then_add(count: int) -> None:
+    linear, residual = filled(SIZES), torch.randn(5, 16)
+    want = residual.clone()
+    add_product(want, X, linear, ALONE)
+    inputs = X.chunk(count, 1)
+    shares = [sharded(linear, rank, count) for rank in range(count)]
+    parts: list[Tensor] = []
+
+    def keep(part: Tensor) -> Tensor:
+        parts.append(part.clone())
+        return part
+
+    for share, x in zip(shares, inputs, strict=True):
+        add_product(torch.zeros(5, 16), x, share, Ranks(count=count, sum=keep))
+    total = torch.stack(parts).sum(0)
+    for share, x in zip(shares, inputs, strict=True):
+        mine = residual.clone()  # every rank has the whole stream
+        add_product(mine, x, share, Ranks(count=count, sum=lambda _: total))
+        torch.testing.assert_close(mine, want)
+
+
+@pytest.mark.parametrize("scheme", [one for one in Scheme if one is not Scheme.PLAIN])
+def test_schemes_without_kernels_are_refused_by_name(scheme: Scheme) -> None:
+    linear = evolve(filled(SIZES), scheme=scheme)
+    with pytest.raises(UnsupportedModelError, match=f"no kernels for {scheme.value}"):
+        norm_linear(X, NORM, EPS, linear)
+    with pytest.raises(UnsupportedModelError, match=scheme.value):
+        norm_gated(X, NORM, EPS, linear, fused=False)
+    with pytest.raises(UnsupportedModelError, match=scheme.value):
+        add_product(torch.zeros(5, 16), X, linear, ALONE)

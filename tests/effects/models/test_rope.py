@@ -1,0 +1,120 @@
+"""Rotary embedding and its scalings, against transformers."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from attrs import evolve
+
+from minfer.effects.execution.attention import make_cache, rope_table
+from minfer.effects.models.rope import Rope, inverse_frequencies
+from minfer.effects.models.spec_reader import parse_spec
+from tests.effects.tiny_families import ROPES, SIZES, config_of
+
+
+@pytest.mark.parametrize("head_dim", [16, 64, 128])
+@pytest.mark.parametrize("name", ROPES)
+def test_the_rotary_table_is_transformers_own(name: str, head_dim: int) -> None:
+    sizes = SIZES | {"head_dim": head_dim, "max_position_embeddings": 32768}
+    scaling = ROPES[name] | {"original_max_position_embeddings": 8192}
+    if name in ("default", "linear"):
+        scaling.pop("original_max_position_embeddings")
+    theirs = transformers.LlamaConfig(**sizes, rope_parameters=dict(scaling))
+    module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(theirs)
+    spec = parse_spec(
+        sizes | {"architectures": ["LlamaForCausalLM"], "rope_parameters": scaling}
+    )
+    assert spec.rope is not None
+    assert torch.equal(inverse_frequencies(spec.rope, head_dim), module.inv_freq)
+    at = torch.tensor([0, 1, 7, 100, 8191, 8192, 20000, 32767])
+    cos, sin = module(torch.zeros(1), at[None])
+    table = rope_table(spec, 32768)[at, :, 0]
+    torch.testing.assert_close(table[:, 0], cos[0], rtol=0, atol=2e-7)
+    signs = torch.tensor([-1.0, 1.0]).repeat_interleave(
+        head_dim // 2
+    )  # as `rotate` wants them
+    torch.testing.assert_close(table[:, 1] * signs, sin[0], rtol=0, atol=2e-7)
+
+
+@pytest.mark.parametrize("original", [None, 4, 40])
+@pytest.mark.parametrize("factor", [1.0, 2.5])
+def test_rope_at_the_edges_of_its_range(original: int | None, factor: float) -> None:
+    """Bands that are empty or lie outside the head; an original context left out."""
+    for extra in (
+        {},
+        {"truncate": None},
+        {"beta_fast": 1.0},
+        {"mscale": 2, "mscale_all_dim": 0},
+    ):
+        scaling = {"rope_type": "yarn", "rope_theta": 1e4, "factor": factor, **extra}
+        if original:
+            scaling["original_max_position_embeddings"] = original
+        theirs = transformers.LlamaConfig(**SIZES, rope_parameters=dict(scaling))
+        module = transformers.models.llama.modeling_llama.LlamaRotaryEmbedding(theirs)
+        rope = parse_spec(config_of(rope_parameters=scaling)).rope
+        assert rope is not None
+        assert torch.equal(inverse_frequencies(rope, 16), module.inv_freq)
+        assert rope.attention_factor == module.attention_scaling
+
+
+@pytest.mark.parametrize("name", ROPES)
+def test_old_and_new_forms_of_rope_are_the_same(name: str) -> None:
+    new = {"rope_theta": 5e5, **ROPES[name]}
+    old: dict[str, Any] = dict(new)
+    theta = old.pop("rope_theta")
+    wanted = parse_spec(config_of(rope_parameters=new))
+    assert wanted.rope is not None
+    assert wanted.rope.theta == theta
+    for kind in ("rope_type", "type"):
+        scaling = {
+            kind: old["rope_type"],
+            **{k: v for k, v in old.items() if k != "rope_type"},
+        }
+        found = parse_spec(
+            config_of(rope_parameters=..., rope_scaling=scaling, rope_theta=theta)
+        )
+        assert found == wanted
+    nested = parse_spec(config_of(rope_parameters=old, rope_theta=theta))
+    assert nested == wanted
+
+
+def test_rope_scaling_has_precedence_as_in_transformers() -> None:
+    changes: dict[str, Any] = {"rope_parameters": ROPES["yarn"]}
+    changes |= {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert parse_spec(config_of(**changes)).rope == Rope("linear", 10000.0, 2.0)
+    assert parse_spec(config_of(rope_parameters=None, rope_scaling={})).rope == Rope()
+    outer = config_of(rope_parameters=ROPES["yarn"], original_max_position_embeddings=32)
+    found = parse_spec(outer).rope
+    assert found is not None
+    assert found.original == 32
+
+
+@pytest.mark.parametrize(
+    ("rope", "context"),
+    [
+        (ROPES["default"], 256),
+        ({"rope_type": "linear", "factor": 2.5}, 640),
+        (ROPES["llama3"], 256),
+        (ROPES["yarn"] | {"original_max_position_embeddings": 256}, 1024),
+        (ROPES["yarn"], 256),
+        ({"rope_type": "yarn", "factor": 2.0}, 512),
+        (
+            {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64},
+            256,
+        ),
+    ],
+)
+def test_the_context_that_follows_from_scaling(
+    rope: dict[str, Any], context: int
+) -> None:
+    assert parse_spec(config_of(rope_parameters=rope)).max_position_embeddings == context
+
+
+def test_a_cache_in_which_blocks_are_given_back_has_the_angles_of_all_positions() -> None:
+    spec = parse_spec(config_of("Mistral", sliding_window=8))
+    assert len(make_cache(spec, 3, 16).rope) == 256
+    assert len(make_cache(spec, 3, 16, max_model_len=100).rope) == 100
+    full = parse_spec(config_of("Mistral"))
+    assert len(make_cache(full, 3, 16, max_model_len=100).rope) == 48
+    assert len(make_cache(evolve(full, rope=None), 3, 16).rope) == 0

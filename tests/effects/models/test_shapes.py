@@ -1,0 +1,84 @@
+"""The arithmetic of shapes, against transformers' models and by hand."""
+
+import pytest
+import transformers
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.shapes import (
+    activation_bytes,
+    kv_bytes_per_token,
+    layer_kv_bytes_per_token,
+    mask_bytes,
+    parameter_count,
+    weight_bytes,
+)
+from minfer.effects.models.spec_reader import parse_spec
+from tests.effects.tiny_families import config_of
+from tests.effects.tiny_model import CONFIG, expected_tensors, with_windows
+
+SPEC = parse_spec(CONFIG)
+SIZES = EngineConfig(
+    num_blocks=1,
+    max_model_len=5000,
+    block_size=16,
+    max_num_seqs=1,
+    max_num_batched_tokens=100,
+)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_parameters_and_bytes(tied: bool) -> None:
+    config = CONFIG | {"tie_word_embeddings": tied}
+    made = transformers.Qwen2Config(
+        **{k: v for k, v in config.items() if k != "torch_dtype"}
+    )
+    model = transformers.Qwen2ForCausalLM(made)
+    spec = parse_spec(config)
+    assert parameter_count(spec) == sum(p.numel() for p in model.parameters())
+    assert weight_bytes(spec) == 4 * parameter_count(spec)
+    assert weight_bytes(spec, "bfloat16") == 2 * parameter_count(spec)
+    assert kv_bytes_per_token(spec, "float32") == 2 * 2 * 2 * 8 * 4
+    theirs = {name: tuple(part.shape) for name, part in model.named_parameters()}
+    assert expected_tensors(spec) == theirs
+    with pytest.raises(UnsupportedModelError, match=r"int3.*float32"):
+        weight_bytes(spec, "int3")
+
+
+def test_weights_activations_and_kv_each_have_a_type() -> None:
+    assert (SPEC.dtype, SPEC.weight_dtype, SPEC.kv_dtype) == ("float32",) * 3
+    half = evolve(SPEC, dtype="float16")
+    assert (half.dtype, half.weight_dtype, half.kv_dtype) == ("float16",) * 3
+    matrices = sum(layer.matrix_elements for layer in SPEC.layers)
+    narrow = evolve(SPEC, weight_dtype="float16")
+    assert weight_bytes(SPEC) - weight_bytes(narrow) == 2 * matrices
+    assert kv_bytes_per_token(narrow) == kv_bytes_per_token(SPEC)
+    assert activation_bytes(narrow, SIZES) == activation_bytes(SPEC, SIZES)
+    small = evolve(SPEC, kv_dtype="bfloat16")
+    assert 2 * kv_bytes_per_token(small) == kv_bytes_per_token(SPEC)
+    assert weight_bytes(small) == weight_bytes(SPEC)
+    # Queries, keys and values, and what is found, in the cache's type beside their own.
+    copied = 2 * (32 + 2 * 16 + 32) * SIZES.max_num_batched_tokens
+    assert activation_bytes(small, SIZES) - activation_bytes(SPEC, SIZES) == copied
+
+
+def test_the_cache_of_a_layer_is_its_share() -> None:
+    assert layer_kv_bytes_per_token(SPEC) * len(SPEC.layers) == kv_bytes_per_token(SPEC)
+    mixed = with_windows(SPEC, None, 5, 5)
+    assert layer_kv_bytes_per_token(mixed) * 3 == kv_bytes_per_token(mixed)
+
+
+def test_masks_of_windows_are_in_the_memory_plan() -> None:
+    def masks(*windows: int | None) -> int:
+        spec = with_windows(parse_spec(config_of()), *windows)
+        found = 100 * mask_bytes(spec, SIZES)
+        without.add(activation_bytes(spec, SIZES) - found)
+        return found
+
+    without: set[int] = set()
+    assert masks(None, None) == 100 * 5 * 5000
+    assert masks(30, 30) == 100 * 5 * (30 + 116)
+    assert masks(None, 30) == masks(None) + masks(30)
+    assert masks(4990) == masks(None)
+    assert len(without) == 1

@@ -1,0 +1,37 @@
+"""The tree of weights, and random ones."""
+
+import pytest
+import torch
+from attrs import evolve
+
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.linear import Scheme
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.weights import empty_weights, named_parts, random_weights
+from tests.effects.tiny_model import CONFIG
+
+SPEC = parse_spec(CONFIG)
+
+
+def test_random_weights_need_only_a_config() -> None:
+    spec = evolve(SPEC, initializer_range=0.02)
+    first = dict(named_parts(spec, random_weights(spec, "float32", 1)))
+    again = dict(named_parts(spec, random_weights(spec, "float32", 1)))
+    other = dict(named_parts(spec, random_weights(spec, "float32", 2)))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["lm_head.weight"], other["lm_head.weight"])
+    assert first["lm_head.weight"].std().item() == pytest.approx(0.02, rel=0.1)
+    assert first["model.norm.weight"].eq(1).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_tied_head_multiplies_with_the_embeddings(tied: bool) -> None:
+    weights = empty_weights(evolve(SPEC, tie_word_embeddings=tied), "float32")
+    assert (weights.lm_head.weight is weights.embed) == tied
+    assert weights.lm_head.scheme is Scheme.PLAIN
+
+
+def test_matrices_of_a_type_of_their_own_are_refused_until_there_is_a_kernel() -> None:
+    for load in (empty_weights, random_weights):
+        with pytest.raises(UnsupportedModelError, match="weights in float16 under"):
+            load(evolve(SPEC, weight_dtype="float16"), "float32")
