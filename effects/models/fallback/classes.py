@@ -1,0 +1,95 @@
+"""Which class of transformers runs a checkpoint, or why none can run here."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, Final
+
+import transformers
+from attrs import frozen
+
+from minfer.effects.models.config_reader import ConfigError, Reader
+
+NOT_READ: Final = {"attn_implementation", "experts_implementation", "return_dict"}
+
+
+@frozen
+class Theirs:
+    """A causal language model of transformers, and its config; both without types."""
+
+    model: Any  # the class
+    config: Any
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers without progress bars and advice: what matters is raised."""
+    logging: Any = transformers.utils.logging
+    with contextlib.ExitStack() as stack:
+        stack.callback(logging.set_verbosity, logging.get_verbosity())
+        if logging.is_progress_bar_enabled():
+            stack.callback(logging.enable_progress_bar)
+        logging.set_verbosity_error()
+        logging.disable_progress_bar()
+        yield
+
+
+def resolve(read: Reader) -> Theirs:
+    """The class and config of transformers for a checkpoint.
+
+    Raises `UnsupportedModelError` if there is none for us, and `ConfigError`.
+    """
+    names = read.config.get("architectures") or ["(none)"]
+    what = f"architecture {', '.join(map(str, names))} is not supported:"
+    config = _config(read, what)
+    found: Any = transformers.MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), object)
+    if why := _obstacle(read, config, found, names):
+        raise read.refusal(f"{what} {why}")
+    return Theirs(found, config)
+
+
+def _config(read: Reader, what: str) -> Any:
+    """transformers' config object; `what` begins refusals."""
+    if not read.absent("quantization_config"):
+        raise read.refusal(
+            "quantized checkpoints (quantization_config) are not supported"
+        )
+    kind = str(read.config.get("model_type"))
+    if kind not in transformers.CONFIG_MAPPING:
+        own = ", and its own code (auto_map) is never executed"
+        code = "" if read.absent("auto_map") else own
+        raise read.refusal(f"{what} {_version()} has no model_type {kind!r}{code}")
+    given = {k: v for k, v in read.config.items() if k not in NOT_READ and k[:1] != "_"}
+    try:
+        config = transformers.CONFIG_MAPPING[kind].from_dict(given)
+    except Exception as error:  # each model's config checks itself, in ways of its own
+        why = " ".join(str(error).split())
+        raise ConfigError(f"{read.where}: transformers cannot read it: {why}") from error
+    # Some look for it in every input, to warn of missing masks.
+    config.pad_token_id = None
+    return config
+
+
+def _obstacle(read: Reader, config: Any, found: Any, names: list[Any]) -> str:
+    """Why a class cannot run over a paged cache, as far as it says so itself."""
+    layers = set(map(str, getattr(config, "layer_types", None) or ()))
+    other = ", ".join(sorted(layers - {"full_attention", "sliding_attention"}))
+    composite = config.get_text_config(decoder=True) is not config
+    if getattr(config, "is_encoder_decoder", False):
+        return "it is an encoder with a decoder"
+    if composite or "vision_config" in read.config:
+        return "it is multimodal"
+    if found.__name__ not in names:
+        return f"it is no causal language model of {_version()}"
+    if other:
+        return f"it has layers other than attention ({other})"
+    if getattr(found, "_is_stateful", False):
+        return "it is recurrent"
+    if getattr(config, "num_kv_shared_layers", 0):
+        return "layers share keys (num_kv_shared_layers)"
+    if not getattr(found, "_supports_attention_backend", False):
+        return "its attention is not reached through transformers' attention interface"
+    return ""
+
+
+def _version() -> str:
+    return f"transformers {transformers.__version__}"

@@ -1,0 +1,106 @@
+"""Weights of a model of transformers: loaded strictly, or drawn; then checked."""
+
+from collections.abc import Mapping
+from math import isnan
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve
+from safetensors import SafetensorError
+
+from minfer.effects.models.checkpoint import (
+    HARMLESS,
+    CorruptFileError,
+    TensorMismatchError,
+    shards,
+)
+from minfer.effects.models.config_reader import (
+    CheckpointError,
+    Reader,
+    UnsupportedModelError,
+)
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.fallback.classes import Theirs, quiet, resolve
+from minfer.effects.models.fallback.paged import PAGED, paged_model
+from minfer.effects.models.fallback.self_check import TOLERANCE, CacheMaker, self_check
+from minfer.effects.models.model import Model
+from minfer.effects.models.spec import ModelSpec
+
+NAMED = 4  # how many tensors an error lists
+
+
+@quiet()
+def load_fallback(
+    folder: Path,
+    config: Mapping[str, Any],
+    spec: ModelSpec,
+    make_cache: CacheMaker,
+    seed: int | None = None,
+    device: str = "cpu",
+) -> Model:
+    """Load a model in `spec.dtype`, or draw its weights from `seed`, and check it against
+    itself.
+
+    `make_cache` makes the CPU's cache, from a spec, a number of blocks and their size.
+    Raises `CorruptFileError`, `TensorMismatchError`, and `UnsupportedModelError` if the
+    paged model says something else than the same model with its own attention.
+    """
+    theirs = resolve(Reader(config, str(folder)))
+    how = {"dtype": torch_dtype(spec.dtype), "attn_implementation": PAGED}
+    if seed is None:
+        model = _from_files(theirs, folder, **how)
+    else:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            model = theirs.model._from_config(theirs.config, **how)
+    model.eval().requires_grad_(False)
+    _refuse_if_wrong(folder, theirs.model.__name__, spec, model, make_cache)
+    return paged_model(model.to(device))
+
+
+def _refuse_if_wrong(
+    folder: Path, name: str, spec: ModelSpec, model: Any, make_cache: CacheMaker
+) -> None:
+    """Raise `CheckpointError` or `UnsupportedModelError` for a model whose paged logits
+    are not its own.
+    """
+    try:
+        error = self_check(evolve(spec, dtype="float32"), model, make_cache)
+    except RuntimeError as failure:
+        raise CheckpointError(f"{folder}: {name} cannot run: {failure}") from failure
+    if isnan(error):
+        raise CheckpointError(
+            f"{folder}: damaged weights: logits are not finite, or all alike"
+        )
+    if error > TOLERANCE:
+        what = f"its logits differ from those with its own (relative error {error:.2g})"
+        raise UnsupportedModelError(
+            f"{folder}: {name} is not supported: with paged attention {what}"
+        )
+
+
+def _from_files(theirs: Theirs, folder: Path, **how: Any) -> Any:
+    """transformers' loading, made strict."""
+    list(shards(folder))  # all there, and no pickles
+    how |= {"use_safetensors": True, "local_files_only": True, "trust_remote_code": False}
+    how |= {"config": theirs.config, "output_loading_info": True}
+    try:
+        model, told = theirs.model.from_pretrained(folder, **how)
+    except (SafetensorError, OSError) as error:
+        raise CorruptFileError(
+            f"{folder}: weights truncated or corrupt ({error})"
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        raise TensorMismatchError(
+            f"{folder}: weights do not fit config.json ({error})"
+        ) from error
+    for what in ("missing", "unexpected"):
+        found = (name for name in told[f"{what}_keys"] if not name.endswith(HARMLESS))
+        if bad := sorted(found):
+            names = ", ".join(bad[:NAMED])
+            raise TensorMismatchError(
+                f"{folder}: {what} tensor {names}; the checkpoint is incomplete or its "
+                f"config.json describes another model"
+            )
+    return model

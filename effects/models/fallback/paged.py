@@ -1,0 +1,108 @@
+"""A model of transformers as a step function: its layers attend over minfer's cache."""
+
+import inspect
+from collections.abc import Mapping
+from contextvars import ContextVar, copy_context
+from typing import Any, Final
+
+import torch
+import transformers
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.models.batch import Batch
+from minfer.effects.models.cache import PagedCache
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.model import Model
+
+PAGED: Final = "minfer_paged"  # what transformers calls `_paged_attention`
+# Handed down to attention, though it says nothing about what attention computes.
+_IDLE: Final = {
+    "position_ids",
+    "cache_position",
+    "use_cache",
+    "sliding_window",
+    "scaling",
+}
+_EXTRAS: Final = {
+    "s_aux": "attention sinks (s_aux)",
+    "softcap": "capped scores (softcap)",
+}
+
+
+@frozen(eq=False)
+class Call:
+    """A forward under way."""
+
+    batch: Batch
+    cache: PagedCache
+
+
+_call: ContextVar[Call] = ContextVar("_call")
+
+
+def paged_model(model: Any) -> Model:
+    """A model of transformers as a step function, whose logits are as those
+    of `forward`.
+    """
+    keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+
+    def step(batch: Batch, cache: PagedCache) -> Tensor:
+        picks = batch.sample
+        fewer = keeps and picks is not None
+        keep: dict[str, Any] = {"logits_to_keep": picks} if fewer else {}
+        keep |= {"position_ids": batch.positions[None].long(), "use_cache": False}
+        context, tokens = copy_context(), batch.tokens[None].long()
+        context.run(_call.set, Call(batch, cache))
+        with torch.inference_mode():
+            logits: Tensor = context.run(model, tokens, **keep).logits[0]
+        return logits if fewer or picks is None else logits.index_select(0, picks)
+
+    return step
+
+
+def paged_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """What layers call: `query` [1, heads, tokens, head_dim], `key` and
+    `value` likewise.
+    """
+    refuse_extras(module, extras)
+    if attention_mask is not None:
+        raise own_mask()
+    _, heads, tokens, _ = query.shape
+    parts = [part[0].transpose(0, 1).flatten(1) for part in (query, key, value)]
+    call = _call.get()
+    out = call.cache.attend(
+        call.batch, module.layer_idx, torch.cat(parts, 1), extras.get("scaling")
+    )
+    return out.view(1, tokens, heads, -1).to(query.dtype), None
+
+
+def own_mask() -> UnsupportedModelError:
+    """What to raise where a model masks by itself."""
+    return UnsupportedModelError("it masks attention in a way of its own")
+
+
+def refuse_extras(module: Any, extras: Mapping[str, Any]) -> None:
+    """Refuse what `attend` does not do: softcap, attention sinks (s_aux), biases,
+    dropout.
+    """
+    if extras.get("is_causal", getattr(module, "is_causal", True)) is False:
+        raise UnsupportedModelError("it attends to later tokens")
+    for name, value in extras.items():
+        absent = (
+            value is None or isinstance(value, bool) or (name == "dropout" and value == 0)
+        )
+        if not absent and name not in _IDLE:
+            raise UnsupportedModelError(
+                f"its attention asks for {_EXTRAS.get(name, name)}"
+            )
+
+
+transformers.AttentionInterface.register(PAGED, paged_attention)

@@ -1,0 +1,208 @@
+"""The `ModelSpec` of a model of transformers, found by running it without weights.
+
+Theory. On torch's meta device a model of any size runs one token at once, and computes
+nothing. The attention registered here notes who attends, with how many heads of what
+size; the mask registered beside it is asked what its last two queries see, and hands down
+one number, the window. A model that does anything else is refused by name.
+"""
+
+from collections.abc import Mapping
+from contextvars import ContextVar, copy_context
+from typing import Any, Final
+
+import torch
+import transformers
+from attrs import evolve, field, frozen
+from torch import Tensor
+
+from minfer.effects.models.config_reader import Reader, UnsupportedModelError
+from minfer.effects.models.dense import Dense
+from minfer.effects.models.fallback.classes import Theirs, quiet, resolve
+from minfer.effects.models.fallback.paged import own_mask, refuse_extras
+from minfer.effects.models.families import Family
+from minfer.effects.models.gqa import GQA
+from minfer.effects.models.layers import Layer
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import read_dtype
+
+TRACED: Final = "minfer_traced"  # what transformers calls the functions below
+FARTHEST: Final = 1 << 20  # positions a trace looks back: longer windows count as none
+SHORTEST: Final = 16  # tokens of context that a model has to have
+
+
+@frozen
+class Attended:
+    """What one layer's attention was asked for."""
+
+    layer: int
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    window: int
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """What has to be the same in all layers."""
+        return self.heads, self.kv_heads, self.key_dim, self.value_dim
+
+
+@frozen(eq=False)
+class Trace:
+    """A run without weights."""
+
+    span: int  # positions that masks are asked about
+    seen: list[Attended] = field(factory=list)
+
+
+_trace: ContextVar[Trace] = ContextVar("_trace")
+
+
+@quiet()
+def fallback_spec(config: Mapping[str, Any], where: str = "config.json") -> ModelSpec:
+    """The `ModelSpec` of a model that transformers runs, found by tracing it without
+    weights.
+
+    Raises `UnsupportedModelError` for what cannot run, by name, and `ConfigError`.
+    """
+    read = Reader(config, where)
+    theirs = resolve(read)
+    context = _context(theirs.config, where)
+    span, name = min(context, FARTHEST), theirs.model.__name__
+    try:
+        model = _weightless(theirs)
+        trace = Trace(span)
+        vocab = _run(model, trace)
+    except Exception as error:
+        known = isinstance(error, UnsupportedModelError)
+        why = str(error) if known else f"tracing: {error!r:.200}"
+        raise read.refusal(f"{name} is not supported: {why}") from error
+    if len(model.get_input_embeddings().weight) < vocab:
+        raise read.error("vocab_size", "at most the rows of the embedding")
+    return ModelSpec(
+        family=Family(architecture=name, defaults={}),
+        vocab_size=vocab,
+        hidden_size=theirs.config.hidden_size,
+        layers=_layers(theirs.config, trace),
+        max_position_embeddings=context,
+        dtype=read_dtype(read),
+        eos_ids=read.ids("eos_token_id"),
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+    )
+
+
+def _context(config: Any, where: str) -> int:
+    """Tokens of context in which the model does the same whatever the length.
+
+    Ropes that depend on the length are made plain in `config`: traces need no lengths.
+    """
+    name = "max_position_embeddings"
+    read = Reader({name: getattr(config, name, None)}, where)
+    context = read.size(name, low=SHORTEST)
+    ropes = getattr(config, "rope_parameters", None) or {}
+    for rope in (ropes, *(part for part in ropes.values() if isinstance(part, dict))):
+        if rope.get("rope_type") == "longrope":
+            # Above this, frequencies depend on the longest.
+            context = min(context, int(rope["original_max_position_embeddings"]))
+        if "rope_type" in rope:
+            rope["rope_type"] = "default"
+    return context
+
+
+def _layers(config: Any, trace: Trace) -> tuple[Layer, ...]:
+    """The layers that were seen; of feed-forwards, what is needed to plan memory."""
+    wide = getattr(config, "intermediate_size", None)
+    wide = wide if isinstance(wide, int) else 4 * config.hidden_size
+    experts = getattr(config, "num_experts_per_tok", None)
+    if experts:  # each gets inputs of its own
+        wide = (wide + config.hidden_size) * experts
+    first = trace.seen[0]
+    attention = GQA(
+        hidden_size=config.hidden_size,
+        heads=first.heads,
+        kv_heads=first.kv_heads,
+        head_dim=first.key_dim,
+    )
+    feed_forward = Dense(hidden_size=config.hidden_size, intermediate_size=wide)
+    windows = (None if one.window == trace.span else one.window for one in trace.seen)
+    return tuple(
+        Layer(evolve(attention, window=window), feed_forward) for window in windows
+    )
+
+
+def _weightless(theirs: Theirs) -> Any:
+    """The model on the meta device, in half precision: grouped experts have no other
+    kernel there.
+    """
+    with torch.device("meta"):
+        model = theirs.model._from_config(
+            theirs.config, dtype=torch.bfloat16, attn_implementation=TRACED
+        )
+    return model.eval()
+
+
+def _run(model: Any, trace: Trace) -> int:
+    """Note what each layer's attention does with one token; returns the width of the
+    logits. Raises `UnsupportedModelError`.
+    """
+    context, ids = copy_context(), torch.zeros(1, 1, dtype=torch.int64, device="meta")
+    context.run(_trace.set, trace)
+    with torch.inference_mode():
+        # With a cache, transformers does not look for packed sequences in the positions.
+        logits = context.run(model, input_ids=ids, use_cache=True).logits
+    seen = trace.seen
+    if [one.layer for one in seen] != list(range(model.config.num_hidden_layers)):
+        raise UnsupportedModelError("it does not attend exactly once in every layer")
+    if len({one.sizes for one in seen}) > 1 or seen[0].key_dim != seen[0].value_dim:
+        raise UnsupportedModelError(
+            "its attention heads, keys and values differ in size or number"
+        )
+    vocab: int = logits.shape[-1]
+    return vocab
+
+
+def _traced_mask(*_: Any, mask_function: Any, **__: Any) -> Tensor:
+    """A mask that holds one number, its window: found by what the last two
+    queries see.
+    """
+    span = _trace.get().span
+    keys = torch.arange(span + 1)  # one of them behind the last query
+    queries = keys[span - 2 : span, None]
+    seen = torch.stack(
+        [mask_function(0, 0, query[0], keys).expand(span + 1) for query in queries]
+    )
+    window = int(seen[1].sum())
+    if not seen.equal((keys <= queries) & (keys > queries - window)):
+        raise UnsupportedModelError("it attends to other tokens than the last ones")
+    return torch.full((1, 1, 1, 1), window)
+
+
+def traced_attention(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Any,
+    **extras: Any,
+) -> tuple[Tensor, None]:
+    """What layers call: `query` [1, heads, tokens, head_dim], `key` and
+    `value` likewise.
+    """
+    refuse_extras(module, extras)
+    if attention_mask is None or attention_mask.numel() != 1:
+        raise own_mask()
+    _, heads, tokens, _ = query.shape
+    attended = Attended(
+        layer=getattr(module, "layer_idx", -1),
+        heads=heads,
+        kv_heads=key.shape[1],
+        key_dim=key.shape[-1],
+        value_dim=value.shape[-1],
+        window=int(attention_mask),
+    )
+    _trace.get().seen.append(attended)
+    return query.new_zeros(1, tokens, heads, value.shape[-1]), None
+
+
+transformers.AttentionInterface.register(TRACED, traced_attention)
+transformers.AttentionMaskInterface.register(TRACED, _traced_mask)

@@ -1,0 +1,136 @@
+"""What cannot run is refused by name, before weights are read."""
+
+from typing import Any
+
+import pytest
+
+from minfer.effects.models.config_reader import ConfigError, UnsupportedModelError
+from minfer.effects.models.fallback import fallback_spec
+
+# model_type, architecture, what else the config says, what the refusal says
+REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
+    "encoder": (
+        "t5",
+        "T5ForConditionalGeneration",
+        {},
+        "it is an encoder with a decoder",
+    ),
+    "recurrent": ("rwkv", "RwkvForCausalLM", {}, "it is recurrent"),
+    "state space": (
+        "mamba",
+        "MambaForCausalLM",
+        {},
+        r"other than attention \((linear|mamba)",
+    ),
+    "hybrid": (
+        "qwen3_next",
+        "Qwen3NextForCausalLM",
+        {},
+        r"attention \(linear_attention\)",
+    ),
+    "chunked": (
+        "llama4_text",
+        "Llama4ForCausalLM",
+        {},
+        r"attention \(chunked_attention\)",
+    ),
+    "multimodal": ("gemma3", "Gemma3ForConditionalGeneration", {}, "it is multimodal"),
+    "images": (
+        "phi4_multimodal",
+        "Phi4MultimodalForCausalLM",
+        {"vision_config": {}},
+        "multimodal",
+    ),
+    "ALiBi": ("bloom", "BloomForCausalLM", {}, "not reached through"),
+    "own attention": (
+        "stablelm",
+        "StableLmForCausalLM",
+        {},
+        "transformers' attention interface",
+    ),
+    "softcap": ("gemma2", "Gemma2ForCausalLM", {}, r"asks for capped scores \(softcap\)"),
+    "sinks": ("gpt_oss", "GptOssForCausalLM", {}, r"asks for attention sinks \(s_aux\)"),
+    "MLA": (
+        "deepseek_v3",
+        "DeepseekV3ForCausalLM",
+        {"num_hidden_layers": 2},
+        "differ in|tracing",
+    ),
+    "heads by layer": (
+        "gemma4_text",
+        "Gemma4ForCausalLM",
+        {},
+        "attention heads, keys|tracing",
+    ),
+    "shared keys": (
+        "gemma3n_text",
+        "Gemma3nForCausalLM",
+        {},
+        r"layers share keys \(num_kv_shared",
+    ),
+    "twice a layer": (
+        "diffllama",
+        "DiffLlamaForCausalLM",
+        {},
+        "exactly once in|not reached",
+    ),
+    "bidirectional": (
+        "bert",
+        "BertLMHeadModel",
+        {},
+        "attends to other tokens than the last ones",
+    ),
+    "embeds": (
+        "gemma3_text",
+        "Gemma3ForCausalLM",
+        {"use_bidirectional_attention": True},
+        "other tokens|later tokens",
+    ),
+    "another head": (
+        "gpt2",
+        "GPT2ForSequenceClassification",
+        {},
+        "no causal language model of",
+    ),
+    "quantized": (
+        "gpt2",
+        "GPT2LMHeadModel",
+        {"quantization_config": {"quant_method": "gptq"}},
+        "quantized checkpoints",
+    ),
+    "unknown": (
+        "nobody",
+        "NobodyLM",
+        {},
+        r"transformers \S+ has no model_type 'nobody'$",
+    ),
+    "own code": (
+        "nobody",
+        "NobodyLM",
+        {"auto_map": {"AutoModelForCausalLM": "code.Nobody"}},
+        "is never executed",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_run_is_refused_by_name_before_weights_are_read(name: str) -> None:
+    kind, architecture, more, message = REFUSED[name]
+    config = {"model_type": kind, "architectures": [architecture], **more}
+    with pytest.raises(UnsupportedModelError, match=message) as caught:
+        fallback_spec(config, "somewhere/config.json")
+    assert str(caught.value).startswith("somewhere/config.json: ")
+    assert architecture in str(caught.value) or name == "quantized"
+
+
+def test_a_config_that_transformers_cannot_read_is_named() -> None:
+    config = {
+        "model_type": "olmo2",
+        "architectures": ["Olmo2ForCausalLM"],
+        "hidden_size": "many",
+    }
+    with pytest.raises(ConfigError, match="transformers cannot read it"):
+        fallback_spec(config)
+    config = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}
+    with pytest.raises(ConfigError, match="max_position_embeddings must be an integer"):
+        fallback_spec({**config, "max_position_embeddings": 8})

@@ -1,0 +1,103 @@
+"""Architectures outside the family table: the same tokens as transformers."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from minfer import LLM, SamplingParams
+from minfer.config import ConfigError as SettingError
+from minfer.effects.cli.main import main
+from minfer.effects.setup.options import EngineArgs, prepare
+from tests.effects.tiny_fallback import CONFIGS, VOCAB, save
+
+SMALL: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 4,
+    "max_num_batched_tokens": 12,
+    "max_num_seqs": 4,
+    "skip_tokenizer_init": True,
+    "kv_cache_memory_bytes": 1 << 19,
+}
+
+
+def generated(model: Any, prompt: list[int], count: int) -> list[int]:
+    """transformers' greedy continuation."""
+    ids = torch.tensor([prompt])
+    how = {
+        "do_sample": False,
+        "max_new_tokens": count,
+        "pad_token_id": 0,
+        "eos_token_id": None,
+    }
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **how)
+    tokens: list[int] = out[0, len(prompt) :].tolist()
+    return tokens
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_greedy_tokens_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
+    model = save(tmp_path, kind)
+    rng = random.Random(kind)
+    prompts = [
+        [rng.randrange(1, VOCAB) for _ in range(n)] for n in (1, 3, 9, 14, 21, 30, 5, 17)
+    ]
+    wanted = [generated(model, prompt, 12) for prompt in prompts]
+    with LLM(str(tmp_path), **SMALL) as llm:
+        assert llm.setup.spec.parameters == sum(p.numel() for p in model.parameters())
+        for turn in range(2):
+            params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            assert [list(output.outputs[0].token_ids) for output in outputs] == wanted
+            assert turn == 0 or any(output.num_cached_tokens for output in outputs)
+
+
+def test_longrope_is_run_as_far_as_it_does_not_depend_on_length(tmp_path: Path) -> None:
+    rope = {
+        "rope_type": "longrope",
+        "short_factor": [1.0] * 4,
+        "long_factor": [4.0] * 4,
+        "rope_theta": 1e4,
+        "original_max_position_embeddings": 32,
+    }
+    model = save(
+        tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=32
+    )
+    prompt = list(range(3, 20))
+    with LLM(str(tmp_path), **SMALL) as llm:
+        assert llm.setup.config.max_model_len == 32
+        params = SamplingParams(temperature=0, max_tokens=15, ignore_eos=True)
+        output = llm.generate(prompt, params, use_tqdm=False)[0].outputs[0]
+    assert list(output.token_ids) == generated(model, prompt, 15)
+    with pytest.raises(SettingError, match="longer than the 32 tokens"):
+        prepare(EngineArgs(model=str(tmp_path), max_model_len=64, executor="dry"))
+
+
+def test_dynamic_rope_is_at_rest_below_its_context(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    model = save(tmp_path, "olmo2", rope_parameters=rope)
+    prompts = [list(range(3, 120)), [5, 6, 7]]
+    with LLM(str(tmp_path), **SMALL) as llm:
+        params = SamplingParams(temperature=0, max_tokens=11, ignore_eos=True)
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    for prompt, output in zip(prompts, outputs, strict=True):
+        assert list(output.outputs[0].token_ids) == generated(model, prompt, 11)
+
+
+def test_options_of_a_known_family_that_minfer_lacks_run_too(tmp_path: Path) -> None:
+    model = save(tmp_path, "llama", hidden_act="gelu")
+    with LLM(str(tmp_path), **SMALL) as llm:
+        assert llm.setup.spec.parameters
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        output = llm.generate([7, 8, 9], params, use_tqdm=False)[0].outputs[0]
+    assert list(output.token_ids) == generated(model, [7, 8, 9], 8)
+
+
+def test_plan_counts_parameters(neox: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", str(neox), "--dtype", "float32"]) == 0
+    out = capsys.readouterr().out
+    count = sum(t.numel() for t in load_file(neox / "model.safetensors").values())
+    assert f"{4 * count / 2**10:.2f} KiB" in out

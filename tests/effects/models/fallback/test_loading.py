@@ -1,0 +1,99 @@
+"""Loading is strict: damage is named, and nothing is executed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from minfer.effects.execution.attention import make_cache
+from minfer.effects.models.batch import Row, make_batch
+from minfer.effects.models.checkpoint import (
+    CorruptFileError,
+    TensorMismatchError,
+    read_config,
+)
+from minfer.effects.models.config_reader import CheckpointError, UnsupportedModelError
+from minfer.effects.models.fallback import fallback_spec, load_fallback
+from minfer.effects.models.model import Model
+
+
+def copied(
+    source: Path, target: Path, change: Callable[[dict[str, torch.Tensor]], object]
+) -> Path:
+    target.mkdir(exist_ok=True)
+    (target / "config.json").write_bytes((source / "config.json").read_bytes())
+    tensors = load_file(source / "model.safetensors")
+    change(tensors)
+    save_file(tensors, target / "model.safetensors", {"format": "pt"})
+    return target
+
+
+def load(folder: Path) -> Model:
+    config = read_config(folder)
+    return load_fallback(folder, config, fallback_spec(config), make_cache)
+
+
+NORM = "gpt_neox.final_layer_norm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        (lambda t: t.pop(NORM), TensorMismatchError, f"missing tensor {NORM}"),
+        (
+            lambda t: t.update(extra=t[NORM].clone()),
+            TensorMismatchError,
+            "unexpected tensor extra",
+        ),
+        (
+            lambda t: t.update({NORM: t[NORM][:-1].clone()}),
+            TensorMismatchError,
+            "do not fit",
+        ),
+        (lambda t: t[NORM].fill_(torch.nan), CheckpointError, "not finite"),
+    ],
+)
+def test_damaged_weights_are_named(
+    change: Any, kind: type[Exception], message: str, neox: Path, tmp_path: Path
+) -> None:
+    folder = copied(neox, tmp_path, change)
+    with pytest.raises(kind, match=message):
+        load(folder)
+
+
+def test_truncated_and_pickled_weights_are_refused(neox: Path, tmp_path: Path) -> None:
+    folder = copied(neox, tmp_path, lambda _: None)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-64])
+    with pytest.raises(CorruptFileError, match="truncated or corrupt"):
+        load(folder)
+    weights.rename(folder / "pytorch_model.bin")
+    with pytest.raises(UnsupportedModelError, match="pickled weights can execute code"):
+        load(folder)
+
+
+def test_code_beside_a_checkpoint_is_not_executed(neox: Path, tmp_path: Path) -> None:
+    folder, proof = copied(neox, tmp_path, lambda _: None), tmp_path / "executed"
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(f"open({str(proof)!r}, 'w')\n")
+    load(folder)
+    assert not proof.exists()
+
+
+def test_random_weights_come_from_the_seed_alone(neox: Path) -> None:
+    spec, state = fallback_spec(read_config(neox)), torch.random.get_rng_state()
+    batch = make_batch([Row([5, 6, 7], 0, [0])], 4)
+    models = [
+        load_fallback(neox, read_config(neox), spec, make_cache, seed)
+        for seed in (1, 1, 2)
+    ]
+    made = [model(batch, make_cache(spec, 1, 4)) for model in models]
+    assert made[0].equal(made[1])
+    assert not made[0].equal(made[2])
+    assert torch.random.get_rng_state().equal(state)
