@@ -55,10 +55,12 @@ def norm_gated(
     eps: float,
     gate_up: Tensor,
     bias: Tensor | None = None,
-    fused: bool = False) -> Tensor:  # noqa: ARG001  # fmt: skip  # the GPU's
+    fused: bool = False,
+) -> Tensor:
     """silu(gate) * up [tokens, intermediate], with [gate, up] = norm_linear(x) (Shazeer
-    2020).
+    2020). `fused` is for the GPU.
     """
+    del fused
     gate, up = norm_linear(x, norm_weight, eps, gate_up, bias).chunk(2, -1)
     return F.silu(gate).mul_(up)
 

@@ -1,5 +1,5 @@
-"""One step's work as tensors, the same on every device: tokens, where their KV goes, who
-they are.
+"""One step's work as tensors, the same on every device: tokens, where their KV goes, and
+whose they are.
 
 Tokens are packed: first rows of one token each (in the executor, those that feed
 themselves), then chunks, of several inputs of a row. Everything is read through block
@@ -39,9 +39,8 @@ class Batch:
     positions: Tensor  # [tokens] places in their sequences
     # [tokens] int64: block * block_size + offset, where each token's KV is written
     slots: Tensor
-    sample: (
-        Tensor | None
-    )  # [sampled] indices of tokens whose logits are wanted; None: every token
+    # [sampled] indices of tokens whose logits are wanted; None: every token
+    sample: Tensor | None
     # [rows, blocks]: block ids; those that a row does not read may be anything
     table: Tensor
     rows: Tensor  # [decode] rows of the table that the first tokens belong to
@@ -57,12 +56,40 @@ class Row:
 
     tokens: Sequence[int] | Ints
     start: int
-    table: (
-        Sequence[int] | Ints
-    )  # the sequence's block ids in order, at least up to the last input
-    sample: int = (
-        1  # of how many last tokens logits are wanted: 0 inside a prompt, >1 for drafts
-    )
+    # The sequence's block ids in order, at least up to the last input.
+    table: Sequence[int] | Ints
+    # Of how many last tokens logits are wanted: 0 inside a prompt, >1 for drafts.
+    sample: int = 1
+
+
+@frozen(eq=False)
+class _Packing:
+    """Where rows' tokens are among the packed ones: rows of one token first."""
+
+    counts: Ints  # [rows] tokens of each
+    offsets: Ints  # [rows] of the first of them
+    order: Ints  # [rows] in which they are packed
+
+    @classmethod
+    def of(cls, rows: Sequence[Row]) -> "_Packing":
+        counts = np.array([len(row.tokens) for row in rows])
+        order = np.argsort(counts > 1, kind="stable")
+        offsets = np.empty_like(counts)
+        offsets[order] = np.cumsum(counts[order]) - counts[order]
+        return cls(counts, offsets, order)
+
+    @property
+    def owners(self) -> Ints:
+        """[tokens] which row each belongs to."""
+        return np.repeat(self.order, self.counts[self.order])
+
+    def sampled(self, rows: Sequence[Row]) -> Ints:
+        """[sampled] the tokens whose logits are wanted, in the order of rows."""
+        ends = self.offsets + self.counts
+        wanted = (
+            np.arange(end - row.sample, end) for end, row in zip(ends, rows, strict=True)
+        )
+        return np.concatenate(list(wanted))
 
 
 def make_batch(
@@ -77,58 +104,55 @@ def make_batch(
         raise ValueError("a batch needs at least one row")
     for row in rows:
         _check(row, block_size)
-    counts = np.array([len(row.tokens) for row in rows])
-    starts = np.array([row.start for row in rows])
-    table = np.zeros((len(rows), max(len(row.table) for row in rows)), np.int32)
-    for i, row in enumerate(rows):
-        table[i, : len(row.table)] = row.table
-    order = np.argsort(counts > 1, kind="stable")  # rows of one token first
-    offsets = np.empty_like(counts)
-    offsets[order] = np.cumsum(counts[order]) - counts[order]
-    owners = np.repeat(order, counts[order])
-    positions = np.arange(counts.sum()) - offsets[owners] + starts[owners]
-    blocks = table[owners, positions // block_size].astype(np.int64)
-    last = offsets + counts
-    wanted = [np.arange(last[i] - row.sample, last[i]) for i, row in enumerate(rows)]
 
     def sent(values: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(values.astype(np.int32)).to(device)
 
-    alone = order[: int((counts == 1).sum())]
+    packing, starts = _Packing.of(rows), np.array([row.start for row in rows])
+    table, owners, order = _table(rows), packing.owners, packing.order
+    positions = np.arange(len(owners)) - packing.offsets[owners] + starts[owners]
+    blocks = table[owners, positions // block_size].astype(np.int64)
+    slots = blocks * block_size + positions % block_size
+    alone = order[packing.counts[order] == 1]
     several = order[len(alone) :]
     chunks = None
     if len(several):
         chunks = Chunks(
-            sent(several),
-            sent(starts[several]),
-            sent(counts[several]),
-            sent(offsets[several]),
-            int(counts.max()),
+            rows=sent(several),
+            starts=sent(starts[several]),
+            counts=sent(packing.counts[several]),
+            offsets=sent(packing.offsets[several]),
+            longest=int(packing.counts.max()),
         )
-    slots = torch.from_numpy(blocks * block_size + positions % block_size).to(device)
-    tokens = np.concatenate([np.asarray(rows[i].tokens) for i in order])
     return Batch(
-        sent(tokens),
-        sent(positions),
-        slots,
-        sent(np.concatenate(wanted)),
-        sent(table),
-        sent(alone),
-        sent(starts[alone] + 1),
-        chunks,
+        tokens=sent(np.concatenate([np.asarray(rows[i].tokens) for i in order])),
+        positions=sent(positions),
+        slots=torch.from_numpy(slots).to(device),
+        sample=sent(packing.sampled(rows)),
+        table=sent(table),
+        rows=sent(alone),
+        contexts=sent(starts[alone] + 1),
+        chunks=chunks,
     )
+
+
+def _table(rows: Sequence[Row]) -> NDArray[np.int32]:
+    """Block tables, one below the other."""
+    table = np.zeros((len(rows), max(len(row.table) for row in rows)), np.int32)
+    for line, row in zip(table, rows, strict=True):
+        line[: len(row.table)] = row.table
+    return table
 
 
 def _check(row: Row, block_size: int) -> None:
     count = len(row.tokens)
     if not 0 <= row.sample <= count or count == 0 or row.start < 0:
-        needs = "a row needs tokens, a start of 0 or more and a sample between 0 and its"
         raise ValueError(
-            f"{needs} {count} tokens; found start {row.start}, sample {row.sample}"
+            f"a row needs tokens, a start of 0 or more and a sample between 0 and its "
+            f"{count} tokens; found start {row.start}, sample {row.sample}"
         )
     if len(row.table) * block_size < row.start + count:
-        short = (
+        raise ValueError(
             f"a table of {len(row.table)} blocks of {block_size} is too short for "
-            f"positions"
+            f"positions up to {row.start + count - 1}"
         )
-        raise ValueError(f"{short} up to {row.start + count - 1}")

@@ -12,6 +12,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
+
 from minfer.effects.models.config_reader import CheckpointError as CheckpointError
 from minfer.effects.models.config_reader import ConfigError, UnsupportedModelError
 from minfer.effects.models.spec import EMBED, LM_HEAD, ModelSpec
@@ -24,7 +26,17 @@ FLOAT_DTYPES = ("BF16", "F16", "F32", "F64")
 # Buffers that old versions of transformers wrote although they are computed, not learnt.
 HARMLESS = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 NAMED = 4  # how many names of a kind an error lists
-Found = dict[str, tuple[Path, Any]]  # tensor name -> path and open file that hold it
+
+
+@frozen(eq=False)
+class Place:
+    """Which file holds a tensor."""
+
+    path: Path
+    file: Any  # open; safetensors ships no types
+
+
+Found = dict[str, Place]  # by the name of the tensor
 
 
 class CorruptFileError(CheckpointError):
@@ -69,12 +81,10 @@ def read_config(folder: str | Path) -> dict[str, Any]:
     """The contents of a checkpoint folder's config.json. Raises `ConfigError`."""
     path = Path(folder) / "config.json"
     if not path.is_file():
-        what = (
-            "a model is a Hugging Face checkpoint folder with config.json, "
-            "safetensors "
-            "weights"
+        raise ConfigError(
+            f"{path}: not found; a model is a Hugging Face checkpoint folder with "
+            f"config.json, safetensors weights and tokenizer.json"
         )
-        raise ConfigError(f"{path}: not found; {what} and tokenizer.json")
     try:
         return read_optional(path)
     except CorruptFileError as error:
@@ -102,35 +112,39 @@ def load_weights(
             except (SafetensorError, OSError) as error:
                 raise _damaged(path, f"truncated or corrupt ({error})") from error
             _check_shard(path, names, found, where)
-            where.update((name, (path, file)) for name in found)
+            where.update((name, Place(path, file)) for name in found)
         _check_tensors(spec, where, Path(folder))
         weights = empty_weights(spec, dtype or spec.dtype, device)
-        if device == "cpu":
-            for name, target in named_parts(spec, weights):
-                target.copy_(where[name][1].get_tensor(name))
-        else:
-            from minfer.effects.models.stream_weights import stream_weights
-
-            stream_weights(
-                [(where[name][0], name, t) for name, t in named_parts(spec, weights)]
-            )
+        _fill(spec, weights, where, device)
         if spec.tie_word_embeddings and LM_HEAD in where:
-            # A stored output head beside tied embeddings is a copy, or the config is
-            # wrong.
-            path, file = where[LM_HEAD]
-            if (
-                not file.get_tensor(LM_HEAD)
-                .to(weights.embed.dtype)
-                .equal(weights.embed.cpu())
-            ):
-                what = (
-                    f"tensor {LM_HEAD} differs from {EMBED} although config.json "
-                    f"ties them"
-                )
-                raise TensorMismatchError(
-                    f"{path}: {what}; set tie_word_embeddings to false"
-                )
+            _check_copy(where[LM_HEAD], weights)
     return weights
+
+
+def _fill(spec: ModelSpec, weights: Weights, where: Found, device: str) -> None:
+    """Every tensor to its place in the weights, cast where types differ."""
+    if device == "cpu":
+        for name, target in named_parts(spec, weights):
+            target.copy_(where[name].file.get_tensor(name))
+        return
+    from minfer.effects.models.stream_weights import Job, stream_weights
+
+    stream_weights(
+        [
+            Job(where[name].path, name, target)
+            for name, target in named_parts(spec, weights)
+        ]
+    )
+
+
+def _check_copy(stored: Place, weights: Weights) -> None:
+    """A stored output head beside tied embeddings is a copy, or the config is wrong."""
+    head = stored.file.get_tensor(LM_HEAD).to(weights.embed.dtype)
+    if not head.equal(weights.embed.cpu()):
+        raise TensorMismatchError(
+            f"{stored.path}: tensor {LM_HEAD} differs from {EMBED} although config.json "
+            f"ties them; set tie_word_embeddings to false"
+        )
 
 
 def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
@@ -138,33 +152,38 @@ def shards(folder: Path) -> Iterator[tuple[Path, set[str] | None]]:
     index).
     """
     index, single = folder / INDEX_NAME, folder / SINGLE_NAME
-    if not index.is_file() and not single.is_file():
-        pickles = sorted(
-            p.name for p in folder.glob("*") if p.suffix in (".bin", ".pt", ".pth")
-        )
-        if pickles:
-            what = (
-                f"{folder}: holds {pickles[0]} but no safetensors; pickled weights "
-                f"can execute"
-            )
-            remedy = "convert them with transformers' save_pretrained"
-            raise UnsupportedModelError(f"{what} code and are never read: {remedy}")
-        remedy = "download the weights, or use --load-format dummy for random ones"
-        raise _damaged(single, f"not found (nor {INDEX_NAME})", remedy)
-    if not index.is_file():
+    if index.is_file():
+        yield from _indexed(folder, index)
+    elif single.is_file():
         yield single, None
-        return
+    else:
+        raise _no_weights(folder, single)
+
+
+def _no_weights(folder: Path, single: Path) -> CheckpointError:
+    """What to raise for a folder without safetensors."""
+    files = sorted(folder.glob("*"))
+    pickles = [path.name for path in files if path.suffix in (".bin", ".pt", ".pth")]
+    if pickles:
+        return UnsupportedModelError(
+            f"{folder}: holds {pickles[0]} but no safetensors; pickled weights can "
+            f"execute code and are never read: convert them with transformers' "
+            f"save_pretrained"
+        )
+    remedy = "download the weights, or use --load-format dummy for random ones"
+    return _damaged(single, f"not found (nor {INDEX_NAME})", remedy)
+
+
+def _indexed(folder: Path, index: Path) -> Iterator[tuple[Path, set[str]]]:
+    """The files that an index names, and the tensors in each."""
     weight_map = read_optional(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise _damaged(index, "weight_map must map tensor names to files")
     by_file: dict[str, set[str]] = {}
     for name, file in weight_map.items():
         # An index must not reach out of its own folder.
-        if (
-            not isinstance(file, str)
-            or file != Path(file).name
-            or file in ("", ".", "..")
-        ):
+        inside = isinstance(file, str) and file == Path(file).name
+        if not inside or file in ("", ".", ".."):
             what = f"{file!r}, which is not the name of a file in this folder"
             raise _damaged(index, f"tensor {name} is said to be in {what}")
         by_file.setdefault(file, set()).add(name)
@@ -179,7 +198,7 @@ def _check_shard(
     path: Path, names: set[str] | None, found: list[str], earlier: Found
 ) -> None:
     if twice := [name for name in found if name in earlier]:
-        what = f"holds {_list(twice)}, which {earlier[twice[0]][0].name} holds as well"
+        what = f"holds {_list(twice)}, which {earlier[twice[0]].path.name} holds as well"
         raise _damaged(path, what, "download both again")
     if names is not None and names != set(found):
         lacking, surplus = sorted(names - set(found)), sorted(set(found) - names)
@@ -194,41 +213,38 @@ def _check_tensors(spec: ModelSpec, where: Found, folder: Path) -> None:
     blank = named_parts(spec, empty_weights(spec, "float32", "meta"))
     expected = {name: tuple(part.shape) for name, part in blank}
     if missing := [name for name in expected if name not in where]:
-        what = f"missing tensor {_list(missing)} (shape {list(expected[missing[0]])})"
-        why = "the checkpoint is incomplete or its config.json describes another model"
-        raise TensorMismatchError(f"{folder}: {what}; {why}")
+        raise TensorMismatchError(
+            f"{folder}: missing tensor {_list(missing)} (shape "
+            f"{list(expected[missing[0]])}); the checkpoint is incomplete or its "
+            f"config.json describes another model"
+        )
     if spec.tie_word_embeddings and LM_HEAD in where:
         expected[LM_HEAD] = expected[EMBED]
-    if extra := [
-        name for name in where if name not in expected and not name.endswith(HARMLESS)
-    ]:
-        what = (
-            f"{where[extra[0]][0]}: unexpected tensor {_list(sorted(extra))}; the "
-            f"checkpoint "
-            f"has"
-        )
-        family = spec.family.architecture
+    surplus = (name for name in where if name not in expected)
+    if extra := [name for name in surplus if not name.endswith(HARMLESS)]:
         raise TensorMismatchError(
-            f"{what} parts that {family} with this config.json does not have"
+            f"{where[extra[0]].path}: unexpected tensor {_list(sorted(extra))}; the "
+            f"checkpoint has parts that {spec.family.architecture} with this config.json "
+            f"does not have"
         )
     for name, shape in expected.items():
-        path, file = where[name]
-        header = file.get_slice(name)
-        if (found := tuple(header.get_shape())) != shape:
-            what = (
-                f"tensor {name} has shape {list(found)}, expected {list(shape)} by "
-                f"config.json"
-            )
-            remedy = "use the config.json that belongs to these weights"
-            raise TensorMismatchError(f"{path}: {what}; {remedy}")
-        if (kind := header.get_dtype()) not in FLOAT_DTYPES:
-            what = (
-                f"tensor {name} has type {kind}, expected one of "
-                f"{', '.join(FLOAT_DTYPES)}"
-            )
-            raise UnsupportedModelError(
-                f"{path}: {what}; quantized weights are not supported yet"
-            )
+        _check_header(name, shape, where[name])
+
+
+def _check_header(name: str, shape: tuple[int, ...], place: Place) -> None:
+    """Compare a tensor's shape and type with what they should be."""
+    header = place.file.get_slice(name)
+    if (found := tuple(header.get_shape())) != shape:
+        raise TensorMismatchError(
+            f"{place.path}: tensor {name} has shape {list(found)}, expected "
+            f"{list(shape)} by config.json; use the config.json that belongs to these "
+            f"weights"
+        )
+    if (kind := header.get_dtype()) not in FLOAT_DTYPES:
+        raise UnsupportedModelError(
+            f"{place.path}: tensor {name} has type {kind}, expected one of "
+            f"{', '.join(FLOAT_DTYPES)}; quantized weights are not supported yet"
+        )
 
 
 def _list(names: list[str]) -> str:

@@ -1,14 +1,16 @@
-"""Typed reads of a checkpoint's config.json, and the errors that say what is wrong with
-it.
-"""
+"""Typed reads of a checkpoint's config.json; errors say what is wrong with it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
+
+TOO_LARGE: Final = 1 << 40  # for a size
+SMALLEST: Final = 5e-324  # of positive floats
+HUGE: Final = 1e100  # products of several numbers below it are finite
 
 
 class CheckpointError(ValueError):
-    """A checkpoint cannot be used. The message names the thing, the file and
-    the remedy.
+    """A checkpoint cannot be used. The message names the thing, the file and the
+    remedy.
     """
 
 
@@ -26,7 +28,8 @@ class Reader:
     """
 
     def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self.config, self.where = config, where
+        self.config = config
+        self.where = where
 
     def absent(self, key: str) -> bool:
         """Whether the key is missing or null."""
@@ -47,9 +50,8 @@ class Reader:
     def size(self, key: str, default: int | None = None, low: int = 1) -> int:
         """An integer of at least `low`."""
         value = default if self.absent(key) else self.config[key]
-        if (
-            type(value) is not int or not low <= value < 1 << 40
-        ):  # bool is an int, and not a size
+        # A bool is an int, and not a size.
+        if type(value) is not int or not low <= value < TOO_LARGE:
             raise self.error(key, f"an integer of at least {low}")
         return value
 
@@ -58,10 +60,9 @@ class Reader:
         finite.
         """
         value: Any = default if self.absent(key) else self.config[key]
-        if type(value) not in (int, float) or not max(low, 5e-324) <= value < 1e100:
-            raise self.error(
-                key, f"a number of at least {low}" if low else "a positive number"
-            )
+        if type(value) not in (int, float) or not max(low, SMALLEST) <= value < HUGE:
+            wanted = f"a number of at least {low}" if low else "a positive number"
+            raise self.error(key, wanted)
         return float(value)
 
     def flag(self, key: str) -> bool:

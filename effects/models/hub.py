@@ -15,6 +15,16 @@ _ID: Final = re.compile(r"([\w-][\w.-]*/)?[\w-][\w.-]*(@\w[\w./+-]*)?", re.ASCII
 WANTED: Final = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
 # Not of folders inside, nor the makers' own copy of the weights.
 UNWANTED: Final = ["*/*", "consolidated*"]
+PRIVATE: Final = (
+    "is neither a folder here nor a model on the hub; correct the name, or, if it is "
+    "private, run `hf auth login`"
+)
+OTHER_REVISION: Final = "correct or leave out what follows the @"
+OFFLINE: Final = (
+    "is neither a folder here nor complete in the hub's local cache, and the hub "
+    "cannot be reached: connect to the network (and unset HF_HUB_OFFLINE), or give a "
+    "folder"
+)
 
 
 class HubError(ConfigError):
@@ -35,31 +45,14 @@ def snapshot(model: str) -> Path:
         how: Any = {"allow_patterns": WANTED, "ignore_patterns": UNWANTED}
         return Path(snapshot_download(name, revision=revision or None, **how))
     except errors.GatedRepoError:
-        why = (
-            f"is gated: ask for access at {constants.ENDPOINT}/{name}, then run `hf "
-            f"auth login`"
-        )
+        page = f"{constants.ENDPOINT}/{name}"
+        why = f"is gated: ask for access at {page}, then run `hf auth login`"
     except errors.RepositoryNotFoundError:
-        why = (
-            "is neither a folder here nor a model on the hub; correct the name, or, "
-            "if it is "
-        )
-        why += "private, run `hf auth login`"
+        why = PRIVATE
     except errors.RevisionNotFoundError:
-        why = (
-            f"has no revision {revision!r} on the hub; correct or leave out what "
-            f"follows the "
-            f"@"
-        )
+        why = f"has no revision {revision!r} on the hub; {OTHER_REVISION}"
     except errors.LocalEntryNotFoundError:
-        why = (
-            "is neither a folder here nor complete in the hub's local cache, and the "
-            "hub cannot "
-        )
-        why += (
-            "be reached: connect to the network (and unset HF_HUB_OFFLINE), or give "
-            "a folder"
-        )
+        why = OFFLINE
     except errors.HFValidationError as error:
         why = f"is neither a folder here nor a name of the hub: {error}"
     except Exception as error:  # of its HTTP library, or a full disk

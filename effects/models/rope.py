@@ -31,9 +31,8 @@ class Rope:
     original: int = 0  # tokens of the context before scaling
     slow: float = 1.0
     fast: float = 32.0
-    truncate: bool = (
-        True  # yarn: the indices between which it blends are rounded outwards
-    )
+    # Yarn: the indices between which it blends are rounded outwards.
+    truncate: bool = True
     attention_factor: float = 1.0  # multiplies cosines and sines
 
 
@@ -46,39 +45,54 @@ def parse_rope(read: Reader) -> tuple[Rope, int]:
     already stretched. transformers itself sets no limit.
     """
     context = read.size("max_position_embeddings")
+    rope = _rope_object(read)
+    kind = rope.config.get("rope_type", rope.config.get("type", "default"))
+    for place in (rope, read):
+        if place.positive("partial_rotary_factor", 1.0) != 1.0:
+            raise place.refusal("partial_rotary_factor other than 1 is not supported")
+    bases = rope if "rope_theta" in rope.config else read
+    theta = bases.positive("rope_theta", 10000.0)
+    # As transformers: the outer one goes first.
+    lengths = rope if read.absent("original_max_position_embeddings") else read
+    original = lengths.size("original_max_position_embeddings", context)
+    if kind == "default":
+        return Rope(kind, theta), context
+    if kind == "linear":
+        factor = rope.positive("factor", low=1.0)
+        return Rope(kind, theta, factor), int(factor * context)
+    if kind == "llama3":
+        return _llama3(rope, theta, original), context
+    if kind == "yarn" and theta > 1:
+        return _yarn(rope, theta, original, context)
+    raise rope.refusal(
+        f"rope scaling {kind!r} with base {theta:g} is not supported; default, linear, "
+        f"llama3 and yarn (with a base above 1) are"
+    )
+
+
+def _rope_object(read: Reader) -> Reader:
+    """The object in a config that says how positions are stretched; it may be empty."""
     name = "rope_scaling" if read.config.get("rope_scaling") else "rope_parameters"
     table = read.config.get(name)
     if table is not None and not isinstance(table, dict):
         raise read.error(name, "an object or null")
     rope = Reader(table or {}, f"{read.where}: {name}")
-    kind = rope.config.get("rope_type", rope.config.get("type", "default"))
     if any(isinstance(value, dict) for value in rope.config.values()):
         raise rope.refusal("rotary parameters for each kind of layer are not supported")
-    for place in (rope, read):
-        if place.positive("partial_rotary_factor", 1.0) != 1.0:
-            raise place.refusal("partial_rotary_factor other than 1 is not supported")
-    theta = (rope if "rope_theta" in rope.config else read).positive(
-        "rope_theta", 10000.0
-    )
-    place = (
-        rope if read.absent("original_max_position_embeddings") else read
-    )  # as transformers
-    original = place.size("original_max_position_embeddings", context)
-    if kind in ("default", "linear"):
-        factor = rope.positive("factor", low=1.0) if kind == "linear" else 1.0
-        return Rope(kind, theta, factor), int(factor * context)
-    if kind == "llama3":
-        slow, fast = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
-        if slow >= fast:
-            raise rope.error("high_freq_factor", f"above low_freq_factor = {slow}")
-        return Rope(
-            kind, theta, rope.positive("factor", low=1.0), original, slow, fast
-        ), context
-    if kind == "yarn" and theta > 1:
-        return _yarn(rope, theta, original, context)
-    what = f"rope scaling {kind!r} with base {theta:g} is not supported"
-    raise rope.refusal(
-        f"{what}; default, linear, llama3 and yarn (with a base above 1) are"
+    return rope
+
+
+def _llama3(rope: Reader, theta: float, original: int) -> Rope:
+    slow, fast = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+    if slow >= fast:
+        raise rope.error("high_freq_factor", f"above low_freq_factor = {slow}")
+    return Rope(
+        kind="llama3",
+        theta=theta,
+        factor=rope.positive("factor", low=1.0),
+        original=original,
+        slow=slow,
+        fast=fast,
     )
 
 
@@ -92,8 +106,16 @@ def _yarn(rope: Reader, theta: float, original: int, context: int) -> tuple[Rope
         over, under = rope.positive("mscale"), rope.positive("mscale_all_dim")
     scale = (0.1 * over * math.log(factor) + 1.0) / (0.1 * under * math.log(factor) + 1.0)
     scale = rope.positive("attention_factor", scale)
-    truncate = "truncate" not in rope.config or rope.flag("truncate")
-    made = Rope("yarn", theta, factor, original, slow, fast, truncate, scale)
+    made = Rope(
+        kind="yarn",
+        theta=theta,
+        factor=factor,
+        original=original,
+        slow=slow,
+        fast=fast,
+        truncate="truncate" not in rope.config or rope.flag("truncate"),
+        attention_factor=scale,
+    )
     return made, int(factor * original)
 
 
@@ -112,13 +134,19 @@ def inverse_frequencies(rope: Rope, head_dim: int) -> "Tensor":
         keep = ((turns - rope.slow) / (rope.fast - rope.slow)).clamp(0, 1)
         return (1 - keep) * plain / rope.factor + keep * plain
     if rope.kind == "yarn":
-        # Indices of the frequencies, fast ones first, between which it blends.
-        wide = [rope.original / (turns * 2 * math.pi) for turns in (rope.fast, rope.slow)]
-        low, high = (head_dim * math.log(w) / (2 * math.log(rope.theta)) for w in wide)
-        if rope.truncate:
-            low, high = math.floor(low), math.ceil(high)
-        low, high = max(low, 0), min(high, head_dim - 1)
-        high += 0.001 * (low == high)  # never an empty range
+        low, high = _yarn_band(rope, head_dim)
         keep = 1 - ((torch.arange(head_dim // 2) - low) / (high - low)).clamp(0, 1)
         return 1.0 / (rope.factor * periods) * (1 - keep) + plain * keep
     return plain / rope.factor
+
+
+def _yarn_band(rope: Rope, head_dim: int) -> tuple[float, float]:
+    """Indices of the frequencies, fast ones first, between which yarn blends."""
+    wide = [rope.original / (turns * 2 * math.pi) for turns in (rope.fast, rope.slow)]
+    low, high = (head_dim * math.log(w) / (2 * math.log(rope.theta)) for w in wide)
+    if rope.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, head_dim - 1)
+    if low == high:  # never an empty range
+        high += 0.001
+    return low, high

@@ -5,16 +5,15 @@ are on their way. Nothing is mapped into memory and nothing is held but the buff
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from attrs import frozen
 from torch import Tensor
 from tqdm import tqdm
-
-Job = tuple[Path, str, Tensor]  # a file, a tensor's name in it, and where it goes
 
 THREADS: Final = 8
 BUFFER: Final = 16 << 20  # bytes
@@ -27,6 +26,23 @@ _TYPES: Final = {
 }
 
 
+@frozen(eq=False)
+class Job:
+    """A tensor to read."""
+
+    path: Path
+    name: str  # in the file
+    target: Tensor  # where it goes
+
+
+@frozen
+class Header:
+    """What a file says of its tensors."""
+
+    tensors: Mapping[str, Any]  # by name: dtype, data_offsets
+    base: int  # where their bytes begin
+
+
 def stream_weights(jobs: Sequence[Job]) -> None:
     """Fill tensors on a GPU, contiguous and of their sources' shapes, casting where types
     differ.
@@ -34,53 +50,53 @@ def stream_weights(jobs: Sequence[Job]) -> None:
     The files' headers have been checked. Raises OSError, EOFError for a file that ends
     early.
     """
-    heads = {path: _head(path) for path in dict.fromkeys(job[0] for job in jobs)}
-    total = sum(
-        b - a for path, name, _ in jobs for a, b in [heads[path][0][name]["data_offsets"]]
-    )
+    headers = {path: _header(path) for path in dict.fromkeys(job.path for job in jobs)}
+    total = sum(_bytes_of(headers[job.path], job.name) for job in jobs)
     hidden = None if total >= SHOWN else True  # None: unless it is a terminal
     bar = tqdm(total=total, unit="B", unit_scale=True, desc="Weights", disable=hidden)
     with bar, ThreadPoolExecutor(THREADS) as pool:
         # The largest first, so that no thread is left with one at the end.
-        order = sorted(jobs, key=lambda job: job[2].numel(), reverse=True)
+        order = sorted(jobs, key=lambda job: job.target.numel(), reverse=True)
         parts = [order[i::THREADS] for i in range(THREADS)]
-        list(
-            pool.map(lambda part: _fill(part, heads, bar), parts)
-        )  # raises what they raised
+        for done in [pool.submit(_fill, part, headers, bar) for part in parts]:
+            done.result()  # raises what it raised
     torch.cuda.synchronize()
 
 
-def _head(path: Path) -> tuple[dict[str, Any], int]:
-    """What a file says of its tensors, and where their bytes begin."""
+def _header(path: Path) -> Header:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
-        return json.loads(file.read(size)), 8 + size
+        return Header(json.loads(file.read(size)), 8 + size)
 
 
-def _fill(
-    jobs: Sequence[Job], heads: dict[Path, tuple[dict[str, Any], int]], bar: Any
-) -> None:
+def _bytes_of(header: Header, name: str) -> int:
+    start, end = header.tensors[name]["data_offsets"]
+    return int(end - start)
+
+
+def _fill(jobs: Sequence[Job], headers: Mapping[Path, Header], bar: Any) -> None:
     buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=True)
     stream: Any = torch.cuda.Stream  # which has no types
-    raw: Any = buffer.numpy()  # whose types are not those of a buffer
     with torch.inference_mode(), torch.cuda.stream(stream()):
-        for path, name, target in jobs:
-            about, base = heads[path]
-            kind = _TYPES[about[name]["dtype"]]
-            same = kind is target.dtype
-            whole = (
-                target
-                if same
-                else torch.empty(target.shape, dtype=kind, device=target.device)
-            )
-            with path.open("rb") as file:
-                file.seek(base + about[name]["data_offsets"][0])
-                for part in torch.split(whole.view(-1).view(torch.uint8), BUFFER):
-                    if file.readinto(raw[: len(part)]) < len(part):
-                        raise EOFError("the file ends early")
-                    part.copy_(
-                        buffer[: len(part)]
-                    )  # waits, so that the buffer is free again
-                    bar.update(len(part))
-            if not same:
+        for job in jobs:
+            header = headers[job.path]
+            about = header.tensors[job.name]
+            kind, target = _TYPES[about["dtype"]], job.target
+            whole = target
+            if kind is not target.dtype:
+                whole = torch.empty(target.shape, dtype=kind, device=target.device)
+            _read(job.path, header.base + about["data_offsets"][0], whole, buffer, bar)
+            if whole is not target:
                 target.copy_(whole)
+
+
+def _read(path: Path, start: int, target: Tensor, buffer: Tensor, bar: Any) -> None:
+    """Fill `target` with a file's bytes from `start` on, a buffer at a time."""
+    raw: Any = buffer.numpy()  # whose types are not those of a buffer
+    with path.open("rb") as file:
+        file.seek(start)
+        for part in torch.split(target.view(-1).view(torch.uint8), BUFFER):
+            if file.readinto(raw[: len(part)]) < len(part):
+                raise EOFError("the file ends early")
+            part.copy_(buffer[: len(part)])  # waits, so that the buffer is free again
+            bar.update(len(part))

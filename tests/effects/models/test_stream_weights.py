@@ -22,15 +22,16 @@ def test_every_byte_arrives(
     paths = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
     for i, path in enumerate(paths):
         save_file({k: v for k, v in parts.items() if int(k[1:]) % 2 == i}, path)
-    fused = torch.zeros(
-        40, 31, dtype=torch.bfloat16, device="cuda"
-    )  # a view is a target too
+    # A view is a target too.
+    fused = torch.zeros(40, 31, dtype=torch.bfloat16, device="cuda")
     targets = {
         k: torch.zeros(v.shape, dtype=torch.bfloat16, device="cuda")
         for k, v in parts.items()
     }
     targets["t0"] = fused[5:22]
-    sw.stream_weights([(paths[int(k[1:]) % 2], k, t) for k, t in targets.items()])
+    sw.stream_weights(
+        [sw.Job(paths[int(k[1:]) % 2], k, target) for k, target in targets.items()]
+    )
     for name, target in targets.items():
         assert torch.equal(target.cpu(), parts[name].bfloat16()), name
     assert not fused[:5].any()
@@ -43,4 +44,4 @@ def test_a_file_that_ends_early(tmp_path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(path.stat().st_size - 4000)
     with pytest.raises(EOFError, match="ends early"):
-        sw.stream_weights([(path, "a", torch.zeros(1000, 100, device="cuda"))])
+        sw.stream_weights([sw.Job(path, "a", torch.zeros(1000, 100, device="cuda"))])
