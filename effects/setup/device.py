@@ -1,4 +1,7 @@
-"""Where a model runs: looked for once, before anything is loaded."""
+"""Where a model runs: looked for once, before anything is loaded.
+
+GPUs are looked for on Linux and in Windows' WSL 2, as Triton runs there alone.
+"""
 
 import glob
 import os
@@ -10,10 +13,8 @@ from attrs import frozen
 from minfer.config import ConfigError
 
 DEVICES: Final = ("auto", "cpu", "cuda")
-OLDEST: Final = (
-    8,
-    0,
-)  # compute capability: bfloat16 on the tensor cores, asynchronous copies
+# Compute capability: bfloat16 on the tensor cores, asynchronous copies.
+OLDEST: Final = (8, 0)
 
 
 class DeviceError(ConfigError):
@@ -39,10 +40,7 @@ def find_device(wanted: str) -> Device:
     had.
     """
     # No driver, no GPU: importing torch to find that out takes seconds.
-    there = glob.glob("/dev/nvidia[0-9]*") + glob.glob(
-        "/dev/dxg"
-    )  # which is Windows' own
-    if wanted == "cpu" or (wanted == "auto" and not there):
+    if wanted == "cpu" or (wanted == "auto" and not _driver()):
         return Device()
     import torch
 
@@ -63,6 +61,11 @@ def find_device(wanted: str) -> Device:
     return Device()
 
 
+def _driver() -> bool:
+    """Whether a GPU's driver shows itself: Linux' own, or Windows' within WSL."""
+    return bool(glob.glob("/dev/nvidia[0-9]*") or glob.glob("/dev/dxg"))
+
+
 def _unusable() -> str:
     """Why torch cannot use a GPU, and what to do; empty if it can."""
     import torch
@@ -80,8 +83,7 @@ def _unusable() -> str:
         line = str(error).strip().partition("\n")[0]
         return (
             f"{line} (torch {torch.__version__} is for CUDA {torch.version.cuda}); "
-            f"check with "
-            "nvidia-smi that there is a GPU and that its driver is as new"
+            "check with nvidia-smi that there is a GPU and that its driver is as new"
         )
     if found < OLDEST:
         return (

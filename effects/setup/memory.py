@@ -26,6 +26,7 @@ torch.
 
 import os
 import re
+import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -49,9 +50,8 @@ from minfer.effects.setup.device import Device
 
 CPU_SHARE: Final = 0.5  # of available memory: a computer's memory serves others too
 CUDA_SHARE: Final = 0.9  # of a GPU's: vLLM's default, as nobody else should be on it
-LIBRARIES: Final = (
-    1 << 30
-)  # bytes: loaded kernels, libraries' workspaces, graphs, fragmentation
+# Bytes of a GPU: loaded kernels, libraries' workspaces, graphs, fragmentation.
+LIBRARIES: Final = 1 << 30
 
 
 class NotEnoughMemoryError(ConfigError):
@@ -133,15 +133,14 @@ def plan_memory(
     looked at, only whether one sequence of full length fits. Raises NotEnoughMemoryError.
     """
     block = kv_bytes_per_token(spec) * sizes.block_size
-    graphs, activations = 0, activation_bytes(spec, sizes)
     if cuda:
         tokens = sizes.max_num_batched_tokens
         most = captured_tokens(spec, tokens) + sizes.max_num_seqs
         graphs = LIBRARIES + cuda_activation_bytes(spec, sizes, most)
         activations = cuda_activation_bytes(spec, sizes, tokens)
-    # How often attention holds what it gathers: the CPU's copies narrow types into
-    # float32.
-    copies = 0 if cuda else 1 if dtype_bytes(spec.kv_dtype) == 4 else 3
+    else:
+        graphs = 0
+        activations = activation_bytes(spec, sizes)
     plan = MemoryPlan(
         spec=spec,
         sizes=sizes,
@@ -150,7 +149,7 @@ def plan_memory(
         activations=activations,
         graphs=graphs,
         block_bytes=block,
-        workspace_per_block=layer_kv_bytes_per_token(spec) * sizes.block_size * copies,
+        workspace_per_block=block // spec.layers * _gathered_copies(spec, cuda),
     )
     per_sequence = blocks_for(sizes.max_model_len, sizes.block_size)
     useful = sizes.max_num_seqs * per_sequence
@@ -171,26 +170,31 @@ def plan_memory(
     return plan
 
 
+def _gathered_copies(spec: ModelSpec, cuda: bool) -> int:
+    """How often attention holds what it gathers of the cache."""
+    if cuda:
+        return 0  # kernels read through the block table
+    return 1 if dtype_bytes(spec.dtype) == 4 else 3  # and float32 copies of keys, values
+
+
 def _nothing_left(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:
     return NotEnoughMemoryError(
         f"the model needs {size_text(plan.weights)} for weights ({plan.spec.dtype}) and "
         f"{size_text(plan.activations)} for activations, which leaves no room for a KV "
-        f"cache in "
-        f"the {size_text(limit)} that may be used; lower --max-num-batched-tokens, "
-        "--max-num-seqs or --max-model-len, choose a smaller --dtype or model, or set "
-        "--kv-cache-memory-bytes to decide for yourself"
+        f"cache in the {size_text(limit)} that may be used; lower "
+        "--max-num-batched-tokens, --max-num-seqs or --max-model-len, choose a smaller "
+        "--dtype or model, or set --kv-cache-memory-bytes to decide for yourself"
     )
 
 
 def _too_long(plan: MemoryPlan, needs: int) -> NotEnoughMemoryError:
-    size, wants, blocks = plan.sizes.block_size, plan.sizes.max_model_len, plan.num_blocks
-    shorter = (
-        f"--max-model-len {plan.largest_context}" if blocks else "a smaller --block-size"
-    )
+    shorter = f"--max-model-len {plan.largest_context}"
+    if not plan.num_blocks:
+        shorter = "a smaller --block-size"
     return NotEnoughMemoryError(
-        f"one sequence of {wants} tokens (--max-model-len) needs {needs} KV blocks of "
-        f"{size} "
-        f"tokens, {size_text(needs * plan.block_bytes)}, but the cache has {blocks}, "
+        f"one sequence of {plan.sizes.max_model_len} tokens (--max-model-len) needs "
+        f"{needs} KV blocks of {plan.sizes.block_size} tokens, "
+        f"{size_text(needs * plan.block_bytes)}, but the cache has {plan.num_blocks}, "
         f"{size_text(plan.kv_cache)}; use {shorter}, or raise "
         "--kv-cache-memory-bytes, --num-gpu-blocks-override or --gpu-memory-utilization"
     )
@@ -207,48 +211,58 @@ def usable_memory(device: Device, share: float | None) -> int:
 
 def available_memory() -> int:
     """Bytes of main memory that a new process can have without swapping, in its control
-    group.
+    group. Raises ConfigError where the system does not say.
     """
-    available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError):  # not Linux
-        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
-        available = int(found[1]) * 1024 if found else available
+    available = _available_here()
     group = Path("/sys/fs/cgroup")
-    with suppress(
-        OSError, ValueError
-    ):  # none of the second version, or its limit is "max"
+    # There is none of the second version, or its limit is "max".
+    with suppress(OSError, ValueError):
         limit = int((group / "memory.max").read_text())
         used = int((group / "memory.current").read_text())
         available = min(available, max(0, limit - used))
     return available
 
 
+def _available_here() -> int:
+    """What Linux says is available; elsewhere, all that there is."""
+    with suppress(OSError):  # not Linux
+        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text())
+        if found:
+            return int(found[1]) * 1024
+    sysconf = getattr(os, "sysconf", None)  # Windows has none
+    if sysconf is None:
+        raise ConfigError(
+            f"how much memory there is cannot be found out on {sys.platform}; set "
+            "--kv-cache-memory-bytes, such as 1G"
+        )
+    return int(sysconf("SC_PAGE_SIZE")) * int(sysconf("SC_PHYS_PAGES"))
+
+
 def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ()) -> str:
     """The plan as `minfer plan` prints it, with `more` lines after the model's."""
-    sizes, graphs = plan.sizes, ("CUDA graphs, libraries", plan.graphs)
-    name, beside = graphs if plan.graphs else ("attention workspace", plan.workspace)
-    limit = (
-        "no limit"
-        if plan.limit is None
-        else f"of {size_text(plan.limit)} that may be used"
-    )
+    sizes = plan.sizes
+    beside = ("attention workspace", plan.workspace)
+    if plan.graphs:
+        beside = ("CUDA graphs, libraries", plan.graphs)
+    limit = "no limit"
+    if plan.limit is not None:
+        limit = f"of {size_text(plan.limit)} that may be used"
     rows = [
         ("model", model),
         *more,
         ("dtype", plan.spec.dtype),
         ("weights", size_text(plan.weights)),
         ("activations", f"{size_text(plan.activations)} (estimated)"),
-        (name, f"{size_text(beside)} (estimated)"),
+        (beside[0], f"{size_text(beside[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),
         ("in all", f"{size_text(plan.total)} {limit}"),
         ("KV of a token", size_text(plan.block_bytes // sizes.block_size)),
         ("KV of a block", f"{size_text(plan.block_bytes)} for {sizes.block_size} tokens"),
         ("largest context here", f"{plan.largest_context} tokens at batch 1"),
     ]
-    contexts = [2**i for i in range(9, 40) if 2**i < sizes.max_model_len] + [
-        sizes.max_model_len
-    ]
-    for fills in contexts:
-        rows += [(f"largest batch at {fills}", f"{plan.largest_batch(fills)} sequences")]
+    shorter = [2**i for i in range(9, 40) if 2**i < sizes.max_model_len]
+    for context in [*shorter, sizes.max_model_len]:
+        batch = plan.largest_batch(context)
+        rows.append((f"largest batch at {context}", f"{batch} sequences"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {value}" for name, value in rows)

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from bench.results import run, show
 from minfer import LLM, SamplingParams
-from minfer.effects.cli.verify import _packed_logits
+from minfer.effects.cli.compare.logits import packed_logits
 from minfer.effects.setup.options import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Preempted, Reason, Voided
@@ -157,7 +157,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         ends = sorted(llm.setup.stop_ids)
         wanted = [their_tokens(models[0], [p], args.tokens, ends)[0] for p in prompts]
         texts = [prompt + out for prompt, out in zip(prompts, wanted, strict=True)]
-        ours = [_packed_logits(llm, [ids])[0] for ids in texts]
+        ours = [packed_logits(llm, [ids])[0] for ids in texts]
     exact, half = (
         [model(torch.tensor([ids])).logits[0].float() for ids in texts]
         for model in models

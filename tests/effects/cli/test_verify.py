@@ -10,12 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from minfer.effects.cli import verify
+from minfer.effects.cli.compare import tokens
 from minfer.effects.cli.main import main
 from minfer.effects.execution import torch_executor
 from minfer.effects.execution.sampler import choose
 from minfer.effects.models.model import forward
-from minfer.effects.setup.options import EngineArgs, bundled_folder, prepare
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.tiny_model import write_checkpoint
 
@@ -35,13 +37,14 @@ def checked(
     folder: Path | None,
     code: int,
     dtype: str = "float32",
+    *options: str,
 ) -> dict[str, Any]:
     """Run `minfer verify`, which must end with `code`; its findings by name, and the
     verdict.
     """
     model = [] if folder is None else ["--model", str(folder)]
     small = ["--prompts", "2", "--tokens", "2", "--dtype", dtype]
-    assert main(["verify", *model, *small, "--json"]) == code
+    assert main(["verify", *model, *small, *options, "--json"]) == code
     out = json.loads(capsys.readouterr().out)
     assert set(out) == {"checks", "verdict"}
     return {check["name"]: check for check in out["checks"]} | {"verdict": out["verdict"]}
@@ -209,16 +212,31 @@ def test_truncated_weights_are_named(
     assert "truncated or corrupt" in found["loading"]["figures"]
 
 
-def test_random_weights_are_no_language_model(
+def test_random_weights_are_no_language_model_but_no_fault_either(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = checked(capsys, write_checkpoint(tmp_path / "random"), 1)
+    found = checked(capsys, write_checkpoint(tmp_path / "random"), 0)
     verdict = found.pop("verdict")
-    assert [name for name, check in found.items() if check["state"] == "fail"] == [
-        "sanity"
-    ]
-    assert verdict == "NOT supported: sanity"
+    assert verdict.startswith("supported; its weights are random, so what was compared")
+    assert verdict.endswith("tensors, ids, tokenizer, logits float32, greedy text")
+    assert found["sanity"]["state"] == "random"
+    assert "the weights are random; nats a token" in found["sanity"]["figures"]
     assert found["chat template"]["state"] == "skipped"
+
+
+def test_an_architecture_is_verified_with_random_weights(
+    copy: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (copy / "model.safetensors").unlink()
+    found = checked(capsys, copy, 0, "auto", "--load-format", "dummy")
+    assert found.pop("verdict") == (
+        "supported; its weights are random, so what was compared is: ids, chat template, "
+        "tokenizer, logits float32, greedy text, logits half"
+    )
+    assert found["tensors"]["state"] == "random"
+    assert "as --load-format dummy asks" in found["tensors"]["figures"]
+    assert "sanity" not in found  # it says nothing of random weights
+    assert not (copy / "model.safetensors").exists()
 
 
 def test_a_model_that_transformers_runs_is_verified_too(
@@ -273,25 +291,13 @@ def test_wrong_text_is_found(
         found = checked(capsys, None, 1)
         assert found["tokenizer"]["state"] == "fail"
         assert found["verdict"] == "NOT supported: tokenizer"
-    monkeypatch.setattr(verify, "render_chat", lambda *_, **__: "hello")
+    monkeypatch.setattr(tokens, "render_chat", lambda *_, **__: "hello")
     assert checked(capsys, None, 1)["verdict"] == "NOT supported: chat template"
-
-
-def test_half_precision_that_is_worse_than_it_must_be_is_found() -> None:
-    draw = torch.Generator().manual_seed(0)
-    exact = [torch.randn(9, 50, generator=draw) for _ in range(2)]
-    noise = [0.01 * torch.randn(9, 50, generator=draw) for _ in range(2)]
-    theirs = [e + n for e, n in zip(exact, noise, strict=True)]
-    assert verify._half(exact, theirs, theirs).state == "pass"
-    ours = [e + 10 * n for e, n in zip(exact, noise, strict=True)]
-    assert verify._half(exact, ours, theirs).state == "fail"
 
 
 def test_settings_that_make_no_sense_are_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["verify", "--load-format", "dummy"]) == 2
-    assert "leave out --load-format" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["verify", "--prompts", "0"])
     assert "--prompts" in capsys.readouterr().err

@@ -11,11 +11,10 @@ from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.execution import cuda_attention
 from minfer.effects.execution.cuda_attention import FLASH_FROM, Routes
-from minfer.effects.models.spec import ModelSpec
-from minfer.effects.setup import options
 from minfer.effects.setup.device import Device, DeviceError, find_device
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.setup.options import EngineArgs, bundled_folder, prepare
+from minfer.effects.setup.prepare import BATCHED_TOKENS
 from tests.effects.setup.test_memory import QWEN_05B, SIZES
 from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows
 
@@ -176,7 +175,7 @@ def test_a_gpu_too_small_for_the_weights_or_for_one_sequence(gpu: dict[str, Any]
     gpu.update(free=100 * GIB, total=140 * GIB)
     made = prepare(EngineArgs(device="cuda", gpu_memory_utilization=0.5))
     assert made.memory.limit == 70 * GIB - 40 * GIB
-    assert made.config.max_num_batched_tokens == options.BATCHED_TOKENS["cuda"]
+    assert made.config.max_num_batched_tokens == BATCHED_TOKENS["cuda"]
     with pytest.raises(NotEnoughMemoryError, match="--max-model-len"):
         prepare(EngineArgs(device="cuda", num_gpu_blocks_override=1))
 

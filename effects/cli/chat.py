@@ -1,0 +1,53 @@
+"""`minfer chat`: a conversation with a model in the terminal, or through pipes."""
+
+import argparse
+import sys
+from typing import Final
+
+from minfer.effects.cli.keyboard import Keyboard
+from minfer.effects.cli.options import (
+    dry_run_option,
+    engine_options,
+    llm_settings,
+    sampling_options,
+)
+from minfer.effects.cli.streams import say, take_any_text
+
+DESCRIPTION: Final = (
+    "Talk with a model, line by line: the conversation so far is its prompt each time. "
+    "Ctrl-C ends an answer, Ctrl-D the conversation; /help lists what else there is. "
+    "(The bundled model knows one game: tell it what a function should do, and it writes "
+    "something like it in Python.)"
+)
+ANSWER_TOKENS: Final = 512
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `minfer chat` takes."""
+    parser.add_argument(
+        "--system", metavar="TEXT", help="what the model is told before you speak"
+    )
+    sampling_options(parser)
+    engine_options(parser)
+    dry_run_option(parser)
+    parser.set_defaults(max_tokens=ANSWER_TOKENS)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Talk with a model until the input ends; returns the exit code."""
+    # They import the tokenizer.
+    from minfer.effects.cli.talk import Talk
+    from minfer.effects.live.llm import LLM
+
+    settings = llm_settings(options)
+    take_any_text()
+    with LLM(**settings) as llm:
+        if llm.tokenizer is None or llm.tokenizer.chat_template is None:
+            llm.render([{"role": "user", "content": "?"}])  # which says what is missing
+        talk = Talk(llm, options)
+        if not sys.stdin.isatty():
+            talk.run(line.rstrip("\r\n") for line in sys.stdin)
+            return 1 if talk.failures else 0
+        say(f"{options.model or 'the bundled model'} listens; /help tells more")
+        talk.run(Keyboard(talk.stop).lines())
+    return 0

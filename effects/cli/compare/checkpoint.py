@@ -1,0 +1,62 @@
+"""A checkpoint by itself: tensors that training leaves behind, ids that there are."""
+
+from pathlib import Path
+from typing import Final
+
+from safetensors.torch import load_file
+from tokenizers import Tokenizer as Backend
+from torch import Tensor
+
+from minfer.effects.cli.compare.findings import Check, judged
+from minfer.effects.models.checkpoint import read_optional, shards
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.text.tokenizer import Tokenizer
+
+HUGE: Final = 1e6  # of a weight; trained ones stay below 1e3
+
+
+def tensors(folder: Path, spec: ModelSpec) -> Check:
+    """Numbers that no training leaves behind: NaN, infinities, constant matrices, rows of
+    zeros.
+    """
+    bad = []
+    count = 0
+    for path, _ in shards(folder):
+        for name, stored in load_file(path).items():
+            count += 1
+            wrong = _damage(stored.float(), spec.vocab_size)
+            bad += [f"{name} {wrong}"] if wrong else []
+    return judged("tensors", bad, f"{count} tensors")
+
+
+def _damage(tensor: Tensor, vocabulary: int) -> str:
+    """What no training leaves behind, if there is something."""
+    if not tensor.isfinite().all() or tensor.abs().max() > HUGE:
+        return "is not finite, or huge"
+    if tensor.dim() < 2:
+        return ""
+    if tensor.min() == tensor.max():
+        return "is constant"
+    padded = len(tensor) >= vocabulary  # embeddings may be
+    if not padded and not tensor.flatten(1).any(1).all():
+        return "has rows of zeros"
+    return ""
+
+
+def ids(folder: Path, mine: Tokenizer, spec: ModelSpec) -> Check:
+    """Token ids must have an embedding, and the configs must agree where
+    sequences end.
+    """
+    vocab = Backend.from_file(str(folder / "tokenizer.json")).get_vocab()
+    known = set(range(spec.vocab_size))
+    named = {"tokenizer.json": {max(vocab.values(), default=0)}}
+    for name in ("config.json", "generation_config.json"):
+        for key in ("bos_token_id", "eos_token_id", "pad_token_id"):
+            value = read_optional(folder / name).get(key)
+            values = value if isinstance(value, list) else [value]
+            named[f"{key} of {name}"] = {one for one in values if one is not None}
+    bad = [f"{where} has {found}" for where, found in named.items() if not found <= known]
+    ends = [found for where, found in named.items() if where.startswith("eos") and found]
+    if ends and not set.intersection(*ends):
+        bad.append(f"the configs end sequences with {ends}")
+    return judged("ids", bad, f"{spec.vocab_size} embeddings, ends {list(mine.eos_ids)}")

@@ -1,0 +1,83 @@
+"""All comparisons of a checkpoint, in the order in which they are told."""
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import transformers
+from attrs import asdict, evolve
+
+from minfer.effects.cli.compare import checkpoint, logits, tokens
+from minfer.effects.cli.compare.findings import FAILED, RANDOM, Check
+from minfer.effects.cli.compare.randomness import looks_random
+from minfer.effects.cli.compare.reference import (
+    loaded,
+    reference_logits,
+    write_random,
+)
+from minfer.effects.cli.compare.texts import CODE, PROSE, prompts
+from minfer.effects.live.llm import LLM
+from minfer.effects.setup.folders import model_folder
+from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.text.tokenizer import Tokenizer
+
+CONTEXT: Final = 256  # tokens, of the engine that is compared
+
+
+def examine(args: EngineArgs, count: int, most: int) -> Iterator[Check]:
+    """Yield findings over `count` prompts, continued by `most` tokens.
+
+    Under load format dummy, of the same architecture with random weights, which both
+    sides read from a temporary folder. Raises CheckpointError for what cannot be loaded.
+    """
+    folder = model_folder(args.model)
+    if args.load_format != "dummy":
+        yield from _examine(evolve(args, model=str(folder)), count, most)
+        return
+    with tempfile.TemporaryDirectory(prefix="minfer-verify-") as place:
+        copy = write_random(folder, Path(place) / folder.resolve().name, args.seed)
+        yield Check("tensors", RANDOM, "made here, as --load-format dummy asks")
+        compared = evolve(args, model=str(copy), load_format="auto")
+        yield from _examine(compared, count, most, is_random=True)
+
+
+def _examine(
+    args: EngineArgs, count: int, most: int, *, is_random: bool = False
+) -> Iterator[Check]:
+    # Executors that compute nothing have all the memory that they want.
+    setup = prepare(evolve(args, executor="dry"))
+    folder, spec = setup.folder, setup.spec
+    length = min(CONTEXT, setup.config.max_model_len)
+    run = evolve(args, max_model_len=length, max_num_seqs=8, max_num_batched_tokens=48)
+    single = evolve(run, dtype="float32", block_size=logits.BLOCK)
+    with LLM(**asdict(single, recurse=False)) as llm:
+        mine = Tokenizer(folder)
+        theirs = loaded(transformers.AutoTokenizer, folder)
+        if not is_random:
+            yield checkpoint.tensors(folder, spec)
+        yield checkpoint.ids(folder, mine, spec)
+        yield tokens.template(mine, theirs)
+        yield from tokens.tokenizer(folder, mine, theirs)
+        passages = [mine.encode(text)[: length // 2] for text in (CODE, PROSE)]
+        texts = prompts(passages, count)
+        reference = reference_logits(folder, "float32")
+        exact = [reference(ids) for ids in texts]
+        yield logits.float32(llm, texts, exact)
+        yield logits.greedy(llm, reference, texts, min(most, length // 2))
+        if not is_random:
+            yield _sanity(llm, passages, folder)
+    if spec.dtype != "float32":
+        reference = reference_logits(folder, spec.dtype)
+        with LLM(**asdict(run, recurse=False)) as llm:
+            found = logits.packed_logits(llm, texts)
+            yield logits.half(exact, found, [reference(ids) for ids in texts])
+
+
+def _sanity(llm: LLM, passages: list[list[int]], folder: Path) -> Check:
+    """What text is to the model; of one that was never trained, no fault."""
+    found = logits.sanity(llm, passages)
+    if found.state != FAILED or not looks_random(folder):
+        return found
+    return Check(found.name, RANDOM, f"the weights are random; {found.figures}")

@@ -1,0 +1,45 @@
+"""What a comparison found, and the verdict over all of it."""
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+
+PASSED: Final = "pass"
+FAILED: Final = "fail"
+SKIPPED: Final = "skipped"
+NOTE: Final = "note"  # true, and no fault of minfer's
+RANDOM: Final = "random"  # nothing to be seen, as weights are random
+
+
+@frozen
+class Check:
+    """One finding: `state` is one of the words above, `figures` says it in numbers."""
+
+    name: str
+    state: str
+    figures: str
+
+
+def judged(name: str, bad: Sequence[str], figures: str) -> Check:
+    """A finding that fails if anything is `bad`, the first of which is told."""
+    if not bad:
+        return Check(name, PASSED, figures)
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    return Check(name, FAILED, f"{figures}; {bad[0]}{more}")
+
+
+def failed(checks: Sequence[Check]) -> list[str]:
+    """Names of what failed."""
+    return [check.name for check in checks if check.state == FAILED]
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """What all findings come to."""
+    bad = failed(checks)
+    if bad:
+        return f"NOT supported: {bad[0]}"
+    if any(check.state == RANDOM for check in checks):
+        passed = ", ".join(check.name for check in checks if check.state == PASSED)
+        return f"supported; its weights are random, so what was compared is: {passed}"
+    return "supported"

@@ -1,0 +1,139 @@
+"""Logits, and what the engine writes by them, beside transformers'."""
+
+import math
+import random
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from minfer.effects.cli.compare.findings import Check, judged
+from minfer.effects.cli.compare.reference import Logits
+from minfer.effects.live.llm import LLM
+from minfer.effects.models.batch import Row, make_batch
+from minfer.request import SamplingParams
+
+# Largest difference of a float32 logit, as a share of the logits' spread: sums in another
+# order make 1e-5, in deep models 1e-4; the smallest real mistakes make 1e-2. Tokens whose
+# logits are closer than twice this may come out either way, which is a tie.
+FLOAT32: Final = 1e-3
+HALF: Final = 3  # times transformers' own divergence from float32, in half precision
+BLOCK: Final = 16  # tokens
+CLEARLY: Final = 1.0  # nats a token by which text must be more probable
+AGAIN: Final = 0.9  # of its cost, at most, that text has when it is repeated
+
+
+def packed_logits(llm: LLM, texts: list[list[int]]) -> list[Tensor]:
+    """minfer's logits of every position: texts packed, each as two chunks and a single
+    token.
+    """
+    executor: Any = llm.worker.driver.executor
+    blocks = -(-max(map(len, texts)) // BLOCK) * len(texts)
+    cache = executor.make_cache(blocks, BLOCK, blocks * BLOCK)
+    parts: list[list[Tensor]] = [[] for _ in texts]
+    for turn in range(3):
+        rows = {}
+        for i, ids in enumerate(texts):
+            ends = (0, len(ids) // 2, len(ids) - 1, len(ids))
+            begin, end = ends[turn], ends[turn + 1]
+            if begin < end:
+                table = range(i, blocks, len(texts))
+                rows[i] = Row(ids[begin:end], begin, table, end - begin)
+        batch = make_batch([*rows.values()], BLOCK, executor.device)
+        logits = executor.model(batch, cache).float().cpu()
+        logits = logits.split([row.sample for row in rows.values()])
+        for i, part in zip(rows, logits, strict=True):
+            parts[i].append(part)
+    return [torch.cat(part) for part in parts]
+
+
+def float32(llm: LLM, texts: list[list[int]], exact: list[Tensor]) -> Check:
+    """minfer's float32 logits against transformers', which are `exact`."""
+    right = torch.cat(exact)
+    found = torch.cat(packed_logits(llm, texts))
+    gap = float((found - right).abs().max())
+    most = FLOAT32 * float(right.std())
+    figures = f"{len(right)} positions of {len(texts)} prompts off by {gap:.2g}"
+    bad = [] if gap <= most else [f"allowed is {most:.2g}"]
+    return judged("logits float32", bad, figures)
+
+
+def greedy(llm: LLM, reference: Logits, texts: list[list[int]], tokens: int) -> Check:
+    """What the engine writes, twice, the second time from its prefix cache.
+
+    Each token must have transformers' largest logit after the same tokens, which makes it
+    the one that greedy generation writes there.
+    """
+    bad = []
+    count = ties = hits = 0
+    params = SamplingParams(temperature=0, max_tokens=tokens)
+    for _ in range(2):
+        outputs = llm.generate([list(ids) for ids in texts], params, use_tqdm=False)
+        hits = sum(output.num_cached_tokens for output in outputs)
+        for i, (ids, output) in enumerate(zip(texts, outputs, strict=True)):
+            made = list(output.outputs[0].token_ids)
+            logits = reference([*ids, *made[:-1]])[len(ids) - 1 :]
+            gaps = logits.max(-1).values - logits[range(len(made)), made]
+            wrong = int((~(gaps <= 2 * FLOAT32 * logits.std())).sum())
+            count += len(made)
+            ties += int(gaps.count_nonzero()) - wrong
+            bad += [f"prompt {i}: {wrong} tokens are not the likeliest"] if wrong else []
+            ends = [at for at, token in enumerate(made) if token in llm.setup.stop_ids]
+            if (ends or [tokens - 1]) != [len(made) - 1]:
+                error = output.outputs[0].error
+                bad.append(f"prompt {i} ends after {len(made)} tokens: {error}")
+    figures = f"{count} tokens, {ties} ties, {hits} prompt tokens cached"
+    return judged("greedy text", bad, figures)
+
+
+def sanity(llm: LLM, passages: list[list[int]]) -> Check:
+    """Text must be likelier than its tokens shuffled or a uniform guess; repeated text
+    more so.
+
+    The last takes attention that finds its way back over positions.
+    """
+
+    def cost(ids: list[int], begin: int = 0) -> float:  # nats a token
+        logp = packed_logits(llm, [ids])[0][:-1].log_softmax(-1)
+        return float(-logp.gather(1, torch.tensor(ids[1:])[:, None])[begin:].mean())
+
+    # The passage that the model knows better.
+    text, ids = min((cost(ids), ids) for ids in passages)
+    shuffled = cost(random.Random(0).sample(ids, len(ids)))  # noqa: S311 - no secrets
+    again = cost([*ids, *ids], len(ids))
+    uniform = math.log(llm.setup.spec.vocab_size)
+    figures = (
+        f"nats a token: text {text:.2f}, repeated {again:.2f}, shuffled {shuffled:.2f}, "
+        f"uniform {uniform:.2f}"
+    )
+    bad = []
+    if text >= min(uniform, shuffled) - CLEARLY:
+        bad.append("text is not clearly more probable")
+    if again >= AGAIN * text:
+        bad.append("repeated text is not clearly more probable")
+    return judged("sanity", bad, figures)
+
+
+def half(exact: list[Tensor], found: list[Tensor], theirs: list[Tensor]) -> Check:
+    """Divergence from float32 (Kullback-Leibler, nats a token), minfer's and
+    transformers'.
+    """
+    right = torch.cat(exact).log_softmax(-1)
+    ours = _divergence(right, found)
+    other = _divergence(right, theirs)
+    bad = [] if ours[0] <= HALF * other[0] + 1e-4 else ["too far from float32"]
+    figures = (
+        f"divergence {ours[0]:.2g} nats, likeliest token the same at {ours[1]:.1%}; "
+        f"transformers {other[0]:.2g}, {other[1]:.1%}"
+    )
+    return judged("logits half", bad, figures)
+
+
+def _divergence(right: Tensor, found: list[Tensor]) -> tuple[float, float]:
+    """Mean divergence in nats from log-probabilities that are `right`, and the share of
+    positions whose likeliest token is the same.
+    """
+    logp = torch.cat(found).log_softmax(-1)
+    divergence = (right.exp() * (right - logp)).sum(-1).mean()
+    same = (right.argmax(-1) == logp.argmax(-1)).float().mean()
+    return float(divergence), float(same)

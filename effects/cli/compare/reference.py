@@ -1,0 +1,67 @@
+"""transformers' own tokenizer and model of a checkpoint, which comparisons trust."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+import transformers
+from torch import Tensor
+
+from minfer.effects.models.checkpoint import CheckpointError
+from minfer.effects.models.weights import torch_dtype
+
+Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]
+_WEIGHTS: Final = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
+
+
+def loaded(kind: Any, folder: Path, **how: Any) -> Any:
+    """What a class of transformers makes of a folder. Raises CheckpointError."""
+    try:
+        return kind.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, **how
+        )
+    except Exception as error:  # each kind fails in ways of its own
+        raise CheckpointError(
+            f"{folder}: transformers cannot load it: {error}"
+        ) from error
+
+
+def reference_logits(folder: Path, dtype: str) -> Logits:
+    """The function from token ids to logits that transformers' model computes."""
+    model = loaded(
+        transformers.AutoModelForCausalLM,
+        folder,
+        dtype=torch_dtype(dtype),
+        attn_implementation="eager",
+        use_safetensors=True,
+    ).eval()
+
+    def logits(ids: list[int]) -> Tensor:
+        with torch.inference_mode():
+            found = model(input_ids=torch.tensor([ids]), use_cache=False).logits
+            return torch.as_tensor(found[0]).float()
+
+    return logits
+
+
+def write_random(folder: Path, copy: Path, seed: int) -> Path:
+    """Copy a checkpoint, but with random weights as transformers begins training with.
+
+    Returns the copy. Raises CheckpointError.
+    """
+    copy.mkdir()
+    for path in folder.iterdir():
+        if path.is_file() and path.suffix not in _WEIGHTS and "index" not in path.name:
+            shutil.copyfile(path, copy / path.name)
+    config = loaded(transformers.AutoConfig, folder)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        auto: Any = transformers.AutoModelForCausalLM
+        model = auto.from_config(config)
+    model.save_pretrained(copy)
+    for name in ("config.json", "generation_config.json"):  # as their makers wrote them
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, copy / name)
+    return copy

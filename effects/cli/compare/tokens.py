@@ -1,0 +1,90 @@
+"""Texts and conversations as token ids, by minfer and by transformers."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from minfer.effects.cli.compare.findings import NOTE, SKIPPED, Check, judged
+from minfer.effects.cli.compare.texts import TALKS, TEXTS
+from minfer.effects.text.chat import render_chat
+from minfer.effects.text.tokenizer import Tokenizer
+
+
+def tokenizer(folder: Path, mine: Tokenizer, theirs: Any) -> Iterator[Check]:
+    """Token ids, text of token ids, and special tokens.
+
+    The reference is AutoTokenizer, as it heeds tokenizer_config.json, but with the
+    normalizer and pre-tokenizer of tokenizer.json: that file comes with the model, and
+    some classes bring others.
+    """
+    named = sorted(set(mine.special_tokens.values()))
+    texts = [*TEXTS, *(f"a {token} b{token}" for token in named)]
+    differ = _as_the_file_says(folder, theirs, texts)
+    if differ:
+        what = (
+            f"{type(theirs).__name__} of transformers brings a normalizer or "
+            "pre-tokenizer that tokenizer.json, which holds here, has not; no fault of "
+            "the model's"
+        )
+        such = f"{len(differ)} texts differ, such as {differ[0][-40:]!r}"
+        yield Check("tokenizer class", NOTE, f"{what}: {such}")
+    bad = []
+    for text in texts:
+        bad += _there_and_back(text, mine, theirs)
+    # Classes make up special tokens that are not named.
+    for name, token in mine.special_tokens.items():
+        other = getattr(theirs, name)
+        bad += [] if other == token else [f"{name} is {token!r} and not {other!r}"]
+    yield judged("tokenizer", bad, f"{len(texts)} texts there and back, special tokens")
+
+
+def _as_the_file_says(folder: Path, theirs: Any, texts: Sequence[str]) -> list[str]:
+    """Have their tokenizer do as tokenizer.json says; returns the texts to which that
+    makes a difference.
+    """
+    before = [theirs.encode(text) for text in texts]
+    file = Backend.from_file(str(folder / "tokenizer.json"))
+    backend = theirs.backend_tokenizer
+    backend.normalizer = file.normalizer
+    backend.pre_tokenizer = file.pre_tokenizer
+    backend.decoder = file.decoder
+    return [
+        text
+        for text, ids in zip(texts, before, strict=True)
+        if theirs.encode(text) != ids
+    ]
+
+
+def _there_and_back(text: str, mine: Tokenizer, theirs: Any) -> list[str]:
+    """What differs between a text's ids, or their text, here and there."""
+    bad = []
+    ids = theirs.encode(text)
+    found = mine.encode(text)
+    if found != ids:
+        bad.append(f"{text[:40]!r} is {found[:8]} and not {ids[:8]}")
+    back = theirs.decode(
+        ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+    )
+    if mine.decode(ids) != back:
+        bad.append(f"{ids[:8]} is {mine.decode(ids)[:40]!r}")
+    return bad
+
+
+def template(mine: Tokenizer, theirs: Any) -> Check:
+    """Conversations rendered by both; refusing one is an answer too."""
+    if mine.chat_template is None:
+        return Check("chat template", SKIPPED, "the model has none")
+    bad = []
+    for talk, prompt in [(talk, prompt) for talk in TALKS for prompt in (True, False)]:
+        found = right = None
+        with suppress(Exception):  # a template raises what it likes
+            found = render_chat(mine, talk, {"add_generation_prompt": prompt})
+        with suppress(Exception):
+            right = theirs.apply_chat_template(
+                talk, tokenize=False, add_generation_prompt=prompt
+            )
+        bad += [] if found == right else [f"{found!r} and not {right!r}"]
+    return judged("chat template", bad, f"{2 * len(TALKS)} conversations")

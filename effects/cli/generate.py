@@ -1,0 +1,113 @@
+"""`minfer generate`: a text continued in the terminal, written as it comes."""
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from minfer.config import ConfigError
+from minfer.effects.cli.options import (
+    dry_run_option,
+    engine_options,
+    llm_settings,
+    sampling_options,
+    sampling_params,
+)
+from minfer.effects.cli.streams import say, show_stats, take_any_text, write
+from minfer.effects.text.outputs import CompletionOutput, RequestOutput
+
+DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
+# Under which the bundled model shows what it can do.
+PROMPT: Final = 'def find_file(name, path):\n    """Find'
+STANDARD_INPUT: Final = "-"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `minfer generate` takes."""
+    add = parser.add_argument
+    add(
+        "prompt",
+        nargs="?",
+        metavar="PROMPT",
+        help="the text to continue; - reads it from standard input (default: a few words "
+        "of Python, which are shown)",
+    )
+    add(
+        "--n",
+        type=int,
+        default=1,
+        metavar="N",
+        help="how many continuations to write (default: %(default)s)",
+    )
+    add("--echo", action="store_true", help="write the prompt before each continuation")
+    sampling_options(parser)
+    engine_options(parser)
+    dry_run_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Continue a text; returns the exit code. Raises as `LLM` does."""
+    from minfer.effects.live.llm import LLM  # it imports the tokenizer
+
+    settings = llm_settings(options)
+    take_any_text()
+    prompt = _prompt(options.prompt)
+    echo = options.echo or options.prompt is None
+    started = time.monotonic()
+    with LLM(**settings) as llm:
+        loading = time.monotonic() - started
+        params = sampling_params(options, llm.setup.default_params)
+        with contextlib.closing(llm.stream(prompt, params)) as stream:
+            output, errors = _show(stream, options.n, prompt if echo else "")
+        write("\n")
+    if options.stats:
+        show_stats(output, loading)
+    for error in errors:
+        say(f"the request failed: {error}")
+    return 1 if errors else 0
+
+
+def _prompt(given: str | None) -> str:
+    """The text to continue. Raises ConfigError if standard input has none."""
+    if given is None:
+        return PROMPT
+    if given != STANDARD_INPUT:
+        return given
+    if sys.stdin.isatty():
+        say("reads the prompt from here; Ctrl-D on a line of its own ends it")
+    text = sys.stdin.read()
+    if not text:
+        raise ConfigError(
+            "the prompt is empty, as nothing came from standard input; pipe a text into "
+            "minfer generate -, or give it as PROMPT"
+        )
+    return text
+
+
+def _show(
+    stream: Iterator[RequestOutput], samples: int, prompt: str
+) -> tuple[RequestOutput, list[str]]:
+    """Write samples one after the other, each after `prompt`.
+
+    The one that is shown is written as it comes, while others wait for their turn.
+    Returns the last output, and the errors of samples that failed.
+    """
+    waiting = [""] * samples
+    ended: dict[int, CompletionOutput] = {}
+    for now in range(samples):
+        if samples > 1:
+            write(f"--- sample {now} ---\n" if now == 0 else f"\n--- sample {now} ---\n")
+        write(prompt)
+        while True:
+            write(waiting[now])
+            waiting[now] = ""
+            if now in ended:
+                break
+            output = next(stream)
+            for one in output.outputs:
+                waiting[one.index] += one.text
+                if one.finished():
+                    ended[one.index] = one
+    return output, [one.error for one in ended.values() if one.finish_reason == "error"]

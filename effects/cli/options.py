@@ -1,0 +1,131 @@
+"""Options that several commands share, and what is made of them."""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+
+from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.request import ParameterError, SamplingParams
+
+# Under these the bundled model shows what it can do.
+MAX_TOKENS: Final = 128
+TEMPERATURE: Final = 0.7
+TOP_P: Final = 0.9
+# The fields of `SamplingParams` that options of the same names give.
+_GIVEN: Final = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "n",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+)
+
+
+def engine_options(parser: argparse.ArgumentParser) -> None:
+    """Add an option for each setting of an engine that is one."""
+    group = parser.add_argument_group("model and engine")
+    for setting in attrs.fields(EngineArgs):
+        if setting.metadata:
+            group.add_argument(f"--{setting.name.replace('_', '-')}", **setting.metadata)
+
+
+def dry_run_option(parser: argparse.ArgumentParser) -> None:
+    """Add `--dry-run`."""
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="do not load the model: made-up text at once, to try the interface",
+    )
+
+
+def sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how much to write, and how tokens are chosen."""
+    add = parser.add_argument_group("what to write").add_argument
+    add(
+        "--max-tokens",
+        type=int,
+        default=MAX_TOKENS,
+        metavar="N",
+        help="most tokens to write, from 1; 0: as many as fit (default: %(default)s)",
+    )
+    advice = "(default: what the model's makers advise, or"
+    add(
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="how freely tokens are drawn; 0 always takes the likeliest "
+        f"{advice} {TEMPERATURE})",
+    )
+    add(
+        "--top-p",
+        type=float,
+        metavar="P",
+        help="draw from the likeliest tokens that together have this probability "
+        f"{advice} {TOP_P})",
+    )
+    add(
+        "--top-k",
+        type=int,
+        metavar="K",
+        help=f"draw from the K likeliest tokens; 0: from all {advice} 0)",
+    )
+    add(
+        "--min-p",
+        type=float,
+        metavar="P",
+        help=f"draw from tokens at least P times as likely as the likeliest {advice} 0)",
+    )
+    add(
+        "--stop",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="end before this text; may be given several times",
+    )
+    add(
+        "--stop-token-ids",
+        type=int,
+        action="append",
+        default=[],
+        metavar="ID",
+        help="end after this token id; may be given several times",
+    )
+    add(
+        "--ignore-eos",
+        action="store_true",
+        help="go on when the model says that the text ends",
+    )
+    add("--stats", action="store_true", help="write timings to standard error at the end")
+
+
+def sampling_params(
+    options: argparse.Namespace, advice: Mapping[str, float]
+) -> SamplingParams:
+    """What the options say about sampling; else the model's `advice`.
+
+    Raises ParameterError.
+    """
+    if options.max_tokens < 0:
+        raise ParameterError(
+            "max_tokens",
+            f"must be from 1, or 0 for as many as fit, not {options.max_tokens}",
+        )
+    params: dict[str, Any] = {"temperature": TEMPERATURE, "top_p": TOP_P, **advice}
+    given = {name: getattr(options, name, None) for name in _GIVEN}
+    params |= {name: value for name, value in given.items() if value is not None}
+    return SamplingParams(**params, max_tokens=options.max_tokens or None)
+
+
+def llm_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """What to make an `LLM` with. Raises ConfigError and ParameterError.
+
+    What can be wrong with sampling is told before anything is loaded.
+    """
+    sampling_params(options, {})
+    args = engine_args(options, executor="dry" if options.dry_run else "torch")
+    return attrs.asdict(args, recurse=False)

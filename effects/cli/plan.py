@@ -1,0 +1,50 @@
+"""`minfer plan`: what fits into memory, said before anything is loaded."""
+
+import argparse
+from typing import Final
+
+from minfer.effects.cli.options import engine_options
+from minfer.effects.setup.memory import describe
+from minfer.effects.setup.prepare import Setup, prepare
+from minfer.effects.setup.settings import engine_args
+from minfer.effects.setup.values import read_bytes
+
+DESCRIPTION: Final = (
+    "Show how much memory a model needs, and how many sequences of which length fit at "
+    "once. Reads config.json and loads nothing."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `minfer plan` takes."""
+    parser.add_argument(
+        "--memory",
+        type=read_bytes,
+        metavar="BYTES",
+        help="plan for a machine with so much memory for minfer, such as 16G (default: "
+        "a share of what is available here)",
+    )
+    engine_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the memory plan; returns the exit code."""
+    setup = prepare(engine_args(options), limit=options.memory)
+    more = [("device", setup.device.name), *_kernels(setup)]
+    print(describe(setup.memory, options.model or "bundled", more))
+    return 0
+
+
+def _kernels(setup: Setup) -> list[tuple[str, str]]:
+    """Which kernel serves what, on a GPU that is here."""
+    if not setup.device.total:
+        return []
+    from minfer.effects.execution.cuda_attention import Routes  # it imports torch
+
+    routes = Routes.for_device(
+        setup.spec,
+        setup.config.block_size,
+        setup.config.max_num_batched_tokens,
+        setup.device.kind,
+    )
+    return list(routes.described())

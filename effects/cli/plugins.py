@@ -1,0 +1,58 @@
+"""Scheduling policies of a user's own: `--policies MODULE`, before the command or after.
+
+The module's policies can then be named wherever one can, and its attrs records can be
+read out of journals that were recorded with them.
+"""
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import Any
+
+import attrs
+
+from minfer.policies import POLICIES
+from minfer.runs.codec import RECORDS
+
+
+def policies_option(parser: argparse.ArgumentParser, default: str | None) -> None:
+    """Add `--policies`."""
+    parser.add_argument(
+        "--policies",
+        type=know_policies,
+        metavar="MODULE",
+        default=default,
+        help="a Python module with scheduling policies of your own, found as if it were "
+        "imported here; options that take a policy then know them by their class names",
+    )
+
+
+def know_policies(module: str) -> str:
+    """Have a module's classes known by their names; returns the module's name.
+
+    Raises ArgumentTypeError if it cannot be imported, or has a class that is named as
+    one of minfer's.
+    """
+    sys.path.append(os.getcwd())
+    try:
+        found = vars(import_module(module))
+    except Exception as error:  # whatever importing it runs into
+        raise argparse.ArgumentTypeError(
+            f"{module} cannot be imported: {error!r}"
+        ) from None
+    for one in found.values():
+        if isinstance(one, type) and attrs.has(one):
+            _know(one, module)
+    return module
+
+
+def _know(one: type, module: str) -> None:
+    kind: Any = attrs.resolve_types(one)
+    name = kind.__name__
+    if RECORDS.setdefault(name, kind) is not kind:
+        raise argparse.ArgumentTypeError(
+            f"{module}: minfer has a class {name} of its own; give yours another name"
+        )
+    if hasattr(kind, "victim"):  # which every policy has
+        POLICIES[name] = kind

@@ -1,0 +1,92 @@
+"""A conversation with a model: what it remembers, and what a line of it may ask for."""
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+from minfer.effects.cli.options import sampling_params
+from minfer.effects.cli.streams import say, show_stats, write
+from minfer.effects.live.edge import RequestError
+from minfer.effects.live.llm import LLM
+from minfer.effects.text.chat import ChatTemplateError
+
+_HELP: Final = """\
+/clear  forget the conversation, but not --system
+/undo   take back the last message and its answer
+/quit   leave; Ctrl-D does too, and Ctrl-C only ends an answer
+A message that begins with / needs a space before it."""
+_ROOM: Final = "; /undo takes the last exchange back, /clear starts anew"
+
+
+class Talk:
+    """A conversation.
+
+    An exchange that fails is taken back; an answer that is cut short stays.
+    """
+
+    def __init__(self, llm: LLM, options: argparse.Namespace) -> None:
+        self.llm = llm
+        self.options = options
+        self.params = sampling_params(options, llm.setup.default_params)
+        system = {"role": "system", "content": options.system}
+        self.begin = [] if options.system is None else [system]
+        self.history = list(self.begin)
+        self.failures = 0
+        self.stopped = False  # by a person
+
+    def run(self, lines: Iterator[str]) -> None:
+        """Answer line by line."""
+        for line in lines:
+            command = line.split()[0] if line.startswith("/") else ""
+            if line.strip() == "/quit":
+                return
+            if command == "/clear":
+                self.history = list(self.begin)
+            elif command == "/undo":
+                del self.history[max(len(self.begin), len(self.history) - 2) :]
+            elif command == "/help":
+                print(_HELP, file=sys.stderr)
+            elif command:
+                say(f"no command {command!r}; /help lists them")
+            elif line.strip():
+                self._answer(line)
+
+    def stop(self) -> None:
+        """End the answer that is being written."""
+        self.stopped = True
+        self.llm.worker.cancel(list(self.llm.worker.jobs))
+
+    def _answer(self, message: str) -> None:
+        self.history.append({"role": "user", "content": message})
+        answer = ""
+        try:
+            answer = self._stream(self.llm.render(self.history))
+        except (RequestError, ChatTemplateError) as error:
+            self.failures += 1
+            say(f"{error}{_ROOM if len(self.history) > len(self.begin) + 1 else ''}")
+        if answer:
+            self.history.append({"role": "assistant", "content": answer})
+        else:
+            self.history.pop()  # many templates want the two to take turns
+
+    def _stream(self, ids: list[int]) -> str:
+        """Write the answer as it comes; returns its text. Raises RequestError."""
+        self.stopped = False
+        answer = ""
+        prompt = {"prompt_token_ids": ids}
+        with contextlib.closing(self.llm.stream(prompt, self.params)) as stream:
+            for output in stream:
+                write(output.outputs[0].text)
+                answer += output.outputs[0].text
+                if self.stopped:
+                    break
+        write("" if answer.endswith("\n") else "\n")
+        if output.outputs[0].finish_reason == "error":
+            raise RequestError(f"the request failed: {output.outputs[0].error}")
+        if len(ids) + output.metrics.output_tokens >= self.llm.setup.config.max_model_len:
+            say(f"the context is full{_ROOM}")
+        if self.options.stats:
+            show_stats(output)
+        return answer

@@ -1,0 +1,21 @@
+"""`minfer view`: a recorded run as one page of HTML."""
+
+import argparse
+from typing import Final
+
+from minfer.effects.runs import view
+
+DESCRIPTION: Final = (
+    "Write one page of HTML, which needs no network, that shows a recorded or simulated "
+    "run: sequences, KV blocks, batches, and the reason of every decision."
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `minfer view` takes."""
+    view.view_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw a journal; returns the exit code."""
+    return view.view(options)

@@ -1,0 +1,43 @@
+"""The fingerprint of a model: all that the KV of a token depends on besides the tokens.
+
+It begins every block's content key, so that no cache, tier or other process takes KV
+for its own that another model, or the same with other weights or in another type, has
+made. Weights are known by name and size of their files, their headers, and windows of
+their bytes: reading all of a large model to name it would take as long as loading it.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+from minfer.effects.setup.settings import EngineArgs
+
+_HEAD: Final = 1 << 16  # bytes read at the start of a weight file to know it again
+_WINDOW: Final = 4096  # bytes of each sample read from the rest of it
+_SAMPLES: Final = 16
+
+
+def fingerprint(
+    args: EngineArgs, config: Mapping[str, object], dtype: str, folder: Path
+) -> bytes:
+    """Digest a model's config.json, the type it runs in, and its weights."""
+    weights: list[Any] = [args.executor, args.load_format, args.seed]
+    if args.executor == "torch" and args.load_format != "dummy":
+        weights = [_file_identity(path) for path in sorted(folder.glob("*.safetensors"))]
+    told = json.dumps([config, dtype, weights], sort_keys=True)
+    return hashlib.sha256(told.encode()).digest()
+
+
+def _file_identity(path: Path) -> str:
+    digest = hashlib.sha256(path.name.encode())
+    # Of a file that cannot be read, the loader will say what is wrong with it.
+    with suppress(OSError), path.open("rb") as file:
+        size = path.stat().st_size
+        digest.update(size.to_bytes(8, "little") + file.read(_HEAD))
+        for i in range(1, _SAMPLES + 1):
+            file.seek(max(0, (size * i) // _SAMPLES - _WINDOW))
+            digest.update(file.read(_WINDOW))
+    return digest.hexdigest()

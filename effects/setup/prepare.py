@@ -1,0 +1,177 @@
+"""From settings to sizes, before anything is loaded.
+
+`prepare` reads the checkpoint's config.json and turns what a user said (`EngineArgs`)
+into a device, a memory plan and the core's configuration. It imports no torch, so
+`minfer plan` is instant and a setting that cannot work fails before gigabytes are read.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from minfer.config import ConfigError, EngineConfig
+from minfer.effects.models.checkpoint import (
+    CheckpointError,
+    eos_ids,
+    read_config,
+    read_optional,
+)
+from minfer.effects.models.spec import ModelSpec, UnsupportedModelError, parse_spec
+from minfer.effects.setup.device import Device, DeviceError, find_device
+from minfer.effects.setup.fingerprint import fingerprint
+from minfer.effects.setup.folders import model_folder
+from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
+from minfer.effects.setup.settings import DTYPES, EngineArgs
+from minfer.effects.setup.values import policy_of
+from minfer.request import ParameterError, SamplingParams
+
+BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
+# One block in so many stays free when somebody joins, so that who runs can grow: vLLM's.
+ONE_FREE_IN: Final = 100
+# What the GPU's kernels are made for.
+_WIDEST_HEAD: Final = 256
+_LARGEST_VOCABULARY: Final = 1 << 20
+
+
+@frozen(kw_only=True)
+class Setup:
+    """What follows from the settings: all that an engine needs but weights
+    and tokenizer.
+    """
+
+    args: EngineArgs
+    device: Device
+    folder: Path
+    spec: ModelSpec  # with the dtype that runs
+    memory: MemoryPlan
+    config: EngineConfig
+    stop_ids: frozenset[int]  # the model's own ends of sequence
+    fingerprint: bytes  # of what KV depends on, besides tokens
+    default_params: Mapping[str, float]  # of sampling, as the model's makers advise
+
+    def default_sampling_params(self, **overrides: Any) -> SamplingParams:
+        """The makers' advice, changed by `overrides`. Raises ParameterError."""
+        return SamplingParams(**{**self.default_params, **overrides})
+
+
+def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
+    """Size an engine from config.json alone.
+
+    `limit` is the memory that may be used, in bytes, on a device that need not be there;
+    None: the default share of what is available. Executors that compute nothing have no
+    limit. Raises CheckpointError, ConfigError, DeviceError and NotEnoughMemoryError.
+    """
+    if args.journal_redact and not args.journal:
+        raise ConfigError(
+            "--journal-redact records nothing without --journal DIR; name a folder"
+        )
+    device = _device(args, limit)
+    folder = model_folder(args.model)
+    raw = read_config(folder)
+    spec = _spec(raw, str(folder / "config.json"))
+    spec = evolve(spec, dtype=DTYPES.get(args.dtype, spec.dtype))
+    if device.kind == "cuda":
+        _check_kernels(spec, folder)
+    config = _config(args, spec, device, folder)
+    if limit is None and args.executor == "torch":
+        limit = usable_memory(device, args.gpu_memory_utilization)
+    memory = plan_memory(
+        spec,
+        config,
+        limit,
+        kv_cache_memory=args.kv_cache_memory_bytes,
+        num_blocks=args.num_gpu_blocks_override,
+        cuda=device.kind == "cuda",
+    )
+    blocks = memory.num_blocks
+    return Setup(
+        args=args,
+        device=device,
+        folder=folder,
+        spec=spec,
+        memory=memory,
+        config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
+        stop_ids=frozenset(eos_ids(folder)),
+        fingerprint=fingerprint(args, raw, spec.dtype, folder),
+        default_params=_default_params(folder / "generation_config.json"),
+    )
+
+
+def _device(args: EngineArgs, limit: int | None) -> Device:
+    """The device that is looked for, or one that need not be there."""
+    if limit is not None:
+        return Device() if args.device == "auto" else Device(args.device)
+    return find_device(args.device) if args.executor == "torch" else Device()
+
+
+def _spec(config: Mapping[str, Any], where: str) -> ModelSpec:
+    """The spec by the family table, or by transformers for what is not in it."""
+    try:
+        return parse_spec(config, where)
+    except UnsupportedModelError:
+        # It imports torch and transformers.
+        from minfer.effects.models.fallback import fallback_spec
+
+        return fallback_spec(config, where)
+
+
+def _check_kernels(spec: ModelSpec, folder: Path) -> None:
+    """Refuse what the GPU's kernels are not made for. Raises DeviceError."""
+    if spec.head_dim > _WIDEST_HEAD:
+        what = (
+            f"heads of {spec.head_dim} dimensions are too wide for the GPU "
+            f"(at most {_WIDEST_HEAD})"
+        )
+        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
+    if spec.vocab_size > _LARGEST_VOCABULARY:
+        what = (
+            f"the GPU's sampler takes {_LARGEST_VOCABULARY} tokens at most, "
+            f"not {spec.vocab_size}"
+        )
+        raise DeviceError(f"{folder}: {what}; run it on the CPU with --device cpu")
+
+
+def _config(
+    args: EngineArgs, spec: ModelSpec, device: Device, folder: Path
+) -> EngineConfig:
+    """The core's configuration, but for its number of blocks. Raises ConfigError."""
+    longest = spec.max_position_embeddings
+    length = args.max_model_len or longest
+    if length > longest:
+        raise ConfigError(
+            f"max_model_len {length} is longer than the {longest} tokens the model was "
+            f"made for (max_position_embeddings in {folder / 'config.json'}); lower it"
+        )
+    # How far back any layer looks; 0 if one looks at all keys.
+    window = max(filter(None, spec.windows), default=0)
+    return EngineConfig(
+        num_blocks=1,  # until the memory plan says how many
+        block_size=args.block_size,
+        max_model_len=length,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens or BATCHED_TOKENS[device.kind],
+        vocab_size=spec.vocab_size,
+        depth=args.steps_in_flight,
+        max_repeat=args.max_repeat,
+        max_waiting=args.max_waiting,
+        policy=policy_of(args.scheduling_policy),
+        window=0 if None in spec.windows else window,
+    )
+
+
+def _default_params(path: Path) -> Mapping[str, float]:
+    """What generation_config.json says about sampling. Raises CheckpointError."""
+    advice = read_optional(path)
+    if advice.get("do_sample") is False:
+        return {"temperature": 0}
+    names = ("temperature", "top_p", "top_k", "min_p")
+    found = {name: advice[name] for name in names if advice.get(name) is not None}
+    try:
+        SamplingParams(**found)
+    except ParameterError as error:
+        raise CheckpointError(
+            f"{path}: {error}; correct it, or remove it there"
+        ) from None
+    return found

@@ -1,0 +1,15 @@
+"""How far logits may be from each other; test_verify.py damages models and minfer."""
+
+import torch
+
+from minfer.effects.cli.compare import logits
+
+
+def test_half_precision_that_is_worse_than_it_must_be_is_found() -> None:
+    draw = torch.Generator().manual_seed(0)
+    exact = [torch.randn(9, 50, generator=draw) for _ in range(2)]
+    noise = [0.01 * torch.randn(9, 50, generator=draw) for _ in range(2)]
+    theirs = [e + n for e, n in zip(exact, noise, strict=True)]
+    assert logits.half(exact, theirs, theirs).state == "pass"
+    ours = [e + 10 * n for e, n in zip(exact, noise, strict=True)]
+    assert logits.half(exact, ours, theirs).state == "fail"

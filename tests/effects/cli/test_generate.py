@@ -1,0 +1,178 @@
+"""`minfer generate`: what it writes, and where to."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minfer.effects.cli import generate as cli
+from minfer.effects.cli.main import main
+from minfer.effects.live import llm
+from minfer.messages import Failed
+from minfer.runs.oracle import Oracle
+from tests.effects.tiny_model import write_checkpoint
+
+SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
+MINFER = [sys.executable, "-m", "minfer"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def generate(folder: Path, *options: str) -> int:
+    return main(["generate", "--model", str(folder), *SMALL, *options])
+
+
+def test_generate_writes_text_and_nothing_else(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(folder, "abc", "--max-tokens", "8", "--ignore-eos") == 0
+    first = capsys.readouterr()
+    assert first.err == ""
+    assert len(first.out) > 1
+    assert generate(folder, "abc", "--max-tokens", "8", "--ignore-eos") == 0
+    assert capsys.readouterr().out == first.out  # the same seed
+    assert (
+        generate(folder, "abc", "--max-tokens", "8", "--ignore-eos", "--seed", "1") == 0
+    )
+    assert capsys.readouterr().out != first.out
+
+
+def test_the_prompt_is_echoed_or_read_from_standard_input(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.read", lambda: "xyz", raising=False)
+    assert generate(folder, "-", "--max-tokens", "1", "--echo") == 0
+    assert capsys.readouterr().out.startswith("xyz")
+
+
+def test_a_terminal_is_told_that_it_is_read(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("sys.stdin.read", lambda: "xyz", raising=False)
+    assert main(["generate", "-", "--dry-run", "--max-tokens", "1"]) == 0
+    assert "reads the prompt from here; Ctrl-D" in capsys.readouterr().err
+
+
+def test_nothing_from_standard_input_is_told_before_anything_is_loaded(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: object) -> None:
+        raise AssertionError("a model was loaded")
+
+    monkeypatch.setattr(llm, "open_executor", loaded)
+    monkeypatch.setattr("sys.stdin.read", lambda: "", raising=False)
+    assert main(["generate", "-"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "nothing came from standard input; pipe a text into" in err
+    assert err.count("\n") == 1
+
+
+def test_the_prompt_is_echoed_before_each_sample(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry = ("--dry-run", "--temperature", "0", "--max-tokens", "5", "--ignore-eos")
+    assert generate(folder, "abc", "--n", "2", "--echo", *dry) == 0
+    first, second = capsys.readouterr().out.split("--- sample 1 ---\n")
+    assert first == "--- sample 0 ---\nabc This\n"
+    assert second == "abc This\n"
+
+
+def test_samples_are_written_one_after_the_other(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--n", "3", "--max-tokens", "20", "--temperature", "1", "--top-k", "50")
+    assert generate(folder, "abc", *options, "--top-p", "0.9") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("---")] == [
+        f"--- sample {i} ---" for i in range(3)
+    ]
+
+
+def test_stop_strings_and_stop_ids(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            [
+                "generate",
+                "x",
+                "--dry-run",
+                "--model",
+                str(folder),
+                *SMALL,
+                "--temperature",
+                "0",
+                "--max-tokens",
+                "100",
+                "--stop",
+                "model",
+            ]
+        )
+        == 0
+    )
+    assert capsys.readouterr().out == " This text was not written by a \n"
+    every = [part for i in range(256) for part in ("--stop-token-ids", str(i))]
+    assert generate(folder, "x", *every, "--ignore-eos") == 0
+
+
+def test_max_tokens_of_zero_writes_all_that_fits(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        generate(folder, "x", "--dry-run", "--max-tokens", "0", "--ignore-eos", "--stats")
+        == 0
+    )
+    assert "output        255 tokens" in capsys.readouterr().err
+
+
+def test_stats_go_to_standard_error(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(folder, "abc", "--max-tokens", "9", "--ignore-eos", "--stats") == 0
+    err = capsys.readouterr().err
+    for part in (
+        "loading",
+        "3 tokens, 0 of them cached",
+        "9 tokens",
+        "first token",
+        "tokens/s",
+    ):
+        assert part in err
+
+
+def test_a_failed_request_is_an_error(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Oracle):
+        def collect(self) -> Failed:
+            return self.fail("device error", halfway=False)
+
+    monkeypatch.setattr(llm, "open_executor", lambda *_: Broken(8, 260))
+    assert generate(folder, "abc") == 1
+    assert (
+        "minfer: the request failed: its step failed 3 times" in capsys.readouterr().err
+    )
+
+
+def test_the_bundled_model_writes_within_seconds() -> None:
+    started = time.monotonic()
+    said = subprocess.run(
+        [*MINFER, "generate", "--num-gpu-blocks-override", "64"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (said.returncode, said.stderr) == (0, "")
+    # The promise is 5 s to the first token on an idle machine; tests may share theirs.
+    assert time.monotonic() - started < 20
+    assert said.stdout.startswith(cli.PROMPT)  # which is echoed if nobody gave one
+    assert len(said.stdout) > len(cli.PROMPT) + 1
+    written = [line.strip() for line in said.stdout.splitlines() if line.strip()]
+    assert all(written.count(line) < 3 for line in written)  # it does not loop

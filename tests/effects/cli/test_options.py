@@ -1,0 +1,31 @@
+"""Options that commands share: what they say wins, and what they may not say."""
+
+import argparse
+
+import pytest
+
+from minfer.effects.cli.main import parser
+from minfer.effects.cli.options import sampling_params
+from minfer.request import ParameterError
+
+
+def test_options_win_over_the_models_advice_and_that_over_defaults() -> None:
+    bare = parser().parse_args(["chat"])
+    assert sampling_params(bare, {}).temperature == 0.7
+    assert sampling_params(bare, {}).max_tokens == 512
+    advice = {"temperature": 0.3, "top_k": 20}
+    advised = sampling_params(bare, advice)
+    assert (advised.temperature, advised.top_k, advised.top_p) == (0.3, 20, 0.9)
+    said = parser().parse_args(["chat", "--temperature", "0", "--top-k", "5"])
+    given = sampling_params(said, advice)
+    assert (given.temperature, given.top_k) == (0, 5)
+
+
+def test_max_tokens_is_a_number_of_tokens_or_all_that_fit() -> None:
+    def said(tokens: str) -> argparse.Namespace:
+        return parser().parse_args(["generate", "--max-tokens", tokens])
+
+    assert sampling_params(said("1"), {}).max_tokens == 1
+    assert sampling_params(said("0"), {}).max_tokens is None
+    with pytest.raises(ParameterError, match="from 1, or 0 for as many as fit, not -1"):
+        sampling_params(said("-1"), {})

@@ -1,0 +1,31 @@
+"""`minfer plan`: what fits, before anything is loaded."""
+
+from pathlib import Path
+
+import pytest
+
+from minfer.effects.cli.main import main
+from tests.effects.tiny_model import write_checkpoint
+
+SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main(["plan", "--model", str(folder), *SMALL, "--max-num-batched-tokens", "64"])
+        == 0
+    )
+    out = capsys.readouterr().out
+    assert "256 tokens at batch 1" in out
+    assert "largest batch at 256  2 sequences" in out
+    assert (
+        main(["plan", "--model", str(folder), "--memory", "256M", "--dtype", "half"]) == 0
+    )
+    out = capsys.readouterr().out
+    assert "of 256.00 MiB that may be used" in out
+    assert "float16" in out

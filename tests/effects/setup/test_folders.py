@@ -1,0 +1,49 @@
+"""Which folder a model's name means, and what is said of a name that means none."""
+
+from pathlib import Path
+
+import pytest
+
+from minfer.config import ConfigError
+from minfer.effects.cli.main import main
+from minfer.effects.setup.folders import bundled_folder, model_folder
+from tests.effects.tiny_model import write_checkpoint
+
+
+def test_no_name_means_the_model_that_comes_along() -> None:
+    assert model_folder(None) == bundled_folder()
+    assert (bundled_folder("draft") / "config.json").is_file()
+    with pytest.raises(ConfigError, match="the bundled model is missing; install"):
+        bundled_folder("another")
+
+
+def test_a_folder_means_itself(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    (folder / "model.gguf").write_bytes(b"GGUF")  # beside what is read
+    assert model_folder(str(folder)) == folder
+
+
+@pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "MODEL.GGUF"])
+@pytest.mark.parametrize("there", [True, False])
+def test_gguf_files_are_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, there: bool
+) -> None:
+    path = tmp_path / name
+    if there:
+        path.write_bytes(b"GGUF")
+    assert main(["generate", "x", "--model", str(path)]) == 2
+    err = capsys.readouterr().err
+    assert "GGUF files are not read yet: give the Hugging Face checkpoint" in err
+    assert err.count("\n") == 1
+
+
+def test_a_folder_of_gguf_files_is_refused_likewise(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    with pytest.raises(ConfigError, match="GGUF files are not read yet"):
+        model_folder(str(tmp_path))
+
+
+def test_a_file_means_the_folder_that_it_is_in(tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="is a file; give the folder that it is in"):
+        model_folder(str(folder / "model.safetensors"))
