@@ -38,5 +38,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "hypothesis":
             raise
-        what = f"minfer.testing.{name} needs hypothesis: pip install hypothesis"
+        what = (
+            f"minfer.testing.{name} needs hypothesis: pip install hypothesis (or, in a "
+            "clone of minfer, pip install '.[testing]')"
+        )
         raise ModuleNotFoundError(what, name="hypothesis") from None
