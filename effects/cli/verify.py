@@ -18,8 +18,8 @@ DESCRIPTION: Final = (
     "Run a checkpoint through minfer and through transformers on this machine, compare "
     "token ids, chat template, logits and the text that they lead to, and look for "
     "damage in the checkpoint. Ends with a verdict; exit code 1 if anything failed. With "
-    "--load-format dummy, random weights are compared: whether the architecture is "
-    "supported, without a download of its weights."
+    "--load-format dummy, random weights are compared, so that a folder without weights "
+    "says whether the architecture is supported."
 )
 MOST: Final = 1000
 

@@ -54,8 +54,7 @@ class EngineArgs:
     )
     load_format: str = option(
         "auto",
-        "dummy: random weights, made from config.json alone, to try speed and memory "
-        "without a download",
+        "dummy: random weights, made from config.json alone, to try speed and memory",
         one_of(("auto", "dummy")),
     )
     max_model_len: int | None = option(

@@ -1,0 +1,94 @@
+"""READMEs name what there is: commands, options, files, Python that compiles."""
+
+import re
+import shlex
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from minfer.effects.cli.main import parser
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+FIRST: Final = ROOT / "README.md"
+ROOMS: Final = ("minfer", "effects", "kernels", "bench", "tests")
+READMES: Final = [
+    FIRST,
+    *(path for room in ROOMS for path in sorted((ROOT / room).rglob("README.md"))),
+]
+CARD: Final = ROOT / "effects" / "bundled" / "README.md"  # names a script of the past
+PATH: Final = re.compile(rf"`((?:{'|'.join(ROOMS)})/[\w./]+)`")
+MINFER: Final = "minfer "
+LONGEST: Final = 150  # lines of the first one
+
+
+def shown(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    """Code of a kind in a README."""
+    return re.findall(rf"^```{kind}\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+
+
+def marked(text: str, which: str) -> str:
+    """What .ci/run runs: the code after a mark."""
+    pattern = rf"^<!-- {which} command -->\n```sh\n(.*?)\n```$"
+    found = re.search(pattern, text, re.MULTILINE | re.DOTALL)
+    assert found, f"README.md has no {which} command after its mark"
+    return found[1]
+
+
+def titles(path: Path) -> set[str]:
+    """The headings of a README, as links name them."""
+    lines = path.read_text("utf-8").splitlines()
+    words = (line.lstrip("# ").lower() for line in lines if line.startswith("#"))
+    return {re.sub(r"[^a-z0-9 -]", "", each).replace(" ", "-") for each in words}
+
+
+def test_the_first_one_is_short() -> None:
+    assert len(FIRST.read_text("utf-8").splitlines()) <= LONGEST
+
+
+@pytest.mark.parametrize("which", ["first", "second"])
+def test_its_two_commands_are_single_lines_that_begin_alike(which: str) -> None:
+    command = marked(FIRST.read_text("utf-8"), which)
+    assert "\n" not in command
+    assert command.startswith("python3 -m venv .venv && .venv/bin/pip install -q ")
+
+
+@pytest.mark.parametrize("path", READMES, ids=shown)
+def test_links_lead_somewhere(path: Path) -> None:
+    text = path.read_text("utf-8")
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("http:", "https:")):
+            continue
+        name, _, heading = target.partition("#")
+        linked = path.parent / name if name else path
+        assert linked.exists(), f"{shown(path)}: {target}"
+        if heading:
+            assert heading in titles(linked), f"{shown(path)}: {target}"
+
+
+@pytest.mark.parametrize("path", READMES, ids=shown)
+def test_files_that_are_named_are_there(path: Path) -> None:
+    named = [] if path == CARD else PATH.findall(path.read_text("utf-8"))
+    for name in named:
+        assert (ROOT / name).exists(), f"{shown(path)}: {name}"
+
+
+@pytest.mark.parametrize("path", READMES, ids=shown)
+def test_python_in_it_compiles(path: Path) -> None:
+    for number, code in enumerate(blocks(path.read_text("utf-8"), "python")):
+        compile(code, f"{shown(path)}: python block {number}", "exec")
+
+
+@pytest.mark.parametrize("path", READMES, ids=shown)
+def test_commands_in_it_have_the_options_that_they_are_given(path: Path) -> None:
+    for block in blocks(path.read_text("utf-8"), "sh"):
+        for line in block.splitlines():
+            words = (
+                shlex.split(line.split("|")[-1], comments=True) if MINFER in line else []
+            )
+            if words[:1] == ["minfer"] and "--policies" not in words:
+                parser().parse_args(words[1:])
