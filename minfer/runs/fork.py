@@ -35,7 +35,11 @@ from minfer.state import EngineState, Transition, Turn
 
 @define
 class _Spare:
-    """A policy that does not choose the sequence at position `at`; for one turn."""
+    """A policy under which the sequence at position `at` gives way last; for one turn.
+
+    Positions are those among who still runs: when somebody before it has given way, it
+    moves up.
+    """
 
     policy: Any
     at: int
@@ -44,12 +48,17 @@ class _Spare:
         return getattr(self.policy, name)
 
     def victim(self, state: Any, ranks: tuple[Rank, ...]) -> int:
-        """The policy's choice, or who comes before it, or after."""
+        """The policy's choice; where that is who is spared, its neighbour: before it if
+        that is not the first, who never gives way, else behind it.
+        """
+        last = len(ranks) - 1
         choice: int = self.policy.victim(state, ranks)
-        choice = choice if 0 < choice < len(ranks) else len(ranks) - 1
-        if choice == self.at and len(ranks) > 2:
+        if not 0 < choice <= last:
+            choice = last
+        if choice == self.at and last > 1:
             choice = self.at - 1 if self.at > 1 else self.at + 1
-        self.at -= choice < self.at
+        if choice < self.at:
+            self.at -= 1
         return choice
 
     def displaces(self, *_: Any) -> bool:
@@ -73,12 +82,19 @@ class Fork:
     """
 
     config: EngineConfig
-    turns: Iterator[
-        Turn
-    ]  # the first is turn `at`, with its recorded events, if nothing is handed
-    handed: tuple[
-        tuple[float, Request], ...
-    ] = ()  # to a new engine, with when they arrived
+    # The first is turn `at`, with its recorded events, if nothing is handed over.
+    turns: Iterator[Turn]
+    # what a new engine was given to go on with, each with when it arrived, in seconds
+    handed: tuple[tuple[float, Request], ...] = ()
+
+
+@define
+class _Past:
+    """What a fork needs of the run as it was."""
+
+    turn: Turn  # of the fork
+    coming: list[Arrival]  # what came after it
+    lengths: dict[SampleId, int]  # output tokens of samples that ended by themselves
 
 
 def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
@@ -88,10 +104,28 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
     Raises JournalError if there is no such turn, or what is to change has happened before
     it.
     """
-    gone = set(change.without)
-    turn, met, lengths, coming = None, set[str](), dict[SampleId, int](), list[Arrival]()
+    gone = frozenset(change.without)
+    past = _past(journal, at, gone)
+    was = journal.config
+    config = evolve(was, **change.settings)
+    if config.block_size % was.block_size and was == redacted_config(was):
+        raise JournalError(
+            "without token ids equal blocks are known of "
+            f"{was.block_size} tokens and multiples only"
+        )
+    if config != was:
+        return _handed_over(was, config, past, gone, cost)
+    return _continued(config, past, gone, change.spare, cost)
+
+
+def _past(journal: Journal, at: int, gone: frozenset[str]) -> _Past:
+    """Read a run, of which the requests `gone` are to stay away from turn `at` on."""
+    turn = None
+    met = set[str]()
+    coming = list[Arrival]()
+    lengths = dict[SampleId, int]()
     for one in journal.turns():
-        names = {e.request.id for e in one.events if isinstance(e, Submit)} & gone
+        names = gone & {e.request.id for e in one.events if isinstance(e, Submit)}
         if names and one.number < at:
             raise JournalError(
                 f"request {min(names)!r} arrived in turn {one.number}, before the "
@@ -110,33 +144,33 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
             f"there is no turn {at}: the journal has turns "
             f"{journal.segments[0].head.turn} to {journal.count - 1}"
         )
-    if gone - met:
-        raise JournalError(f"no request {min(gone - met)!r} arrives from turn {at} on")
-    config = evolve(journal.config, **change.settings)
-    ends = [(when, _planned(what, lengths)) for when, what in coming]
-    was = journal.config
-    if config.block_size % was.block_size and was == redacted_config(was):
-        raise JournalError(
-            "without token ids equal blocks are known of "
-            f"{was.block_size} tokens and multiples only"
-        )
-    if config != was:
-        return _handover(journal.config, config, turn, ends, lengths, gone, cost)
+    if missing := gone - met:
+        raise JournalError(f"no request {min(missing)!r} arrives from turn {at} on")
+    planned = [(when, _planned(what, lengths)) for when, what in coming]
+    return _Past(turn, planned, lengths)
+
+
+def _continued(
+    config: EngineConfig, past: _Past, gone: Collection[str], spare: str, cost: CostModel
+) -> Fork:
+    """The same engine goes on, in the state in which it was."""
     kept = tuple(
-        e for e in turn.events if not (isinstance(e, Submit) and e.request.id in gone)
+        event
+        for event in past.turn.events
+        if not (isinstance(event, Submit) and event.request.id in gone)
     )
-    first = _first(config, turn, kept, change.spare)
+    first = _first(config, past.turn, kept, spare)
     state = first.transition.state
-    goes_on = Simulation(
-        config,
-        Simulated(lengths, state),
-        cost,
-        ends,
-        state,
+    simulation = Simulation(
+        config=config,
+        executor=Simulated(past.lengths, state),
+        cost=cost,
+        arrivals=past.coming,
+        state=state,
         time=state.time,
-        number=at + 1,
+        number=first.number + 1,
     )
-    return Fork(config, chain([first], goes_on.turns()))
+    return Fork(config, chain([first], simulation.turns()))
 
 
 def _arrivals(
@@ -171,16 +205,16 @@ def _first(
     """The turn of the fork with other events, or in which the request `spare` is not
     preempted.
     """
-    run, lost = turn.before.running, _preempted(turn.transition, spare)
-    if spare and not lost & {*run.ids}:
+    run = turn.before.running
+    lost = _preempted(turn.transition, spare)
+    if spare and lost.isdisjoint(run.ids):
         raise JournalError(
             f"request {spare!r} is not preempted in turn {turn.number}; "
             "minfer explain says in which it is"
         )
     ended = {(end.id, end.sample) for end in _ends(turn.transition)}
-    left = [
-        name for name in run.ids if name not in ended
-    ]  # when somebody has to give way
+    # who is there when somebody has to give way
+    left = [name for name in run.ids if name not in ended]
     at = min((i for i, name in enumerate(left) if name in lost), default=0)
     engine = evolve(config, policy=_Spare(config.policy, at)) if spare else config
     with blamed(turn.number, turn.before):
@@ -195,26 +229,27 @@ def _preempted(transition: Transition, name: str) -> set[SampleId]:
     return {(one.id, one.sample) for one in gave if one.id == name}
 
 
-def _handover(
-    before: EngineConfig,
+def _handed_over(
+    was: EngineConfig,
     config: EngineConfig,
-    turn: Turn,
-    coming: list[Arrival],
-    lengths: Mapping[SampleId, int],
+    past: _Past,
     gone: Collection[str],
     cost: CostModel,
 ) -> Fork:
     """The run on a new engine: who was being served is resumed, several samples begin
     anew.
     """
-    state, time, size = turn.before, turn.transition.state.time, before.block_size
-    here = sorted(_served(state, size), key=lambda one: one[0])
-    resumed = [(time, _planned(request, lengths)) for _, _, request in here]
-    new = _arrivals(turn.events, time, gone)
-    now = [*resumed, *((when, _planned(what, lengths)) for when, what in new)]
-    arrivals = [(when, _bare(what)) for when, what in [*now, *coming]]
-    simulation = Simulation(config, Simulated(lengths), cost, arrivals, time=time)
-    return Fork(config, simulation.turns(), tuple((since, one) for _, since, one in here))
+    turn = past.turn
+    time = turn.transition.state.time
+    here = sorted(_served(turn.before, was.block_size), key=lambda one: one.arrival)
+    resumed = [one.request for one in here]
+    new = [what for _, what in _arrivals(turn.events, time, gone)]
+    now = [(time, _planned(what, past.lengths)) for what in (*resumed, *new)]
+    arrivals = [(when, _bare(what)) for when, what in (*now, *past.coming)]
+    executor = Simulated(past.lengths)
+    simulation = Simulation(config, executor, cost, arrivals, time=time)
+    handed = tuple((one.since, one.request) for one in here)
+    return Fork(config, simulation.turns(), handed)
 
 
 def _bare(what: Request | Cancel) -> Request | Cancel:
@@ -222,10 +257,17 @@ def _bare(what: Request | Cancel) -> Request | Cancel:
     return evolve(what, keys=()) if isinstance(what, Request) else what
 
 
-def _served(state: EngineState, block_size: int) -> Iterator[tuple[int, float, Request]]:
-    """Requests that have not ended: arrival number and time, and what they
-    have produced.
-    """
+@frozen
+class _Served:
+    """A request that is being served."""
+
+    arrival: int  # its number
+    since: float  # seconds: when it arrived
+    request: Request  # with what it has produced
+
+
+def _served(state: EngineState, block_size: int) -> Iterator[_Served]:
+    """Requests that have not ended, in no order; of several samples nothing is kept."""
     run, seen = state.running, set[str]()
     known = {seq.id: seq.history for seq in state.waiting}
     for i, seq in enumerate(run.seqs):
@@ -235,4 +277,4 @@ def _served(state: EngineState, block_size: int) -> Iterator[tuple[int, float, R
         if request.id not in seen:
             seen.add(request.id)
             more = known[seq.id][len(request.prompt) :] if request.n == 1 else ()
-            yield seq.place[1], seq.arrived, evolve(request, output=more)
+            yield _Served(seq.place[1], seq.arrived, evolve(request, output=more))

@@ -55,35 +55,45 @@ class Segment:
 class Journal:
     """A recorded run: the segments that are still there, in order, without a gap.
 
-    `config` is what the run had; a replay under another one shows where it matters first.
     After `turns` is exhausted, `count`, `results`, `digest` and `state` say where it
     ended, `closed` whether the engine was closed in order, and `torn` what is cut off at
-    the end.
+    the end. A replay under another configuration than that of the first head shows where
+    it matters first.
     """
 
     segments: tuple[Segment, ...]
-    config: EngineConfig = field(init=False)
     count: int = field(init=False)  # turns, those of segments that are gone included
-    results: int = field(init=False, default=0)  # rows of executed steps
-    checked: int = field(
-        init=False, default=0
-    )  # digests of whole states that were compared
+    results: int = field(init=False)  # rows of executed steps
+    checked: int = field(init=False)  # digests of whole states that were compared
     digest: bytes = field(init=False)
     state: EngineState = field(init=False)
-    closed: bool = field(init=False, default=False)
-    torn: list[str] = field(init=False, factory=list)
-    marked: tuple[int, EngineState] = field(
-        init=False
-    )  # the last that a digest may be about
+    closed: bool = field(init=False)
+    torn: list[str] = field(init=False)
+    # the last turn count, and its state, that a digest in the journal may be about
+    marked: tuple[int, EngineState] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        head = self.segments[0].head
-        self.config, self.count, self.digest = head.config, head.turn, head.digest
-        self.state = head.begin
-        self.marked = self.count, self.state
         for before, after in zip(self.segments, self.segments[1:], strict=False):
             if after.head.turn <= before.head.turn:
                 raise JournalError(f"{after.name}: it does not come after {before.name}")
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Go back to before the first turn that is there."""
+        first = self.segments[0].head
+        self.count = first.turn
+        self.results = 0
+        self.checked = 0
+        self.digest = first.digest
+        self.state = first.begin
+        self.closed = False
+        self.torn = []
+        self.marked = self.count, self.state
+
+    @property
+    def config(self) -> EngineConfig:
+        """What the engine was run with."""
+        return self.segments[0].head.config
 
     @property
     def by_decisions_alone(self) -> bool:
@@ -98,50 +108,57 @@ class Journal:
         return self.segments[0].head.about
 
     def turns(self, *, until: int | None = None) -> Iterator[Turn]:
-        """Replay turns, up to and without number `until`.
+        """Replay turns from the first, up to and without number `until`.
 
         Raises DivergenceError at the first decision that is not the recorded one,
         JournalError where a file is damaged, and EngineRaisedError where a changed engine
         raises.
         """
-        self.__attrs_post_init__()
-        self.results = self.checked = 0
-        self.torn.clear()
-        for segment, following in zip(
-            self.segments, [*self.segments[1:], None], strict=True
-        ):
-            end = following.head.turn if following else None
-            records = payloads(segment.data, segment.name, torn=self.torn)
+        self.rewind()
+        followers = (*self.segments[1:], None)
+        for segment, following in zip(self.segments, followers, strict=True):
             # What follows is looked at when it is wanted only: it may be damaged.
-            while (
-                self.count not in (until, end)
-                and (payload := self._next(records)) is not None
-            ):
-                if payload[:1] == b"T":
-                    yield self._turn(payload, segment)
-                else:
-                    self._other(payload, segment.name)
+            yield from self._segment(segment, following, until)
             if self.count == until:
                 return
-            self.torn += [segment.behind] if segment.behind else []
-            if following and self.count != end:
-                raise JournalError(
-                    f"{following.name}: it begins with turn {end}, but what comes "
-                    f"before it ends after turn {self.count}"
-                )
+            if segment.behind:
+                self.torn.append(segment.behind)
             if following:
-                was, head = segment.head.config, following.head
-                if (head.config, head.digest) != (was, self.digest):
-                    raise JournalError(
-                        f"{following.name}: it is of another run than what comes before "
-                        f"it"
-                    )
-                self._check(self.state, head.state_digest, following.name)
+                self._join(segment, following)
         if until is not None:
             raise JournalError(
                 f"there is no turn {until}: the journal has turns "
                 f"{self.segments[0].head.turn} to {self.count - 1}"
             )
+
+    def _segment(
+        self, segment: Segment, following: Segment | None, until: int | None
+    ) -> Iterator[Turn]:
+        """The turns of a segment, up to turn `until` or the first of the `following`
+        one, which may hold turns that this one holds too.
+        """
+        end = following.head.turn if following else None
+        records = payloads(segment.data, segment.name, torn=self.torn)
+        while self.count not in (until, end):
+            payload = self._next(records)
+            if payload is None:
+                return
+            if payload[:1] == b"T":
+                yield self._turn(payload, segment)
+            else:
+                self._other(payload, segment.name)
+
+    def _join(self, segment: Segment, following: Segment) -> None:
+        """The next segment must begin where this one has led to."""
+        name, head = following.name, following.head
+        if self.count != head.turn:
+            raise JournalError(
+                f"{name}: it begins with turn {head.turn}, but what comes before it ends "
+                f"after turn {self.count}"
+            )
+        if (head.config, head.digest) != (segment.head.config, self.digest):
+            raise JournalError(f"{name}: it is of another run than what comes before it")
+        self._check(self.state, head.state_digest, name)
 
     def _next(self, records: Iterator[bytes]) -> bytes | None:
         try:
@@ -154,7 +171,8 @@ class Journal:
         """A record that is no turn: a digest of a state, or the end."""
         kind, about = payload[:1], int.from_bytes(payload[1:9], "little")
         if kind == b"S" and about <= self.count:
-            state = {self.marked[0]: self.marked[1], self.count: self.state}.get(about)
+            known = {self.marked[0]: self.marked[1], self.count: self.state}
+            state = known.get(about)
             if state is not None:
                 self._check(state, payload[9:], where)
         elif kind == b"E" and about == self.count:
@@ -166,6 +184,7 @@ class Journal:
             raise JournalError(f"{where}: {what}, or it is damaged")
 
     def _turn(self, payload: bytes, segment: Segment) -> Turn:
+        """Take the turn that a record holds, as the engine takes it now."""
         before, number = self.state, self.count
         try:
             written = read_turn(payload, before, segment.head.config.block_size)
@@ -178,15 +197,14 @@ class Journal:
             time = transition.state.time
         if digest != written.digest:
             raise DivergenceError(diverged(number, before, time, written.facts, told))
-        self.count, self.digest, self.state = number + 1, digest, transition.state
+        self.count = number + 1
+        self.digest = digest
+        self.state = transition.state
         if self.count % EVERY == 0:
             self.marked = self.count, self.state
-        results = (
-            event.yields for event in written.events if isinstance(event, Executed)
-        )
-        self.results += sum(
-            len(yields) for yields in results if isinstance(yields, tuple)
-        )
+        for event in written.events:
+            if isinstance(event, Executed) and isinstance(event.yields, tuple):
+                self.results += len(event.yields)
         return Turn(number, before, written.events, transition)
 
     def _check(self, state: EngineState, expected: bytes, where: str) -> None:
@@ -196,15 +214,14 @@ class Journal:
         self.checked += 1
         found = state_digest(state)
         if found != expected:
-            turn = self.count - 1
             raise DivergenceError(
                 Divergence(
-                    turn,
-                    state.next_step,
-                    state.time,
-                    f"the state ({where})",
-                    expected.hex(),
-                    found.hex(),
+                    turn=self.count - 1,
+                    step=state.next_step,
+                    time=state.time,
+                    field=f"the state ({where})",
+                    expected=expected.hex(),
+                    found=found.hex(),
                 )
             )
 
