@@ -15,25 +15,16 @@ from attrs import asdict
 
 from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import read_journal
-from minfer.runs.explain import Explanation, Life, UnknownRequestError
+from minfer.runs.explain import Explanation, UnknownRequestError
 from minfer.runs.explain import explain as explained
 from minfer.runs.journal import JournalError
+from minfer.runs.lives import Gap, Life, Spent, Where
+from minfer.runs.prefixes import Prefix
 from minfer.runs.redact import redacted_config
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are told
-_PART: Final = (
-    "kind",
-    "cause",
-    "behind",
-    "preempted",
-    "turns",
-    "seconds",
-    "steps",
-    "tokens",
-    "others",
-)
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
-_WORDS: Final = {
+_KINDS: Final = {  # of time, in the order in which they are told
     "before": "before the journal begins",
     "line": "first in line, waiting for: {cause}",
     "behind": "behind others in line, who waited for: {cause}",
@@ -43,25 +34,33 @@ _WORDS: Final = {
     "recompute": f"prefill of what it lost: {_IN}",
     "decode": f"decode: {_IN}",
     "failed": "in steps that failed, or behind them",
+}
+_REASONS: Final = {
     "Held": "first in line, held for: {cause}",
     "Admitted": "let in; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
-    "Preempted": "{id!r} ({sample}) gave way for {by[0]!r} ({by[1]}): KV of "
-    "{computed:,} tokens",
+    "Preempted": (
+        "{id!r} ({sample}) gave way for {by[0]!r} ({by[1]}): KV of {computed:,} tokens"
+    ),
     "Voided": "step {step} failed with it: {error!r}",
-    "gap": "longest time between outputs: {0}, turn {since:,} to {turn:,}, when step "
-    "{step} "
-    "ended: {tokens:,} tokens in {rows:,} rows",
-    "prefix": "Prefix: {hit:,} of {known:,} tokens were cached; block {block:,} at "
-    "token {hit:,} ",
+}
+_GAP: Final = (
+    "  longest time between outputs: {0}, turn {since:,} to {turn:,}, when step {step} "
+    "ended: {tokens:,} tokens in {rows:,} rows"
+)
+_PREFIX: Final = (
+    "{title}: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} "
+    "{because}\n"
+    "  with one of {earlier:,} sequences of its cache salt it shares {shared:,} tokens; "
+    "{computed:,} had KV\n"
+    "  hit by block size, had nothing been evicted: {sizes}"
+)
+_BECAUSE: Final = {  # why the first block that missed did
     "evicted": "had been, and was evicted",
     "pending": "was another's too, but not cached yet",
     "passed": "was computed, and was evicted or given back behind the window",
     "differs": "begins as another's, but goes on differently",
     "new": "was never there",
     "": "is the first that may not be: one token is always computed",
-    "shared": "\n  with one of {earlier:,} sequences of its cache salt it shares "
-    "{shared:,} tokens;"
-    " {computed:,} had KV\n  hit by block size, had nothing been evicted: ",
 }
 
 
@@ -91,64 +90,85 @@ def explain(options: argparse.Namespace) -> int:
 
 def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:
     """An explanation in JSON's own types. Times are in seconds, lengths in tokens."""
-    lives = [_sample(life) for life in sorted(one.lives, key=lambda life: life.id)]
-    told = {"id": one.request.id, "prompt": len(one.request.prompt), "samples": lives}
-    told |= {"max_tokens": one.request.max_tokens, "prefix": None}
-    if (it := one.prefix) is None:
-        return told
-    size, most, end = config.block_size, it.known - 1, it.hit + config.block_size
-    gone = (
-        "passed" if config.window else "evicted"
-    )  # not all that passes a window was published
-    why = (
-        ""
-        if end > most
-        else gone
-        if it.cached >= end
-        else "pending"
-        if it.shared >= end
-        else "differs"
-        if it.shared > it.hit
-        else "new"
-    )
+    lives = sorted(one.lives, key=lambda life: life.id)
+    return {
+        "id": one.request.id,
+        "prompt": len(one.request.prompt),
+        "samples": [_sample(life) for life in lives],
+        "max_tokens": one.request.max_tokens,
+        "prefix": None if one.prefix is None else _prefix(config, one.prefix),
+    }
+
+
+def _prefix(config: EngineConfig, it: Prefix) -> dict[str, Any]:
+    """What the cache gave sample 0, and would have given with other blocks."""
+    size, most = config.block_size, it.known - 1
     # Without token ids, prefixes are known by whole blocks only.
     sizes = SIZES if config != redacted_config(config) else (2 * size, 4 * size)
-    would = {
-        each: min(it.computed, most) // each * each for each in sorted({*sizes, size})
+    reachable = min(it.computed, most)
+    would = {each: reachable // each * each for each in sorted({*sizes, size})}
+    why = _why(it, size, windowed=config.window > 0)
+    return {
+        "sample": 0,
+        **asdict(it),
+        "block": it.hit // size,
+        "why": why,
+        "would": would,
     }
-    return told | {
-        "prefix": asdict(it) | {"block": it.hit // size, "why": why, "would": would}
-    }
+
+
+def _why(it: Prefix, size: int, *, windowed: bool) -> str:
+    """Why the first block that missed, of `size` tokens, did; a key of `_BECAUSE`."""
+    end = it.hit + size
+    if end > it.known - 1:
+        return ""
+    if it.cached >= end:  # not all that passes a window was published
+        return "passed" if windowed else "evicted"
+    if it.shared >= end:
+        return "pending"
+    return "differs" if it.shared > it.hit else "new"
 
 
 def _sample(life: Life) -> dict[str, Any]:
-    order, gap = [*_WORDS].index, life.gap
-    spent = sorted(
-        life.parts.items(), key=lambda one: (one[0][3], order(one[0][0]), one[0])
-    )
-    told = asdict(
-        life, filter=lambda field, _: field.name not in ("parts", "reasons", "gap")
-    )
-    told["parts"] = [dict(zip(_PART, where + more, strict=True)) for where, more in spent]
+    apart = ("parts", "reasons", "gap", "last")
+    told = asdict(life, filter=lambda field, _: field.name not in apart)
+    told["last"] = [life.last.turn, life.last.time] if life.last else [0, 0.0]
+    spent = sorted(life.parts.items(), key=_order)
+    told["parts"] = [asdict(where) | asdict(what) for where, what in spent]
     told["reasons"] = [
         {"turn": at, "is": type(r).__name__, **asdict(r)} for at, r in life.reasons
     ]
-    if gap is None:
-        return told | {"gap": None}
-    run, plan = gap[2].before.running, gap[2].before.inflight[0]  # the step that ended it
-    ids = dict(zip(run.gens, run.ids, strict=True))
-    fills = [(len(f.tokens), ids.get(plan.gens[f.index])) for f in plan.fills]
-    chunk, who = max(
-        (f for f in fills if f[1] != life.id), key=lambda f: f[0], default=(0, None)
-    )
-    when = {"seconds": gap[0], "since": gap[1], "turn": gap[2].number, "step": plan.step}
-    work = {
+    told["gap"] = None if life.gap is None else _gap(life, life.gap)
+    return told
+
+
+def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
+    """Parts are told from preemption to preemption, as a sample goes through them."""
+    where, _ = part
+    kind = [*_KINDS].index(where.kind)
+    return where.preempted, kind, where.cause, where.behind
+
+
+def _gap(life: Life, gap: Gap) -> dict[str, Any]:
+    """The longest time between two outputs, with the step that ended it and the longest
+    chunk of another one's history in that.
+    """
+    before = gap.turn.before
+    plan = before.inflight[0]
+    ids = dict(zip(before.running.gens, before.running.ids, strict=True))
+    chunks = [(len(fill.tokens), ids.get(plan.gens[fill.index])) for fill in plan.fills]
+    others = [chunk for chunk in chunks if chunk[1] != life.id]
+    chunk, whose = max(others, key=lambda one: one[0], default=(0, None))
+    return {
+        "seconds": gap.seconds,
+        "since": gap.since,
+        "turn": gap.turn.number,
+        "step": plan.step,
         "rows": len(plan.gens),
         "tokens": sum(plan.counts),
         "chunk": chunk,
-        "chunk_of": who,
+        "chunk_of": whose,
     }
-    return told | {"gap": when | work}
 
 
 def _ms(seconds: float) -> str:
@@ -161,38 +181,58 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
         "Request {id!r}: {prompt:,} prompt tokens, {max_tokens:,} to come at most"
     ).format(**found)
     for one in found["samples"]:
-        begin, end = one["arrived"], one["end"] or {"error": ""}
-        first = (
-            "" if one["first"] is None else f", the first at {_ms(one['first'] - begin)}"
-        )
-        words = (
-            f"Sample {one['id'][1]}: {_ms(one['upto'] - begin)} until turn "
-            f"{one['turn']:,}: "
-        )
-        error = ": {error!r}" if end["error"] else ""
-        ended = "{reason!r}, {length:,} tokens" if one["end"] else "goes on"
-        yield f"{words}{ended}{first}{error}".format(**end)
-        for part in one["parts"]:
-            words = _WORDS["behind" if part["behind"] else part["kind"]].format(**part)
-            after = (
-                f" (after preemption {part['preempted']})" if part["preempted"] else ""
-            )
-            yield f"{_ms(part['seconds']):>16} {part['turns']:>7,} turns  {words}{after}"
-        for reason in one["reasons"]:
-            more = (
-                " ({needs:,} needed, {available:,} available)"
-                if reason.get("needs")
-                else ""
-            )
-            if words := _WORDS.get(reason["is"], ""):
-                yield f"  turn {reason['turn']:,}: {words}{more}".format(**reason)
-        if gap := one["gap"]:
-            whose = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
-            chunk = (
-                f", {gap['chunk']:,} of them a chunk of {whose}" if gap["chunk"] else ""
-            )
-            yield "  " + _WORDS["gap"].format(_ms(gap["seconds"]), **gap) + chunk
+        yield _heading(one)
+        yield from map(_part, one["parts"])
+        yield from _reasons(one["reasons"])
+        if one["gap"]:
+            yield _longest(one["gap"])
     if prefix := found["prefix"]:
-        would = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
-        words = "".join(_WORDS[key] for key in ("prefix", prefix["why"], "shared"))
-        yield words.format(**prefix) + would
+        several = len(found["samples"]) > 1
+        yield _cached(
+            prefix, f"Prefix of sample {prefix['sample']}" if several else "Prefix"
+        )
+
+
+def _heading(one: dict[str, Any]) -> str:
+    """Which sample, how long it took, and how it ended."""
+    begin, end = one["arrived"], one["end"]
+    text = (
+        f"Sample {one['id'][1]}: {_ms(one['upto'] - begin)} until turn {one['turn']:,}: "
+    )
+    text += f"{end['reason']!r}, {end['length']:,} tokens" if end else "goes on"
+    if one["first"] is not None:
+        text += f", the first at {_ms(one['first'] - begin)}"
+    return text + (f": {end['error']!r}" if end and end["error"] else "")
+
+
+def _part(part: dict[str, Any]) -> str:
+    """A kind of time, and how much of it."""
+    kind = "behind" if part["behind"] else part["kind"]
+    words = _KINDS[kind].format(**part)
+    times = part["preempted"]
+    after = f" (after preemption {times})" if times else ""
+    return f"{_ms(part['seconds']):>16} {part['turns']:>7,} turns  {words}{after}"
+
+
+def _reasons(reasons: list[dict[str, Any]]) -> Iterator[str]:
+    for reason in reasons:
+        if words := _REASONS.get(reason["is"], ""):
+            if reason.get("needs"):
+                words += " ({needs:,} needed, {available:,} available)"
+            yield f"  turn {reason['turn']:,}: " + words.format(**reason)
+
+
+def _longest(gap: dict[str, Any]) -> str:
+    """The longest time between outputs."""
+    told = _GAP.format(_ms(gap["seconds"]), **gap)
+    if not gap["chunk"]:
+        return told
+    whose = repr(gap["chunk_of"][0]) if gap["chunk_of"] else "one that has left"
+    return f"{told}, {gap['chunk']:,} of them a chunk of {whose}"
+
+
+def _cached(prefix: dict[str, Any], title: str) -> str:
+    """What was cached, why no more, and what other blocks would have hit."""
+    sizes = ", ".join(f"{size}: {hit:,}" for size, hit in prefix["would"].items())
+    because = _BECAUSE[prefix["why"]]
+    return _PREFIX.format(title=title, because=because, sizes=sizes, **prefix)

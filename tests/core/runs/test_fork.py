@@ -22,7 +22,7 @@ from minfer.runs.replay import Journal, open_segments
 from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
 from minfer.state import Turn
 from tests.circles import long, seeds
-from tests.core.runs.test_explain import Run
+from tests.core.runs.clocked import Run
 from tests.core.runs.test_redact import blind
 
 COST = CostModel(name="a test's", decode=((1, 0.01),), mixed=0.02, token=0.001)

@@ -22,7 +22,7 @@ from minfer.runs.explain import explain
 from minfer.runs.redact import redacted, redacted_config
 from minfer.state import Turn
 from tests.core.recorded import recorded
-from tests.core.runs.test_explain import Run, config, request
+from tests.core.runs.clocked import Run, config, request
 from tests.effects.tiny_model import write_checkpoint
 
 HOSTILE = (
@@ -83,7 +83,10 @@ def test_words_and_figures_agree(
                     assert f"gave way for {reason['by'][0]!r} ({reason['by'][1]})" in text
                 if reason["is"] == "Voided":
                     assert f"step {reason['step']} failed with it" in text
-        assert ("Prefix: " in text) == (told["prefix"] is not None)
+        title = "Prefix of sample 0: " if len(told["samples"]) > 1 else "Prefix: "
+        assert (title in text) == (told["prefix"] is not None)
+        if told["prefix"] is not None:
+            assert told["prefix"]["sample"] == 0
 
 
 def test_the_order_of_the_parts_is_always_the_same(hostile: Path) -> None:

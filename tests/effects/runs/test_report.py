@@ -17,7 +17,7 @@ from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
 from minfer.sequence import SampleId
 from minfer.state import Turn
 from tests.circles import seeds
-from tests.core.runs.test_explain import Run, config, request
+from tests.core.runs.clocked import Run, config, request
 from tests.core.runs.test_simulate import EVEN, asked, config_of, random_arrivals
 from tests.core.world import tiny_config
 from tests.effects import storms

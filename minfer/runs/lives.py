@@ -1,0 +1,278 @@
+"""Where the time of one sample goes, from turn to turn.
+
+Theory. Between two turns a sample is in one place, which the state before the second one
+says, so all its time is of some kind, and the kinds add up to its latency:
+
+    line       waits to be let in, for the cause of the first in line: itself, or one
+               before it
+    queued     planned, while a step before that executes
+    prefill    in a step, without a token of its own; `recompute`: with, but their KV was
+               given up
+    decode     in a step, for its next token
+    stalled    runs, but is in no step in flight: it needs blocks, or another one runs
+               alone
+    failed     in a step that failed, or queued behind it; `before`: until the run's first
+               turn
+
+That a step failed is known when it should have ended. So a life is kept twice: as it
+looks, and as it was when the last step had ended, to which a failure takes it back.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final, Self
+
+from attrs import define, evolve, field, frozen
+
+from minfer.config import EngineConfig
+from minfer.messages import Emit, Finished, OfSample, Preempted, Reason, Voided
+from minfer.plan import Plan
+from minfer.pmap import Map
+from minfer.schedule import waits_for
+from minfer.sequence import SampleId, Sequence
+from minfer.state import EngineState, Turn
+
+
+@frozen
+class Where:
+    """What a sample's time is told apart by."""
+
+    kind: str
+    cause: str = ""  # in line: what the first in line waits for
+    behind: bool = False  # in line: behind others
+    preempted: int = 0  # how often it had been by then
+
+
+@frozen
+class Spent:
+    """How much of a sample's life is of one kind."""
+
+    turns: int = 0
+    seconds: float = 0.0
+    steps: int = 0  # that ended well
+    tokens: int = 0  # that it put into those steps, or got from them if that is more
+    others: int = 0  # that others put into them
+
+    def plus(self, more: "Spent") -> "Spent":
+        """Both together."""
+        return Spent(
+            turns=self.turns + more.turns,
+            seconds=self.seconds + more.seconds,
+            steps=self.steps + more.steps,
+            tokens=self.tokens + more.tokens,
+            others=self.others + more.others,
+        )
+
+
+@frozen
+class Moment:
+    """A turn, and its time in seconds."""
+
+    turn: int
+    time: float
+
+
+@frozen
+class Gap:
+    """The time between two outputs."""
+
+    seconds: float
+    since: int  # the turn of the first output
+    turn: Turn  # that of the second
+
+
+@frozen
+class Life:
+    """What became of one sample. Times are in seconds on the engine's clock."""
+
+    id: SampleId
+    arrived: float
+    turn: int  # its end, or the run's; and the time of that
+    upto: float
+    ahead: int = 0  # samples in line before it when it arrived
+    preempted: int = 0  # times
+    early: bool = False  # had tokens before the run: when its first came is not known
+    parts: Map[Where, Spent] = Map()  # all of its time from `arrived` to `upto`
+    # by turn; also those of others who gave way for it
+    reasons: tuple[tuple[int, Reason], ...] = ()
+    first: float | None = None  # when its first tokens came
+    last: Moment | None = None  # when its last ones did
+    gap: Gap | None = field(default=None, repr=False)  # its longest
+    end: Finished | None = None  # None: it goes on
+
+    @classmethod
+    def found(cls, seq: Sequence, known: int, state: EngineState, number: int) -> "Life":
+        """That of a sample which is served in `state`, after turn `number`, knowing so
+        many tokens.
+        """
+        given = len(seq.request.prompt) + len(seq.request.output)
+        late = state.time - seq.arrived
+        before = Where("before", preempted=seq.preempted)
+        return cls(
+            id=seq.id,
+            arrived=seq.arrived,
+            turn=number,
+            upto=state.time,
+            ahead=sum(one.place < seq.place for one in state.waiting),
+            preempted=seq.preempted,
+            early=known > given,
+            parts=Map({before: Spent(seconds=late)} if late else {}),
+        )
+
+
+@frozen
+class Seen:
+    """What a turn says, taken apart once for all who are followed."""
+
+    turn: Turn
+    over: tuple[Plan, ...]  # the steps that ended in it, well or not
+    voided: tuple[Voided, ...]  # of those that failed
+    came: Mapping[SampleId, tuple[int, ...]]  # tokens
+    ends: tuple[Finished, ...]
+
+    @classmethod
+    def of(cls, turn: Turn) -> Self:
+        """A turn, taken apart."""
+        moved = turn.transition
+        flying = moved.state.inflight
+        emits = [each for each in moved.commands if isinstance(each, Emit)]
+        came = dict[SampleId, tuple[int, ...]]()
+        for emit in emits:
+            came.update(zip(emit.ids, emit.tokens, strict=True))
+        return cls(
+            turn=turn,
+            over=tuple(plan for plan in turn.before.inflight if plan not in flying),
+            voided=tuple(r for r in moved.reasons if isinstance(r, Voided)),
+            came=came,
+            ends=tuple(end for emit in emits for end in emit.finished),
+        )
+
+
+@frozen
+class Place:
+    """Where a sample is in a state, and its generation if it is in a step in flight."""
+
+    where: Where
+    gen: int | None = None
+
+
+def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
+    """Where a sample is."""
+    run = state.running
+    if life.id not in run.ids:
+        cause = waits_for(config, state)
+        behind = state.waiting.first().id != life.id
+        return Place(Where("line", cause, behind, life.preempted))
+    i = run.ids.index(life.id)
+    gen, request = run.gens[i], run.seqs[i].request
+    if not any(gen in plan.gens for plan in state.inflight):
+        kind, in_step = "stalled", None
+    elif gen not in state.inflight[0].gens:
+        kind, in_step = "queued", gen
+    elif run.known[i] > run.base[i]:
+        kind, in_step = "decode", gen
+    elif run.base[i] > len(request.prompt) + len(request.output):
+        kind, in_step = "recompute", gen
+    else:
+        kind, in_step = "prefill", gen
+    return Place(Where(kind, preempted=life.preempted), in_step)
+
+
+_NOTHING: Final = Spent()
+
+
+@define(eq=False)
+class Followed:
+    """A sample that is followed, turn by turn, until it ends."""
+
+    config: EngineConfig
+    life: Life
+    sure: Life = field(init=False)  # as it was when the last step had ended
+
+    def __attrs_post_init__(self) -> None:
+        self.sure = self.life
+
+    def turn(self, seen: Seen) -> None:
+        """Take the life one turn on."""
+        if seen.turn.number == self.life.turn:
+            # It has just come: what happened to it in this turn is in the state.
+            self.life = self._told(self.life, seen, ())
+            self.sure = self.life
+            return
+        here = place(self.config, seen.turn.before, self.life)
+        failed = () if here.gen is None else seen.voided
+        life = self._failed(seen) if failed else self._spent(seen, here)
+        life = evolve(life, preempted=life.preempted + _preemptions(life.id, seen))
+        self.life = self._told(life, seen, failed)
+        if seen.over or here.gen is None:
+            self.sure = self.life
+
+    def _spent(self, seen: Seen, here: Place) -> Life:
+        """With the time of this turn, where it was spent."""
+        ran = [plan for plan in seen.over if here.gen in plan.gens]
+        own = sum(plan.counts[plan.gens.index(here.gen)] for plan in ran)
+        every = sum(sum(plan.counts) for plan in ran)
+        tokens = max(own, self._got(seen))
+        work = Spent(steps=len(ran), tokens=tokens, others=every - own)
+        return self._added(self.life, seen, here.where, work)
+
+    def _failed(self, seen: Seen) -> Life:
+        """A step failed: with all the time since the last one that ended, as lost."""
+        where = Where("failed", preempted=self.life.preempted)
+        return self._added(self.sure, seen, where, Spent(tokens=self._got(seen)))
+
+    def _added(self, since: Life, seen: Seen, where: Where, work: Spent) -> Life:
+        """With all the time since `since`, which goes `where`."""
+        number, now = seen.turn.number, seen.turn.transition.state.time
+        more = evolve(work, turns=number - since.turn, seconds=now - since.upto)
+        before = since.parts.get(where, _NOTHING)
+        parts = since.parts.set(where, before.plus(more))
+        return evolve(self.life, turn=number, upto=now, parts=parts)
+
+    def _got(self, seen: Seen) -> int:
+        return len(seen.came.get(self.life.id, ()))
+
+    def _told(self, life: Life, seen: Seen, failed: tuple[Voided, ...]) -> Life:
+        """With what came of it in this turn, and what was said."""
+        life = _with_tokens(life, seen)
+        news = [*failed, *_news(life.id, seen)]
+        told = tuple((seen.turn.number, reason) for reason in news)
+        return evolve(life, reasons=life.reasons + told, end=_end(life.id, seen))
+
+
+def _with_tokens(life: Life, seen: Seen) -> Life:
+    """When its tokens came, if this turn brought some."""
+    if not seen.came.get(life.id):
+        return life
+    now = Moment(seen.turn.number, seen.turn.transition.state.time)
+    gap, first = life.gap, life.first
+    if life.last is not None:
+        seconds = now.time - life.last.time
+        if gap is None or seconds > gap.seconds:
+            gap = Gap(seconds, life.last.turn, seen.turn)
+    if first is None and not life.early:
+        first = now.time
+    return evolve(life, gap=gap, first=first, last=now)
+
+
+def _news(name: SampleId, seen: Seen) -> Iterator[Reason]:
+    """The reasons that are about a sample, or about who gave way for it."""
+    for reason in seen.turn.transition.reasons:
+        its = isinstance(reason, OfSample) and (reason.id, reason.sample) == name
+        if its or (isinstance(reason, Preempted) and reason.by == name):
+            yield reason
+
+
+def _preemptions(name: SampleId, seen: Seen) -> int:
+    """How often a sample gave way in this turn."""
+    return sum(
+        isinstance(reason, Preempted) and (reason.id, reason.sample) == name
+        for reason in seen.turn.transition.reasons
+    )
+
+
+def _end(name: SampleId, seen: Seen) -> Finished | None:
+    """The end of a sample, if this turn brought it; its id may come again in the same
+    turn, and be refused.
+    """
+    its = (end for end in seen.ends if (end.id, end.sample) == name)
+    return next((end for end in its if end.reason != "rejected"), None)
