@@ -27,7 +27,7 @@ from attrs import frozen
 import minfer
 from minfer.config import ConfigError, EngineConfig
 from minfer.policy import Policy
-from minfer.runs import journal as records
+from minfer.runs import journal_writing as records
 from minfer.runs.codec import RECORDS, CodecError, dump
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import EVERY, MAGIC, START, Head, JournalError

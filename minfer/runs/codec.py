@@ -40,6 +40,7 @@ from minfer import (
 )
 from minfer import state as states
 from minfer.pmap import Map
+from minfer.request import LEAST, MOST
 
 _MANY: Final = 16  # whole numbers in a row that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
@@ -144,7 +145,7 @@ def _packed(value: tuple[Any, ...]) -> Any:
     low, high = min(value), max(value)
     fits = (w for w in (1, 2, 4) if low >= 0 and high < 1 << 8 * w)
     wide = next(fits, 8)
-    if wide == 8 and not -(2**63) <= low <= high < 2**63:
+    if wide == 8 and not LEAST <= low <= high <= MOST:
         return list(value)
     packed = array(_CODES[wide], value).tobytes()
     return {"ints": binascii.b2a_base64(packed, newline=False).decode(), "wide": wide}

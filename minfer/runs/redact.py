@@ -24,8 +24,8 @@ from minfer.keys import Key, Keys, block_keys, extend_keys
 from minfer.messages import Event, Executed, Failed, Submit
 from minfer.params import SamplingParams
 from minfer.plan import Plan
-from minfer.request import Request
-from minfer.runs.journal import as_written
+from minfer.request import Request, SamplingParams
+from minfer.runs.journal_writing import as_written
 from minfer.state import EngineState
 
 _STOP: Final = 1

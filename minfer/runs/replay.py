@@ -18,16 +18,8 @@ from minfer.engine import step
 from minfer.messages import Executed
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.divergence import Divergence, diverged
-from minfer.runs.journal import (
-    EVERY,
-    FORMAT,
-    Head,
-    JournalError,
-    headless,
-    payloads,
-    read_head,
-    read_turn,
-)
+from minfer.runs.journal import EVERY, FORMAT, Head, JournalError
+from minfer.runs.journal_reading import headless, payloads, read_head, read_turn
 from minfer.runs.projection import state_digest
 from minfer.runs.turns import blamed
 from minfer.state import EngineState, Turn

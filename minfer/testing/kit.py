@@ -20,7 +20,7 @@ from minfer.messages import Cancel, Submit
 from minfer.policy import FirstCome
 from minfer.request import Request
 from minfer.runs.codec import CodecError
-from minfer.runs.journal import encode_journal
+from minfer.runs.journal_writing import encode_journal
 from minfer.state import EngineState
 from minfer.testing.trial import VOCAB, PolicyError, Trial
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from minfer.messages import Cancel, Preempted, Submit, Voided
-from minfer.runs.journal import FORMAT, encode_journal
+from minfer.runs.journal import FORMAT
+from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
 from tests.core.recorded import recorded, storm
 

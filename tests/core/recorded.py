@@ -13,7 +13,7 @@ from minfer.messages import Cancel, Emit, Event, Execute, Finish, Submit, Tick
 from minfer.policy import FirstCome, Load, Rank
 from minfer.request import Request
 from minfer.runs.codec import RECORDS
-from minfer.runs.journal import as_written
+from minfer.runs.journal_writing import as_written
 from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds

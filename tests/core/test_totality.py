@@ -30,7 +30,8 @@ from minfer.policies import POLICIES, Fair, Priority
 from minfer.policy import FirstCome, Policy
 from minfer.request import ParameterError, Request, SamplingParams
 from minfer.runs.decisions import chained, compact, facts
-from minfer.runs.journal import MAGIC, Head, head_record, turn_record
+from minfer.runs.journal import MAGIC, Head
+from minfer.runs.journal_writing import head_record, turn_record
 from minfer.runs.redact import redacted
 from minfer.runs.replay import Journal, open_segments
 from minfer.state import EngineState, Turn

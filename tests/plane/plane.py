@@ -29,7 +29,8 @@ from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.messages import Emit, Submit
 from minfer.runs import replay
-from minfer.runs.journal import MAGIC, JournalError, as_written
+from minfer.runs.journal import MAGIC, JournalError
+from minfer.runs.journal_writing import as_written
 from minfer.state import Turn
 from tests.core.world import POLICIES
 from tests.plane.clients import KEY, Client, Http, Reader

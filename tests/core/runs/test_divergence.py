@@ -17,7 +17,7 @@ from minfer.request import Request
 from minfer.runs import replay as replays
 from minfer.runs.decisions import Facts, facts
 from minfer.runs.divergence import Divergence, _batches, diverged
-from minfer.runs.journal import encode_journal
+from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import DivergenceError, Journal, open_segments
 from minfer.runs.turns import EngineRaisedError
 from minfer.state import EngineState, Transition, Turn, initial

@@ -17,7 +17,8 @@ from minfer.policies import Shortest
 from minfer.policy import Rank
 from minfer.request import Request
 from minfer.runs.fork import Change, _Spare, fork
-from minfer.runs.journal import JournalError, encode_journal
+from minfer.runs.journal import JournalError
+from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
 from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
 from minfer.state import Turn

@@ -8,7 +8,7 @@ from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Executed, Failed, Submit
 from minfer.request import Request
-from minfer.runs.journal import encode_journal
+from minfer.runs.journal_writing import encode_journal
 from minfer.runs.redact import redacted, redacted_config
 from minfer.runs.replay import Journal, open_segments
 from minfer.state import Turn, initial

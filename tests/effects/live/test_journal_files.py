@@ -23,7 +23,9 @@ from minfer.pmap import Map
 from minfer.policies import Fair
 from minfer.policy import FirstCome, Policy
 from minfer.request import Request
-from minfer.runs.journal import MAGIC, JournalError, head_record, payloads, read_head
+from minfer.runs.journal import MAGIC, JournalError
+from minfer.runs.journal_reading import payloads, read_head
+from minfer.runs.journal_writing import head_record
 from minfer.runs.oracle import Oracle
 from minfer.state import Turn, initial
 from tests.core.recorded import recorded

@@ -1,0 +1,243 @@
+"""Reading a journal: records as turns (`minfer.runs.journal` says what is in them)."""
+
+import json
+import struct
+import zlib
+from array import array
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from attrs import evolve, frozen
+
+from minfer.keys import block_keys
+from minfer.messages import Event, Executed, Submit, Tick
+from minfer.plan import Yields
+from minfer.request import Request
+from minfer.runs.codec import RECORDS, CodecError, load
+from minfer.runs.decisions import Facts
+from minfer.runs.journal import (
+    FORMAT,
+    FRAME,
+    MAGIC,
+    OLDEST,
+    RESULT,
+    TICK,
+    TURN,
+    Head,
+    JournalError,
+    framed,
+)
+from minfer.runs.projection import state_digest
+from minfer.state import EngineState
+
+
+@frozen
+class Written:
+    """A turn as a journal has it: what came in, and what was decided then."""
+
+    events: tuple[Event, ...]
+    facts: Facts
+    digest: bytes
+
+
+def payloads(
+    data: bytes, where: str, *, torn: list[str] | None = None
+) -> Iterator[bytes]:
+    """The payloads of a segment, in order.
+
+    A record cut off by the end of the file is left out; `torn` is told. Raises
+    JournalError.
+    """
+    _check_magic(data, where)
+    at, number = len(MAGIC), 0
+    while at < len(data):
+        body = at + FRAME.size
+        size, crc = FRAME.unpack_from(data, at) if body <= len(data) else (len(data), 0)
+        payload = bytes(data[body : body + size])
+        whole = 0 < size <= len(data) - body
+        if not whole or zlib.crc32(payload) != crc:
+            last = not whole or body + size == len(data)
+            if not last or not _is_torn(bytes(data[at:]), size):
+                why = "is damaged: its checksum differs"
+                raise JournalError(f"{where}: record {number} at byte {at} {why}")
+            if torn is not None:
+                torn.append(
+                    f"{where}: the last record is cut off after {len(data) - at} bytes"
+                )
+            return
+        yield payload
+        at, number = body + size, number + 1
+
+
+def _check_magic(data: bytes, where: str) -> None:
+    """Raise JournalError unless a file begins as a journal does."""
+    if data[: len(MAGIC)] == MAGIC:
+        return
+    if not data:
+        why = "empty"
+    elif data[:15] == MAGIC[:15]:
+        why = "of a newer format; use a newer minfer"
+    else:
+        why = "not a journal of minfer"
+    raise JournalError(f"{where}: this file is {why}")
+
+
+def _is_torn(rest: bytes, size: int) -> bool:
+    """Whether the `rest` of a file, which begins with a record of so many bytes that is
+    not right, may be what was being written when the process or the power failed.
+    """
+    closed = rest[-9:-8] == b"E" and framed(rest[-9:]) == rest[-17:]
+    if closed:  # more was written after it
+        return False
+    # Where power fails, a file system may leave zeros.
+    return size > 0 or not rest.strip(b"\0")
+
+
+def headless(data: bytes, where: str) -> bool:
+    """Whether a segment is cut off before its head was whole. Raises JournalError."""
+    begin = bytes(data[: len(MAGIC)])
+    return MAGIC.startswith(begin) and (begin != MAGIC or not any(payloads(data, where)))
+
+
+def read_head(
+    data: bytes,
+    where: str,
+    classes: Mapping[str, type] = RECORDS,
+    *,
+    with_state: bool = True,
+) -> Head:
+    """The head of a segment; `classes` are the records that may be in it. Raises
+    JournalError.
+
+    `with_state`: with the state before its first turn, which a replay needs of its first
+    segment.
+    """
+    payload = next(payloads(data, where), b"")
+    if payload[:1] != b"H":
+        raise JournalError(
+            f"{where}: it has no head: nothing of it was ever acknowledged"
+        )
+    try:
+        told = json.loads(zlib.decompress(payload[1:]))
+        if not OLDEST <= told["format"] <= FORMAT:
+            raise JournalError(f"{where}: {_other_format(told)}")
+        bare = Head(
+            config=load(told["config"], classes),
+            turn=told["turn"],
+            digest=bytes.fromhex(told["digest"]),
+            state_digest=bytes.fromhex(told.get("state_digest", "")),
+            format=told["format"],
+            about=told["about"],
+        )
+        snapshot = told["state"]
+    except (CodecError, KeyError, TypeError, ValueError, zlib.error) as error:
+        if isinstance(error, JournalError):
+            raise
+        raise JournalError(f"{where}: its head cannot be read: {error}") from error
+    if snapshot is None or not with_state:
+        return bare
+    return evolve(bare, state=_read_snapshot(snapshot, bare, where, classes))
+
+
+def _read_snapshot(
+    told: Any, head: Head, where: str, classes: Mapping[str, type]
+) -> EngineState:
+    """The state that a head holds. Raises JournalError if it was written of records as
+    they were then, from which no state of today can be made.
+    """
+    try:
+        state: EngineState = load(told, classes)
+        found = state_digest(state)
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {error}"
+        raise JournalError(f"{where}: {_old_snapshot(head, why)}") from error
+    if head.state_digest not in (b"", found):
+        why = f"it reads as another state: {found.hex()}, not {head.state_digest.hex()}"
+        raise JournalError(f"{where}: {_old_snapshot(head, why)}")
+    return state
+
+
+def _old_snapshot(head: Head, why: str) -> str:
+    """What is said of a snapshot that does not fit today's records."""
+    return (
+        f"it begins with a snapshot of the state before turn {head.turn} (format "
+        f"{head.format}), of records that are not those of this minfer: {why}; if the "
+        f"segment with turn 0 is still there, begin with that, else replay it with "
+        f"{_writer(head.about)}"
+    )
+
+
+def _other_format(told: Mapping[str, Any]) -> str:
+    """What a head of another format is told; `told` is all that can be relied on."""
+    older = told["format"] < OLDEST
+    what = "it records decisions otherwise" if older else "it is newer"
+    return (
+        f"this journal has format {told['format']}, and this minfer reads formats "
+        f"{OLDEST} to {FORMAT}: {what}; replay it with {_writer(told.get('about') or {})}"
+    )
+
+
+def _writer(about: Mapping[str, Any]) -> str:
+    """Which minfer wrote a journal."""
+    return (
+        f"minfer {about['minfer']}" if "minfer" in about else "the minfer that wrote it"
+    )
+
+
+def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
+    """The turn that a payload holds, taken in `state`. Raises JournalError, without a
+    place.
+    """
+    try:
+        _, flags, time, digest, width, count = TURN.unpack_from(payload)
+        ids, at = _unpacked(payload, width, count), TURN.size + width * count
+        rest = json.loads(payload[at:]) if at < len(payload) else {}
+        events: list[Event] = [Tick(time)] if flags & TICK else []
+        begin = 0
+        if flags & RESULT:
+            plan = state.inflight[0]
+            sizes = tuple(rest.get("sizes", plan.most))
+            begin = sum(sizes)
+            events.append(Executed(plan.step, _split(ids[:begin], sizes)))
+        for told in rest.get("events", ()):
+            event, begin = _read_event(told, ids, begin, block_size)
+            events.append(event)
+        return Written(tuple(events), rest.get("facts", {}), digest)
+    except (
+        CodecError,
+        LookupError,
+        StopIteration,
+        TypeError,
+        ValueError,
+        struct.error,
+    ) as error:
+        raise JournalError(f"it is no turn of this state: {error!r}") from error
+
+
+def _unpacked(payload: bytes, width: int, count: int) -> tuple[int, ...]:
+    if count > 1 << 28:  # which zeros could pretend without a byte
+        raise ValueError(f"{count} token ids")
+    raw = bytearray(4 * count)
+    for at in range(width):
+        first = TURN.size + at * count
+        raw[at::4] = payload[first : first + count]
+    return tuple(array("I", bytes(raw)))
+
+
+def _split(ids: tuple[int, ...], sizes: tuple[int, ...]) -> Yields:
+    if sizes.count(1) == len(sizes) == len(ids):
+        return tuple(zip(ids))
+    it = iter(ids)
+    return tuple([tuple([next(it) for _ in range(size)]) for size in sizes])
+
+
+def _read_event(told: Any, ids: tuple[int, ...], at: int, size: int) -> tuple[Event, int]:
+    if told is None or told["is"] != "Submit":
+        event: Event = load(told)  # None was no event when it came, and is none now
+        return event, at
+    fields = dict(told["request"])
+    end, keys = at + fields.pop("prompt"), fields.pop("keys")
+    bare: Request = load(fields | {"prompt": []})
+    prompt = ids[at:end]
+    known = block_keys(bare.root, prompt, size)[:keys] if keys else ()
+    return Submit(evolve(bare, prompt=prompt, keys=known)), end

@@ -1,0 +1,173 @@
+"""Writing a journal: turns as records (`minfer.runs.journal` says what is in them)."""
+
+import zlib
+from array import array
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
+from minfer.plan import Plan, tokens_of
+from minfer.runs.codec import dump
+from minfer.runs.decisions import chained, compact, facts
+from minfer.runs.journal import (
+    FORMAT,
+    MAGIC,
+    MARK,
+    NO_STEP,
+    RESULT,
+    START,
+    TICK,
+    TURN,
+    Head,
+    framed,
+)
+from minfer.runs.projection import state_digest
+from minfer.state import EngineState, Turn
+
+
+def head_record(head: Head) -> bytes:
+    """The record that begins a segment. Raises CodecError for a policy that cannot be
+    written.
+    """
+    told = {
+        "format": FORMAT,
+        "turn": head.turn,
+        "digest": head.digest.hex(),
+        "config": dump(head.config),
+        "about": head.about,
+        "state": None,
+    }
+    if head.state is not None:
+        told["state"] = dump(head.state)
+        told["state_digest"] = state_digest(head.state).hex()
+    return framed(b"H" + zlib.compress(compact(told), 1))
+
+
+def turn_record(turn: Turn, told: bytes, digest: bytes) -> bytes:
+    """The record of a turn with its facts, as JSON, and the digest after it."""
+    events = turn.events
+    time = 0.0
+    flags = 0
+    ids = array("I")  # all token ids of the turn
+    rest: dict[str, Any] = {}
+    if events and type(events[0]) is Tick:
+        time = events[0].time
+        events = events[1:]
+        flags |= TICK
+    first = turn.before.inflight[0] if turn.before.inflight else None
+    if first and events and type(events[0]) is Executed:
+        found = _yielded(first, events[0], rest)
+        if found is not None:
+            ids = found
+            events = events[1:]
+            flags |= RESULT
+    if events:
+        rest["events"] = [_event(event, ids) for event in events]
+    planes = _planes(ids)
+    head = TURN.pack(b"T", flags, time, digest, len(planes), len(ids))
+    tail = compact(rest)
+    if told:
+        tail = (tail[:-1] + b"," if tail else b"{") + b'"facts":' + told + b"}"
+    return framed(b"".join([head, *planes, tail]))
+
+
+def _planes(ids: "array[int]") -> list[bytes]:
+    """Token ids as planes of their bytes, lowest first, without those that are all 0."""
+    raw = ids.tobytes()
+    planes = [raw[at::4] for at in range(4)]
+    while planes and planes[-1].count(0) == len(ids):
+        del planes[-1]
+    return planes
+
+
+def _packed_ids(yields: Any) -> "array[int] | None":
+    """The token ids of results as packed numbers, if they are any."""
+    tokens = tokens_of(yields)
+    try:
+        return None if tokens is None else array("I", tokens)
+    except OverflowError:
+        return None
+
+
+def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] | None":
+    """The token ids of the result of `plan`, if it is that and can be packed; adds their
+    sizes to `rest` if need be.
+    """
+    if type(event.step) is not int or event.step != plan.step:
+        return None
+    ids = _packed_ids(event.yields)
+    if ids is None or len(event.yields) != len(plan.most):
+        return None
+    sizes = tuple(map(len, event.yields))
+    if sizes != plan.most:
+        rest["sizes"] = sizes
+    return ids
+
+
+def _event(event: Event, ids: "array[int]") -> Any:
+    """An event as JSON; token ids of prompts go to `ids`."""
+    if type(event) is Submit:
+        request = event.request
+        ids.extend(request.prompt)
+        told = dump(request, without=("prompt", "keys"))
+        told["prompt"], told["keys"] = len(request.prompt), len(request.keys)
+        return {"is": "Submit", "request": told}
+    return dump(as_written(event))
+
+
+def as_written(event: Any) -> Event | None:
+    """An event as it can be written: of what is none, nothing, and of results that cannot
+    be, none.
+
+    What cannot be written is refused or ignored, and so is what is written in its place.
+    """
+    if not isinstance(event, Executed | Failed) or type(event) not in EVENTS:
+        return event if type(event) in EVENTS else None
+    fits = type(event.step) is int and 0 <= event.step < NO_STEP
+    step = event.step if fits else NO_STEP
+    if isinstance(event, Failed):
+        return Failed(step, event.error if isinstance(event.error, str) else "")
+    return Executed(step, event.yields if _packed_ids(event.yields) is not None else ())
+
+
+def state_record(turns: int, state: EngineState) -> bytes:
+    """The record of a state's digest, after so many turns."""
+    return framed(MARK.pack(b"S", turns) + state_digest(state))
+
+
+def end_record(turns: int) -> bytes:
+    """The record of an orderly end, after so many turns."""
+    return framed(MARK.pack(b"E", turns))
+
+
+def encode_journal(
+    config: EngineConfig,
+    turns: Iterable[Turn],
+    about: Mapping[str, Any] | None = None,
+    *,
+    states: bool = True,
+) -> bytes:
+    """A whole journal of one segment: what simulations and tests keep.
+
+    `states`: with a digest of the last state, which must be what `turns` lead to.
+    """
+    head = Head(config=config, about=about or {})
+    parts = [MAGIC]
+    digest = START
+    last = None
+    for last in turns:
+        if len(parts) == 1:
+            state = None if last.before == head.begin else last.before
+            parts.append(head_record(evolve(head, turn=last.number, state=state)))
+        told = compact(facts(last.before, last.transition))
+        digest = chained(digest, last.transition, told)
+        parts.append(turn_record(last, told, digest))
+    if last is None:
+        return b"".join([MAGIC, head_record(head), end_record(0)])
+    count = last.number + 1
+    if states:
+        parts.append(state_record(count, last.transition.state))
+    return b"".join([*parts, end_record(count)])

@@ -1,0 +1,49 @@
+"""What a turn decided, as data."""
+
+import attrs
+
+from minfer.config import EngineConfig
+from minfer.messages import Execute, Submit, Tick
+from minfer.request import Request
+from minfer.runs.decisions import chained, compact, facts
+from minfer.runs.journal import START
+from minfer.state import Transition
+from tests.core.recorded import recorded
+from tests.core.runs.made import run
+
+
+def test_positions_alone_are_in_the_digest() -> None:
+    _, turns = recorded(9)
+    for turn in turns:
+        for command in turn.transition.commands:
+            if isinstance(command, Execute):
+                told = compact(facts(turn.before, turn.transition))
+                moved = attrs.evolve(
+                    command.plan, starts=(9999, *command.plan.starts[1:])
+                )
+                other = Transition(
+                    turn.transition.state, (attrs.evolve(command, plan=moved),)
+                )
+                assert chained(START, turn.transition, told) != chained(
+                    START, other, told
+                )
+                return
+
+
+def test_the_facts_of_a_turn_with_two_plans() -> None:
+    config = EngineConfig(num_blocks=40, block_size=4)
+    arrives = Submit(Request(id="a", prompt=(1, 2, 3), max_tokens=9))
+    (turn,) = run(config, (Tick(0.0), arrives))
+    assert facts(turn.before, turn.transition) == {
+        "plans": [
+            {
+                "left": [],
+                "joined": [[0, 0, 0]],
+                "counts": [[0, 3]],
+                "fills": [[0, 0]],
+                "opens": [[0, "a", 0, [[0, 1]]]],
+            },
+            {"grows": [[0, 1, [[1, 1]]]]},
+        ],
+        "reasons": [["Admitted", "a", 0, 0.0, 0, 3, 0, 0, 3]],
+    }

@@ -1,0 +1,153 @@
+"""A journal gives back every turn that went in."""
+
+import math
+from typing import Any, cast
+
+import attrs
+import pytest
+
+from minfer.config import EngineConfig
+from minfer.engine import step
+from minfer.keys import block_keys
+from minfer.messages import Cancel, Executed, Failed, Submit, Tick
+from minfer.request import Request
+from minfer.runs.decisions import facts
+from minfer.runs.journal import START
+from minfer.runs.journal_writing import encode_journal, turn_record
+from minfer.state import Turn
+from tests.circles import seeds
+from tests.core.recorded import recorded
+from tests.core.runs.made import opened, run
+
+
+@seeds(3, 40)
+def test_replay_gives_every_turn_back(seeds: range) -> None:
+    """Faults, cancels, preemptions, garbled and late results: all of them are events."""
+    for seed in seeds:
+        config, turns = recorded(seed)
+        journal = opened(encode_journal(config, turns, {"why": "a test"}))
+        assert list(journal.turns()) == turns
+        assert journal.state == turns[-1].transition.state
+        assert journal.closed
+        assert journal.checked == 1
+        assert not journal.torn
+        assert journal.about == {"why": "a test"}
+        again = opened(encode_journal(config, turns))
+        list(again.turns())
+        assert again.digest == journal.digest
+
+
+def test_a_journal_may_begin_in_mid_run() -> None:
+    config, turns = recorded(5)
+    part = turns[20:]
+    journal = opened(encode_journal(config, part))
+    assert list(journal.turns()) == part
+    assert [t.number for t in journal.turns(until=25)] == [20, 21, 22, 23, 24]
+    assert journal.state == turns[25].before
+
+
+@pytest.mark.parametrize(
+    "yields",
+    [
+        ((1.5,),),
+        ([3],),
+        ((-1,),),
+        ((2**40,),),
+        (("a",),),
+        (),
+        ((1, 2, 3),),
+        ((49,),),
+        None,
+        7,
+        "no",
+    ],
+)
+def test_results_that_cannot_be_are_recorded_too(yields: Any) -> None:
+    config = EngineConfig(num_blocks=4, vocab_size=50)
+    arrives = Submit(Request(id="a", prompt=(1, 2), max_tokens=2))
+    unknown = Failed(9, "\ud800 \x00"), Executed(7, yields)
+    turns = run(
+        config,
+        (Tick(0.0), arrives),
+        (Tick(1.0), Executed(0, yields), *unknown),
+        (Tick(2.0), Failed(1, "why")),
+        (Tick(3.0),),
+    )
+    found = [
+        turn.transition.state for turn in opened(encode_journal(config, turns)).turns()
+    ]
+    assert found == [turn.transition.state for turn in turns]
+
+
+def test_what_is_no_event_replays_as_nothing() -> None:
+    config = EngineConfig(num_blocks=4, vocab_size=50)
+    odd: tuple[Any, ...] = (
+        None,
+        object(),
+        [1],
+        Executed(cast(int, None), ()),
+        Failed(10**5000, "x"),
+    )
+    turns = run(config, (Tick(0.0), *odd))
+    (read,) = opened(encode_journal(config, turns)).turns()
+    told = [(type(r).__name__, getattr(r, "event", "")) for r in read.transition.reasons]
+    assert told == [
+        ("Ignored", name) for name in ("event", "event", "event", "executed", "failed")
+    ]
+
+
+def test_keys_do_not_cross_the_border_of_a_process() -> None:
+    """A wrong key would give a request another one's KV: whoever reads makes them from
+    tokens.
+    """
+    config = EngineConfig(num_blocks=8, vocab_size=50, block_size=2)
+    forged = Request(
+        id="a", prompt=(1, 2, 3, 4, 5), max_tokens=2, keys=(b"x" * 32, b"y" * 32)
+    )
+    turns = run(config, (Tick(0.0), Submit(forged)))
+    (turn,) = opened(encode_journal(config, turns)).turns()
+    (read,) = (event.request for event in turn.events if isinstance(event, Submit))
+    assert read.keys == block_keys(b"", forged.prompt, 2)
+
+
+def test_turns_without_a_time_and_odd_orders_come_back() -> None:
+    config = EngineConfig(num_blocks=4, vocab_size=50)
+    one = Request(
+        id="\ud800</script>", prompt=(1, 2), max_tokens=2, deadline=3.0, client="c"
+    )
+    for size in (64, 1):
+        own = attrs.evolve(config, block_size=size)
+        keys = block_keys(b"", (1, 2), size)
+        two = attrs.evolve(one, id="b", deadline=math.inf, output=(4,), keys=keys)
+        turns = run(
+            own,
+            (),
+            (Submit(one), Tick(1.0), Tick(0.5)),
+            (Cancel("b"), Executed(0, ((3,),))),
+            (Tick(3.0), Submit(two), Cancel("b"), Submit(two), Executed(1, ((4,),))),
+            (Tick(4.0),),
+        )
+        assert list(opened(encode_journal(own, turns)).turns()) == turns
+
+
+def test_an_empty_run_is_a_journal() -> None:
+    journal = opened(encode_journal(EngineConfig(num_blocks=4), []))
+    assert list(journal.turns()) == []
+    assert journal.closed
+
+
+def test_a_steady_turn_costs_its_tokens() -> None:
+    config = EngineConfig(num_blocks=1000, max_num_seqs=256, vocab_size=150_000)
+    every = [Submit(Request(id=str(i), prompt=(i, 1), max_tokens=99)) for i in range(256)]
+    turns = run(config, (Tick(0.0), *every))
+    for number in range(6):
+        plan = turns[-1].transition.state.inflight[0]
+        events = (
+            Tick(number + 1.0),
+            Executed(plan.step, tuple((140_000,) for _ in plan.most)),
+        )
+        state = turns[-1].transition.state
+        turns.append(Turn(len(turns), state, events, step(config, state, events)))
+    told = facts(turns[-1].before, turns[-1].transition)
+    assert told == {}
+    assert len(turn_record(turns[-1], b"", START)) == 8 + 23 + 3 * 256

@@ -1,0 +1,132 @@
+"""A state's digest sees all that a state says, but tokens."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import attrs
+
+from minfer.runs.projection import state_digest
+from minfer.state import EngineState, Live
+from tests.core.recorded import recorded
+
+
+def test_a_state_digest_sees_all_but_tokens() -> None:
+    _, turns = recorded(11)
+    seen = {state_digest(turn.before) for turn in turns}
+    assert len(seen) == len({turn.before.time for turn in turns} | {0.0})
+    state = turns[30].before
+    for change in (
+        {"free_rows": (77,)},
+        {"next_gen": 10**6},
+        {"faults": ((("x", 0), 1),)},
+    ):
+        assert state_digest(attrs.evolve(state, **change)) != state_digest(state)
+
+
+def test_a_state_digest_sees_every_part() -> None:
+    state = full_state()
+    others = [*apart(state)]
+    assert len({state_digest(one) for one in (state, *others)}) == 1 + len(others)
+
+
+def with_first(column: Any, cell: Any) -> Any:
+    return (cell, *column[1:])
+
+
+def each(value: Any, **fields: Any) -> Iterator[Any]:
+    """The record with one of the fields changed."""
+    return (attrs.evolve(value, **{name: one}) for name, one in fields.items())
+
+
+def apart(state: Any) -> Iterator[EngineState]:
+    """States that differ from this one in a single part."""
+    run, pool, plan, fence = (
+        state.running,
+        state.blocks,
+        state.inflight[0],
+        state.fences[0],
+    )
+    first, (block, node) = state.waiting.first(), next(iter(pool.nodes.items()))
+    rest, seq = state.waiting.remove(first.place), run.seqs[0]
+    seqs: dict[str, Any] = {
+        "arrived": 77.5,
+        "preempted": 9,
+        "history": (1,),
+        "sample": 5,
+        "cached": 99,
+    }
+    moved = {"place": ((), 999, 0)}
+    lines = [rest, *(rest.insert(one) for one in each(first, **seqs, **moved))]
+    columns = ("gens", "rows", "starts", "base", "known", "sched", "last")
+    runs = [
+        *each(run, **{name: with_first(getattr(run, name), 999) for name in columns}),
+        attrs.evolve(
+            run, tables=with_first(run.tables, run.tables[0].extended((99,), 64))
+        ),
+    ]
+    runs += [
+        attrs.evolve(run, seqs=with_first(run.seqs, one))
+        for one in each(seq, **seqs, **moved)
+    ]
+    chains = each(run.chains[0], sealed=99, leaf=99, low=99)
+    runs += [attrs.evolve(run, chains=with_first(run.chains, one)) for one in chains]
+    nodes = [(*node[:cell], 999, *node[cell + 1 :]) for cell in range(1, 5)]
+    pools = [
+        *each(
+            pool,
+            fresh=999,
+            free=999,
+            high=999,
+            spare=(*pool.spare, 99),
+            freed=pool.freed.set(99, (1,)),
+            idle=pool.idle.set(99, 1),
+        ),
+        *(attrs.evolve(pool, nodes=pool.nodes.set(block, one)) for one in nodes),
+    ]
+    cells = {
+        name: with_first(getattr(plan, name), 99)
+        for name in ("gens", "rows", "starts", "counts", "most")
+    }
+    plans = [
+        with_first(state.inflight, one) for one in each(plan, step=999, repeat=9, **cells)
+    ]
+    fences = [
+        with_first(state.fences, one)
+        for one in each(fence, until=99, held=(99,), private=(99,))
+    ]
+    parts = {
+        "waiting": lines,
+        "running": runs,
+        "blocks": pools,
+        "inflight": plans,
+        "fences": fences,
+        "held": [None, ((0, 99, 0), "blocks")],
+        "free_rows": [(*state.free_rows, 9)],
+        "time": [99.5],
+        "next_step": [999],
+        "next_gen": [999],
+        "arrivals": [999],
+        "faults": [((("x", 0), 1),)],
+        "policy": [7],
+        "requests": [state.requests.set("x", Live(((), 99, 0), 1))],
+    }
+    for name, values in parts.items():
+        for value in values:
+            yield attrs.evolve(state, **{name: value})
+
+
+def full_state() -> EngineState:
+    """A state in which everything is there: who waits and runs, steps, fences, published
+    blocks.
+    """
+    states = (turn.before for seed in range(40) for turn in recorded(seed)[1])
+    return next(
+        one
+        for one in states
+        if one.waiting
+        and len(one.running) > 1
+        and one.inflight
+        and one.fences
+        and one.blocks.nodes
+        and one.held
+    )

@@ -1,0 +1,77 @@
+"""Replay names the turn and the field in which an engine decides otherwise."""
+
+import attrs
+import pytest
+
+from minfer.config import EngineConfig
+from minfer.engine import step
+from minfer.messages import Event, Submit, Tick
+from minfer.policies import Priority
+from minfer.request import Request
+from minfer.runs import replay as replays
+from minfer.runs.journal import JournalError
+from minfer.runs.journal_writing import encode_journal
+from minfer.runs.replay import DivergenceError, Journal, open_segments
+from minfer.state import EngineState, Transition
+from tests.core.recorded import recorded
+from tests.core.runs.made import opened, run
+
+
+def test_the_first_divergent_turn_and_field_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler that lets the last, not the first, give way is found where it first
+    does.
+    """
+    config, turns = recorded(7, 120)
+    journal = opened(encode_journal(config, turns))
+
+    def other(
+        config: EngineConfig, state: EngineState, events: tuple[Event, ...]
+    ) -> Transition:
+        turn = step(config, state, events)
+        if state.next_step < 30:
+            return turn
+        return attrs.evolve(turn, state=attrs.evolve(turn.state, free_rows=()))
+
+    monkeypatch.setattr(replays, "step", other)
+    with pytest.raises(DivergenceError) as caught:
+        list(journal.turns())
+    found = caught.value.divergence
+    assert found.step >= 30
+    assert found.field.startswith(("plans", "reasons", "finished", "the state"))
+    assert str(found.turn) in str(caught.value)
+    assert journal.count <= found.turn + 1
+
+
+def test_another_policy_diverges_where_it_first_matters() -> None:
+    config = EngineConfig(num_blocks=40, max_num_seqs=1, max_num_batched_tokens=8)
+    urgent = Submit(Request(id="urgent", prompt=(3,), max_tokens=2, priority=-1))
+    every = [Submit(Request(id=f"{i}", prompt=(i,), max_tokens=2)) for i in range(3)]
+    turns = run(config, (Tick(0.0), *every, urgent))
+    journal = opened(encode_journal(config, turns))
+    journal.segments = (
+        attrs.evolve(
+            journal.segments[0],
+            head=attrs.evolve(
+                journal.segments[0].head, config=attrs.evolve(config, policy=Priority())
+            ),
+        ),
+    )
+    with pytest.raises(DivergenceError) as caught:
+        list(journal.turns())
+    found = caught.value.divergence
+    assert (found.turn, found.step, found.field) == (0, 0, "reasons")
+    assert found.expected[0][:2] == ["Admitted", "0"]
+    assert found.found[0][:2] == ["Admitted", "urgent"]
+    assert "then admitted '0', now 'urgent'" in str(caught.value)
+
+
+def test_segments_follow_each_other() -> None:
+    config, turns = recorded(4)
+    first, second = encode_journal(config, turns[:30]), encode_journal(config, turns[25:])
+    with pytest.raises(JournalError, match="does not come after"):
+        Journal(open_segments({"b": second, "a": first}))
+    gap = encode_journal(config, turns[33:])
+    with pytest.raises(JournalError, match="begins with turn 33"):
+        list(Journal(open_segments({"a": first, "c": gap})).turns())
