@@ -7,6 +7,7 @@ commands, reasons), never from its state; so that the state can be compared with
 from attrs import define, field, frozen
 
 from minfer.config import EngineConfig
+from minfer.messages import Finished, Voided
 from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import SampleId
@@ -69,11 +70,9 @@ class Told:
     """What the engine has to say about the events of one turn."""
 
     tokens: dict[SampleId, tuple[int, ...]] = field(factory=dict)
-    finished: list[tuple[str, int, str, int, int]] = field(
-        factory=list
-    )  # as in `Finished`
+    finished: list[Finished] = field(factory=list)  # but for errors
     ignored: list[str] = field(factory=list)  # kinds of events
-    voided: list[tuple[int, int, int]] = field(factory=list)  # as in `Voided`
+    voided: list[Voided] = field(factory=list)  # but for errors
     progress: bool = False  # somebody who runs has the results of a good step
 
 

@@ -42,10 +42,7 @@ def check(config: EngineConfig, state: EngineState) -> None:
     _plans(config, state)
     _requests(state)
     if not state.requests and not state.inflight:
-        idle = not (len(state.running) or state.waiting or state.fences or state.faults)
-        require(
-            idle and not state.blocks.prefix.live, "quiescence", "something is left over"
-        )
+        _quiescence(state)
 
 
 def free_blocks(state: EngineState) -> list[int]:
@@ -61,6 +58,16 @@ def free_blocks(state: EngineState) -> list[int]:
 def private_blocks(run: Running, i: int) -> tuple[int, ...]:
     """Blocks that only the sequence at `i` knows."""
     return run.tables[i][run.chains[i].sealed :]
+
+
+def _quiescence(state: EngineState) -> None:
+    """When all requests have ended, nothing of them is left.
+
+    This follows from the others (conservation, fence, faults, refcount), which find
+    sooner what is wrong; it says in one place what they amount to.
+    """
+    idle = not (len(state.running) or state.waiting or state.fences or state.faults)
+    require(idle and not state.blocks.live, "quiescence", "something is left over")
 
 
 def _partition(state: EngineState) -> None:
@@ -149,68 +156,80 @@ def _columns(config: EngineConfig, state: EngineState) -> None:
 
 
 def _sequence(config: EngineConfig, state: EngineState, i: int) -> None:
+    """What must hold of the sequence at `i`, column by column."""
     run, size = state.running, config.block_size
-    seq, own, table = run.seqs[i], run.chains[i], run.tables[i]
     tokens, done = run.tokens(i, size), committed(config, state, i)
-    require(run.ids[i] == seq.id, "columns", "ids and records disagree")
-    require(
-        len(tokens) == run.known[i] >= run.base[i],
-        "coverage",
-        "known tokens are miscounted",
-    )
-    past = len(seq.history)
-    require(past <= run.base[i], "coverage", "a generation began before its history")
-    require(tokens[:past] == seq.history, "history", "known tokens were rewritten")
-    require(
-        0 <= done < run.known[i] <= run.last[i] + 1,
-        "coverage",
-        f"{done} of {run.known[i]}",
-    )
-    require(
-        done <= run.sched[i] <= run.last[i], "coverage", "more is planned than may be"
-    )
-    require(
-        run.sched[i] <= len(table) * size,
-        "coverage",
-        "more is planned than the table holds",
-    )
-    low = outside(done, config.window, size)
-    require(own.low <= min(low, own.sealed), "window", f"{own.low} given back at {done}")
-    require(len(set(table[own.low :])) == len(table) - own.low, "self-alias", table)
-    require(
-        own.sealed * size <= done, "publish after write", f"{own.sealed} blocks at {done}"
-    )
-    keys = extend_keys((), seq.request.root, tokens, size)
+    require(run.ids[i] == run.seqs[i].id, "columns", "ids and records disagree")
+    _known(run, i, tokens)
+    last, sched, table = run.last[i], run.sched[i], run.tables[i]
+    right = 0 <= done < run.known[i] <= last + 1
+    require(right, "coverage", f"{done} of {run.known[i]}")
+    require(done <= sched <= last, "coverage", "more is planned than may be")
+    holds = sched <= len(table) * size
+    require(holds, "coverage", "more is planned than the table holds")
+    _published(config, state, i, tokens, done)
+    _marks(run, i, size)
+    _ahead(state, i)
+
+
+def _known(run: Running, i: int, tokens: tuple[int, ...]) -> None:
+    """Its tokens are as many as are counted, and begin with those it came with."""
+    past = run.seqs[i].history
+    counted = len(tokens) == run.known[i] >= run.base[i]
+    require(counted, "coverage", "known tokens are miscounted")
+    after = len(past) <= run.base[i]
+    require(after, "coverage", "a generation began before its history")
+    require(tokens[: len(past)] == past, "history", "known tokens were rewritten")
+
+
+def _published(
+    config: EngineConfig, state: EngineState, i: int, tokens: tuple[int, ...], done: int
+) -> None:
+    """What it has published has been computed, and is findable under the keys of its
+    `tokens`, of which `done` have KV.
+    """
+    run, size, nodes = state.running, config.block_size, state.blocks.nodes
+    own, table, past = run.chains[i], run.tables[i], len(run.seqs[i].history)
+    low = min(outside(done, config.window, size), own.sealed)
+    require(own.low <= low, "window", f"{own.low} given back at {done}")
+    apart = len(set(table[own.low :])) == len(table) - own.low
+    require(apart, "self-alias", table)
+    computed = own.sealed * size <= done
+    require(computed, "publish after write", f"{own.sealed} blocks at {done}")
+    keys = extend_keys((), run.seqs[i].request.root, tokens, size)
     require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
     require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
-    nodes, cached = state.blocks.prefix.nodes, slice(own.low, own.sealed)
+    cached = slice(own.low, own.sealed)
     for block, key in zip(table[cached], own.keys[cached], strict=True):
-        require(
-            block in nodes and nodes[block].key == key,
-            "aliasing",
-            f"{block} is of another prefix",
-        )
-    leaf = nodes[own.leaf].key if own.leaf != ROOT else None
+        same = nodes.get(block, (None,))[0] == key
+        require(same, "aliasing", f"{block} is of another prefix")
+    leaf = nodes[own.leaf][0] if own.leaf != ROOT else None
     stands = own.keys[own.sealed - 1] if own.sealed and not config.window else None
     require(leaf == stands, "leaf", own.leaf)
-    # Something to do is found by one comparison: it must never come later than it is due.
-    grows = min(run.last[i], len(table) * size)
+
+
+def _marks(run: Running, i: int, size: int) -> None:
+    """Something to do is found by one comparison: it must never come later than it is
+    due.
+    """
+    grows = min(run.last[i], len(run.tables[i]) * size)
     require(run.mark[i] <= grows, "mark", f"{run.mark[i]} is past {grows}")
-    fills = min(run.last[i], (max(len(own.keys), run.base[i] // size) + 1) * size) + 1
+    sealable = max(len(run.chains[i].keys), run.base[i] // size)
+    fills = min(run.last[i], (sealable + 1) * size) + 1
     require(run.ripe[i] <= fills, "ripe", f"{run.ripe[i]} is past {fills}")
-    ahead = sum(
-        p.most[p.gens.index(run.gens[i])] for p in state.inflight if run.gens[i] in p.gens
-    )
+
+
+def _ahead(state: EngineState, i: int) -> None:
+    """It is scheduled as far ahead of what it knows as plans in flight take it."""
+    run, gen = state.running, state.running.gens[i]
+    its = [plan for plan in state.inflight if gen in plan.gens]
+    ahead = sum(plan.most[plan.gens.index(gen)] for plan in its)
     if run.sched[i] >= run.base[i]:
-        require(
-            run.sched[i] == run.known[i] - 1 + ahead,
-            "coverage",
-            "tokens ahead miscounted",
-        )
+        right = run.sched[i] == run.known[i] - 1 + ahead
+        require(right, "coverage", "tokens ahead miscounted")
     else:
-        require(
-            not ahead and run.known[i] == run.base[i], "coverage", "sampled while filled"
-        )
+        right = not ahead and run.known[i] == run.base[i]
+        require(right, "coverage", "sampled while filled")
 
 
 def _plans(config: EngineConfig, state: EngineState) -> None:

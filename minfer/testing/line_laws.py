@@ -6,18 +6,15 @@ what there is are computed here in the plainest way (block by block, from the in
 if nothing stands in its way it should not be in line.
 """
 
-from collections.abc import Mapping
 from typing import Final
 
 from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.messages import Execute, Held, Overruled, WakeAt
-from minfer.prefix import Node, PrefixIndex
-from minfer.sequence import SampleId, Sequence
+from minfer.sequence import Sequence
 from minfer.state import EngineState, Transition
-from minfer.testing.accounts import Account
+from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
-from minfer.testing.lifetime import Stage
 from minfer.testing.plan_laws import Planning, left_out, suspects
 from minfer.window import outside
 
@@ -25,37 +22,44 @@ _NO_NODE: Final = Node(b"", 0, 0, 0, 0)
 
 
 def check_line(
-    config: EngineConfig,
-    before: EngineState,
-    turn: Transition,
-    planning: Planning,
-    accounts: Mapping[SampleId, Account],
+    books: Books, before: EngineState, turn: Transition, planning: Planning
 ) -> None:
     """Raise InvariantError unless the line moved as it must, as far as it could."""
-    after = turn.state
+    config, after = books.config, turn.state
     _ranks(before, after)
-    _shortage(before, turn, planning)
+    _shortage(before, after, planning)
     _order(before, after, planning)
+    _waits(turn)
+    room = len(after.inflight) < config.depth  # for one more step
+    alone = bool(suspects(config, books.running))
+    if room and not alone:
+        _left_out(books, after, planning)
+    _starved(after, planning)
+    if (room or planning.plans) and after.waiting and not alone:
+        _first(config, turn, planning)
+    _news(before, turn)
+
+
+def _waits(turn: Transition) -> None:
+    """While there are requests something is in flight, or the engine waits for a time to
+    come.
+    """
+    after = turn.state
     waits = [command for command in turn.commands if isinstance(command, WakeAt)]
     for wake in waits:
         require(wake.time > after.time, "wake", "a wait that is over")
     busy = waits or after.inflight or not after.requests
     require(busy, "work conservation", "requests, but nothing in flight")
-    running = [one for one in accounts.values() if one.stage is Stage.RUNNING]
-    planned = len(after.inflight) < config.depth or planning.plans
-    alone = bool(suspects(config, running))
-    if len(after.inflight) < config.depth and not alone:
-        for one in running:
-            why = left_out(config, one, after)
-            require(
-                why, "left out", f"{one.id} could run, and one more step can be planned"
-            )
-            if why == "blocks":
-                planning.starved.append(one.id)
-    _starved(after, planning)
-    if planned and after.waiting and not alone:
-        _first(config, turn, planning)
-    _news(before, turn)
+
+
+def _left_out(books: Books, after: EngineState, planning: Planning) -> None:
+    """Nobody who runs could be in one more step."""
+    for one in books.running:
+        why = left_out(books.config, one, after)
+        could = f"{one.id} could run, and one more step can be planned"
+        require(why, "left out", could)
+        if why == "blocks":
+            planning.starved.append(one.id)
 
 
 def _ranks(before: EngineState, after: EngineState) -> None:
@@ -68,14 +72,13 @@ def _ranks(before: EngineState, after: EngineState) -> None:
         require(kept, "order", f"{seq.id} lost its rank")
 
 
-def _shortage(before: EngineState, turn: Transition, planning: Planning) -> None:
+def _shortage(before: EngineState, after: EngineState, planning: Planning) -> None:
     """One shortage, one victim: while blocks behind a fence are coming, nobody is
     preempted.
     """
-    old = [fence in before.fences for fence in turn.state.fences]
-    require(
-        not (planning.preempted and any(old)), "preemption", "though blocks were coming"
-    )
+    coming = any(fence in before.fences for fence in after.fences)
+    right = not (planning.preempted and coming)
+    require(right, "preemption", "though blocks were coming")
 
 
 def _order(before: EngineState, after: EngineState, planning: Planning) -> None:
@@ -86,57 +89,36 @@ def _order(before: EngineState, after: EngineState, planning: Planning) -> None:
     admitted = set(planning.admitted) - back
     line = [seq.place for seq in after.waiting if seq.id not in back]
     inside = [seq.place for seq in after.running.seqs if seq.id in admitted]
-    require(
-        not line or not inside or max(inside) < min(line),
-        "order",
-        "somebody was overtaken",
-    )
+    right = not line or not inside or max(inside) < min(line)
+    require(right, "order", "somebody was overtaken")
     if before.running.seqs and back:
         here = (*after.running.seqs, *after.waiting)
-        left = {
-            seq.place[1:] for seq in here
-        }  # of who ended, the id may be somebody else's now
-        were = (seq for seq in before.running.seqs if seq.place[1:] in left)
-        first = min(
-            (s.place, s.id) for s in (*were, *(s for s in here if s.id not in back))
-        )
+        # of who ended, the id may be somebody else's now
+        left = {seq.place[1:] for seq in here}
+        were = [seq for seq in before.running.seqs if seq.place[1:] in left]
+        stayed = [seq for seq in here if seq.id not in back]
+        first = min((seq.place, seq.id) for seq in (*were, *stayed))
         require(first[1] not in back, "order", "the first in rank was preempted")
 
 
 def _starved(after: EngineState, planning: Planning) -> None:
     """A row waits for a block only while there is none, and only until one comes."""
-    if planning.starved and not planning.preempted:
-        require(
-            not after.blocks.available,
-            "left out",
-            f"{planning.starved} could have a block",
-        )
+    starved = planning.starved
+    if starved and not planning.preempted:
+        none = not after.blocks.available
+        require(none, "left out", f"{starved} could have a block")
         coming = after.fences or len(after.running) == 1
-        require(coming, "left out", f"{planning.starved} wait, and no block is coming")
+        require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
 def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     """Blocks that letting `seq` in takes, of those that are available."""
-    size, known, nodes, index = (
-        config.block_size,
-        len(seq.history),
-        after.blocks.prefix.nodes,
-        after.blocks.prefix.index,
-    )
+    size, known = config.block_size, len(seq.history)
+    nodes, index = after.blocks.nodes, after.blocks.index
     full = (known - 1) // size
     cached = [index.get(key) for key in seq.keys[:full]]
-    if config.window:
-        hit = next(
-            (
-                hit
-                for hit in range(full, 0, -1)
-                if None not in cached[outside(hit * size, config.window, size) : hit]
-            ),
-            0,
-        )
-        low = outside(hit * size, config.window, size)
-    else:
-        hit, low = cached.index(None) if None in cached else full, 0
+    hit = _hit(config, cached, full)
+    low = outside(hit * size, config.window, size)
     idle = sum(block is not None and not nodes[block][2] for block in cached[low:hit])
     ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
     next_block = known % size == 0 and known + 1 < ends
@@ -144,50 +126,76 @@ def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     return -(-known // size) - hit + idle + spare
 
 
+def _hit(config: EngineConfig, cached: list[int | None], full: int) -> int:
+    """Leading blocks, of `full` ones, that need not be computed: all are cached or,
+    behind a window, those that what comes next attends to.
+    """
+    if not config.window:
+        return cached.index(None) if None in cached else full
+    for hit in range(full, 0, -1):
+        low = outside(hit * config.block_size, config.window, config.block_size)
+        if None not in cached[low:hit]:
+            return hit
+    return 0
+
+
 def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     """The first in line could not be let in, and nobody had to make room for it."""
     after = turn.state
     if len(after.inflight) < config.depth:  # the last try made no plan
         planning.launched(None)
-    seq, cause = after.waiting.first(), ""
-    said = after.held
-    if said is None or said.place != seq.place:
+    seq, said = after.waiting.first(), after.held
+    if said is None or said[0] != seq.place:
         raise InvariantError("held", f"{seq.id} is first in line, and nothing holds it")
-    claim, wants, there = said.cause, needs(config, after, seq), after.blocks.available
+    claim = said[1]
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
     if claim == "budget":
-        budget, plan = (
-            planning.budget(config, len(planning.plans) - 1),
-            planning.plans[-1],
-        )
-        used = sum(plan.counts) if plan is not None else 0
-        spent = budget is None or used >= budget or planning.preempted
-        require(spent, "held", f"{seq.id} for budget: {used} of {budget}")
+        _spent(config, seq, planning)
         return
+    wants, there = needs(config, after, seq), after.blocks.available
+    cause = ""
     if not after.free_rows:
         cause = "rows"
     elif _sibling(config, after, seq, planning):
         cause = "sibling"
     elif wants > there:
         cause = "blocks"
-    require(
-        cause, "held", f"{seq.id} for {claim}, but it needs {wants} of {there} blocks"
-    )
+    lacks = f"{seq.id} for {claim}, but it needs {wants} of {there} blocks"
+    require(cause, "held", lacks)
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
-    if cause in ("blocks", "rows") and not after.fences and after.running.seqs:
-        last = after.running.seqs[-1]
-        overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
-        if seq.place < last.place and not overruled:
-            gives = (
-                config.policy.displaces(after.policy, seq.place[0], last.place[0]) is True
-            )
-            require(
-                not gives, "inversion", f"{seq.id} waits for {cause}, and {last.id} runs"
-            )
-    last_held = [r for r in turn.reasons if isinstance(r, Held)][-1:]
-    steady = config.max_repeat == 1 and len(planning.plans) == 1
-    for one in last_held if steady else ():
+    if cause in ("blocks", "rows"):
+        _inversion(config, turn, seq, cause)
+    if config.max_repeat == 1 and len(planning.plans) == 1:
+        _figures(turn, seq, wants, there)
+
+
+def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
+    """The first in line waits for budget: the last plan took all there was."""
+    budget = planning.budget(config, len(planning.plans) - 1)
+    plan = planning.plans[-1]
+    used = sum(plan.counts) if plan is not None else 0
+    spent = budget is None or used >= budget or planning.preempted
+    require(spent, "held", f"{seq.id} for budget: {used} of {budget}")
+
+
+def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str) -> None:
+    """Nobody runs who would have to give way to the first in line."""
+    after = turn.state
+    if after.fences or not after.running.seqs:
+        return
+    last = after.running.seqs[-1]
+    overruled = any(isinstance(reason, Overruled) for reason in turn.reasons)
+    if seq.place < last.place and not overruled:
+        policy, mine, its = config.policy, seq.place[0], last.place[0]
+        gives = policy.displaces(after.policy, mine, its) is True
+        waits = f"{seq.id} waits for {cause}, and {last.id} runs"
+        require(not gives, "inversion", waits)
+
+
+def _figures(turn: Transition, seq: Sequence, wants: int, there: int) -> None:
+    """The last word about who is held has the right figures."""
+    for one in [r for r in turn.reasons if isinstance(r, Held)][-1:]:
         if (one.id, one.sample) == seq.id and one.cause == "blocks":
             right = (one.needs, one.available) == (wants, there)
             require(right, "reason", f"{one}: it needs {wants} of {there}")
@@ -222,34 +230,26 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     require(gone < kept, "eviction", f"last used at {gone} is gone, at {kept} is kept")
     for last_use, block in after.idle.items():
         was = before.nodes.get(block)
-        if was is None or was.key != after.nodes[block].key:
-            continue
-        if was.users and not was.children:
-            late = last_use >= before.next_use
-            told = f"block {block} was in use, and has the old last use {last_use}"
-            require(late, "eviction", told)
+        if was is not None and was[2] and not was[3] and was[0] == after.nodes[block][0]:
+            late = ticket >= before.high
+            old = f"block {block} was in use, and has the old ticket {ticket}"
+            require(late, "eviction", old)
+
+
+_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy")
 
 
 def _news(before: EngineState, turn: Transition) -> None:
     """That somebody is held is said when it is news, and then truly."""
     after, told = turn.state, [r for r in turn.reasons if isinstance(r, Held)]
     for one in told:
-        causes = ("blocks", "rows", "budget", "sibling", "policy")
-        require(one.cause in causes, "reason", f"{one}: what cause is that?")
-        require(
-            one.cause != "blocks" or one.needs > one.available,
-            "reason",
-            f"{one} is not held",
-        )
-    news = after.held is not None and after.held != before.held
-    if news and after.held is not None:
-        place, cause = after.held.place, after.held.cause
+        require(one.cause in _CAUSES, "reason", f"{one}: what cause is that?")
+        true = one.cause != "blocks" or one.needs > one.available
+        require(true, "reason", f"{one} is not held")
+    if after.held is not None and after.held != before.held:
+        place, cause = after.held
         right = told and told[-1].cause == cause and place[2] == told[-1].sample
-        require(
-            right, "reason", f"{after.held} is news, but the last word is {told[-1:]}"
-        )
-    require(
-        len(told) <= 1 + sum(isinstance(c, Execute) for c in turn.commands),
-        "reason",
-        f"{told}",
-    )
+        news = f"{after.held} is news, but the last word is {told[-1:]}"
+        require(right, "reason", news)
+    plans = sum(isinstance(c, Execute) for c in turn.commands)
+    require(len(told) <= 1 + plans, "reason", f"{told}")

@@ -6,7 +6,7 @@ and copies is all that the device needs to know.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from operator import index
 
@@ -18,7 +18,8 @@ from minfer.plan import Copy, Plan
 from minfer.sample import row_sampling
 from minfer.sequence import SampleId
 from minfer.state import EngineState
-from minfer.testing.accounts import Account, Flight, Seat, touched
+from minfer.testing.accounts import Account, Seat, touched
+from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 
 
@@ -26,22 +27,17 @@ from minfer.testing.invariants import InvariantError, require
 class Planning:
     """What was decided in the planning half of one turn."""
 
-    flying: int  # plans in flight before it
-    budgets: (
-        list[int] | None
-    )  # the policy's answers, one for each plan, if they are known
+    # the policy's answers, one for each plan, if they are known
+    budgets: list[int] | None
     newcomers: dict[SampleId, Admitted] = field(factory=dict)  # let in, by the next plan
+    lately: set[SampleId] = field(factory=set)  # let in by the last plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)  # who, for whom
-    gave_way: set[SampleId] = field(
-        factory=set
-    )  # of them those who were the last that ran
+    # of them those who were the last that ran
+    gave_way: set[SampleId] = field(factory=set)
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
-    lately: set[SampleId] = field(factory=set)  # let in by the last plan
-    starved: list[SampleId] = field(
-        factory=list
-    )  # left out of a plan for want of a block
-    alone: bool = False  # one that may be at fault runs alone
+    # who was left out of a plan for want of a block
+    starved: list[SampleId] = field(factory=list)
 
     def budget(self, config: EngineConfig, number: int) -> int | None:
         """The tokens that plan `number` of this turn may take; None: it is not known."""
@@ -87,44 +83,38 @@ def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account
     return [one for one in running if one.faults >= few]
 
 
-def check_plan(
-    config: EngineConfig,
-    plan: Plan,
-    running: Collection[Account],
-    seats: Mapping[int, Seat],
-    flights: Sequence[Flight],
-    after: EngineState,
-    planning: Planning,
-) -> None:
+def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning) -> None:
     """Raise InvariantError unless `plan` may be made now; updates what the
     device knows.
     """
-    columns = {
-        len(column)
-        for column in (plan.gens, plan.rows, plan.starts, plan.counts, plan.most)
-    }
-    require(
-        columns == {len(plan.gens)} and plan.gens, "plan", "columns of different lengths"
-    )
+    config = books.config
+    here = _seated(books, plan, after)
+    _opens(plan, here)
+    _grows(plan, books.seats)
+    _rows(config, plan, here)
+    _repeat(config, plan, here)
+    _copies(books, plan, here, planning)
+    _members(books, plan, here, after, planning)
+    _budget(config, plan, planning)
+
+
+def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
+    """The seats of a plan's rows by place, each once and where it is; and its number is
+    that of a plan of this turn.
+    """
+    columns = (plan.gens, plan.rows, plan.starts, plan.counts, plan.most)
+    right = {len(column) for column in columns} == {len(plan.gens)}
+    require(right and plan.gens, "plan", "columns of different lengths")
+    seats = books.seats
     here = {at: seats[gen] for at, gen in enumerate(plan.gens) if gen in seats}
     require(len(here) == len(plan.gens), "plan", "a row without a sequence")
-    later = after.next_step - plan.step - 1
-    require(
-        later >= 0 and plan.step not in [f.plan.step for f in flights],
-        "plan",
-        "its number",
-    )
+    flying = [flight.plan.step for flight in books.flights]
+    new = plan.step < after.next_step and plan.step not in flying
+    require(new, "plan", "its number")
     require(len(set(plan.gens)) == len(plan.gens), "plan", "a sequence is planned twice")
     for at, seat in here.items():
         require(plan.rows[at] == seat.row, "plan", "a sequence in the wrong row")
-    _opens(plan, here)
-    _grows(plan, seats)
-    _rows(config, plan, here)
-    _repeat(config, plan, here, after)
-    _apart(plan, here)
-    _copies(config, plan, here, running, planning)
-    _members(config, plan, here, running, flights, after, planning)
-    _budget(config, plan, planning)
+    return here
 
 
 def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
@@ -158,12 +148,10 @@ def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
     for grow in plan.grows:
         seat = by_row.get(grow.row)
         if seat is None or grow.row in opened or not grow.blocks:
-            raise InvariantError(
-                "grow", f"{grow}: of a row that is not there, or of nothing"
-            )
-        require(
-            grow.at == len(seat.table), "grow", f"{grow}: not at the end of {seat.table}"
-        )
+            why = "of a row that is not there, or of nothing"
+            raise InvariantError("grow", f"{grow}: {why}")
+        ends = grow.at == len(seat.table)
+        require(ends, "grow", f"{grow}: not at the end of {seat.table}")
         seat.table += grow.blocks
 
 
@@ -172,25 +160,18 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     fills = {fill.index: fill.tokens for fill in plan.fills}
     require(len(fills) == len(plan.fills), "feed", "a row is filled twice")
     for at, seat in here.items():
-        start, count, most, filled = (
-            plan.starts[at],
-            plan.counts[at],
-            plan.most[at],
-            fills.get(at),
-        )
+        start = plan.starts[at]
+        count = plan.counts[at]
+        most = plan.most[at]
+        filled = fills.get(at)
         require(start == seat.sched, "plan", f"a row starts at {start}, not {seat.sched}")
-        require(
-            (filled is not None) == (start < seat.base),
-            "feed",
-            "host or device, not both",
-        )
+        by_host = start < seat.base
+        right = (filled is not None) == by_host
+        require(right, "feed", "host or device, not both")
         if filled is not None:
-            end = start + count
-            right = (
-                filled == seat.account.known[start:end] and count > 0 and end <= seat.base
-            )
-            require(right, "feed", "not the history's inputs")
-            require(most == (end == seat.base), "feed", "only the end of a prompt yields")
+            _filled(seat, filled, start, count)
+            ends = start + count == seat.base
+            require(most == ends, "feed", "only the end of a prompt yields")
         else:
             require(count == 1 <= most, "feed", f"{count} inputs, {most} tokens")
         end = start + max(count, most)
@@ -198,115 +179,94 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         require(fits, "coverage", f"a row goes on to {end}, past its end or its table's")
 
 
-def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
-    """Who may not run ahead is planned when its last token is known, and
-    sampled apart.
-    """
-    bound = {at: seat for at, seat in here.items() if seat.account.request.lockstep}
-    for at, seat in bound.items():
-        start = plan.starts[at]
-        known = len(seat.account.known)
-        require(start < known, "ahead", f"a row starts at {start}, knows {known} tokens")
-    due = tuple(at for at in sorted(bound) if plan.most[at])
-    require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
+def _filled(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None:
+    """What the host gives are the inputs that its sample's history has there."""
+    end = start + count
+    right = filled == seat.account.known[start:end] and count > 0 and end <= seat.base
+    require(right, "feed", "not the history's inputs")
 
 
-def _repeat(
-    config: EngineConfig, plan: Plan, here: Mapping[int, Seat], after: EngineState
-) -> None:
+def _repeat(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     """Several forwards in one plan: as many as each row has room for, while nobody is
     filled.
     """
-    require(
-        plan.repeat == max((1, *plan.most)), "repeat", f"{plan.repeat} for {plan.most}"
-    )
+    right = plan.repeat == max((1, *plan.most))
+    require(right, "repeat", f"{plan.repeat} for {plan.most}")
     for at, seat in here.items():
-        if plan.starts[at] >= seat.base:
-            room = (
-                min(seat.account.last, len(seat.table) * config.block_size)
-                - plan.starts[at]
-            )
-            single = plan.fills or after.lockstep
-            most = 1 if single else max(1, min(config.max_repeat, room))
-            require(
-                plan.most[at] == most, "repeat", f"{plan.most[at]} tokens, not {most}"
-            )
+        start = plan.starts[at]
+        if start >= seat.base:
+            end = min(seat.account.last, len(seat.table) * config.block_size)
+            room = 1 if plan.fills else min(config.max_repeat, end - start)
+            most, due = plan.most[at], max(1, room)
+            require(most == due, "repeat", f"{most} tokens, not {due}")
 
 
 def _copies(
-    config: EngineConfig,
-    plan: Plan,
-    here: Mapping[int, Seat],
-    running: Collection[Account],
-    planning: Planning,
+    books: Books, plan: Plan, here: Mapping[int, Seat], planning: Planning
 ) -> None:
     """A newcomer's copy is of a sibling's computed tail of the prompt, into a block of
-    its own.
+    its own; and there are no other copies.
     """
-    size, copies = config.block_size, list(plan.copies)
+    left = list(plan.copies)
     for at, seat in here.items():
-        one, start = seat.account, plan.starts[at]
-        got = planning.newcomers.get(one.id)
-        if got is None or not got.copied:
-            continue
-        right = (
-            start == got.hit + got.copied == len(one.request.prompt) - 1
-            and got.copied < size
-        )
-        require(right, "copy", f"{got}: it starts at {start}")
-        table = seat.table
-        others = [
-            o
-            for o in running
-            if o.request.id == one.request.id and o.seat not in (None, seat)
-        ]
-        sources = {
-            o.seat.table[start // size]
-            for o in others
-            if o.seat is not None
-            and o.seat.kv >= start
-            and len(o.seat.table) > start // size
-        }
-        mine = next((c for c in copies if c.target == table[start // size]), None)
-        if mine is None:
-            raise InvariantError(
-                "copy", f"{one.id} has KV up to {start}, but from where?"
-            )
-        copies.remove(mine)
-        same = mine.source in sources and mine == Copy(
-            mine.source, mine.target, got.copied
-        )
-        require(same, "copy", f"{mine}: not the tail of a sibling's prompt")
-    require(not copies, "copy", f"{copies} of nobody's")
-    standing = (touched(config, one.seat, one.seat.kv) for one in running if one.seat)
+        got = planning.newcomers.get(seat.account.id)
+        if got is not None and got.copied:
+            left.remove(_copy(books, left, seat, got, plan.starts[at]))
+    require(not left, "copy", f"{left} of nobody's")
+    standing = (touched(books.config, seat, seat.kv) for seat in _seats(books.running))
     targets = Counter(chain.from_iterable(standing))
     for copy in plan.copies:
         require(targets[copy.target] == 1, "copy", f"others have block {copy.target}")
 
 
+def _copy(
+    books: Books, copies: list[Copy], seat: Seat, got: Admitted, start: int
+) -> Copy:
+    """That of `copies` which is of a newcomer that starts at `start`."""
+    one, size = seat.account, books.config.block_size
+    ends = start == got.hit + got.copied == len(one.request.prompt) - 1
+    require(ends and got.copied < size, "copy", f"{got}: it starts at {start}")
+    at = start // size  # the block in which it starts, of which the copy is the beginning
+    mine = next((c for c in copies if c.target == seat.table[at]), None)
+    if mine is None:
+        raise InvariantError("copy", f"{one.id} has KV up to {start}, but from where?")
+    sources = {
+        other.table[at]
+        for other in _seats(books.running)
+        if other is not seat
+        and other.account.request.id == one.request.id
+        and other.kv >= start
+        and len(other.table) > at
+    }
+    same = mine.source in sources and mine == Copy(mine.source, mine.target, got.copied)
+    require(same, "copy", f"{mine}: not the tail of a sibling's prompt")
+    return mine
+
+
+def _seats(running: Iterable[Account]) -> list[Seat]:
+    return [one.seat for one in running if one.seat is not None]
+
+
 def _members(
-    config: EngineConfig,
+    books: Books,
     plan: Plan,
     here: Mapping[int, Seat],
-    running: Collection[Account],
-    flights: Sequence[Flight],
     after: EngineState,
     planning: Planning,
 ) -> None:
     """Everybody who can run is in the plan."""
+    running = books.running
     members = {seat.account.id for seat in here.values()}
-    accused = {one.id for one in suspects(config, running)}
+    accused = {one.id for one in suspects(books.config, running)}
     if accused:
-        planning.alone = True
-        right = len(members) == 1 and members <= accused and not flights
+        right = len(members) == 1 and members <= accused and not books.flights
         require(right, "fault", f"{members} run, though {accused} should run alone")
         return
     for one in running:
         if one.id not in members:
-            why = left_out(config, one, after)
-            require(
-                why, "left out", f"{one.id} could run, but is not in step {plan.step}"
-            )
+            why = left_out(books.config, one, after)
+            could = f"{one.id} could run, but is not in step {plan.step}"
+            require(why, "left out", could)
             if why == "blocks":
                 planning.starved.append(one.id)
 
@@ -318,13 +278,10 @@ def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
     seat = one.seat
     if seat is None or seat.sched >= one.last:
         return "end"
-    if one.request.lockstep and seat.sched >= len(one.known):
-        return "host"
+    run = after.running
     table = len(seat.table)
-    if (
-        not seat.opened and one.id in after.running.ids
-    ):  # nobody was told how it grew since
-        table = len(after.running.tables[after.running.ids.index(one.id)])
+    if not seat.opened and one.id in run.ids:  # nobody was told how it grew since
+        table = len(run.tables[run.ids.index(one.id)])
     return "blocks" if seat.sched >= table * config.block_size else ""
 
 
@@ -339,11 +296,9 @@ def _budget(config: EngineConfig, plan: Plan, planning: Planning) -> None:
     if budget is None:
         return
     few = 1 if planning.newcomers else len(plan.gens)
-    require(
-        total <= max(budget, few), "budget", f"{total} tokens; the policy allows {budget}"
-    )
+    allowed = total <= max(budget, few)
+    require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
     short = any(most == 0 for most in plan.most)  # a prompt goes on in the next step
     if short and not planning.preempted:
-        require(
-            total >= budget, "budget", f"{total} of {budget} tokens, and a prompt waits"
-        )
+        used = total >= budget
+        require(used, "budget", f"{total} of {budget} tokens, and a prompt waits")

@@ -51,6 +51,11 @@ from minfer.testing import (
     ledger,
     lifetime,
     line_laws,
+    books,
+    event_laws,
+    decision_laws,
+    state_laws,
+    content_laws,
     plan_laws,
     progress,
 )
@@ -533,35 +538,33 @@ BITES = (
     Bite("known", decoding, other_token),
     Bite("device table", decoding, swapped_tails),
     Bite(
-        "lifecycle",
+        "lifetime",
         decoding,
         lambda t: emitted(t, finished=(Finished("nobody", 0, "stop", 0),)),
     ),
     Bite(
-        "lifecycle",
+        "lifetime",
         decoding,
         lambda t: emitted(t, finished=(Finished("x", 0, "stop", 0),)),
     ),
-    Bite("lifecycle", ended, lambda t: emitted(t, finished=())),
+    Bite("lifetime", ended, lambda t: emitted(t, finished=())),
+    Bite("lifetime", ended, lambda t: first_finished(t, reason="stop"), script=CANCELLED),
+    Bite("lifetime", ended, lambda t: first_finished(t, length=99), script=CANCELLED),
+    Bite("lifetime", ended, lambda t: first_finished(t, sample=1), script=CANCELLED),
+    Bite("lifetime", ended, lambda t: first_finished(t, cached=1), script=CANCELLED),
+    Bite("lifetime", ended, lambda t: first_finished(t, length=3), script=FINISHED),
     Bite(
-        "lifecycle", ended, lambda t: first_finished(t, reason="stop"), script=CANCELLED
+        "lifetime", ended, lambda t: first_finished(t, reason="length"), script=FINISHED
     ),
-    Bite("lifecycle", ended, lambda t: first_finished(t, length=99), script=CANCELLED),
-    Bite("lifecycle", ended, lambda t: first_finished(t, sample=1), script=CANCELLED),
-    Bite("lifecycle", ended, lambda t: first_finished(t, cached=1), script=CANCELLED),
-    Bite("lifecycle", ended, lambda t: first_finished(t, length=3), script=FINISHED),
+    Bite("lifetime", ended, lambda t: first_finished(t, id="x"), script=FINISHED),
     Bite(
-        "lifecycle", ended, lambda t: first_finished(t, reason="length"), script=FINISHED
-    ),
-    Bite("lifecycle", ended, lambda t: first_finished(t, id="x"), script=FINISHED),
-    Bite(
-        "lifecycle: .* why",
+        "lifetime: .* why",
         ended,
         lambda t: first_finished(t, error=""),
         script=((Submit(ask("big", 99)),),),
     ),
     Bite(
-        "lifecycle",
+        "lifetime",
         has(Ignored),
         lambda t: evolve(
             t.transition,
@@ -757,7 +760,7 @@ def test_nothing_is_said_of_a_sample_after_its_end() -> None:
         ),
         emitted(turn, finished=(Finished("a", 0, "stop", 3),)),
     ):
-        with pytest.raises(InvariantError, match=r"emit|lifecycle"):
+        with pytest.raises(InvariantError, match=r"emit|lifetime"):
             deepcopy(ledger).take(turn.events, wrong)
     ledger.take(turn.events, turn.transition)
 
@@ -780,9 +783,10 @@ def test_content_of_shared_blocks_is_compared_by_tokens() -> None:
         if turn.number == 4:
             break
         ledger.take(turn.events, turn.transition)
-    assert len(ledger.contents) == 2
-    for block, (key, root, tokens) in ledger.contents.items():
-        ledger.contents[block] = (key, root, (*tokens[:-1], 77))
+    blocks = ledger.contents.blocks
+    assert len(blocks) == 2
+    for block, one in blocks.items():
+        blocks[block] = evolve(one, tokens=(*one.tokens[:-1], 77))
     with pytest.raises(InvariantError, match="shared content"):
         ledger.take(turn.events, turn.transition)
 
@@ -791,15 +795,16 @@ def test_a_block_that_was_not_computed_is_not_published() -> None:
     ledger = Ledger(CONFIG, initial(CONFIG))
     for turn in played(CONFIG, (Submit(ask("a", 9, 30)),)):
         ledger.take(turn.events, turn.transition)
-        if ledger.contents:
+        if ledger.contents.blocks:
             break
-    ledger.contents.clear()
-    ledger._publish(ledger.state)
-    assert len(ledger.contents) == 2
-    ledger.contents.clear()
-    ledger.seats[0].kv = 7
+    books, contents = ledger.books, ledger.contents
+    contents.blocks.clear()
+    contents.check(books, ledger.state)
+    assert len(contents.blocks) == 2
+    contents.blocks.clear()
+    books.seats[0].kv = 7
     with pytest.raises(InvariantError, match="publish after write"):
-        ledger._publish(ledger.state)
+        contents.check(books, ledger.state)
 
 
 def test_a_line_that_does_not_find_its_own_is_named(
@@ -890,6 +895,11 @@ def laws() -> set[str]:
         ledger,
         lifetime,
         line_laws,
+        books,
+        event_laws,
+        decision_laws,
+        state_laws,
+        content_laws,
         plan_laws,
         progress,
     ):

@@ -34,7 +34,7 @@ def test_every_stage_can_be_reached_and_left_but_the_last() -> None:
 def test_worlds_make_every_move() -> None:
     made: Counter[tuple[Stage, Cause]] = Counter()
     for seed in range(60):
-        made += run_swarm(seed, 40).ledger.moves
+        made += run_swarm(seed, 40).ledger.books.moves
         if made.keys() == MOVES.keys():
             return
     assert made.keys() == MOVES.keys(), f"never made: {MOVES.keys() - made.keys()}"

@@ -1,0 +1,176 @@
+"""The books of the specification: all that was said of each sample, and how it moves.
+
+Theory. What a turn must do with its events is a small function of what the engine was
+told before: which samples are open, the tokens each knows, which plans are in flight. The
+books keep that from turn to turn, beside the engine and far simpler than it: no columns,
+no blocks, one record at a time (`minfer.testing.accounts`). Whoever writes in them moves
+samples through the table of `minfer.testing.lifetime`, and no other way.
+"""
+
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import define, field, frozen
+
+from minfer.config import EngineConfig
+from minfer.lifecycle import committed
+from minfer.plan import Plan
+from minfer.request import Request
+from minfer.sequence import SampleId
+from minfer.state import EngineState
+from minfer.testing.accounts import (
+    NOT_SEEN,
+    Account,
+    Flight,
+    Seat,
+    account,
+    touched,
+)
+from minfer.testing.invariants import InvariantError
+from minfer.testing.lifetime import MOVES, Cause, Stage
+
+NEVER: Final = -1  # among the steps that may open a fence: perhaps there is none
+_NOBODY: Final = Request(id="", prompt=(), max_tokens=1)
+
+
+@frozen(eq=False)
+class Leaving:
+    """Blocks behind a fence: whose they were, and the steps of which one opens it."""
+
+    account: Account | None  # None: it was preempted, or is unknown
+    steps: frozenset[int]
+
+
+@define(eq=False)
+class Books:
+    """What is known of every sample that has not ended."""
+
+    config: EngineConfig
+    time: float = 0.0  # seconds
+    accounts: dict[SampleId, Account] = field(factory=dict)
+    lives: dict[str, int] = field(factory=dict)  # request -> samples that have not ended
+    seats: dict[int, Seat] = field(factory=dict)  # by generation
+    flights: deque[Flight] = field(factory=deque)  # in order
+    leaving: list[Leaving] = field(factory=list)
+    left: list[Seat] = field(factory=list)  # seats that were left in this turn
+    # how often each move was made
+    moves: Counter[tuple[Stage, Cause]] = field(factory=Counter)
+
+    @classmethod
+    def at(cls, config: EngineConfig, state: EngineState) -> "Books":
+        """Books that are opened at `state`, which they believe."""
+        books, run = cls(config, state.time), state.running
+        faults = dict(state.faults)
+        for seq in (*state.waiting, *run.seqs):
+            one = account(config, seq.request, seq.sample, seq.arrived)
+            one.known = seq.history
+            one.cached = seq.cached
+            one.faults = faults.get(seq.id, 0)
+            one.stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
+            books.accounts[seq.id] = one
+            books.lives[seq.request.id] = books.lives.get(seq.request.id, 0) + 1
+        for i, gen in enumerate(run.gens):
+            one = books.accounts[run.ids[i]]
+            one.known = run.tokens(i, config.block_size)
+            one.stage = Stage.RUNNING
+            one.seat = Seat(
+                account=one,
+                gen=gen,
+                row=run.rows[i],
+                base=run.base[i],
+                sched=run.sched[i],
+                kv=committed(config, state, i),
+                table=tuple(run.tables[i]),
+                opened=run.sched[i] > run.starts[i],
+            )
+            books.seats[gen] = one.seat
+        for plan in state.inflight:
+            books.flights.append(books.flight(plan))
+        books.leaving = [
+            Leaving(None, frozenset((fence.until,))) for fence in state.fences
+        ]
+        return books
+
+    @property
+    def running(self) -> list[Account]:
+        """Who runs."""
+        return [one for one in self.accounts.values() if one.stage is Stage.RUNNING]
+
+    def move(self, one: Account, cause: Cause) -> None:
+        """Move a sample as the table of its lifetime says."""
+        target = MOVES.get((one.stage, cause))
+        if target is None:
+            raise InvariantError("lifetime", f"{one.id} is {one.stage}; then {cause}?")
+        self.moves[one.stage, cause] += 1
+        one.stage = target
+
+    def close(self, one: Account, cause: Cause) -> None:
+        """A sample has ended."""
+        self.move(one, cause)
+        self.leave(one)
+        del self.accounts[one.id]
+        self.lives[one.request.id] -= 1
+        if not self.lives[one.request.id]:
+            del self.lives[one.request.id]
+
+    def leave(self, one: Account, steps: Sequence[int] = ()) -> None:
+        """Give a seat back; `steps` are others, one of which may be the fence's."""
+        if one.seat is None:
+            return
+        self.seats.pop(one.seat.gen, None)
+        self.left.append(one.seat)
+        one.seat = None
+        if self.flights or steps:
+            last = self.flights[-1].plan.step if self.flights else NEVER
+            self.leaving.append(Leaving(one, frozenset((last, *steps))))
+        elif one.stage is Stage.FENCED:
+            self.move(one, Cause.RELEASED)
+
+    def open_fences(self, step: int | None) -> None:
+        """The plans up to `step` are over, or all."""
+        kept = []
+        for left in self.leaving:
+            if step is not None and max(left.steps) > step:
+                kept.append(left)
+            elif left.account is not None and left.account.stage is Stage.FENCED:
+                self.move(left.account, Cause.RELEASED)
+        self.leaving = kept
+
+    def restart(self, one: Account) -> None:
+        """A running sample begins anew, in its row, from the KV that it has."""
+        old = one.seat
+        if old is None:
+            raise InvariantError("lifetime", f"{one.id} runs without a seat")
+        self.move(one, Cause.RESTARTED)
+        self.seats.pop(old.gen, None)
+        one.seat = Seat(
+            account=one,
+            gen=NOT_SEEN,
+            row=old.row,
+            base=len(one.known),
+            sched=old.kv,
+            kv=old.kv,
+            table=old.table,
+        )
+
+    def seen(self, seat: Seat, gen: int) -> None:
+        """A seat that was begun anew is seen under its generation."""
+        if seat.gen == NOT_SEEN:
+            seat.gen = gen
+            self.seats[gen] = seat
+
+    def flight(self, plan: Plan) -> Flight:
+        """A plan that is on its way, with whose rows it has."""
+        nobody = Account(_NOBODY, sample=0, known=(), last=0, arrived=0.0)
+        seats = list[Seat]()
+        for gen in plan.gens:
+            seat = self.seats.get(gen)
+            if seat is None:
+                seat = Seat(nobody, gen, row=NOT_SEEN, base=0, sched=0, kv=0, table=())
+            seats.append(seat)
+        blocks = [
+            touched(self.config, seat, start)
+            for seat, start in zip(seats, plan.starts, strict=True)
+        ]
+        return Flight(plan, tuple(seats), tuple(blocks))

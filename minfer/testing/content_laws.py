@@ -1,0 +1,87 @@
+"""The specification of shared content: what is findable under a key are the tokens that
+were computed into that block.
+
+Keys are digests, and whoever makes one from the wrong tokens finds the wrong KV. So the
+tokens themselves are kept of every published block, all up to its end, and compared with
+those of whoever reads it.
+"""
+
+from attrs import define, field, frozen
+
+from minfer.keys import Key, block_keys
+from minfer.state import EngineState
+from minfer.testing.accounts import Seat
+from minfer.testing.books import Books
+from minfer.testing.invariants import InvariantError, require
+
+
+@frozen
+class Content:
+    """What a published block holds."""
+
+    key: Key
+    root: Key  # the key before the first block
+    tokens: tuple[int, ...]  # all up to the block's end
+
+
+@define(eq=False)
+class Contents:
+    """What all published blocks hold."""
+
+    whole: bool  # the run was followed from its beginning
+    blocks: dict[int, Content] = field(factory=dict)
+
+    def check(self, books: Books, after: EngineState) -> None:
+        """Learn the tokens of what was published; compare those of what is stood on.
+
+        Raises InvariantError.
+        """
+        blocks, nodes = self.blocks, after.blocks.nodes
+        if len(blocks) > 4 * books.config.num_blocks:
+            raise InvariantError("cache truth", "more is published than there are blocks")
+        new = {
+            block: node[0]
+            for block, node in nodes.items()
+            if block not in blocks or blocks[block].key != node[0]
+        }
+        for block in [block for block in blocks if block not in nodes]:
+            del blocks[block]
+        if new:
+            self._learn(books, new)
+            computed = not new or not self.whole
+            require(computed, "publish after write", f"{new} was not computed")
+        self._compare(books, after)
+
+    def _learn(self, books: Books, new: dict[int, Key]) -> None:
+        """Find out which tokens are in new blocks; takes those out of `new` of which it
+        is known.
+        """
+        running = [one.seat for one in books.accounts.values() if one.seat is not None]
+        for seat in (*running, *books.left):
+            self._written(books, seat, new)
+
+    def _written(self, books: Books, seat: Seat, new: dict[int, Key]) -> None:
+        """What a sequence has computed into new blocks."""
+        size, windowed = books.config.block_size, books.config.window
+        root, known = seat.account.request.root, seat.account.known
+        for k, block in enumerate(seat.table[: seat.kv // size]):
+            if block in new:
+                tokens = known[: (k + 1) * size]
+                # Behind a window a table names blocks that may be others' by now.
+                if not windowed or new[block] == block_keys(root, tokens, size)[-1]:
+                    self.blocks[block] = Content(new.pop(block), root, tokens)
+
+    def _compare(self, books: Books, after: EngineState) -> None:
+        """Whoever reads a block reads what it has asked for."""
+        run, size = after.running, books.config.block_size
+        for i, table in enumerate(run.tables):
+            one, chain = books.accounts[run.ids[i]], run.chains[i]
+            for k, block in enumerate(table[chain.low : chain.sealed], chain.low):
+                found = self.blocks.get(block)
+                if found is None:
+                    continue
+                mine = one.request.root, one.known[: (k + 1) * size]
+                if (found.root, found.tokens) != mine:
+                    raise InvariantError(
+                        "shared content", f"{one.id} reads {found} at block {k}"
+                    )

@@ -1,0 +1,155 @@
+"""The specification of decisions: who was let in, who gave way, and what was launched.
+
+Reasons and plans are said apart, as two lists. `read_decisions` puts them into the order
+in which they must have been made (who is let in is opened by the next plan; who gives way
+was in the plans before), writes them into the books, and has each plan judged
+(`minfer.testing.plan_laws`) where it stands.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from attrs import define
+
+from minfer.messages import Admitted, Execute, Missed, Preempted
+from minfer.plan import Plan
+from minfer.sequence import SampleId
+from minfer.state import EngineState, Transition
+from minfer.testing.accounts import NOT_SEEN, Account, Seat
+from minfer.testing.books import Books
+from minfer.testing.invariants import InvariantError, require
+from minfer.testing.lifetime import Cause, Stage
+from minfer.testing.plan_laws import Planning, check_plan
+
+
+def read_decisions(
+    books: Books, before: EngineState, turn: Transition, budgets: Sequence[int] | None
+) -> Planning:
+    """Read what was decided in a turn. Raises InvariantError.
+
+    `budgets`, if they were recorded, are what the policy answered for each plan.
+    """
+    plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
+    planning = Planning(budgets=None if budgets is None else list(budgets))
+    reader = _Reader(books, before, turn, plans, planning)
+    for number, reason in enumerate(turn.reasons):
+        if isinstance(reason, Admitted):
+            reader.admitted(reason)
+        elif isinstance(reason, Preempted):
+            reader.preempted(reason, number)
+    while plans:
+        reader.launch()
+    return planning
+
+
+@define(eq=False)
+class _Reader:
+    """Reads reasons one after the other, and plans as they become due."""
+
+    books: Books
+    before: EngineState
+    turn: Transition
+    plans: deque[Plan]  # that have not been read
+    planning: Planning
+
+    def _served(self, reason: Admitted | Preempted) -> Account:
+        one = self.books.accounts.get((reason.id, reason.sample))
+        if one is None:
+            raise InvariantError("reason", f"{reason} of a sample that is not served")
+        return one
+
+    def admitted(self, got: Admitted) -> None:
+        """A sample is let in: the next plan opens its row."""
+        one = self._served(got)
+        while self.plans and one.id not in _opened(self.plans[0]):
+            self.launch()
+        require(self.plans, "reason", f"{got}, but no plan opens its row")
+        books, plan = self.books, self.plans[0]
+        self._check_admission(one, got)
+        one.cached = max(one.cached, got.cached)
+        books.move(one, Cause.ADMITTED)
+        at = _opened(plan)[one.id]
+        one.seat = Seat(
+            account=one,
+            gen=plan.gens[at],
+            row=plan.rows[at],
+            base=len(one.known),
+            sched=got.hit + got.copied,
+            kv=got.hit,
+            table=next(opened.table for opened in plan.opens if opened.index == at),
+        )
+        books.seats[one.seat.gen] = one.seat
+        self.planning.newcomers[one.id] = got
+        self.planning.admitted.append(one.id)
+
+    def _check_admission(self, one: Account, got: Admitted) -> None:
+        """What is said of an admission is true, as far as the books can tell."""
+        size = self.books.config.block_size
+        waited = self.books.time - one.arrived
+        require(got.waited == waited, "reason", f"{got}: not its wait")
+        known = len(one.known)
+        require(got.known == known, "reason", f"{got}: {known} are known")
+        prompt = len(one.request.prompt) if one.stage is Stage.WAITING else 0
+        share = (min(got.hit, prompt), prompt)
+        require((got.cached, got.prompt) == share, "hit share", f"{got}, not {share}")
+        full = (known - 1) // size
+        right = got.hit % size == 0 and 0 <= got.hit <= full * size and got.copied >= 0
+        require(right, "reason", f"{got} cannot be")
+        told = [r for r in self.turn.reasons if isinstance(r, Missed)]
+        missed = {(r.id, r.sample): r for r in told}.get(one.id)
+        less = None if got.hit == full * size else Missed(*one.id, got.hit // size, full)
+        require(missed == less, "reason", f"{missed}, not {less}")
+
+    def preempted(self, why: Preempted, number: int) -> None:
+        """A sample gives way, by reason `number` of the turn; it was in the plans that
+        were made before.
+        """
+        one = self._served(why)
+        later = self.turn.reasons[number:]
+        again = sum(isinstance(r, Admitted) and (r.id, r.sample) == one.id for r in later)
+        while one.seat is not None and _planned(self.plans, one.seat, again):
+            self.launch()
+        places = {
+            seq.id: seq.place for seq in (*self.before.running.seqs, *self.before.waiting)
+        }
+        running = [other.id for other in self.books.running]
+        if one.id == max(running, key=lambda name: places.get(name, ())):
+            self.planning.gave_way.add(one.id)
+        self.books.move(one, Cause.DISPLACED)
+        if one.seat is not None:
+            known, kv = len(one.known), one.seat.kv
+            right = (why.known, why.computed) == (known, kv)
+            require(right, "reason", f"{why}: it knows {known}, and has KV of {kv}")
+        require(why.by in self.books.accounts, "reason", f"{why}: for nobody")
+        self.planning.preempted.append((one.id, why.by))
+        self.books.leave(one, [plan.step for plan in self.plans])
+
+    def launch(self) -> None:
+        """One more plan goes to the device."""
+        books, plan = self.books, self.plans.popleft()
+        for name, at in _opened(plan).items():
+            one = books.accounts.get(name)
+            seat = one.seat if one is not None else None
+            if seat is None or seat.opened:
+                raise InvariantError("open", f"{name} is opened, and why?")
+            books.seen(seat, plan.gens[at])
+        check_plan(books, plan, self.turn.state, self.planning)
+        fills = {fill.index for fill in plan.fills}
+        for at, gen in enumerate(plan.gens):
+            books.seats[gen].sched += plan.counts[at] if at in fills else plan.most[at]
+        books.flights.append(books.flight(plan))
+        self.planning.launched(plan)
+
+
+def _opened(plan: Plan) -> dict[SampleId, int]:
+    """Whose rows a plan opens, and where in its columns."""
+    return {(one.request.id, one.sample): one.index for one in plan.opens}
+
+
+def _planned(plans: Iterable[Plan], seat: Seat, again: int) -> bool:
+    """Whether a seat is in any of these plans, of which `again` open its row for later
+    ones.
+    """
+    if seat.gen == NOT_SEEN:
+        return sum(seat.account.id in _opened(plan) for plan in plans) > again
+    return any(seat.gen in plan.gens for plan in plans)

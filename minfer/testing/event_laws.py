@@ -1,0 +1,223 @@
+"""The specification of events: what has to come out of those that went in.
+
+`fold` writes an event into the books and notes what is to be said about it (tokens by
+sample, ends with their reason and length, what is ignored, what a failed step costs);
+`check_told` compares that with what was said.
+"""
+
+from collections import Counter
+
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Ended,
+    Event,
+    Executed,
+    Failed,
+    Finish,
+    Finished,
+    Ignored,
+    Submit,
+    Tick,
+    Voided,
+)
+from minfer.request import MAX_SAMPLES, Request
+from minfer.sequence import SampleId
+from minfer.state import Transition
+from minfer.testing.accounts import Account, Told, account
+from minfer.testing.books import Books
+from minfer.testing.invariants import InvariantError, require
+from minfer.testing.lifetime import Cause, Stage
+from minfer.testing.plan_laws import good
+
+
+def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
+    """Whether a request may be let in line, behind `waiting` samples."""
+    prompt, size = len(request.prompt), config.block_size
+    most = min(prompt + request.max_tokens, config.max_model_len)
+    whole = 1 <= prompt < config.max_model_len and request.max_tokens >= 1
+    samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
+    fits = -(-(most - 1) // size) <= config.num_blocks
+    room = prompt + len(request.output) < most
+    tokens = (*request.prompt, *request.output)
+    named = all(0 <= token < config.vocab_size for token in tokens)
+    short = waiting + request.n <= config.max_waiting
+    return whole and samples and fits and room and named and short
+
+
+def fold(books: Books, event: Event, told: Told) -> None:
+    """Write an event into the books, and into `told` what has to be said about it."""
+    match event:
+        case Tick(time):
+            books.time = max(books.time, time)
+        case Submit(request):
+            _submit(books, request, told)
+        case Cancel(name):
+            _cancel(books, name, told)
+        case Finish():
+            _finish(books, event, told)
+        case Executed() | Failed():
+            _step(books, event, told)
+        case _:  # a turn may hold anything
+            told.ignored.append("event")  # type: ignore[unreachable]
+
+
+def _submit(books: Books, request: Request, told: Told) -> None:
+    if request.id in books.lives:
+        told.ignored.append("submit")
+        return
+    waiting = sum(one.stage is not Stage.RUNNING for one in books.accounts.values())
+    if not can_run(books.config, request, waiting):
+        for sample in range(max(1, min(request.n, MAX_SAMPLES))):
+            refused = account(books.config, request, sample, books.time)
+            books.move(refused, Cause.REJECTED)
+            told.finished.append(Finished(request.id, sample, "rejected", 0))
+        return
+    books.lives[request.id] = request.n
+    for sample in range(request.n):
+        one = account(books.config, request, sample, books.time)
+        books.move(one, Cause.SUBMITTED)
+        books.accounts[one.id] = one
+
+
+def _cancel(books: Books, name: str, told: Told) -> None:
+    its = [one for one in books.accounts.values() if one.request.id == name]
+    if not its:
+        told.ignored.append("cancel")
+    for one in its:
+        told.finished.append(_ended(one, "cancelled", one.output))
+        books.close(one, Cause.CANCELLED)
+
+
+def _finish(books: Books, event: Finish, told: Told) -> None:
+    one = books.accounts.get((event.id, event.sample))
+    if one is None:
+        told.ignored.append("finish")
+        return
+    kept = max(0, min(event.length, one.output))
+    told.finished.append(_ended(one, event.reason, kept))
+    books.close(one, Cause.FINISHED)
+
+
+def _ended(one: Account, reason: str, length: int) -> Finished:
+    """What is said of a sample's end, but for the error."""
+    return Finished(*one.id, reason, length, cached=one.cached)
+
+
+# --- steps ------------------------------------------------------------------------------
+
+
+def _step(books: Books, event: Executed | Failed, told: Told) -> None:
+    """A step has ended; with results that cannot be, it counts as failed."""
+    steps = [flight.plan.step for flight in books.flights]
+    if type(event.step) is not int or event.step not in steps:
+        told.ignored.append(type(event).__name__.lower())
+    elif isinstance(event, Executed) and good(books.config, books.flights[0].plan, event):
+        _commit(books, event, told)
+    else:
+        _void(books, event.step, told)
+
+
+def _commit(books: Books, event: Executed, told: Told) -> None:
+    """The first plan in flight went well."""
+    flight = books.flights.popleft()
+    plan = flight.plan
+    ends = list[tuple[Account, str]]()
+    fills = {fill.index for fill in plan.fills}
+    for at, (seat, tokens) in enumerate(zip(flight.seats, event.yields, strict=True)):
+        one = seat.account
+        if one.seat is not seat:
+            continue  # it left before its results came
+        told.progress = True
+        one.faults = 0
+        books.move(one, Cause.ADVANCED)
+        seat.sched -= plan.most[at] - len(tokens)
+        kept, why = _cut(one, tokens)
+        one.known += kept
+        if kept:
+            told.tokens[one.id] = told.tokens.get(one.id, ()) + kept
+        filled = plan.starts[at] + plan.counts[at]
+        seat.kv = filled if at in fills else len(one.known) - 1
+        if why:
+            ends.append((one, why))
+    for one, why in ends:
+        told.finished.append(_ended(one, why, one.output))
+        books.close(one, Cause.COMPLETED)
+    books.open_fences(plan.step)
+
+
+def _cut(one: Account, tokens: tuple[int, ...]) -> tuple[tuple[int, ...], str]:
+    """What counts of new tokens, and the reason if they end the sample."""
+    room = one.last + 1 - len(one.known)
+    for at, token in enumerate(tokens[:room], 1):
+        if token in one.request.stop_ids:
+            return tokens[:at], "stop"
+    return tokens[:room], "length" if len(tokens) >= room else ""
+
+
+def _void(books: Books, step: int, told: Told) -> None:
+    """A step failed: all in flight never happened, and its own rows are to blame."""
+    hurt: dict[SampleId, Account] = {}
+    for flight in books.flights:
+        for seat in flight.seats:
+            if seat.account.seat is seat:
+                hurt[seat.account.id] = seat.account
+                seat.account.faults += flight.plan.step == step
+    told.voided.append(Voided(step, "", plans=len(books.flights), rows=len(hurt)))
+    for one in hurt.values():
+        books.restart(one)
+    books.flights.clear()
+    books.open_fences(None)
+    for one in hurt.values():
+        if one.faults >= books.config.max_failures:
+            told.finished.append(_ended(one, "error", one.output))
+            books.close(one, Cause.BLAMED)
+
+
+# --- what was said ----------------------------------------------------------------------
+
+
+def check_told(told: Told, turn: Transition) -> None:
+    """Raise InvariantError unless what was said about the events is what was to be said,
+    in any order of samples.
+    """
+    finished = _emitted(told, turn)
+    ends = [evolve(one, error="") for one in finished]
+    right = Counter(ends) == Counter(told.finished)
+    require(right, "lifetime", f"ended: {ends}, not {told.finished}")
+    for one in finished:
+        blamed = one.reason in ("rejected", "error")
+        require(not blamed or one.error, "lifetime", f"{one} does not say why")
+    _reasons(told, turn, finished)
+
+
+def _emitted(told: Told, turn: Transition) -> list[Finished]:
+    """Check the tokens that came out; returns the ends that did."""
+    tokens: dict[SampleId, tuple[int, ...]] = {}
+    finished: list[Finished] = []
+    for command in turn.commands:
+        if isinstance(command, Emit):
+            same = len(command.ids) == len(command.tokens)
+            require(same, "emit", "columns differ in length")
+            for name, new in zip(command.ids, command.tokens, strict=True):
+                if new:
+                    tokens[name] = tokens.get(name, ()) + new
+            finished += command.finished
+    if tokens != told.tokens:
+        raise InvariantError("emit", f"{tokens}, not {told.tokens}")
+    return finished
+
+
+def _reasons(told: Told, turn: Transition, finished: list[Finished]) -> None:
+    """Ends, failed steps and what is ignored are said as reasons, too."""
+    ended = [r for r in turn.reasons if isinstance(r, Ended)]
+    right = [Ended(one.id, one.sample, one.reason, one.error) for one in finished]
+    require(Counter(ended) == Counter(right), "reason", f"{ended}, not {right}")
+    voided = [evolve(r, error="") for r in turn.reasons if isinstance(r, Voided)]
+    require(voided == told.voided, "reason", f"voided {voided}, not {told.voided}")
+    ignored = Counter(r.event for r in turn.reasons if isinstance(r, Ignored))
+    due = Counter(told.ignored)
+    require(ignored == due, "reason", f"ignored {ignored}, not {told.ignored}")

@@ -1,0 +1,116 @@
+"""The specification of what follows: the state after a turn is the one that was said."""
+
+from collections import Counter
+from collections.abc import Iterable
+
+from minfer.lifecycle import committed
+from minfer.state import EngineState
+from minfer.testing.accounts import Account, Flight
+from minfer.testing.books import NEVER, Books, Leaving
+from minfer.testing.invariants import InvariantError, free_blocks, require
+from minfer.testing.lifetime import Stage
+
+
+def check_state(books: Books, after: EngineState) -> None:
+    """Raise InvariantError unless `after` is what follows from what was said."""
+    require(after.time == books.time, "time", f"{after.time}, not {books.time}")
+    steps = [flight.plan for flight in books.flights]
+    same = list(after.inflight) == steps
+    require(same, "in flight", "not the plans that were made")
+    _line(books, after)
+    here = len(after.waiting) + len(after.running)
+    require(here == len(books.accounts), "lifetime", "a sample too many")
+    for i in range(len(after.running)):
+        _running(books, after, i)
+    faults = {name: one.faults for name, one in books.accounts.items() if one.faults}
+    require(dict(after.faults) == faults, "faults", f"{after.faults}, not {faults}")
+    books.leaving = _fenced(books.leaving, [fence.until for fence in after.fences])
+    check_flights(books.flights, after, books.config.block_size)
+
+
+def _line(books: Books, after: EngineState) -> None:
+    """Everybody who does not run is in line, as it came or as it gave way."""
+    waiting = {seq.id: seq for seq in after.waiting}
+    for name, one in books.accounts.items():
+        if one.stage is Stage.RUNNING:
+            continue
+        seq = waiting.get(name)
+        if seq is None:
+            raise InvariantError("lifetime", f"{name} is {one.stage}, but not in line")
+        stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
+        require(stage is one.stage, "lifetime", f"{name} is {one.stage}, not {stage}")
+        require(seq.history == one.known, "known", f"{name} knows {seq.history}")
+        arrived = seq.arrived
+        require(arrived == one.arrived, "time", f"{name} arrived at {arrived}")
+
+
+def _running(books: Books, after: EngineState, i: int) -> None:
+    """The sequence at `i` knows, has and stands where the books say."""
+    run, config = after.running, books.config
+    one = books.accounts.get(run.ids[i])
+    if one is None or one.stage is not Stage.RUNNING or one.seat is None:
+        stage = None if one is None else one.stage
+        raise InvariantError("lifetime", f"{run.ids[i]} runs; it is {stage}")
+    _tokens(one, after, i, config.block_size)
+    seat, gen = one.seat, run.gens[i]
+    books.seen(seat, gen)
+    require(gen == seat.gen, "generations", f"{one.id}: {gen}, not {seat.gen}")
+    require(run.rows[i] == seat.row, "rows", f"{one.id} is in row {run.rows[i]}")
+    sched = run.sched[i]
+    right = (run.base[i], sched) == (seat.base, seat.sched)
+    require(right, "coverage", f"{one.id} is scheduled to {sched}, not {seat.sched}")
+    kv = committed(config, after, i)
+    require(kv == seat.kv, "committed", f"{one.id} has KV of {seat.kv}, not of {kv}")
+    table = tuple(run.tables[i])
+    if seat.opened:
+        same = table == seat.table
+        require(same, "device table", f"{one.id}: {seat.table}, not {table}")
+    else:
+        kept = table[: len(seat.table)] == seat.table
+        require(kept, "device table", f"{one.id} lost blocks")
+
+
+def _tokens(one: Account, after: EngineState, i: int, block_size: int) -> None:
+    """The sequence at `i` knows what its sample was told, and may have as much."""
+    tokens, last = after.running.tokens(i, block_size), after.running.last[i]
+    require(tokens == one.known, "known", f"{one.id} knows {tokens}, not {one.known}")
+    require(last == one.last, "known", f"{one.id} may have {last} + 1 tokens")
+
+
+def _fenced(leaving: list[Leaving], untils: list[int]) -> list[Leaving]:
+    """There is a fence for each that left while plans were in flight, and no other."""
+    rest, kept = Counter(untils), []
+    for left in sorted(leaving, key=lambda each: len(each.steps)):
+        found = next((step for step in sorted(left.steps) if rest[step]), None)
+        if found is not None:
+            rest[found] -= 1
+            kept.append(Leaving(left.account, frozenset((found,))))
+        elif NEVER not in left.steps:
+            steps = sorted(left.steps)
+            raise InvariantError("fence", f"none until {steps}; there are {untils}")
+    require(not any(rest.values()), "fence", f"for nobody: {untils}")
+    return kept
+
+
+def check_flights(flights: Iterable[Flight], after: EngineState, size: int) -> None:
+    """Raise InvariantError if blocks of a plan in flight are somebody else's, or what it
+    is to write can be found already.
+    """
+    run, free = after.running, set(free_blocks(after))
+    owner: dict[int, int] = {}  # block -> the generation whose own it is
+    for i, gen in enumerate(run.gens):
+        owner.update(dict.fromkeys(run.tables[i][run.chains[i].sealed :], gen))
+    for flight in flights:
+        plan = flight.plan
+        for at, seat in enumerate(flight.seats):
+            gen, blocks = plan.gens[at], flight.blocks[at]
+            if not free.isdisjoint(blocks):
+                raise InvariantError("fence", f"{blocks & free} are free, and in flight")
+            if not all(owner.get(block, gen) == gen for block in blocks):
+                raise InvariantError("fence", f"blocks of step {plan.step} changed hands")
+            if seat.account.seat is seat:
+                start = plan.starts[at]
+                end = start + max(plan.counts[at], plan.most[at])
+                written = seat.table[start // size : -(-end // size)]
+                if not all(owner.get(block) == gen for block in written):
+                    raise InvariantError("exclusive tail", f"others may read {written}")
