@@ -4,7 +4,7 @@
 `configs` and `states` are for tests of your own. They need hypothesis, which is imported
 when one of them is asked for; the specification does not:
 `minfer.testing.invariants.check` judges a state, `minfer.testing.ledger.check_turn` a
-turn.
+turn. README.md says which law is where.
 """
 
 from importlib import import_module

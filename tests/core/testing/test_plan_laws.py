@@ -1,0 +1,91 @@
+"""Plans that are wrong on purpose are named."""
+
+import pytest
+from attrs import evolve
+
+from minfer.messages import (
+    Voided,
+)
+from minfer.plan import Fill
+from tests.core.test_engine import CONFIG
+from tests.core.testing.turns import (
+    FAILED,
+    FORKS,
+    Bite,
+    as_it_is,
+    bitten,
+    copied,
+    copies,
+    decoding,
+    fills,
+    grown,
+    grows,
+    has,
+    named,
+    planned,
+    plans,
+    sent,
+    without_row,
+)
+
+BITES = (
+    Bite(
+        "plan: a sequence in the wrong row",
+        decoding,
+        lambda t: planned(t, rows=plans(t)[-1].rows[::-1]),
+    ),
+    Bite(
+        "plan: a row without",
+        decoding,
+        lambda t: sent(t, gens=(999, *plans(t)[-1].gens[1:])),
+    ),
+    Bite(
+        "plan: a row starts at",
+        decoding,
+        lambda t: planned(t, starts=(0, *plans(t)[-1].starts[1:])),
+    ),
+    Bite("plan: its number", decoding, lambda t: planned(t, step=99)),
+    Bite("plan: columns", decoding, lambda t: sent(t, most=(1,))),
+    Bite("feed: host or device", decoding, lambda t: planned(t, fills=(Fill(0, (1,)),))),
+    Bite(
+        "feed: not the history",
+        fills,
+        lambda t: planned(
+            t, fills=tuple(evolve(f, tokens=f.tokens[::-1]) for f in plans(t)[-1].fills)
+        ),
+    ),
+    Bite(
+        "feed: only the end",
+        fills,
+        lambda t: sent(t, most=tuple(1 - m for m in plans(t)[-1].most)),
+    ),
+    Bite("repeat", decoding, lambda t: planned(t, repeat=2)),
+    Bite("repeat", decoding, as_it_is, judged=evolve(CONFIG, max_repeat=3)),
+    Bite("budget: .* allows 1", lambda t: t.number == 0, as_it_is, budgets=(1,)),
+    Bite(
+        "budget: .* a prompt waits",
+        lambda t: t.number == 0,
+        as_it_is,
+        budgets=(64,),
+        judged=evolve(CONFIG, max_num_batched_tokens=64),
+    ),
+    Bite("left out", decoding, without_row),
+    Bite(
+        "fault: ",
+        has(Voided),
+        as_it_is,
+        script=FAILED,
+        judged=evolve(CONFIG, max_failures=2),
+    ),
+    Bite("copy: .* from where", copies, lambda t: planned(t, copies=()), script=(FORKS,)),
+    Bite("copy: .* sibling", copies, lambda t: copied(t, source=29), script=(FORKS,)),
+    Bite("copy: .* sibling", copies, lambda t: copied(t, count=3), script=(FORKS,)),
+    Bite("copy", copies, lambda t: copied(t, target=29), script=(FORKS,)),
+    Bite("grow", grows, lambda t: grown(t, at=1)),
+    Bite("grow", grows, lambda t: grown(t, row=3)),
+)
+
+
+@pytest.mark.parametrize("bite", BITES, ids=named(BITES))
+def test_a_wrong_turn_is_named(bite: Bite) -> None:
+    bitten(bite)
