@@ -1,0 +1,154 @@
+"""Reasons, ends and wakes that a replay finds otherwise, in words."""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, get_args
+
+from attrs import frozen
+
+from minfer.messages import Reason
+from minfer.runs.decisions import Facts, columns_of
+from minfer.sequence import SampleId
+
+REASONS: Final[dict[str, Any]] = {kind.__name__: kind for kind in get_args(Reason)}
+_MOST_NAMED: Final = 8  # of many, in a sentence
+_Told = dict[str, Any]  # a reason's fields by name
+
+
+@frozen
+class Difference:
+    """One decision that was another: what it is about, then, now, and all that as a
+    sentence.
+    """
+
+    what: str
+    then: Any  # JSON's own types; samples as [request, sample]
+    now: Any
+    words: str
+
+
+def named(sample: SampleId | list[Any]) -> str:
+    """A sample for people; its number if it is not the first."""
+    number = f" sample {sample[1]}" if sample[1] else ""
+    return repr(sample[0]) + number
+
+
+def listed(parts: Iterable[str], nobody: str = "nobody") -> str:
+    """Many for people: the first of them, and how many more."""
+    every = list(parts)
+    text = ", ".join(every[:_MOST_NAMED]) or nobody
+    more = len(every) - _MOST_NAMED
+    return f"{text} and {more} more" if more > 0 else text
+
+
+# --- who and what, for each kind of reason ----------------------------------------------
+
+
+def _held(one: _Told) -> str:
+    text = f"{_who(one)} for {one['cause']}"
+    if not one["needs"]:
+        return text
+    return f"{text} ({one['needs']} needed, {one['available']} available)"
+
+
+def _preempted(one: _Told) -> str:
+    who, by = [one["id"], one["sample"]], one["by"]
+    return f"{named(who)} for {'itself' if by == who else named(by)}"
+
+
+def _missed(one: _Told) -> str:
+    return f"{_who(one)} from block {one['block']} of {one['blocks']} on"
+
+
+def _who(one: _Told) -> str:
+    return named((one["id"], one["sample"]))
+
+
+def _fields(one: _Told) -> str:
+    return " ".join(f"{name} {value}" for name, value in one.items())
+
+
+@frozen
+class _Words:
+    """How a kind of reason is told: what was done, and to whom."""
+
+    verb: str
+    whom: Callable[[_Told], str]
+
+
+_WORDS: Final = {
+    "Admitted": _Words("admitted", _who),
+    "Preempted": _Words("preempted", _preempted),
+    "Held": _Words("held", _held),
+    "Missed": _Words("missed the prefix of", _missed),
+    "Voided": _Words("voided", _fields),
+    "Ignored": _Words("ignored", _fields),
+    "Overruled": _Words("overruled the policy in", _fields),
+}
+
+
+def reasons(then: Facts, now: Facts) -> Iterator[Difference]:
+    """Reasons kind by kind: for whom, and if that is the same, with what figures."""
+    was, is_ = _by_kind(then), _by_kind(now)
+    if was.get("Admitted") != is_.get("Admitted"):  # from which what they missed follows
+        was.pop("Missed", None)
+        is_.pop("Missed", None)
+    for kind in dict.fromkeys((*_WORDS, *was, *is_)):
+        old, new = was.get(kind, []), is_.get(kind, [])
+        if old == new:
+            continue
+        words = _WORDS.get(kind, _Words(kind, _fields))
+        whom, others = [*map(words.whom, old)], [*map(words.whom, new)]
+        if whom == others:
+            yield from _figures(words, old, new)
+        else:
+            told = f"then {words.verb} {listed(whom)}, now {listed(others)}"
+            yield Difference(words.verb, old, new, told)
+
+
+def _figures(words: _Words, old: list[_Told], new: list[_Told]) -> Iterator[Difference]:
+    """The same was done to the same, with other figures."""
+    for one, other in zip(old, new, strict=True):
+        odd = [name for name in one if one[name] != other[name]]
+        if odd:
+            was = ", ".join(f"{name} {one[name]}" for name in odd)
+            now = ", ".join(f"{name} {other[name]}" for name in odd)
+            what = f"{words.verb} {words.whom(one)}"
+            told = f"{what}: then with {was}, now with {now}"
+            yield Difference(what, one, other, told)
+
+
+def _by_kind(told: Facts) -> dict[str, list[_Told]]:
+    found: dict[str, list[_Told]] = {}
+    for kind, *parts in told.get("reasons", ()):
+        names = columns_of(REASONS[kind])
+        found.setdefault(kind, []).append(dict(zip(names, parts, strict=True)))
+    return found
+
+
+# --- ends and wakes ---------------------------------------------------------------------
+
+
+def ends(then: Facts, now: Facts) -> Iterator[Difference]:
+    """Who ended on one side only."""
+    old, new = then.get("finished", []), now.get("finished", [])
+    if old != new:
+        words = f"then ended {_ended(old, new)}, now {_ended(new, old)}"
+        yield Difference("ended", old, new, words)
+
+
+def _ended(some: list[Any], others: list[Any]) -> str:
+    """Those of `some` that are not among the others."""
+    odd = (end for end in some if end not in others)
+    return listed(f"{named(end)} ({end[2]}, {end[3]} tokens)" for end in odd)
+
+
+def wakes(then: Facts, now: Facts) -> Iterator[Difference]:
+    """When the engine asked to be woken."""
+    old, new = then.get("wake"), now.get("wake")
+    if old != new:
+        words = f"then asked to be woken {_when(old)}, now {_when(new)}"
+        yield Difference("asked to be woken", old, new, words)
+
+
+def _when(time: float | None) -> str:
+    return "not at all" if time is None else f"at {time} s"

@@ -1,0 +1,166 @@
+"""Plans that a replay finds otherwise, put together again from facts, and told in words.
+
+A plan's facts say how it differs from the plan before it; the first of a turn follows the
+last in flight. From that one on each is put together under the names of samples, then and
+now, and compared row by row.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from attrs import define, field
+
+from minfer.runs.decisions import Facts
+from minfer.runs.differences import Difference, listed, named
+from minfer.state import EngineState
+
+# What is said of a row, in the order in which it is told, and what it is if nothing is
+# said.
+_COLUMNS: Final[dict[str, int | None]] = {
+    "input tokens": 1,
+    "tokens at most": 1,
+    "first position": None,
+    "device row": None,
+    "blocks": None,
+    "new blocks": None,
+}
+
+
+@define
+class Batch:
+    """A plan under names: for each row, by sample, what is said about it."""
+
+    rows: dict[str, dict[str, Any]] = field(factory=dict)
+    rest: Facts = field(factory=dict)  # what is said about the whole
+
+
+def plans(before: EngineState, then: Facts, now: Facts) -> Iterator[Difference]:
+    """What differs in the first plan that does."""
+    old, new = batches(before, then), batches(before, now)
+    first = before.next_step
+    for number, (one, other) in enumerate(zip(old, new, strict=False), first):
+        found = [*_members(f"step {number}", one, other)]
+        found += _figures(f"step {number}", one, other)
+        found += _whole(f"step {number}", one, other)
+        if found:
+            yield from found
+            return
+    if len(old) != len(new):
+        words = f"then planned {_steps(first, old)}, now {_steps(first, new)}"
+        yield Difference("planned", len(old), len(new), words)
+
+
+def _steps(first: int, planned: list[Batch]) -> str:
+    return listed((f"step {first + at}" for at in range(len(planned))), "no step")
+
+
+# --- putting together -------------------------------------------------------------------
+
+
+def batches(before: EngineState, told: Facts) -> list[Batch]:
+    """The plans that facts are about, put together from the one before them."""
+    run = before.running
+    names = {gen: named(name) for gen, name in zip(run.gens, run.ids, strict=True)}
+    rows = dict(zip(run.gens, run.rows, strict=True))
+    gens = list(before.inflight[-1].gens) if before.inflight else []
+    made = []
+    for plan in told.get("plans", [{}]):  # nothing said: one plan, like the one before it
+        gone = set(plan.get("left", ()))
+        gens = list(plan.get("gens", [gen for gen in gens if gen not in gone]))
+        for at, gen, row in plan.get("joined", ()):
+            gens.insert(at, gen)
+            rows[gen] = row
+        for at, name, sample, _ in plan.get("opens", ()):
+            names[gens[at]] = named((name, sample))
+        members = [names.get(gen, f"generation {gen}") for gen in gens]
+        made.append(_batch(plan, members, [rows.get(gen) for gen in gens]))
+    return made
+
+
+def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> Batch:
+    """A plan's facts by name; `names` and `rows` are in batch order."""
+    batch = Batch()
+    for name, row in zip(names, rows, strict=True):
+        batch.rows[name] = {"device row": row}
+    for fact, what in (
+        ("counts", "input tokens"),
+        ("most", "tokens at most"),
+        ("fills", "first position"),
+    ):
+        for at, value in plan.get(fact, ()):
+            batch.rows[names[at]][what] = value
+    for at, _, _, table in plan.get("opens", ()):
+        batch.rows[names[at]]["blocks"] = table
+    owner = dict(zip(rows, names, strict=True))
+    for row, at, blocks in plan.get("grows", ()):
+        name = owner.get(row, f"device row {row}")
+        grown = {"from entry": at, "blocks": blocks}
+        batch.rows.setdefault(name, {})["new blocks"] = grown
+    batch.rest = {"forwards": plan.get("repeat", 1), "copies": plan.get("copies", [])}
+    return batch
+
+
+# --- comparing --------------------------------------------------------------------------
+
+
+def _members(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
+    """Who is in a plan on one side only; else, in which order all are."""
+    gone = [name for name in old.rows if name not in new.rows]
+    come = [name for name in new.rows if name not in old.rows]
+    if gone or come:
+        words = f"{step}: then with {listed(gone, 'nobody else')}, now with "
+        words += listed(come, "nobody instead" if gone else "nobody")
+        yield Difference(f"{step}: rows", gone, come, words)
+    elif [*old.rows] != [*new.rows]:
+        words = f"{step}: then in the order {listed(old.rows)}, now {listed(new.rows)}"
+        yield Difference(f"{step}: order", [*old.rows], [*new.rows], words)
+
+
+def _figures(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
+    """What is said otherwise about those who are in it on both sides, column by
+    column.
+    """
+    both = [name for name in old.rows if name in new.rows]
+    for what, default in _COLUMNS.items():
+        was = {name: old.rows[name].get(what, default) for name in both}
+        now = {name: new.rows[name].get(what, default) for name in both}
+        odd = [name for name in both if was[name] != now[name]]
+        if odd:
+            was = {name: was[name] for name in odd}
+            now = {name: now[name] for name in odd}
+            words = f"{step}: {what}: then {_column(was)}, now {_column(now)}"
+            yield Difference(f"{step}: {what}", was, now, words)
+
+
+def _whole(step: str, old: Batch, new: Batch) -> Iterator[Difference]:
+    """What is said otherwise about the whole plan."""
+    for what, was in old.rest.items():
+        now = new.rest[what]
+        if was != now:
+            words = f"{step}: {what}: then {_rest(was)}, now {_rest(now)}"
+            yield Difference(f"{step}: {what}", was, now, words)
+
+
+def _column(figures: dict[str, Any]) -> str:
+    return listed(f"{_value(value)} for {name}" for name, value in figures.items())
+
+
+def _rest(value: Any) -> str:
+    """The forwards or the copies of a plan."""
+    if isinstance(value, list):
+        copies = (f"block {a} to {b} ({n} positions)" for a, b, n in value)
+        return listed(copies, "none")
+    return str(value)
+
+
+def _value(value: Any) -> str:
+    """A figure of a row; blocks as ranges."""
+    if isinstance(value, dict):
+        return f"{_value(value['blocks'])} from entry {value['from entry']}"
+    if isinstance(value, list):
+        runs = [
+            f"{one[0]}-{one[0] + one[1] - 1}" if one[1] > 1 else str(one[0])
+            for one in value
+        ]
+        return " ".join(runs) or "none"
+    return "none" if value is None else str(value)
