@@ -29,7 +29,8 @@ from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import Emit, Event, Executed
 from minfer.request import Request
-from minfer.runs.simulate import Coming, CostModel, Simulation
+from minfer.runs.cost import CostModel
+from minfer.runs.simulate import Coming, Simulation
 from minfer.state import EngineState, Transition, Turn, initial
 
 BLOCK = 64

@@ -26,7 +26,8 @@ from minfer.effects.runs.costs import Step, fit, steps
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import Trace, read_trace
 from minfer.request import Request
-from minfer.runs.simulate import CostModel, Simulated, Simulation
+from minfer.runs.cost import CostModel
+from minfer.runs.simulate import Simulated, Simulation
 from minfer.state import EngineState, Turn
 
 CPU = {

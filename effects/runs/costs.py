@@ -7,13 +7,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
+from attrs import astuple, frozen
+
 from minfer.config import ConfigError
 from minfer.messages import Executed
 from minfer.runs.codec import CodecError, dump, load
-from minfer.runs.simulate import CostModel, work
+from minfer.runs.cost import CostModel, Work, work
 from minfer.state import Turn
 
-Step = tuple[float, ...]  # seconds, rows (0 if some have history), forwards, and `work`
 PART: Final = 64  # steps in a row that are fitted, or held out, together
 SEEN: Final = 20  # steps that a graph bucket needs, to have a cost of its own
 H200: Final = CostModel(
@@ -26,6 +27,16 @@ H200: Final = CostModel(
 )
 
 
+@frozen
+class Step:
+    """A step that was measured."""
+
+    seconds: float
+    rows: int  # 0 if some have history
+    forwards: int
+    work: Work
+
+
 def steps(turns: Iterable[Turn]) -> Iterator[Step]:
     """The executed steps of a run, each with the time since the turn before.
 
@@ -36,7 +47,8 @@ def steps(turns: Iterable[Turn]) -> Iterator[Step]:
         for event in turn.events:
             if isinstance(event, Executed) and flight and event.step == flight[0].step:
                 plan, took = flight[0], turn.transition.state.time - turn.before.time
-                yield took, 0 if plan.fills else len(plan.rows), plan.repeat, *work(plan)
+                rows = 0 if plan.fills else len(plan.rows)
+                yield Step(took, rows, plan.repeat, work(plan))
 
 
 def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]:
@@ -47,45 +59,32 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     """
     import numpy as np  # takes a while, and is needed here only
 
-    table = np.array([*measured], float).reshape(-1, 8)
-    if len(table) < 4 * PART:
+    every = [*measured]
+    if len(every) < 4 * PART:
         raise ConfigError(
-            f"{name}: {len(table)} steps are too few to fit; {4 * PART} are needed"
+            f"{name}: {len(every)} steps are too few to fit; {4 * PART} are needed"
         )
-    took, rows, forwards, inputs = table[:, :4].T
-    tops = [
-        1 << k for k in range(24) if np.sum((rows > 2**k / 2) & (rows <= 2**k)) >= SEEN
-    ] or [1]
-    bucket = np.minimum(np.searchsorted(tops, rows), len(tops) - 1)
+    took = np.array([one.seconds for one in every], float)
+    rows = np.array([one.rows for one in every], float)
+    inputs = np.array([one.work.inputs for one in every], float)
+    tops = _buckets(rows)
     launch, captured = _launch(took, rows, inputs)
     eager = (inputs > captured) & (launch > 0)
-    bases = [
-        *((rows > 0) & (bucket == k) for k in range(len(tops))),
-        (rows == 0) & ~eager,
-        eager,
-    ]
-    split = np.column_stack((inputs * ~eager, inputs * eager, table[:, 4:]))
-    design = np.column_stack([*(forwards * base for base in bases), split])
+    design = _design(every, tops, eager)
     # While the host launches, it does not learn that the step before has ended: that one
     # seems to take longer, and the next less. What they take together is known.
     first = np.flatnonzero(~eager | (np.arange(len(took)) == 0))
     took, design = np.add.reduceat(took, first), np.add.reduceat(design, first)
     took, design = took[took > 0], design[took > 0]  # two may have ended in one turn
-    held = np.arange(len(took)) // PART % 2 == 1
-    said = design[held] @ _solve(design[~held], took[~held])
-    off = {
-        "steps": len(took),
-        "total": float(said.sum() / took[held].sum() - 1),
-        "step": float(np.median(np.abs(said / took[held] - 1))),
-    }
+    off = _held_out_error(took, design)
     *decode, mixed, own, token, own_token, row, chunk, read, pair = map(
         float, _solve(design, took)
     )
-    error = (
-        f"on steps held out {off['total']:+.1%} of their total, {off['step']:.1%} of one"
-    )
     model = CostModel(
-        name=f"{name}; {error}",
+        name=(
+            f"{name}; on steps held out {off['total']:+.1%} of their total, "
+            f"{off['step']:.1%} of one"
+        ),
         decode=tuple(zip(tops, decode, strict=True)),
         mixed=mixed,
         token=token,
@@ -101,6 +100,47 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     return model, {"held_out_error": off}
 
 
+def _buckets(rows: Any) -> list[int]:
+    """The sizes of graphs that forwards of so many rows tell apart: powers of two."""
+    import numpy as np
+
+    tops = [1 << k for k in range(24)]
+    return [n for n in tops if np.sum((rows > n / 2) & (rows <= n)) >= SEEN] or [1]
+
+
+def _design(every: list[Step], tops: list[int], eager: Any) -> Any:
+    """The matrix of what each step does, one column for each coefficient: forwards by
+    bucket, with history, and launched by operations; inputs from history, in steps with a
+    graph and without; and the rest of `Work`.
+    """
+    import numpy as np
+
+    rows = np.array([one.rows for one in every], float)
+    forwards = np.array([one.forwards for one in every], float)
+    done = np.array([astuple(one.work) for one in every], float)
+    bucket = np.minimum(np.searchsorted(tops, rows), len(tops) - 1)
+    bases = [(rows > 0) & (bucket == k) for k in range(len(tops))]
+    bases += [(rows == 0) & ~eager, eager]
+    inputs = done[:, 0]
+    split = np.column_stack((inputs * ~eager, inputs * eager, done[:, 1:]))
+    return np.column_stack([*(forwards * base for base in bases), split])
+
+
+def _held_out_error(took: Any, design: Any) -> dict[str, Any]:
+    """How far a model of every other part of the steps is off on the parts between: of
+    their total, and of one step.
+    """
+    import numpy as np
+
+    held = np.arange(len(took)) // PART % 2 == 1
+    said = design[held] @ _solve(design[~held], took[~held])
+    return {
+        "steps": len(took),
+        "total": float(said.sum() / took[held].sum() - 1),
+        "step": float(np.median(np.abs(said / took[held] - 1))),
+    }
+
+
 def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
     """What launching a step with more inputs from history than so many takes the host, if
     it does.
@@ -113,15 +153,16 @@ def _launch(took: Any, rows: Any, inputs: Any) -> tuple[float, int]:
     pairs = (rows[:-1] > 0) & (inputs[1:] > 0)
     seems, follows = took[:-1][pairs], inputs[1:][pairs]
     usual = np.median(took[rows > 0]) if rows.any() else 0.0
-    found, least = (0.0, 0), np.abs(seems - usual).sum()
+    found = (0.0, 0)
+    least = np.abs(seems - usual).sum()
     for captured in np.unique([0, *follows])[:: 1 + len(follows) // 64]:
         late = follows > captured
         launch = np.median(seems[late]) if late.sum() >= SEEN else 0.0
         off = np.abs(seems - np.where(late, launch, usual)).sum()
-        if (
-            launch > 2 * usual and off < (0.95 if found[0] else 1) * least
-        ):  # and not by chance
-            found, least = (float(launch), int(captured)), off
+        clearly = (0.95 if found[0] else 1) * least  # not by chance
+        if launch > 2 * usual and off < clearly:
+            found = (float(launch), int(captured))
+            least = off
     return found
 
 
@@ -135,7 +176,9 @@ def _solve(design: Any, took: Any) -> Any:
     import numpy as np
 
     scale = np.maximum(np.sqrt((design**2).mean(0)), 1e-30)
-    x, found, weights = design / scale, np.zeros(design.shape[1]), 1 / took
+    x = design / scale
+    found = np.zeros(design.shape[1])
+    weights = 1 / took
     for _ in range(20):
         weighed = x * weights[:, None]
         gram, right = weighed.T @ weighed, weighed.T @ (took * weights)

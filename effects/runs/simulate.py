@@ -28,7 +28,8 @@ from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import KNOWN, Trace, read_trace
 from minfer.policies import POLICIES, policy_named
 from minfer.runs.codec import dump
-from minfer.runs.simulate import CostModel, Simulated, Simulation
+from minfer.runs.cost import CostModel
+from minfer.runs.simulate import Simulated, Simulation
 
 Figures = dict[str, Any]
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200

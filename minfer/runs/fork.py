@@ -24,10 +24,11 @@ from minfer.engine import step
 from minfer.messages import Cancel, Emit, Event, Finished, Preempted, Submit
 from minfer.policy import Rank
 from minfer.request import Request
+from minfer.runs.cost import CostModel
 from minfer.runs.journal import JournalError
 from minfer.runs.redact import redacted_config
 from minfer.runs.replay import Journal
-from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
+from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.runs.turns import blamed
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, Turn

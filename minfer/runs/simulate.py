@@ -15,25 +15,24 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import compress, count
 from operator import add, gt
-from typing import Any
+from typing import Final
 
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, frozen
 
-from minfer.config import ConfigError, EngineConfig, number
+from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Cancel, Event, Execute, Submit, Tick, WakeAt
 from minfer.plan import Plan, Yields
 from minfer.request import Request
+from minfer.runs.cost import CostModel
 from minfer.runs.oracle import Oracle
 from minfer.runs.turns import Step, blamed
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn, initial
 
 Arrival = tuple[float, Request | Cancel]  # seconds
-_PLAIN = [(0,) * k for k in range(65)]  # what a row yields: a token id that means nothing
-_NEVER = (math.inf, 0, 0)
 # turns in a row without an event or a plan, after which none is expected any more
-IDLE = 10_000
+IDLE: Final = 10_000
 
 
 class Coming(deque[Arrival]):
@@ -48,80 +47,18 @@ class Coming(deque[Arrival]):
         return self.popleft()
 
 
-def work(plan: Plan) -> tuple[int, int, int, int, int]:
-    """What a plan's cost is linear in, over all its forwards.
+@frozen
+class _Odd:
+    """A row that does not just yield 0s to its limit."""
 
-    Inputs from history; rows that feed themselves; chunks of history; positions that rows
-    read; and positions that inputs from history attend to.
-    """
-    rows, chunks = len(plan.rows), len(plan.fills)
-    if plan.repeat > 1:  # no chunks; row i takes part in the first most[i] forwards
-        read = sum(
-            m * (2 * s + m + 1) // 2 for s, m in zip(plan.starts, plan.most, strict=True)
-        )
-        return 0, sum(plan.most), 0, read, 0
-    inputs, pairs = sum(plan.counts), 0
-    for fill in plan.fills:
-        size = len(fill.tokens)
-        pairs += size * plan.starts[fill.index] + size * (size + 1) // 2
-    return inputs - rows + chunks, rows - chunks, chunks, sum(plan.starts) + inputs, pairs
+    end: float  # the position of its last token
+    stop: int  # the token id that it ends with
+    other: int  # that it yields before
 
 
-def _cost(**how: Any) -> Any:
-    return field(validator=number(0, of="cost model: "), **how)
-
-
-@frozen(kw_only=True)
-class CostModel:
-    """What steps cost, in seconds, linear in `work`. Raises ConfigError for what is below
-    0.
-    """
-
-    name: str
-    decode: tuple[
-        tuple[int, float], ...
-    ]  # a forward without history: rows up to, seconds
-    mixed: float = _cost()  # a forward with inputs from history
-    token: float = _cost()  # an input from history
-    sequence: float = _cost(default=0.0)  # a row that feeds itself
-    chunk: float = _cost(default=0.0)  # of a row's history
-    context: float = _cost(default=0.0)  # a position that a row reads
-    attention: float = _cost(
-        default=0.0
-    )  # a position that an input from history attends to
-    host: float = _cost(default=0.0)  # a turn of the host
-    # Of a step with more inputs from history than `captured`, if launching it, operation
-    # by operation, takes the host `launch`, which so long learns of no other step's end:
-    launch: float = _cost(default=0.0)
-    captured: int = 0
-    eager: float = _cost(default=0.0)  # its forward
-    eager_token: float = _cost(default=0.0)  # an input from history
-    overlaps: bool = True  # the device works while the host takes a turn
-
-    def __attrs_post_init__(self) -> None:
-        if not self.decode or not all(top > 0 and each >= 0 for top, each in self.decode):
-            raise ConfigError("cost model: decode must be pairs of rows and seconds")
-
-    def seconds(self, plan: Plan) -> float:
-        """What the device takes for a plan; more rows than any bucket has cost as its
-        last.
-        """
-        base, token = self.mixed, self.token
-        if not plan.fills:
-            count = len(plan.rows)
-            base = next(
-                (each for upto, each in self.decode if count <= upto), self.decode[-1][1]
-            )
-        elif self.launching(plan):
-            base, token = self.eager, self.eager_token
-        inputs, alone, chunks, read, pairs = work(plan)
-        rows = self.sequence * alone + self.chunk * chunks + self.context * read
-        return plan.repeat * base + rows + token * inputs + self.attention * pairs
-
-    def launching(self, plan: Plan) -> float:
-        """What launching a plan takes the host."""
-        eager = self.launch and plan.fills and work(plan)[0] > self.captured
-        return self.launch if eager else 0.0
+# what a row yields: a token id that means nothing
+_PLAIN: Final = [(0,) * k for k in range(65)]
+_NEVER: Final = _Odd(math.inf, 0, 0)
 
 
 class Simulated(Oracle):
@@ -139,9 +76,7 @@ class Simulated(Oracle):
     ) -> None:
         super().__init__(block_size=1, vocab=0)  # both are of the memory
         self.lengths = {} if lengths is None else lengths
-        self.odd: dict[
-            int, tuple[float, int, int]
-        ] = {}  # row -> its end, stop id, other tokens
+        self.odd: dict[int, _Odd] = {}  # by row
         self.most: tuple[int, ...] = ()  # of the last plan, and what that yields
         self.plain: Yields = ()
         if state is not None:
@@ -156,11 +91,14 @@ class Simulated(Oracle):
     ) -> None:
         """Remember of a row what differs from running to its limit, the token `last`."""
         self.odd.pop(row, None)
-        if stop_ids:
-            end = prompt + self.lengths[name] - 1 if name in self.lengths else last
-            other = next(token for token in count() if token not in stop_ids)
-            if end < last or other:
-                self.odd[row] = (end if end < last else math.inf), min(stop_ids), other
+        if stops := request.stop_ids:
+            length = self.lengths.get((request.id, sample), request.max_tokens)
+            end = math.inf
+            if length < request.max_tokens:
+                end = len(request.prompt) + length - 1
+            other = next(token for token in count() if token not in stops)
+            if end < math.inf or other:
+                self.odd[row] = _Odd(end, min(stops), other)
 
     # A tuple is made of it.
     def _run(self, plan: Plan) -> Yields:  # type: ignore[override]
@@ -175,13 +113,42 @@ class Simulated(Oracle):
             return self.plain
         at = tuple(map(add, plan.starts, plan.counts))  # the first token's position
         odd = [self.odd.get(row, _NEVER) for row in plan.rows]
-        due = [-1 if other else end for end, _, other in odd]
+        due = [-1 if one.other else one.end for one in odd]
         out = list(self.plain)
         for i in compress(range(len(out)), map(gt, map(add, at, plan.most), due)):
-            (end, stop, other), size = odd[i], plan.most[i]
-            ends = max(0, min(size, end - at[i]))
-            out[i] = tuple(stop if k == ends else other for k in range(size))
+            one, size = odd[i], plan.most[i]
+            ends = max(0, min(size, one.end - at[i]))
+            out[i] = tuple(one.stop if k == ends else one.other for k in range(size))
         return tuple(out)
+
+
+@define
+class _Device:
+    """When steps end. Each begins when its launch does and the one before it has ended;
+    if host and device take turns, when its results are asked for.
+    """
+
+    cost: CostModel
+    done: float  # when the last step ended
+    # steps in flight: when each was launched, and what it takes
+    flights: deque[tuple[float, float]] = Factory(deque)
+
+    def launch(self, plan: Plan, time: float) -> float:
+        """Launch a plan; returns when the host is free again."""
+        self.flights.append((time, self.cost.seconds(plan)))
+        return time + self.cost.launching(plan)
+
+    def end(self, asked: float) -> float:
+        """When the first step in flight ends whose results are asked for."""
+        launched, takes = self.flights.popleft()
+        begins = max(self.done, launched if self.cost.overlaps else asked)
+        self.done = begins + takes
+        return self.done
+
+    def forget(self, upto: int) -> None:
+        """A step failed, and all but so many behind it with it."""
+        while len(self.flights) > upto:
+            self.flights.pop()
 
 
 @define
@@ -204,30 +171,26 @@ class Simulation:
         not for `IDLE` turns in a row, of which a policy that puts everybody off asks for
         more and more.
         """
-        cost, state, number, free, done = (
-            self.cost,
-            self.state,
-            self.number,
-            self.time,
-            self.time,
-        )
-        flights = deque(
-            (free, cost.seconds(plan)) for plan in state.inflight
-        )  # launched, takes
+        state, number = self.state, self.number
+        free = self.time  # when the host is
+        device = _Device(self.cost, free)
+        for plan in state.inflight:
+            device.launch(plan, free)
         wake = free if state.requests else math.inf
-        arrivals, coming, idle = iter(self.arrivals), None, 0
+        arrivals = iter(self.arrivals)
+        coming = None  # the next arrival
+        idle = 0
         while idle < IDLE:
             coming = coming or next(arrivals, None)
-            if flights:
-                launched, takes = flights.popleft()
-                done = max(done, launched if cost.overlaps else free) + takes
-                now = max(free, done)
-                events: list[Event] = [Tick(now), self.executor.collect()]
+            results: list[Event] = []
+            if device.flights:
+                now = max(free, device.end(free))
+                results = [self.executor.collect()]
             else:
                 now = max(free, min(wake, coming[0] if coming else math.inf))
                 if now == math.inf:
                     return
-                events = [Tick(now)]
+            events = [Tick(now), *results]
             while coming and coming[0] <= now:
                 what = coming[1]
                 events.append(Submit(what) if isinstance(what, Request) else what)
@@ -235,21 +198,14 @@ class Simulation:
             with blamed(number, state):
                 transition = self.step(self.config, state, tuple(events))
             yield Turn(number, state, tuple(events), transition)
-            state, number, wake, free = (
-                transition.state,
-                number + 1,
-                math.inf,
-                now + cost.host,
-            )
-            plans = [one.plan for one in transition.commands if isinstance(one, Execute)]
-            while len(flights) + len(plans) > len(state.inflight):
-                flights.pop()  # a step failed, and these with it
+            state = transition.state
+            number += 1
+            plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
             idle = 0 if plans or len(events) > 1 else idle + 1
+            device.forget(len(state.inflight) - len(plans))
+            free = now + self.cost.host
             for plan in plans:
                 self.executor.launch(plan)
-                flights.append((free, cost.seconds(plan)))
-                free += cost.launching(plan)
-            wake = min(
-                (c.time for c in transition.commands if isinstance(c, WakeAt)),
-                default=wake,
-            )
+                free = device.launch(plan, free)
+            wakes = (c.time for c in transition.commands if isinstance(c, WakeAt))
+            wake = min(wakes, default=math.inf)

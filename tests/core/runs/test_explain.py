@@ -13,9 +13,10 @@ from hypothesis import given
 from minfer.config import EngineConfig
 from minfer.messages import Admitted, Cancel, Emit, Preempted, Submit, Voided
 from minfer.request import Request
+from minfer.runs.cost import CostModel
 from minfer.runs.explain import Explanation, UnknownRequestError, explain
 from minfer.runs.lives import Life
-from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
+from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.state import Turn
 from tests.circles import examples
 from tests.core.recorded import recorded

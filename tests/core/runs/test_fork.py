@@ -16,11 +16,12 @@ from minfer.messages import Cancel, Emit, Finish, Finished, Preempted, Submit
 from minfer.policies import Shortest
 from minfer.policy import Rank
 from minfer.request import Request
+from minfer.runs.cost import CostModel
 from minfer.runs.fork import Change, _Spare, fork
 from minfer.runs.journal import JournalError
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
-from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
+from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.state import Turn
 from tests.circles import long, seeds
 from tests.core.runs.clocked import Run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.messages import (
     Admitted,
     Cancel,
@@ -26,16 +26,9 @@ from minfer.plan import Plan
 from minfer.policies import Priority, Shortest
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request
+from minfer.runs.cost import CostModel, Work, work
 from minfer.runs.oracle import Oracle
-from minfer.runs.simulate import (
-    IDLE,
-    Arrival,
-    Coming,
-    CostModel,
-    Simulated,
-    Simulation,
-    work,
-)
+from minfer.runs.simulate import IDLE, Arrival, Coming, Simulated, Simulation
 from minfer.sequence import SampleId
 from minfer.state import Turn
 from minfer.testing.invariants import check
@@ -219,65 +212,23 @@ def test_arrivals_may_be_added_while_turns_are_read() -> None:
     assert seen == {"0", "1", "2", "3", "4"}
 
 
-# --- what steps cost --------------------------------------------------------------------
-
-
-def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
-    cost = CostModel(
-        name="x",
-        decode=((2, 1.0), (4, 2.0)),
-        mixed=8.0,
-        token=0.1,
-        sequence=0.01,
-        chunk=0.001,
-        context=1e-4,
-        attention=1e-5,
-    )
-    simulation = Simulation(
-        config_of(), Simulated(), cost, [(0.0, asked(n)) for n in "abc"]
-    )
-    mixed, decode, *_ = plans([*simulation.turns()])
-    assert work(mixed) == (12, 0, 3, 12, 30)
-    assert cost.seconds(mixed) == pytest.approx(8 + 1.2 + 0.003 + 12e-4 + 30e-5)
-    assert work(decode) == (0, 3, 0, 15, 0)
-    assert cost.seconds(decode) == pytest.approx(2 + 0.03 + 15e-4)
-    assert evolve(cost, decode=((1, 1.0), (2, 3.0))).seconds(decode) == pytest.approx(
-        3.0315
-    )
-    config = config_of(max_repeat=4)
-    _, four, *_ = plans(
-        [*Simulation(config, Simulated(), cost, [(0.0, asked("a", most=9))]).turns()]
-    )
-    assert (four.repeat, work(four)) == (4, (0, 4, 0, 26, 0))
-    assert cost.seconds(four) == pytest.approx(4 * 1 + 0.04 + 26e-4)
-    own = evolve(cost, launch=1.0, captured=11, eager=16.0, eager_token=0.2)
-    assert own.seconds(mixed) == pytest.approx(16 + 2.4 + 0.003 + 12e-4 + 30e-5)
-    assert own.seconds(decode) == cost.seconds(decode)
-    assert evolve(own, captured=12).seconds(mixed) == cost.seconds(mixed)
-
-
-def test_nothing_costs_less_than_nothing() -> None:
-    with pytest.raises(ConfigError, match="cost model: context must be a number from 0"):
-        evolve(EVEN, context=-1e-9)
-
-
-def by_hand(plan: Plan) -> tuple[int, ...]:
+def by_hand(plan: Plan) -> Work:
     """Every forward of a plan, input by input."""
-    found = [0, 0, 0, 0, 0]
+    inputs = alone = chunks = read = pairs = 0
     filled = {fill.index for fill in plan.fills}
     for i, (start, count, most) in enumerate(
         zip(plan.starts, plan.counts, plan.most, strict=True)
     ):
         for forward in range(max(1, most) if plan.repeat > 1 else 1):
             if i in filled:
-                found[0] += count
-                found[2] += 1
-                found[4] += sum(position + 1 for position in range(start, start + count))
-                found[3] += start + count
+                inputs += count
+                chunks += 1
+                pairs += sum(position + 1 for position in range(start, start + count))
+                read += start + count
             else:
-                found[1] += 1
-                found[3] += start + forward + 1
-    return tuple(found)
+                alone += 1
+                read += start + forward + 1
+    return Work(inputs, alone, chunks, read, pairs)
 
 
 # --- random worlds ----------------------------------------------------------------------

@@ -13,7 +13,8 @@ from minfer.config import EngineConfig
 from minfer.effects.runs.report import Report, Spread
 from minfer.messages import Admitted, Cancel, Emit, Executed, Failed, Preempted, Submit
 from minfer.request import Request
-from minfer.runs.simulate import Arrival, CostModel, Simulated, Simulation
+from minfer.runs.cost import CostModel
+from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.sequence import SampleId
 from minfer.state import Turn
 from tests.circles import seeds

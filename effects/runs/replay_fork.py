@@ -1,0 +1,175 @@
+"""Forks as a user meets them: a run as recorded, unchanged and changed, side by side."""
+
+import argparse
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator
+from functools import reduce
+from itertools import islice
+from operator import getitem
+from pathlib import Path
+from typing import Any, Final
+
+from minfer.config import SIZES, ConfigError
+from minfer.effects.live.journal_files import write_journal
+from minfer.effects.runs.costs import H200, fit, read_cost, steps
+from minfer.effects.runs.replay_state import line
+from minfer.effects.runs.report import Report
+from minfer.policies import policy_named
+from minfer.runs.cost import CostModel
+from minfer.runs.fork import Change, Fork, fork
+from minfer.runs.replay import Journal
+from minfer.state import Turn
+
+Figures = dict[str, Any]
+_FIGURES: Final = {  # title -> where it is in a report's figures
+    "tokens/s": ("tokens_per_second",),
+    "TTFT p50": ("ttft", "p50"),
+    "TTFT p99": ("ttft", "p99"),
+    "TPOT p50": ("tpot", "p50"),
+    "TPOT p99": ("tpot", "p99"),
+    "ITL p99": ("itl", "p99"),
+    "preemptions": ("preemptions",),
+    "cached": ("hit_share",),
+    "seconds": ("seconds",),
+    "refused": ("ended", "rejected"),
+}
+
+
+def fork_options(parser: argparse.ArgumentParser) -> None:
+    """What a fork takes."""
+    group = parser.add_argument_group(
+        "fork",
+        "change one thing at turn N (default: the first) and go on with modelled steps",
+    )
+    add = group.add_argument
+    add(
+        "--policy", metavar="NAME", help="another policy, named as in --scheduling-policy"
+    )
+    for name in SIZES:
+        add(f"--{name.replace('_', '-')}", type=int, metavar="N", help="another size")
+    add(
+        "--without",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="a request does not arrive",
+    )
+    add("--spare", default="", metavar="ID", help="a request is not preempted in turn N")
+    add(
+        "--cost",
+        type=Path,
+        metavar="FILE",
+        help="of steps, as minfer simulate --fit writes it "
+        "(default: fitted to this journal)",
+    )
+    add(
+        "--save",
+        type=Path,
+        metavar="FILE",
+        help="write the fork as a journal, to be viewed",
+    )
+
+
+def change_of(journal: Journal, options: argparse.Namespace) -> Change:
+    """What the options ask to change. Raises ConfigError for an unknown policy."""
+    settings = {
+        name: value for name in SIZES if (value := getattr(options, name)) is not None
+    }
+    if "num_blocks" in settings:  # of which the same share is left free
+        was = journal.config
+        settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
+    if options.policy:
+        settings["policy"] = policy_named(options.policy)
+    return Change(settings=settings, without=tuple(options.without), spare=options.spare)
+
+
+def print_fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
+    """Fork a run and print what comes of it; returns the exit code."""
+    at = journal.count if options.at is None else options.at
+    recorded = Report(journal.config)
+    cost = _cost(journal, options, recorded, at)
+    found = {"recorded": recorded.figures()}
+    made = fork(journal, at, Change(), cost)
+    found["unchanged"] = _went_on(made, recorded.begin)
+    made = fork(journal, at, change, cost)
+    # A turn that spares somebody is not what the engine decides by itself.
+    skip = 1 if change.spare else 0
+    found["changed"] = _went_on(made, recorded.begin, options.save, skip)
+    if options.json:
+        handed = len(made.handed)
+        print(json.dumps({"turn": at, "handed_over": handed, "cost": cost.name, **found}))
+    else:
+        print("\n".join(_told(at, cost, made, found)))
+    return 0
+
+
+def _cost(
+    journal: Journal, options: argparse.Namespace, recorded: Report, at: int
+) -> CostModel:
+    """What steps cost; `recorded` reports the turns from `at` on meanwhile."""
+    turns = _seen(journal.turns(), recorded, at)
+    if options.cost is not None:
+        cost = read_cost(options.cost)
+        deque(turns, maxlen=0)
+        return cost
+    try:
+        cost, _ = fit(steps(turns), "fitted to this journal")
+    except ConfigError:  # too few steps
+        return H200
+    return cost
+
+
+def _seen(turns: Iterable[Turn], report: Report, at: int) -> Iterator[Turn]:
+    """Pass all turns on; the report is of those from `at` on."""
+    for turn in turns:
+        if turn.number >= at:
+            report.see(turn)
+        yield turn
+
+
+def _went_on(
+    made: Fork, begin: float, save: Path | None = None, skip: int = 0
+) -> Figures:
+    """What comes of a fork that begins at a time; its turns but the first `skip` are
+    saved, if a file is named.
+    """
+    report = Report(made.config)
+    for since, request in made.handed:  # they have waited, and may have had tokens
+        report.arrives(request.id, since)
+        if request.output:
+            report.last[request.id, 0] = begin
+    turns = report.seen(made.turns)
+    if save:
+        write_journal(save, made.config, islice(turns, skip, None))
+    deque(turns, maxlen=0)
+    return report.figures()
+
+
+def _told(
+    at: int, cost: CostModel, made: Fork, found: dict[str, Figures]
+) -> Iterator[str]:
+    """The figures side by side, and what they are worth."""
+    yield (
+        f"From turn {at} on, in seconds: as recorded; then unchanged, and changed, as "
+        "modelled."
+    )
+    yield line("", "".join(f"{name:>14}" for name in found))
+    for label, path in _FIGURES.items():
+        cells = [reduce(getitem, path, figures) for figures in found.values()]
+        yield line(label, "".join(map(_cell, cells)))
+    yield (
+        "\nExact: turns before the fork, arrivals, cancels, lengths of what ended at a "
+        "stop token or its limit."
+    )
+    yield (
+        f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs; "
+        "who had not ended writes as much as it may."
+    )
+    if made.handed:
+        count = len(made.handed)
+        yield f"Handed over to a new engine with an empty cache: {count} requests."
+
+
+def _cell(value: Any) -> str:
+    return f"{'-':>14}" if value is None else f"{value:14,.4g}"

@@ -1,0 +1,74 @@
+"""A state of the engine, for people: what `minfer replay --at` shows."""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Final
+
+from minfer.config import EngineConfig
+from minfer.runs.replay import Journal
+from minfer.sequence import Sequence
+from minfer.state import EngineState
+
+_MANY: Final = 20  # sequences that are listed
+
+
+def line(name: str, text: str) -> str:
+    """A line of a summary."""
+    return f"{name:<11}{text}"
+
+
+def state_told(journal: Journal) -> str:
+    """The state that a replay has reached."""
+    state, config = journal.state, journal.config
+    lines = [
+        line("state", f"before turn {journal.count}, at {state.time:.6f} s"),
+        line("blocks", _blocks(config, state)),
+        line("in flight", _in_flight(state)),
+        line("policy", f"{config.policy}, its state {state.policy}"),
+    ]
+    if state.held and state.waiting:
+        lines.append(line("held", f"the first in line waits for {state.held[1]}"))
+    return "\n".join([*lines, *_running(state), *_waiting(state)])
+
+
+def _blocks(config: EngineConfig, state: EngineState) -> str:
+    pool = state.blocks
+    published = len(pool.nodes)
+    return (
+        f"{pool.free} free, {published - pool.live} cached, {pool.live} published and in "
+        f"use, {config.num_blocks - pool.free - published} private, of "
+        f"{config.num_blocks}"
+    )
+
+
+def _in_flight(state: EngineState) -> str:
+    steps = [
+        f"step {plan.step} ({len(plan.gens)} rows, {sum(plan.counts)} tokens)"
+        for plan in state.inflight
+    ]
+    return ", ".join(steps) or "nothing"
+
+
+def _running(state: EngineState) -> Iterator[str]:
+    run = state.running
+    yield line("running", f"{len(run)} sequences, in rank order")
+    for i, seq in enumerate(run.seqs[:_MANY]):
+        filled = " (its prompt)" if run.sched[i] < run.base[i] else ""
+        yield (
+            f"  {_name(seq)}: row {run.rows[i]}, knows {run.known[i]} of up to "
+            f"{run.last[i] + 1} tokens, planned to {run.sched[i]}{filled}, "
+            f"{len(run.tables[i])} blocks, {run.chains[i].sealed} published"
+        )
+
+
+def _waiting(state: EngineState) -> Iterator[str]:
+    yield line("waiting", f"{len(state.waiting)} sequences, first in line first")
+    for seq in islice(state.waiting, _MANY):
+        again = f", preempted {seq.preempted} times" if seq.preempted else ""
+        since = f"since {seq.arrived:.6f} s, {len(seq.history)} tokens"
+        yield f"  {_name(seq)}: {since}{again}"
+
+
+def _name(seq: Sequence) -> str:
+    several = seq.request.n > 1
+    return repr(seq.request.id) + (f" sample {seq.sample}" if several else "")

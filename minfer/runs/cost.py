@@ -1,0 +1,106 @@
+"""What steps cost: a model that is linear in what they do.
+
+A step's cost is that of its forwards and of what they read and write: inputs from
+history, rows that feed themselves, the positions that they attend to (`Work`). Where no
+graph has been captured for it, launching it costs the host, too.
+"""
+
+from typing import Any
+
+from attrs import field, frozen
+
+from minfer.config import ConfigError, number
+from minfer.plan import Plan
+
+
+@frozen
+class Work:
+    """What a plan's cost is linear in, over all its forwards."""
+
+    inputs: int  # from history
+    alone: int  # rows that feed themselves
+    chunks: int  # of history
+    read: int  # positions that rows read
+    pairs: int  # positions that inputs from history attend to
+
+
+def work(plan: Plan) -> Work:
+    """What a plan does."""
+    rows, chunks = len(plan.rows), len(plan.fills)
+    if plan.repeat > 1:  # no chunks; row i takes part in the first most[i] forwards
+        pairs = zip(plan.starts, plan.most, strict=True)
+        read = sum(most * (2 * start + most + 1) // 2 for start, most in pairs)
+        return Work(inputs=0, alone=sum(plan.most), chunks=0, read=read, pairs=0)
+    inputs = sum(plan.counts)
+    attended = 0
+    for fill in plan.fills:
+        size = len(fill.tokens)
+        attended += size * plan.starts[fill.index] + size * (size + 1) // 2
+    return Work(
+        inputs=inputs - rows + chunks,
+        alone=rows - chunks,
+        chunks=chunks,
+        read=sum(plan.starts) + inputs,
+        pairs=attended,
+    )
+
+
+def _cost(**how: Any) -> Any:
+    return field(validator=number(0, of="cost model: "), **how)
+
+
+@frozen(kw_only=True)
+class CostModel:
+    """What steps cost, in seconds, linear in `Work`. Raises ConfigError for what is below
+    0.
+    """
+
+    name: str
+    # a forward without history: rows up to, seconds
+    decode: tuple[tuple[int, float], ...]
+    mixed: float = _cost()  # a forward with inputs from history
+    token: float = _cost()  # an input from history
+    sequence: float = _cost(default=0.0)  # a row that feeds itself
+    chunk: float = _cost(default=0.0)  # of a row's history
+    context: float = _cost(default=0.0)  # a position that a row reads
+    # a position that an input from history attends to
+    attention: float = _cost(default=0.0)
+    host: float = _cost(default=0.0)  # a turn of the host
+    # Of a step with more inputs from history than `captured`, if launching it, operation
+    # by operation, takes the host `launch`, which so long learns of no other step's end:
+    launch: float = _cost(default=0.0)
+    captured: int = 0
+    eager: float = _cost(default=0.0)  # its forward
+    eager_token: float = _cost(default=0.0)  # an input from history
+    overlaps: bool = True  # the device works while the host takes a turn
+
+    def __attrs_post_init__(self) -> None:
+        if not self.decode or not all(top > 0 and each >= 0 for top, each in self.decode):
+            raise ConfigError("cost model: decode must be pairs of rows and seconds")
+
+    def seconds(self, plan: Plan) -> float:
+        """What the device takes for a plan; more rows than any bucket has cost as its
+        last.
+        """
+        done = work(plan)
+        forward, token = self.mixed, self.token
+        if not plan.fills:
+            forward = self._decode(len(plan.rows))
+        elif self.launching(plan):
+            forward, token = self.eager, self.eager_token
+        rows = self.sequence * done.alone + self.chunk * done.chunks
+        rows += self.context * done.read
+        seconds = plan.repeat * forward + rows + token * done.inputs
+        return seconds + self.attention * done.pairs
+
+    def _decode(self, rows: int) -> float:
+        """A forward without history."""
+        for top, seconds in self.decode:
+            if rows <= top:
+                return seconds
+        return self.decode[-1][1]
+
+    def launching(self, plan: Plan) -> float:
+        """What launching a plan takes the host."""
+        eager = self.launch and plan.fills and work(plan).inputs > self.captured
+        return self.launch if eager else 0.0

@@ -1,0 +1,49 @@
+"""What a step costs is linear in its work, which is counted forward by forward."""
+
+import pytest
+from attrs import evolve
+
+from minfer.config import ConfigError
+from minfer.runs.cost import CostModel, Work, work
+from minfer.runs.simulate import Simulated, Simulation
+from tests.core.runs.test_simulate import EVEN, asked, config_of, plans
+
+
+def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
+    cost = CostModel(
+        name="x",
+        decode=((2, 1.0), (4, 2.0)),
+        mixed=8.0,
+        token=0.1,
+        sequence=0.01,
+        chunk=0.001,
+        context=1e-4,
+        attention=1e-5,
+    )
+    simulation = Simulation(
+        config_of(), Simulated(), cost, [(0.0, asked(n)) for n in "abc"]
+    )
+    mixed, decode, *_ = plans([*simulation.turns()])
+    assert work(mixed) == Work(inputs=12, alone=0, chunks=3, read=12, pairs=30)
+    assert cost.seconds(mixed) == pytest.approx(8 + 1.2 + 0.003 + 12e-4 + 30e-5)
+    assert work(decode) == Work(inputs=0, alone=3, chunks=0, read=15, pairs=0)
+    assert cost.seconds(decode) == pytest.approx(2 + 0.03 + 15e-4)
+    assert evolve(cost, decode=((1, 1.0), (2, 3.0))).seconds(decode) == pytest.approx(
+        3.0315
+    )
+    config = config_of(max_repeat=4)
+    _, four, *_ = plans(
+        [*Simulation(config, Simulated(), cost, [(0.0, asked("a", most=9))]).turns()]
+    )
+    assert four.repeat == 4
+    assert work(four) == Work(inputs=0, alone=4, chunks=0, read=26, pairs=0)
+    assert cost.seconds(four) == pytest.approx(4 * 1 + 0.04 + 26e-4)
+    own = evolve(cost, launch=1.0, captured=11, eager=16.0, eager_token=0.2)
+    assert own.seconds(mixed) == pytest.approx(16 + 2.4 + 0.003 + 12e-4 + 30e-5)
+    assert own.seconds(decode) == cost.seconds(decode)
+    assert evolve(own, captured=12).seconds(mixed) == cost.seconds(mixed)
+
+
+def test_nothing_costs_less_than_nothing() -> None:
+    with pytest.raises(ConfigError, match="cost model: context must be a number from 0"):
+        evolve(EVEN, context=-1e-9)
