@@ -1,0 +1,70 @@
+"""What a service level needs: the smallest size, or the greatest speed, that is good."""
+
+from bisect import bisect_left
+from collections.abc import Callable
+from typing import Any, Final
+
+from attrs import evolve
+
+from minfer.blocks import blocks_for
+from minfer.effects.runs.simulate_options import Case, pooled
+
+STEP: Final = 1.02  # from one value that is tried to the next
+_SPEEDS: Final = 350  # steps up and down: 1,000 times to a thousandth
+_POWERS: Final = range(11)  # of two: sizes that are tried
+
+Good = Callable[[Case], bool]
+
+
+def find(what: str, longest: int, case: Case, good: Good) -> float | None:
+    """The smallest size, or the greatest speed, that is good, other settings being those
+    of `case`; None if nothing is. `longest` is the longest request, in tokens.
+
+    Speeds and pools by bisection, in steps of 2%: more load, or fewer blocks, is taken to
+    be never better; no more blocks are tried than the configuration has. Batch and block
+    sizes help some and hurt others: all powers of two are tried, of blocks with a pool of
+    as many tokens.
+    """
+    if what == "speed":
+        speeds = [STEP**k for k in range(_SPEEDS, -_SPEEDS - 1, -1)]
+        return _first(speeds, lambda pace: good(evolve(case, speed=pace)))
+    if what == "num-blocks":
+        return _first(_pools(case, longest), lambda n: good(_of_blocks(case, n)))
+    if what == "block-size":
+        tried = [1 << power for power in _POWERS[3:]]
+        fits = [n for n in tried if good(_of_block_size(case, n))]
+    else:
+        tried = [1 << power for power in _POWERS]
+        fits = [n for n in tried if good(_of_rows(case, n))]
+    return min(fits, default=None)
+
+
+def _first(values: list[Any], good: Callable[[Any], bool]) -> float | None:
+    """The first value that is good, where all after it are."""
+    at = bisect_left(values, True, key=good)
+    return values[at] if at < len(values) else None
+
+
+def _pools(case: Case, longest: int) -> list[int]:
+    """Pools from what the longest request takes to what there is."""
+    config = case.config
+    least = blocks_for(min(longest, config.max_model_len), config.block_size)
+    some = (round(least * STEP**k) for k in range(1000))
+    return sorted({n for n in some if n < config.num_blocks} | {config.num_blocks})
+
+
+def _of_blocks(case: Case, blocks: int) -> Case:
+    return evolve(case, config=pooled(case.config, blocks))
+
+
+def _of_block_size(case: Case, size: int) -> Case:
+    config = case.config
+    tokens = config.num_blocks * config.block_size
+    changed = pooled(evolve(config, block_size=size), tokens // size)
+    return evolve(case, config=changed)
+
+
+def _of_rows(case: Case, rows: int) -> Case:
+    budget = max(rows, case.config.max_num_batched_tokens)
+    config = evolve(case.config, max_num_seqs=rows, max_num_batched_tokens=budget)
+    return evolve(case, config=config)

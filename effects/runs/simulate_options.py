@@ -1,0 +1,170 @@
+"""What `minfer simulate` takes, and the settings that follow from it."""
+
+import argparse
+import contextlib
+import math
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from minfer.config import SIZES, ConfigError, EngineConfig
+from minfer.effects.runs.costs import H200
+from minfer.effects.runs.traces import KNOWN, Trace
+from minfer.policies import policy_named
+
+POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
+_LARGEST: Final = 2**31  # no option takes a number as large
+
+
+@frozen
+class Case:
+    """Settings under which a trace is simulated."""
+
+    config: EngineConfig
+    speed: float  # times the trace's own pace
+
+
+@frozen
+class _Number:
+    """An option that is a number."""
+
+    name: str
+    kind: type
+    default: float | None
+    help: str
+
+
+_NUMBERS: Final = (
+    _Number("--max-model-len", int, None, "default: the longest request's"),
+    _Number("--steps-in-flight", int, None, "steps planned ahead (default: 2)"),
+    _Number("--requests", int, None, "only so many, the first of the trace"),
+    _Number("--divide", int, 1, "divide all lengths by it"),
+    _Number(
+        "--slo-ttft", float, math.inf, "a first token is good within so many seconds"
+    ),
+    _Number("--slo-tpot", float, math.inf, "others are, on average"),
+    _Number(
+        "--slo-share",
+        float,
+        0.99,
+        "of requests that have to be good (default: 0.99)",
+    ),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options to a parser."""
+    add, several = parser.add_argument, "of several, all combinations are run"
+    add("trace", metavar="TRACE", help=KNOWN)
+    add(
+        "--policy",
+        action="append",
+        metavar="NAME",
+        help="as --scheduling-policy; may be repeated",
+    )
+    for name in SIZES:
+        option = f"--{name.replace('_', '-')}"
+        add(option, type=_reader(int, True), metavar="N,..", help=several)
+    add(
+        "--speed",
+        type=_reader(float, True),
+        default=[1.0],
+        metavar="X,..",
+        help=f"times the trace's own pace; {several}",
+    )
+    for one in _NUMBERS:
+        add(
+            one.name,
+            type=_reader(one.kind),
+            default=one.default,
+            metavar="N",
+            help=one.help,
+        )
+    add(
+        "--find",
+        choices=("max-num-seqs", "num-blocks", "block-size", "speed"),
+        help="the smallest (of speed: the greatest) with which they are",
+    )
+    add("--mix", type=int, metavar="SEED", help="draw clients, priorities and deadlines")
+    _add_files(parser)
+    add("--json", action="store_true", help="print all figures as JSON")
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    """Options that name files."""
+    add = parser.add_argument
+    add(
+        "--cost",
+        type=Path,
+        metavar="FILE",
+        help=f"what steps cost (default: {H200.name})",
+    )
+    add(
+        "--fit",
+        type=Path,
+        metavar="JOURNAL",
+        help="fit what steps cost to a measured run",
+    )
+    add("--save-cost", type=Path, metavar="FILE", help="keep it for --cost")
+    add("--journal", type=Path, metavar="DIR", help="keep each run as a journal there")
+
+
+def _reader(kind: type, several: bool = False) -> Callable[[str], Any]:
+    """What reads a number above 0 of that kind, or several with commas between them."""
+
+    def read(text: str) -> Any:
+        with contextlib.suppress(ValueError):
+            values = [kind(part) for part in text.split(",")]
+            fit = all(0 < value < _LARGEST for value in values)
+            if fit and (several or len(values) == 1):
+                return values if several else values[0]
+        whole = "a whole number from 1" if kind is int else "a number above 0"
+        raise argparse.ArgumentTypeError(f"{text!r} is not {whole}")
+
+    return read
+
+
+def check_options(options: argparse.Namespace, cases: list[Case]) -> None:
+    """Raise ConfigError for options that do not go together."""
+    level = min(options.slo_ttft, options.slo_tpot) < math.inf
+    if options.find and (len(cases) > 1 or not level):
+        raise ConfigError(
+            "--find needs one value of each setting, and a service level: --slo-ttft, "
+            "--slo-tpot or both"
+        )
+
+
+def cases_of(trace: Trace, options: argparse.Namespace) -> list[Case]:
+    """All combinations of the settings; what is not set is the journal's, or suits an
+    H200.
+    """
+    first = trace.config or EngineConfig(
+        num_blocks=POOL // 64,
+        watermark=POOL // 6400,
+        max_num_batched_tokens=8192,
+        max_model_len=max(trace.sizes),
+    )
+    told = {"max_model_len": options.max_model_len, "depth": options.steps_in_flight}
+    first = evolve(first, **{name: value for name, value in told.items() if value})
+    policies = [policy_named(name) for name in options.policy or ()] or [first.policy]
+    others = SIZES[1:]  # all but the pool, which follows from the block size
+    sizes = (getattr(options, name) or [getattr(first, name)] for name in others)
+    cases: list[Case] = []
+    for policy, *each in product(policies, *sizes):
+        config = evolve(first, policy=policy, **dict(zip(others, each, strict=True)))
+        pool = first.num_blocks * first.block_size // config.block_size
+        configs = [pooled(config, blocks) for blocks in options.num_blocks or [pool]]
+        cases += (Case(*case) for case in product(configs, options.speed))
+    return cases
+
+
+def pooled(config: EngineConfig, blocks: int) -> EngineConfig:
+    """The configuration with so many blocks, and a hundredth of them left free, as it
+    comes.
+    """
+    if blocks == config.num_blocks:
+        return config
+    return evolve(config, num_blocks=max(1, blocks), watermark=blocks // 100)
