@@ -22,9 +22,10 @@ from typing import Any
 
 from bench.results import run, show, spread
 from minfer.config import EngineConfig
+from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import Step, fit, steps
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import Trace, read_trace
+from minfer.effects.runs.traces import read_trace
 from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation

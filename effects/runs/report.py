@@ -72,12 +72,9 @@ class Report:
     begin: float = math.nan
     end: float = math.nan
     state: EngineState | None = None  # the last
-    noted: dict[str, deque[float]] = field(
-        factory=dict
-    )  # when those came who have not entered
-    real: dict[str, float] = field(
-        factory=dict
-    )  # when those came who have, and have not ended
+    # when those came who have not entered; and who have, and have not ended
+    noted: dict[str, deque[float]] = field(factory=dict)
+    real: dict[str, float] = field(factory=dict)
     came: dict[SampleId, float] = field(factory=dict)  # of who was let in
     first: dict[SampleId, float] = field(factory=dict)  # when its first token came
     last: dict[SampleId, float] = field(factory=dict)  # its last so far
@@ -101,39 +98,40 @@ class Report:
 
     def see(self, turn: Turn) -> None:
         """Fold a turn."""
-        before, after, sums = turn.before, turn.transition.state, self.sums
+        before, after = turn.before, turn.transition.state
         if self.state is None:
             self._begin(before, after.time)
-        span, used = (
-            after.time - before.time,
-            self.config.num_blocks - after.blocks.available,
-        )
-        self.state, self.end = after, after.time
-        self.most |= {
-            "running": len(after.running),
-            "waiting": len(after.waiting),
-            "blocks": used,
-        }
-        sums["turns"] += 1
-        sums["busy"] += span * bool(before.inflight)
-        sums["running"] += span * len(before.running)
+        self.state = after
+        self.end = after.time
+        self._use(before, after)
         for command in turn.transition.commands:
             match command:
                 case Execute(plan):
-                    sums["steps"] += plan.repeat
+                    self.sums["steps"] += plan.repeat
                 case Emit():
                     self._emit(command, after)
         for event in turn.events:
             if isinstance(event, Submit):
                 self._enter(event.request.id, before, after)
-        for (
-            reason
-        ) in turn.transition.reasons:  # who is let in is so after all events of the turn
+        # Who is let in is so after all events of the turn.
+        for reason in turn.transition.reasons:
             match reason:
                 case Admitted():
                     self._let_in(reason, after.time)
                 case Preempted():
-                    sums["preemptions"] += 1
+                    self.sums["preemptions"] += 1
+
+    def _use(self, before: EngineState, after: EngineState) -> None:
+        """How much was in use, until this turn and after it."""
+        span = after.time - before.time
+        self.sums["turns"] += 1
+        self.sums["busy"] += span * bool(before.inflight)
+        self.sums["running"] += span * len(before.running)
+        self.most |= {
+            "running": len(after.running),
+            "waiting": len(after.waiting),
+            "blocks": self.config.num_blocks - after.blocks.available,
+        }
 
     def _begin(self, state: EngineState, now: float) -> None:
         """Learn who is there already; whoever ran may have had tokens."""
@@ -148,13 +146,10 @@ class Report:
         times = self.noted.get(name)
         if not times:
             return
-        time, old, new = (
-            times.popleft(),
-            before.requests.get(name),
-            after.requests.get(name),
-        )
+        time = times.popleft()
         if not times:
             del self.noted[name]
+        old, new = before.requests.get(name), after.requests.get(name)
         if new is not None and (old is None or old.place != new.place):
             self.real[name] = time
 
@@ -165,7 +160,8 @@ class Report:
             self.came[got.id, got.sample] = self.real.get(got.id, now - got.waited)
 
     def _emit(self, emit: Emit, after: EngineState) -> None:
-        new, now, last = [*compress(emit.ids, emit.tokens)], after.time, self.last
+        new = [*compress(emit.ids, emit.tokens)]  # who has tokens
+        now, last = after.time, self.last
         for since, times in Counter(map(last.get, new)).items():
             if since is not None:
                 self.spreads["itl"].add(now - since, times)
@@ -181,18 +177,18 @@ class Report:
                 self.real.pop(done.id, None)
 
     def _end(self, done: Finished) -> None:
-        name, sums = (done.id, done.sample), self.sums
+        name = done.id, done.sample
         self.ended[done.reason] += 1
-        came, first, last = (
-            times.pop(name, None) for times in (self.came, self.first, self.last)
-        )
+        came = self.came.pop(name, None)
+        first = self.first.pop(name, None)
+        last = self.last.pop(name, None)
         if came is None or first is None or last is None or done.reason in _UNSERVED:
             return
         tpot = (last - first) / max(1, done.length - 1)
         if done.length > 1:
             self.spreads["tpot"].add(tpot)
         self.spreads["e2e"].add(last - came)
-        sums["good"] += first - came <= self.ttft and tpot <= self.tpot
+        self.sums["good"] += first - came <= self.ttft and tpot <= self.tpot
 
     @property
     def unfinished(self) -> int:

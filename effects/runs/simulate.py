@@ -18,6 +18,7 @@ from tqdm import tqdm
 from minfer.config import SIZES, ConfigError
 from minfer.effects.live.driver import quiet_collector
 from minfer.effects.live.journal_files import read_journal, write_journal
+from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200, fit, read_cost, steps, write_cost
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_find import find
@@ -27,7 +28,7 @@ from minfer.effects.runs.simulate_options import (
     cases_of,
     check_options,
 )
-from minfer.effects.runs.traces import Trace, read_trace
+from minfer.effects.runs.traces import read_trace
 from minfer.policies import POLICIES, policy_named
 from minfer.runs.codec import dump
 from minfer.runs.cost import CostModel

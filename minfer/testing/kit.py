@@ -24,9 +24,8 @@ from minfer.runs.journal_writing import encode_journal
 from minfer.state import EngineState
 from minfer.testing.trial import VOCAB, PolicyError, Trial
 
-Trace = tuple[
-    tuple[float, Submit | Cancel], ...
-]  # seconds since the event before it, event
+# seconds since the event before it, event
+Trace = tuple[tuple[float, Submit | Cancel], ...]
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
 
@@ -180,10 +179,8 @@ class PolicyMachine(RuleBasedStateMachine):
     @initialize(config=configs(FirstCome()), pace=_paces)
     def begin(self, config: EngineConfig, pace: float) -> None:
         """An engine starts."""
-        self.trial, self.numbers = (
-            Trial(evolve(config, policy=self.policy), pace),
-            count(),
-        )
+        self.trial = Trial(evolve(config, policy=self.policy), pace)
+        self.numbers = count()
 
     @rule(gap=_gaps, data=st.data())
     def tell(self, gap: float, data: st.DataObject) -> None:

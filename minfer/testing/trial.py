@@ -18,7 +18,7 @@ from minfer.policy import Policy
 from minfer.request import Request
 from minfer.runs.codec import dump
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Turn, initial
+from minfer.state import EngineState, Transition, Turn, initial
 from minfer.testing.ledger import Ledger
 
 VOCAB: Final = 40
@@ -142,44 +142,48 @@ class Trial:
         """Take a turn; the clock goes on by `pace`, or if nothing runs to `until` at
         most.
         """
+        moved = self._step()
+        self._must(True, "", "")
+        wakes = [each.time for each in moved.commands if isinstance(each, WakeAt)]
+        self._stuck(idle=bool(wakes) and not self._oracle.plans)
+        # Not all the way to what the policy waits for: something else may come before.
+        short = self.hold / 100
+        soon = [self.now + max((wake - self.now) / 2, short) for wake in wakes]
+        if self._oracle.plans:
+            self.now += self.pace
+        else:
+            self.now = min(until, *(soon or [until]))
+
+    def _step(self) -> Transition:
+        """Let the engine decide a turn, and the ledger judge it."""
         done = (self._oracle.collect(),) if self._oracle.plans else ()
-        events, self._inbox, before = (
-            (Tick(self.now), *done, *self._inbox),
-            [],
-            self.state,
-        )
+        events = (Tick(self.now), *done, *self._inbox)
+        before = self.state
+        self._inbox = []
         self._budgets.clear()
         try:
             moved = step(self._watched, before, events)
             self.turns.append(Turn(len(self.turns), before, events, moved))
             self.state = moved.state
             self._ledger.take(events, moved, self._budgets)
-            for plan in (
-                each.plan for each in moved.commands if isinstance(each, Execute)
-            ):
-                self._oracle.launch(plan)
+            for each in moved.commands:
+                if isinstance(each, Execute):
+                    self._oracle.launch(each.plan)
         except Exception as error:
             self._flaws.append((getattr(error, "law", "totality"), str(error)))
             raise PolicyError(*self._flaws[0], self.config, self.turns) from error
-        self._must(True, "", "")
-        wakes = [each.time for each in moved.commands if isinstance(each, WakeAt)]
-        idle = bool(wakes) and not self._oracle.plans
-        self._idle, self._busy = (
-            min(self._idle, self.now) if idle else inf,
-            self._busy + (not idle),
-        )
+        return moved
+
+    def _stuck(self, *, idle: bool) -> None:
+        """All that came must end: in so many turns, and without too long a pause."""
+        self._idle = min(self._idle, self.now) if idle else inf
+        self._busy += not idle
         late = self.now - self._idle > self.hold or self._busy > 50 + 4 * self._claims
         told = (
             f"{self._busy} turns for {self._claims} tokens; idle from "
-            f"{self._idle:.2f} s "
-            f"on"
+            f"{self._idle:.2f} s on"
         )
         self._must(not late, "no deadlock", told)
-        # Not all the way to what the policy waits for: something else may come before.
-        soon = [
-            self.now + max((wake - self.now) / 2, self.hold / 100) for wake in wakes
-        ] or [until]
-        self.now = self.now + self.pace if self._oracle.plans else min(until, *soon)
 
     def compete(self, mine: Request, every: int = 1, *, short: bool = False) -> None:
         """`mine` finds all rows taken, and its equals, or short ones, come every so many
@@ -199,10 +203,10 @@ class Trial:
             self.tell(Submit(evolve(mine, id=f"early{number}")))
         self.turn(self.now + self.pace)
         self.tell(Submit(mine))
-        rows = (
-            self.config.max_num_seqs if short else 1
-        )  # short ones must come faster than they go
-        after, passed = self.now + (self.patience if short else 0), set[str]()
+        # Short ones must come faster than they go.
+        rows = self.config.max_num_seqs if short else 1
+        after = self.now + (self.patience if short else 0)
+        passed = set[str]()
         for number in range(150):
             if number % every == 0:
                 name = "late" if self.now >= after else "soon"
@@ -216,8 +220,7 @@ class Trial:
                 }
             told = (
                 f"{mine.id} waits while {len(passed)} who came later go first; "
-                f"{allowed} "
-                f"may"
+                f"{allowed} may"
             )
             self._must(len(passed) <= allowed, "bounded starvation", told)
             if mine.id not in self.state.requests:
@@ -231,16 +234,12 @@ class Trial:
         """
         while self.state.requests or self._oracle.plans or self._inbox:
             self.turn()
-        self._must(
-            self.state.blocks.available == self.config.num_blocks,
-            "all is freed",
-            "not so",
-        )
+        freed = self.state.blocks.available == self.config.num_blocks
+        self._must(freed, "all is freed", "not so")
         for turn in reversed(self.turns):
             same = step(self._watched, turn.before, turn.events) == turn.transition
-            self._must(
-                same, "determinism", f"turn {turn.number} is decided otherwise again"
-            )
+            told = f"turn {turn.number} is decided otherwise again"
+            self._must(same, "determinism", told)
 
 
 def _claim(request: Request) -> int:

@@ -20,9 +20,10 @@ from attrs import define
 from bench.results import percentiles, run, show
 from minfer.config import EngineConfig
 from minfer.effects.live.driver import quiet_collector
+from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.traces import Trace, read_trace
+from minfer.effects.runs.traces import read_trace
 from minfer.messages import Admitted, Emit, Submit
 from minfer.policies import (
     PREFILL,

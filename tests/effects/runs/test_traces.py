@@ -5,16 +5,14 @@ with its row.
 import json
 import os
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-from attrs import evolve
 
 from minfer.config import EngineConfig
-from minfer.effects.live.journal_files import Writer, write_journal
-from minfer.effects.runs.traces import LONGEST, Row, Trace, TraceError, read_trace
-from minfer.keys import block_keys
+from minfer.effects.live.journal_files import write_journal
+from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
+from minfer.effects.runs.traces import read_trace
 from minfer.messages import Cancel
 from minfer.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
@@ -102,29 +100,6 @@ def test_mooncake_prompts_begin_alike_where_their_ids_do(tmp_path: Path) -> None
     ]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_made_up_keys_are_equal_where_prompts_are(seed: int) -> None:
-    """They need not be the digests; but they tell the same blocks apart, for any block
-    size.
-    """
-    rng = Random(seed)
-    span, size = rng.choice((3, 8, 512)), rng.choice((1, 4, 5, 64))
-    paths: list[tuple[int, ...]] = [()]
-    fresh = iter(range(10_000))
-    for _ in range(12):  # a tree: an id names all before it
-        paths.append((*rng.choice(paths), next(fresh)))
-    rows = []
-    for path in paths[1:]:
-        prompt = span * (len(path) - 1) + rng.randint(1, span)
-        rows.append(Row(0.0, prompt, 1, path, span))
-    real: dict[bytes, bytes] = {}
-    for one in requests(Trace(tuple(rows)), size):
-        assert len(one.keys) == len(one.prompt) // size
-        for key, digest in zip(one.keys, block_keys(b"", one.prompt, size), strict=True):
-            assert real.setdefault(key, digest) == digest
-    assert len(set(real.values())) == len(real)
-
-
 def test_a_distribution_is_what_it_says_and_the_same_again() -> None:
     text = "poisson:rate=20,requests=4000,prompt=300,output=40,spread=0.7,seed=3"
     trace = read_trace(text)
@@ -150,19 +125,6 @@ def test_a_share_of_prompts_has_common_prefixes() -> None:
         for one, head in zip(every, heads, strict=True)
         if head in alike
     )
-
-
-def test_clients_priorities_and_deadlines_are_drawn(tmp_path: Path) -> None:
-    trace = read_trace("poisson:requests=2000,prompt=1")
-    mixed = [what for _, what in trace.arrivals(64, mix=1) if isinstance(what, Request)]
-    assert sum(one.client == "big" for one in mixed) == pytest.approx(1200, rel=0.1)
-    assert sum(one.priority < 0 for one in mixed) == pytest.approx(200, rel=0.3)
-    assert {one.deadline for one in mixed} == {1.0, 10.0}
-    assert [*trace.arrivals(64, mix=1)] == [*trace.arrivals(64, mix=1)]
-    assert {one.client for one in requests(read_trace(azure(tmp_path)))} == {""}
-
-
-# --- journals ---------------------------------------------------------------------------
 
 
 def recorded(
@@ -208,47 +170,6 @@ def test_a_text_that_ended_without_a_stop_id_ends_again(tmp_path: Path) -> None:
     turns = Simulation(config_of(), Simulated(lengths), EVEN, trace.arrivals(4)).turns()
     assert ends([*turns])["a", 0].length == 2
 
-
-def test_other_block_sizes_have_other_keys(tmp_path: Path) -> None:
-    one = asked("a", prompt=40)
-    one = evolve(one, keys=block_keys(one.root, one.prompt, 4))
-    trace = read_trace(str(recorded(tmp_path, config_of(), [(0.0, one)], {})))
-    assert requests(trace, 4)[0].keys == one.keys
-    assert requests(trace, 8)[0].keys == ()
-
-
-def test_a_journal_comes_as_fast_in_blocks_of_any_size(tmp_path: Path) -> None:
-    come: list[Arrival] = [(0.0, asked("a")), (4.0, asked("b")), (5.0, Cancel("b"))]
-    trace = read_trace(str(recorded(tmp_path, config_of(), come, {})))
-    for size in (4, 8):
-        slow, fast = (
-            [time for time, _ in trace.arrivals(size, speed)] for speed in (1, 2)
-        )
-        assert slow[-1] > 0
-        assert fast == [time / 2 for time in slow]
-
-
-def test_a_journal_without_token_ids_knows_whole_blocks_only(tmp_path: Path) -> None:
-    config = config_of()
-    writer = Writer(tmp_path, config, {}, redact=True)
-    state = None
-    for turn in Simulation(
-        config, Simulated(), EVEN, [(0.0, asked("a", prompt=9))]
-    ).turns():
-        writer(turn)
-        state = turn.transition.state
-    assert state is not None
-    writer.close(state)
-    trace = read_trace(str(tmp_path))
-    assert len(requests(trace, 4)[0].prompt) == 9
-    assert len(requests(trace, 8)) == 1
-    with pytest.raises(
-        TraceError, match=r"in blocks of 6: .* blocks are known of 4 tokens"
-    ):
-        requests(trace, 6)
-
-
-# --- what is wrong ----------------------------------------------------------------------
 
 GOOD = line(0, 600, [1, 2])
 
