@@ -4,6 +4,7 @@ hypothesis.
 All is small and tight: preemption is common, stories are short.
 """
 
+from collections.abc import Callable
 from itertools import count
 from math import inf
 from typing import Any
@@ -128,6 +129,21 @@ def check_policy(
         raise TypeError(
             f"check_policy takes a policy, such as FirstCome(), not {policy!r}"
         )
+    tried = _stories(policy, max_examples, overtakes, patience, hold)
+    try:
+        (tried if seed is None else hypothesis.seed(seed)(tried))()
+    except (PolicyError, FlakyFailure) as found:
+        # Flaky is a policy that answers by more than it is asked.
+        error: Any = found if isinstance(found, PolicyError) else found.exceptions[0]
+        if save is not None:
+            _save(error, save)
+        raise error from error.__cause__
+
+
+def _stories(
+    policy: Any, max_examples: int, overtakes: int, patience: float, hold: float
+) -> Callable[[], None]:
+    """What tries a policy with stories that hypothesis draws."""
 
     @settings(
         max_examples=max_examples,
@@ -151,22 +167,18 @@ def check_policy(
             trial.compete(mine, abs(every), short=every < 0)
         trial.finish()
 
+    return tried
+
+
+def _save(error: PolicyError, path: str) -> None:
+    """Write the story of a failure as a journal; if that cannot be, it says why."""
     try:
-        (tried if seed is None else hypothesis.seed(seed)(tried))()
-    except (
-        PolicyError,
-        FlakyFailure,
-    ) as found:  # flaky: it answers by more than it is asked
-        error: Any = found if isinstance(found, PolicyError) else found.exceptions[0]
-        if save is not None:
-            try:
-                journal = encode_journal(error.config, error.turns)
-            except CodecError as why:
-                error.add_note(f"no journal was saved: {why}")
-            else:
-                with open(save, "wb") as file:
-                    file.write(journal)
-        raise error from error.__cause__
+        journal = encode_journal(error.config, error.turns)
+    except CodecError as why:
+        error.add_note(f"no journal was saved: {why}")
+        return
+    with open(path, "wb") as file:
+        file.write(journal)
 
 
 class PolicyMachine(RuleBasedStateMachine):
