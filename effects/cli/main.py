@@ -19,7 +19,7 @@ from attrs import frozen
 import minfer
 from minfer.config import ConfigError
 from minfer.effects.cli.plugins import policies_option
-from minfer.effects.models.spec import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError
 from minfer.request import ParameterError
 from minfer.runs.journal import JournalError
 from minfer.runs.turns import EngineRaisedError

@@ -27,16 +27,16 @@ def state_told(journal: Journal) -> str:
         line("policy", f"{config.policy}, its state {state.policy}"),
     ]
     if state.held and state.waiting:
-        lines.append(line("held", f"the first in line waits for {state.held[1]}"))
+        lines.append(line("held", f"the first in line waits for {state.held.cause}"))
     return "\n".join([*lines, *_running(state), *_waiting(state)])
 
 
 def _blocks(config: EngineConfig, state: EngineState) -> str:
     pool = state.blocks
-    published = len(pool.nodes)
+    private = config.num_blocks - pool.free - pool.idle - pool.live
     return (
-        f"{pool.free} free, {published - pool.live} cached, {pool.live} published and in "
-        f"use, {config.num_blocks - pool.free - published} private, of "
+        f"{pool.free} free, {pool.idle} cached, {pool.live} published and in "
+        f"use, {private} private, of "
         f"{config.num_blocks}"
     )
 

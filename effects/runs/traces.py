@@ -14,10 +14,10 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
+from minfer.checks import MOST
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
 from minfer.messages import Cancel, Emit, Submit
-from minfer.request import MOST
 from minfer.runs.simulate import Arrival
 from minfer.sequence import SampleId
 

@@ -141,6 +141,7 @@ def plan_memory(
     else:
         graphs = 0
         activations = activation_bytes(spec, sizes)
+    gathered = layer_kv_bytes_per_token(spec) * sizes.block_size
     plan = MemoryPlan(
         spec=spec,
         sizes=sizes,
@@ -149,7 +150,7 @@ def plan_memory(
         activations=activations,
         graphs=graphs,
         block_bytes=block,
-        workspace_per_block=block // spec.layers * _gathered_copies(spec, cuda),
+        workspace_per_block=gathered * _gathered_copies(spec, cuda),
     )
     per_sequence = blocks_for(sizes.max_model_len, sizes.block_size)
     useful = sizes.max_num_seqs * per_sequence
@@ -174,7 +175,9 @@ def _gathered_copies(spec: ModelSpec, cuda: bool) -> int:
     """How often attention holds what it gathers of the cache."""
     if cuda:
         return 0  # kernels read through the block table
-    return 1 if dtype_bytes(spec.dtype) == 4 else 3  # and float32 copies of keys, values
+    return (
+        1 if dtype_bytes(spec.kv_dtype) == 4 else 3
+    )  # and float32 copies of keys, values
 
 
 def _nothing_left(plan: MemoryPlan, limit: int) -> NotEnoughMemoryError:

@@ -18,7 +18,9 @@ from minfer.effects.models.checkpoint import (
     read_config,
     read_optional,
 )
-from minfer.effects.models.spec import ModelSpec, UnsupportedModelError, parse_spec
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.device import Device, DeviceError, find_device
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder

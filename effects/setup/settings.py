@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from attrs import field, fields, frozen
 
-from minfer.effects.models.spec import DTYPE_BYTES
+from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.setup.device import DEVICES
 from minfer.effects.setup.values import (
     BYTES,

@@ -34,13 +34,15 @@ from minfer import (
     plan,
     policies,
     policy,
+    pool,
+    prefix,
     request,
     sequence,
     waiting,
 )
 from minfer import state as states
+from minfer.checks import LEAST, MOST
 from minfer.pmap import Map
-from minfer.request import LEAST, MOST
 
 _MANY: Final = 16  # whole numbers in a row that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
@@ -52,6 +54,8 @@ _MODULES: Final = (
     plan,
     policies,
     policy,
+    pool,
+    prefix,
     request,
     sequence,
     states,
@@ -65,7 +69,8 @@ class CodecError(ValueError):
 
 def _records() -> dict[str, type]:
     every = (value for module in _MODULES for value in vars(module).values())
-    return {c.__name__: c for c in every if isinstance(c, type) and attrs.has(c)}
+    classes = (value for value in every if isinstance(value, type))
+    return {c.__name__: c for c in classes if attrs.has(c) or hasattr(c, "_fields")}
 
 
 RECORDS: Final = _records()  # to which a program adds its own policies
@@ -89,6 +94,8 @@ def dump(value: Any, without: Container[str] = ()) -> Any:
             return value if math.isfinite(value) else {"float": str(value)}
         case bytes():
             return {"hex": value.hex()}
+        case tuple() if type(value) is not tuple:
+            return _named(value)
         case tuple():
             return _packed(value) if len(value) >= _MANY else [dump(one) for one in value]
         case frozenset():
@@ -132,6 +139,16 @@ def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
         case {"float": str(text)}:
             return float(text)
     raise CodecError(f"nothing is written like {value!r:.80}")
+
+
+def _named(value: Any) -> dict[str, Any]:
+    """A named tuple, as a record."""
+    cls = type(value)
+    if cls.__name__ not in RECORDS:
+        raise CodecError(
+            f"a {cls.__name__} cannot be written to a journal: {value!r:.80}"
+        )
+    return {"is": cls.__name__, **{k: dump(part) for k, part in value._asdict().items()}}
 
 
 def _same(part: Any, default: Any) -> bool:

@@ -11,7 +11,6 @@ from typing import Final
 
 from attrs import Factory, define, field, frozen
 
-from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.messages import Finished, Submit
 from minfer.request import Request

@@ -48,8 +48,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
+from minfer.checks import MOST
 from minfer.config import EngineConfig
-from minfer.request import MOST
 from minfer.state import EngineState, initial
 
 MAGIC: Final = b"minfer journal 1\n"

@@ -198,7 +198,8 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
             plan = state.inflight[0]
             sizes = tuple(rest.get("sizes", plan.most))
             begin = sum(sizes)
-            events.append(Executed(plan.step, _split(ids[:begin], sizes)))
+            scores = tuple(map(tuple, rest.get("scores", ())))
+            events.append(Executed(plan.step, _split(ids[:begin], sizes), scores))
         for told in rest.get("events", ()):
             event, begin = _read_event(told, ids, begin, block_size)
             events.append(event)

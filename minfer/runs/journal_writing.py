@@ -9,7 +9,7 @@ from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
-from minfer.plan import Plan, tokens_of
+from minfer.plan import Plan, flaw_beside, tokens_of
 from minfer.runs.codec import dump
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import (
@@ -102,8 +102,12 @@ def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] |
     if ids is None or len(event.yields) != len(plan.most):
         return None
     sizes = tuple(map(len, event.yields))
+    if flaw_beside(event.scores, event.logprobs, sizes):
+        return None
     if sizes != plan.most:
         rest["sizes"] = sizes
+    if event.scores:
+        rest["scores"] = event.scores
     return ids
 
 
@@ -130,7 +134,12 @@ def as_written(event: Any) -> Event | None:
     step = event.step if fits else NO_STEP
     if isinstance(event, Failed):
         return Failed(step, event.error if isinstance(event.error, str) else "")
-    return Executed(step, event.yields if _packed_ids(event.yields) is not None else ())
+    if _packed_ids(event.yields) is None:
+        return Executed(step, ())
+    sizes = tuple(map(len, event.yields))
+    if flaw_beside(event.scores, event.logprobs, sizes):
+        return Executed(step, ())
+    return Executed(step, event.yields, event.scores)
 
 
 def state_record(turns: int, state: EngineState) -> bytes:

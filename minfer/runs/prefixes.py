@@ -14,8 +14,8 @@ from operator import ne
 
 from attrs import define, evolve, field, frozen
 
+from minfer.committed import committed
 from minfer.config import EngineConfig
-from minfer.lifecycle import committed
 from minfer.messages import Admitted, Ended, Preempted
 from minfer.runs.lives import Seen
 from minfer.runs.redact import redacted_config

@@ -22,7 +22,6 @@ import attrs
 from minfer.config import EngineConfig
 from minfer.keys import Key, Keys, block_keys, extend_keys
 from minfer.messages import Event, Executed, Failed, Submit
-from minfer.params import SamplingParams
 from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
 from minfer.runs.journal_writing import as_written

@@ -91,14 +91,14 @@ class Simulated(Oracle):
     ) -> None:
         """Remember of a row what differs from running to its limit, the token `last`."""
         self.odd.pop(row, None)
-        if stops := request.stop_ids:
-            length = self.lengths.get((request.id, sample), request.max_tokens)
-            end = math.inf
-            if length < request.max_tokens:
-                end = len(request.prompt) + length - 1
-            other = next(token for token in count() if token not in stops)
-            if end < math.inf or other:
-                self.odd[row] = _Odd(end, min(stops), other)
+        if not stop_ids:
+            return
+        end = math.inf
+        if name in self.lengths and prompt + self.lengths[name] - 1 < last:
+            end = prompt + self.lengths[name] - 1
+        other = next(token for token in count() if token not in stop_ids)
+        if end < math.inf or other:
+            self.odd[row] = _Odd(end, min(stop_ids), other)
 
     # A tuple is made of it.
     def _run(self, plan: Plan) -> Yields:  # type: ignore[override]

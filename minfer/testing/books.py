@@ -13,8 +13,8 @@ from typing import Final
 
 from attrs import define, field, frozen
 
+from minfer.committed import committed
 from minfer.config import EngineConfig
-from minfer.lifecycle import committed
 from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import SampleId

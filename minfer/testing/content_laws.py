@@ -36,13 +36,13 @@ class Contents:
 
         Raises InvariantError.
         """
-        blocks, nodes = self.blocks, after.blocks.nodes
+        blocks, nodes = self.blocks, after.blocks.prefix.nodes
         if len(blocks) > 4 * books.config.num_blocks:
             raise InvariantError("cache truth", "more is published than there are blocks")
         new = {
-            block: node[0]
+            block: node.key
             for block, node in nodes.items()
-            if block not in blocks or blocks[block].key != node[0]
+            if block not in blocks or blocks[block].key != node.key
         }
         for block in [block for block in blocks if block not in nodes]:
             del blocks[block]

@@ -76,7 +76,7 @@ class _Reader:
             base=len(one.known),
             sched=got.hit + got.copied,
             kv=got.hit,
-            table=next(opened.table for opened in plan.opens if opened.index == at),
+            table=next(opened.tables[0] for opened in plan.opens if opened.index == at),
         )
         books.seats[one.seat.gen] = one.seat
         self.planning.newcomers[one.id] = got
@@ -143,7 +143,7 @@ class _Reader:
 
 def _opened(plan: Plan) -> dict[SampleId, int]:
     """Whose rows a plan opens, and where in its columns."""
-    return {(one.request.id, one.sample): one.index for one in plan.opens}
+    return {one.name: one.index for one in plan.opens}
 
 
 def _planned(plans: Iterable[Plan], seat: Seat, again: int) -> bool:

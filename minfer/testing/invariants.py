@@ -188,7 +188,7 @@ def _published(
     """What it has published has been computed, and is findable under the keys of its
     `tokens`, of which `done` have KV.
     """
-    run, size, nodes = state.running, config.block_size, state.blocks.nodes
+    run, size, nodes = state.running, config.block_size, state.blocks.prefix.nodes
     own, table, past = run.chains[i], run.tables[i], len(run.seqs[i].history)
     low = min(outside(done, config.window, size), own.sealed)
     require(own.low <= low, "window", f"{own.low} given back at {done}")
@@ -201,9 +201,9 @@ def _published(
     require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
     cached = slice(own.low, own.sealed)
     for block, key in zip(table[cached], own.keys[cached], strict=True):
-        same = nodes.get(block, (None,))[0] == key
+        same = block in nodes and nodes[block].key == key
         require(same, "aliasing", f"{block} is of another prefix")
-    leaf = nodes[own.leaf][0] if own.leaf != ROOT else None
+    leaf = nodes[own.leaf].key if own.leaf != ROOT else None
     stands = own.keys[own.sealed - 1] if own.sealed and not config.window else None
     require(leaf == stands, "leaf", own.leaf)
 

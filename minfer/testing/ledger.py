@@ -21,7 +21,6 @@ from typing import Any, Final
 
 from attrs import Factory, define, field
 
-from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.messages import Cancel, Event, Failed, Finish, Submit
 from minfer.policy import Load, Policy
@@ -110,8 +109,8 @@ class Ledger:
         check_line(self.books, before, turn, planning)
         outside = any(isinstance(event, _OUTSIDE) for event in events)
         self._progress(turn.state, planning, due=told.progress and not outside)
-        if turn.state.blocks.nodes is not before.blocks.nodes:
-            check_evictions(before.blocks, turn.state.blocks)
+        if turn.state.blocks.prefix.nodes is not before.blocks.prefix.nodes:
+            check_evictions(before.blocks.prefix, turn.state.blocks.prefix)
             self.contents.check(self.books, turn.state)
         self.state = turn.state
 

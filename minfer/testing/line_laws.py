@@ -11,6 +11,7 @@ from typing import Final
 from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.messages import Execute, Held, Overruled, WakeAt
+from minfer.prefix import Node, PrefixIndex
 from minfer.sequence import Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
@@ -114,7 +115,7 @@ def _starved(after: EngineState, planning: Planning) -> None:
 def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     """Blocks that letting `seq` in takes, of those that are available."""
     size, known = config.block_size, len(seq.history)
-    nodes, index = after.blocks.nodes, after.blocks.index
+    nodes, index = after.blocks.prefix.nodes, after.blocks.prefix.index
     full = (known - 1) // size
     cached = [index.get(key) for key in seq.keys[:full]]
     hit = _hit(config, cached, full)
@@ -145,9 +146,9 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     if len(after.inflight) < config.depth:  # the last try made no plan
         planning.launched(None)
     seq, said = after.waiting.first(), after.held
-    if said is None or said[0] != seq.place:
+    if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is first in line, and nothing holds it")
-    claim = said[1]
+    claim = said.cause
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
     if claim == "budget":
@@ -230,9 +231,11 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     require(gone < kept, "eviction", f"last used at {gone} is gone, at {kept} is kept")
     for last_use, block in after.idle.items():
         was = before.nodes.get(block)
-        if was is not None and was[2] and not was[3] and was[0] == after.nodes[block][0]:
-            late = ticket >= before.high
-            old = f"block {block} was in use, and has the old ticket {ticket}"
+        if was is None or was.key != after.nodes[block].key:
+            continue
+        if was.users and not was.children:
+            late = last_use >= before.next_use
+            old = f"block {block} was in use, and has the old last use {last_use}"
             require(late, "eviction", old)
 
 
@@ -247,7 +250,7 @@ def _news(before: EngineState, turn: Transition) -> None:
         true = one.cause != "blocks" or one.needs > one.available
         require(true, "reason", f"{one} is not held")
     if after.held is not None and after.held != before.held:
-        place, cause = after.held
+        place, cause = after.held.place, after.held.cause
         right = told and told[-1].cause == cause and place[2] == told[-1].sample
         news = f"{after.held} is news, but the last word is {told[-1:]}"
         require(right, "reason", news)

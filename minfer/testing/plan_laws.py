@@ -92,7 +92,8 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _opens(plan, here)
     _grows(plan, books.seats)
     _rows(config, plan, here)
-    _repeat(config, plan, here)
+    _repeat(config, plan, here, after)
+    _apart(plan, here)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
     _budget(config, plan, planning)
@@ -186,9 +187,24 @@ def _filled(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None
     require(right, "feed", "not the history's inputs")
 
 
-def _repeat(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
+    """Who may not run ahead is planned once its last token is known, and sampled
+    apart.
+    """
+    bound = {at: seat for at, seat in here.items() if seat.account.request.lockstep}
+    for at, seat in bound.items():
+        start = plan.starts[at]
+        known = len(seat.account.known)
+        require(start < known, "ahead", f"a row starts at {start}, knows {known} tokens")
+    due = tuple(at for at in sorted(bound) if plan.most[at])
+    require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
+
+
+def _repeat(
+    config: EngineConfig, plan: Plan, here: Mapping[int, Seat], after: EngineState
+) -> None:
     """Several forwards in one plan: as many as each row has room for, while nobody is
-    filled.
+    filled or bound to the host.
     """
     right = plan.repeat == max((1, *plan.most))
     require(right, "repeat", f"{plan.repeat} for {plan.most}")
@@ -196,7 +212,8 @@ def _repeat(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         start = plan.starts[at]
         if start >= seat.base:
             end = min(seat.account.last, len(seat.table) * config.block_size)
-            room = 1 if plan.fills else min(config.max_repeat, end - start)
+            single = plan.fills or after.lockstep
+            room = 1 if single else min(config.max_repeat, end - start)
             most, due = plan.most[at], max(1, room)
             require(most == due, "repeat", f"{most} tokens, not {due}")
 
@@ -278,6 +295,8 @@ def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
     seat = one.seat
     if seat is None or seat.sched >= one.last:
         return "end"
+    if one.request.lockstep and seat.sched >= len(one.known):
+        return "host"
     run = after.running
     table = len(seat.table)
     if not seat.opened and one.id in run.ids:  # nobody was told how it grew since

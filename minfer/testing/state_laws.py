@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from minfer.lifecycle import committed
+from minfer.committed import committed
 from minfer.state import EngineState
 from minfer.testing.accounts import Account, Flight
 from minfer.testing.books import NEVER, Books, Leaving

@@ -10,7 +10,7 @@ import transformers
 from torch import Tensor
 
 from minfer.effects.models.checkpoint import CheckpointError
-from minfer.effects.models.weights import torch_dtype
+from minfer.effects.models.dtypes import torch_dtype
 
 Logits = Callable[[list[int]], Tensor]  # of a text: float32, [tokens, vocab]
 _WEIGHTS: Final = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}

@@ -215,7 +215,7 @@ def renamed(told: dict[str, Any]) -> None:
 
 def unknown(told: dict[str, Any]) -> None:
     """The pool was a record that is gone."""
-    told["state"]["blocks"]["is"] = "Pool"
+    told["state"]["blocks"]["is"] = "Heap"
 
 
 def reshaped(told: dict[str, Any]) -> None:
@@ -268,7 +268,7 @@ def test_a_snapshot_names_the_record_that_does_not_fit() -> None:
         JournalError, match=r"Running: .*unexpected keyword .*'scheduled'"
     ):
         opened(later(renamed))
-    with pytest.raises(JournalError, match="there is no record 'Pool' here"):
+    with pytest.raises(JournalError, match="there is no record 'Heap' here"):
         opened(later(unknown))
 
 

@@ -31,12 +31,13 @@ def test_plans_are_put_together_again_from_their_facts(seeds: range) -> None:
                 for fill in plan.fills:
                     assert named[fill.index]["first position"] == plan.starts[fill.index]
                 for new in plan.opens:
-                    sample = f" sample {new.sample}" if new.sample else ""
-                    assert names[new.index] == repr(new.request.id) + sample
+                    request, number = new.name
+                    sample = f" sample {number}" if number else ""
+                    assert names[new.index] == repr(request) + sample
                     table = named[new.index]["blocks"]
                     assert (
                         tuple(b for at, n in table for b in range(at, at + n))
-                        == new.table
+                        == new.tables[0]
                     )
                 assert not any("generation" in name for name in names[: len(plan.gens)])
 

@@ -4,11 +4,11 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given
 
-from minfer import blocks
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import Key, block_keys, root_key
 from minfer.messages import Admitted, Emit, Event, Submit
+from minfer.prefix import PrefixChange
 from minfer.runs.explain import Explanation, explain
 from minfer.runs.redact import redacted, redacted_config
 from minfer.sequence import SampleId
@@ -29,7 +29,7 @@ def published(seed: int) -> tuple[EngineConfig, list[Turn], dict[Key, int]]:
     log: list[Turn] = []
 
     def spied(
-        self: blocks.Draft, leaf: int, keys: tuple[Key, ...], own: tuple[int, ...]
+        self: PrefixChange, leaf: int, keys: tuple[Key, ...], own: tuple[int, ...]
     ) -> object:
         first.update({key: len(log) for key in keys if key not in first})
         return publish(self, leaf, keys, own)
@@ -41,10 +41,10 @@ def published(seed: int) -> tuple[EngineConfig, list[Turn], dict[Key, int]]:
         log.append(Turn(len(log), state, events, transition))
         return transition
 
-    publish = blocks.Draft.publish
+    publish = PrefixChange.publish
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worlds, "step", spy)
-        patch.setattr(blocks.Draft, "publish", spied)
+        patch.setattr(PrefixChange, "publish", spied)
         world = worlds.run_swarm(seed, 60)
     return world.config, log, first
 

@@ -6,7 +6,7 @@ from typing import Any
 import attrs
 
 from minfer.runs.projection import state_digest
-from minfer.state import EngineState, Live
+from minfer.state import EngineState, Hold, Live
 from tests.core.recorded import recorded
 
 
@@ -40,13 +40,14 @@ def each(value: Any, **fields: Any) -> Iterator[Any]:
 
 def apart(state: Any) -> Iterator[EngineState]:
     """States that differ from this one in a single part."""
-    run, pool, plan, fence = (
+    run, blocks, plan, fence = (
         state.running,
         state.blocks,
         state.inflight[0],
         state.fences[0],
     )
-    first, (block, node) = state.waiting.first(), next(iter(pool.nodes.items()))
+    prefix = blocks.prefix
+    first, (block, node) = state.waiting.first(), next(iter(prefix.nodes.items()))
     rest, seq = state.waiting.remove(first.place), run.seqs[0]
     seqs: dict[str, Any] = {
         "arrived": 77.5,
@@ -70,18 +71,26 @@ def apart(state: Any) -> Iterator[EngineState]:
     ]
     chains = each(run.chains[0], sealed=99, leaf=99, low=99)
     runs += [attrs.evolve(run, chains=with_first(run.chains, one)) for one in chains]
-    nodes = [(*node[:cell], 999, *node[cell + 1 :]) for cell in range(1, 5)]
+    wrong = ({"parent": 999}, {"users": 999}, {"children": 999}, {"last_use": 999})
     pools = [
         *each(
-            pool,
+            blocks.pool,
             fresh=999,
             free=999,
-            high=999,
-            spare=(*pool.spare, 99),
-            freed=pool.freed.set(99, (1,)),
-            idle=pool.idle.set(99, 1),
+            spare=(*blocks.pool.spare, 99),
+            freed=blocks.pool.freed.set(99, (1,)),
         ),
-        *(attrs.evolve(pool, nodes=pool.nodes.set(block, one)) for one in nodes),
+    ]
+    prefixes = [
+        *each(prefix, next_use=999, idle=prefix.idle.set(99, 1)),
+        *(
+            attrs.evolve(prefix, nodes=prefix.nodes.set(block, node._replace(**one)))
+            for one in wrong
+        ),
+    ]
+    every = [
+        *(attrs.evolve(blocks, pool=one) for one in pools),
+        *(attrs.evolve(blocks, prefix=one) for one in prefixes),
     ]
     cells = {
         name: with_first(getattr(plan, name), 99)
@@ -97,10 +106,10 @@ def apart(state: Any) -> Iterator[EngineState]:
     parts = {
         "waiting": lines,
         "running": runs,
-        "blocks": pools,
+        "blocks": every,
         "inflight": plans,
         "fences": fences,
-        "held": [None, ((0, 99, 0), "blocks")],
+        "held": [None, Hold(((0,), 99, 0), "blocks")],
         "free_rows": [(*state.free_rows, 9)],
         "time": [99.5],
         "next_step": [999],
@@ -127,6 +136,6 @@ def full_state() -> EngineState:
         and len(one.running) > 1
         and one.inflight
         and one.fences
-        and one.blocks.nodes
+        and one.blocks.prefix.nodes
         and one.held
     )

@@ -8,7 +8,7 @@ from minfer.messages import (
     Missed,
     Preempted,
 )
-from minfer.plan import Open
+from tests.core.executing import opened
 from tests.core.test_engine import ask
 from tests.core.testing.turns import (
     FULL,
@@ -25,7 +25,7 @@ from tests.core.testing.turns import (
 )
 
 BITES = (
-    Bite("open", decoding, lambda t: planned(t, opens=(Open(0, ask("x"), 0, ()),))),
+    Bite("open", decoding, lambda t: planned(t, opens=(opened(ask("x")),))),
     Bite("open", fills, lambda t: planned(t, opens=plans(t)[-1].opens[1:])),
     Bite(
         "reason: .* not its wait",

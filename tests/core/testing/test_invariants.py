@@ -16,7 +16,6 @@ from minfer.testing import invariants
 from minfer.testing.invariants import InvariantError, check
 from minfer.tickets import words_of
 from minfer.waiting import Line
-from tests.core.executing import opened
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     blocks_with,

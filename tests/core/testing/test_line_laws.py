@@ -1,12 +1,10 @@
 """Who is let in, who gives way and who waits is named where it is wrong on purpose."""
 
 from copy import deepcopy
-from typing import Any
 
 import pytest
 from attrs import evolve
 
-from minfer.blocks import Blocks
 from minfer.messages import (
     Admitted,
     Held,
@@ -16,6 +14,7 @@ from minfer.messages import (
 )
 from minfer.pmap import Map
 from minfer.policies import Priority
+from minfer.prefix import Node, PrefixIndex
 from minfer.state import Fence
 from minfer.testing.accounts import Told
 from minfer.testing.books import Books
@@ -69,7 +68,7 @@ BITES = (
         "held: .* it is blocks",
         has(Held),
         lambda t: (
-            stated(t, held=(t.transition.state.held[0], "rows"))
+            stated(t, held=evolve(t.transition.state.held, cause="rows"))
             if t.transition.state.held
             else as_it_is(t)
         ),
@@ -137,29 +136,29 @@ def test_who_gives_way_while_blocks_are_coming_is_named() -> None:
         check_line(books, evolve(before, fences=fences), wrong, planning)
 
 
-def pool(**changes: Any) -> Blocks:
-    """Three idle blocks, unused since turns 4, 5 and 6."""
-    nodes = {block: (bytes([block]), -1, 0, 0, 4 + block) for block in range(3)}
+def idlers() -> PrefixIndex:
+    """Three idle blocks, last used at 4, 5 and 6."""
+    nodes = {block: Node(bytes([block]), -1, 0, 0, 4 + block) for block in range(3)}
     idle = {4 + block: block for block in range(3)}
-    return evolve(Blocks(total=9), nodes=Map(nodes), idle=Map(idle), high=7, **changes)
+    return PrefixIndex(nodes=Map(nodes), idle=Map(idle), next_use=7)
 
 
 def test_what_was_used_last_is_evicted_last() -> None:
-    before = pool()
+    before = idlers()
     first = evolve(before, nodes=before.nodes.delete(0), idle=before.idle.delete(4))
     check_evictions(before, first)
     last = evolve(before, nodes=before.nodes.delete(2), idle=before.idle.delete(6))
-    with pytest.raises(InvariantError, match="eviction: ticket 6 is gone, and 4 is kept"):
+    with pytest.raises(InvariantError, match="eviction: last used at 6 is gone, at 4 is"):
         check_evictions(before, last)
 
 
 def test_what_was_in_use_is_not_as_old_as_it_looks() -> None:
-    before = pool()
+    before = idlers()
     live = evolve(
         before,
-        nodes=before.nodes.set(2, (b"\2", -1, 1, 0, -1)),
+        nodes=before.nodes.set(2, Node(b"\2", -1, 1, 0, -1)),
         idle=before.idle.delete(6),
     )
     with pytest.raises(InvariantError, match="eviction: block 2 was in use"):
         check_evictions(live, before)
-    check_evictions(evolve(live, high=6), before)
+    check_evictions(evolve(live, next_use=6), before)

@@ -1,13 +1,18 @@
 """Plans that are wrong on purpose are named."""
 
+from collections.abc import Callable
+from itertools import islice
+
 import pytest
 from attrs import evolve
 
-from minfer.messages import (
-    Voided,
-)
+from minfer import schedule as scheduling
+from minfer.messages import Submit, Voided
 from minfer.plan import Fill
-from tests.core.test_engine import CONFIG
+from minfer.state import Transition, Turn
+from minfer.testing.invariants import InvariantError
+from minfer.testing.ledger import check_turn
+from tests.core.test_engine import CONFIG, ask
 from tests.core.testing.turns import (
     FAILED,
     FORKS,
@@ -24,7 +29,9 @@ from tests.core.testing.turns import (
     named,
     planned,
     plans,
+    played,
     sent,
+    stated,
     without_row,
 )
 
@@ -89,3 +96,38 @@ BITES = (
 @pytest.mark.parametrize("bite", BITES, ids=named(BITES))
 def test_a_wrong_turn_is_named(bite: Bite) -> None:
     bitten(bite)
+
+
+def in_lockstep() -> Turn:
+    """A turn in which a row is planned that may not run ahead, and decodes."""
+    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    turns = played(evolve(CONFIG, depth=2), (bound,))
+    return next(turn for turn in turns if turn.number > 1 and plans(turn))
+
+
+@pytest.mark.parametrize(
+    ("law", "wrong"),
+    [
+        ("apart", lambda turn: planned(turn, apart=())),
+        ("lockstep", lambda turn: stated(turn, lockstep=False)),
+    ],
+)
+def test_who_may_not_run_ahead_is_sampled_apart_and_looked_for(
+    law: str, wrong: Callable[[Turn], Transition]
+) -> None:
+    turn = in_lockstep()
+    assert plans(turn)[-1].apart == (0,)
+    with pytest.raises(InvariantError, match=law):
+        check_turn(evolve(CONFIG, depth=2), turn.before, turn.events, wrong(turn))
+
+
+def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
+    """A schedule that forgets it plans the row twice."""
+    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    config = evolve(CONFIG, depth=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduling, "_in_lockstep", lambda _: [])
+        turns = [*islice(played(config, (bound,)), 5)]
+    wrong = next(turn for turn in turns if len(turn.transition.state.inflight) == 2)
+    with pytest.raises(InvariantError, match="ahead"):
+        check_turn(config, wrong.before, wrong.events, wrong.transition)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from attrs import evolve, frozen
 
+from minfer.blocks import Blocks
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.log import Log
@@ -22,10 +23,11 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.plan import Plan
+from minfer.plan import Plan, SampleApart
 from minfer.policies import Priority
+from minfer.pool import Pool
 from minfer.runs.oracle import Oracle
-from minfer.state import EngineState, Transition, Turn, initial
+from minfer.state import EngineState, Hold, Transition, Turn, initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from tests.core.test_engine import CONFIG, Bench, ask
@@ -51,7 +53,11 @@ def run_with(state: EngineState, **columns: Any) -> EngineState:
 
 
 def blocks_with(state: EngineState, **changes: Any) -> EngineState:
-    return evolve(state, blocks=evolve(state.blocks, **changes))
+    of_pool = {name: value for name, value in changes.items() if hasattr(Pool, name)}
+    of_prefix = {name: value for name, value in changes.items() if name not in of_pool}
+    pool = evolve(state.blocks.pool, **of_pool)
+    prefix = evolve(state.blocks.prefix, **of_prefix)
+    return evolve(state, blocks=Blocks(pool, prefix))
 
 
 def first_waits(state: EngineState, **changes: Any) -> EngineState:
@@ -84,6 +90,8 @@ def played(config: EngineConfig, *script: tuple[Event | str, ...]) -> Iterator[T
         for command in turn.commands:
             if isinstance(command, Execute):
                 oracle.launch(command.plan)
+                if command.plan.apart:
+                    oracle.sample(SampleApart(command.plan.step))
 
 
 def plans(turn: Turn) -> list[Plan]:
@@ -179,7 +187,7 @@ def earlier(turn: Turn) -> Transition:
     """The first in line has a better place than whoever was let in."""
     state, first = turn.transition.state, turn.transition.state.waiting.first()
     place = ((-1.0,), *first.place[1:])
-    held = place, state.held[1] if state.held else ""
+    held = Hold(place, state.held.cause if state.held else "")
     state = evolve(first_waits(state, place=place), held=held)
     live = evolve(state.requests[first.request.id], moved=((first.sample, (-1.0,)),))
     requests = state.requests.set(first.request.id, live)

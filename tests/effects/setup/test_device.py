@@ -11,6 +11,7 @@ from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.execution import cuda_attention
 from minfer.effects.execution.cuda_attention import FLASH_FROM, Routes
+from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.device import Device, DeviceError, find_device
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.setup.options import EngineArgs, bundled_folder, prepare
