@@ -18,13 +18,16 @@ from typing import Any
 
 from attrs import define, evolve, field
 
+from minfer.effects.execution.executor import Scores
+from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import (
     CompletionOutput,
     Logprob,
     RequestMetrics,
     RequestOutput,
 )
-from minfer.effects.text.tokenizer import Detokenizer, StopMatcher, Tokenizer
+from minfer.effects.text.stops import StopMatcher
+from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Admitted, Finish, Finished, Preempted
 from minfer.plan import TokenLogprobs
 from minfer.request import Request

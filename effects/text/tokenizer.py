@@ -1,12 +1,11 @@
-"""Text in and text out: the tokenizer, streaming detokenization, and stop strings.
+"""Text to token ids and back, as the checkpoint's tokenizer has it.
 
 Uses the `tokenizers` library directly: transformers would take seconds to import. Token
 ids agree with transformers' AutoTokenizer, including tokens that only
 tokenizer_config.json names.
 """
 
-import codecs
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,10 +29,6 @@ FLAGS: Final = (
     "normalized",
     "special",
 )  # of an added token
-# Tokens that a detokenizer without byte-level decoding may hold back: a character has 4
-# bytes.
-HELD: Final = 4
-SEEN: Final = 8  # tokens without text of their own that it keeps as context
 # GPT-2's printable stand-ins for bytes: character -> byte.
 _PLAIN: Final = (*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100))
 _OTHER: Final = [byte for byte in range(256) if byte not in _PLAIN]
@@ -118,89 +113,6 @@ class Tokenizer:
             except KeyError:  # an added token in plain text
                 self._bytes[token] = text.encode()
         return self._bytes[token]
-
-
-class Detokenizer:
-    """Text of a growing sequence, piece by piece, in time linear in its length.
-
-    The pieces join to `Tokenizer.decode` of all ids and never end inside a character. A
-    tokenizer that is not byte-level is decoded in a small window; there, sequences that
-    are not valid UTF-8 may come out with another number of replacement characters.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
-        self.tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
-        # Replaces exactly as Rust's from_utf8_lossy does: one mark for each maximal
-        # broken part.
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._seen: list[int] = []
-        self._held: list[int] = []
-
-    def push(self, ids: Iterable[int], *, final: bool = False) -> str:
-        """Take tokens; return the text that is certain now: with `final` all, mended by
-        U+FFFD.
-        """
-        kept = [token for token in ids if token not in self._skip]
-        if self.tokenizer.byte_level:
-            return self._utf8.decode(
-                b"".join(map(self.tokenizer.token_bytes, kept)), final
-            )
-        text = "".join(self._window([token]) for token in kept)
-        return text + self._window([], final=True) if final else text
-
-    def _window(self, tokens: list[int], *, final: bool = False) -> str:
-        self._held += tokens
-        before = self.tokenizer.decode(self._seen, skip_special_tokens=False)
-        after = self.tokenizer.decode(self._seen + self._held, skip_special_tokens=False)
-        if not final and after.endswith("�") and len(self._held) < HELD:
-            return ""
-        # What was emitted begins at a character's first byte, so it can stand as context
-        # alone.
-        self._seen = self._held if after != before else (self._seen + self._held)[-SEEN:]
-        self._held = []
-        return after[len(before) :]
-
-
-class StopMatcher:
-    """Finds the stop string that ends first in a text that comes in pieces.
-
-    Of several that end at the same character, the longest. The result does not depend on
-    how the text is cut into pieces. Text that may turn out to begin a stop string is held
-    back.
-    """
-
-    def __init__(self, stops: Sequence[str]) -> None:
-        """Raises ValueError for an empty stop string, which would end every
-        text at once.
-        """
-        if not all(stops):
-            raise ValueError("a stop string must not be empty; remove it from the list")
-        self._stops = tuple(dict.fromkeys(stops))
-        self._held = ""
-
-    def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
-        """Take text; return (text that is certain, the stop string found or None).
-
-        After a find the rest is dropped; with `final` nothing is held back.
-        """
-        text = self._held + piece
-        found = [
-            (at + len(stop), at, stop)
-            for stop in self._stops
-            if (at := text.find(stop)) >= 0
-        ]
-        if found:
-            _, at, stop = min(found)
-            self._held = ""
-            return text[:at], stop
-        keep = len(text) if final else 0
-        while keep < len(text) and not any(
-            s.startswith(text[keep:]) for s in self._stops
-        ):
-            keep += 1
-        self._held = text[keep:]
-        return text[:keep], None
 
 
 def _load_backend(path: Path) -> Backend:

@@ -15,8 +15,8 @@ from minfer import LLM, SamplingParams
 from minfer.effects.live.edge import RequestError
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.setup.options import bundled_folder
+from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import CompletionOutput
-from minfer.effects.text.tokenizer import Detokenizer
 from minfer.messages import Executed
 
 PROMPTS = ["def add(a, b):\n", "class Stack", "import os\n\n\ndef ", "x = [1, 2"]

@@ -1,0 +1,141 @@
+"""Chat templates against transformers, and what they must not do."""
+
+import json
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from minfer.effects.text.chat import ChatOptions, ChatTemplateError, render_chat
+from minfer.effects.text.tokenizer import Tokenizer
+from tests.effects.text.trained import save
+
+TEMPLATE = """{%- if messages[0].role == 'system' %}
+    {{- '<|start|>system\\n' + messages[0].content }}
+{%- endif %}
+{%- for m in messages if m.role != 'system' %}
+    {%- if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}
+    {{- '<|start|>' + m.role + '\\n' + m.content + '<|end|>\\n' }}
+    {%- if m.extra is defined %}{{ m.extra | tojson }}{% endif %}
+{%- endfor %}
+{%- set ns = namespace(found=false) %}{% set ns.found = true %}
+{%- if tools %}{{ tools | tojson(indent=2) }}{% endif %}
+{%- if ns.found and add_generation_prompt %}{{ '<|start|>assistant\\n' }}{% endif %}
+{%- for i in range(9) %}{% if i > 1 %}{% break %}{% endif %}{{ i }}{% endfor %}
+{%- generation %}{{ eos_token }}{% endgeneration %}
+{{- strftime_now('%Y') }} {{ flavour }}"""
+CHAT: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be <kind> & 'brief'."},
+    {"role": "user", "content": "hi"},
+    {
+        "role": "assistant",
+        "content": "oh ",
+        "extra": {"é": [1, None, "<b>"]},
+        "name": None,
+    },
+]
+
+
+@pytest.mark.parametrize("mode", ["prompt", "plain", "continue"])
+@pytest.mark.parametrize(
+    "tools", [None, [{"type": "function", "function": {"name": "f"}}]]
+)
+def test_chats_render_as_in_transformers(tmp_path: Path, mode: str, tools: Any) -> None:
+    save(tmp_path, chat_template=TEMPLATE)
+    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    assert ours.chat_template == TEMPLATE
+    options: dict[str, Any] = {
+        "add_generation_prompt": mode == "prompt",
+        "tools": tools,
+        "continue_final_message": mode == "continue",
+    }
+    how: Any = {**options, "chat_template_kwargs": {"flavour": "sweet"}}
+    got = render_chat(ours, CHAT, how)
+    assert got == theirs.apply_chat_template(
+        CHAT, tokenize=False, flavour="sweet", **options
+    )
+    # As the template.
+    assert mode == "continue" or str(datetime.now().year) in got  # noqa: DTZ005
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "a {%- generation -%} x {{ flavour }} {%- endgeneration %}\n b",
+        (
+            "{% for m in messages %}\n  "
+            "{% generation %}\n{% set q = m %}{{ q.content }}\n"
+            "  {% endgeneration %}\n{{ q }}{{ loop.index }}{% endfor %}"
+        ),
+        "{% if true %}{%generation%}{{ 1 }}{%+ endgeneration -%}   z{% endif %}",
+        "{% set k = 1 %}{% generation %}{% set k = 2 %}{{ k }}{% endgeneration %}{{ k }}",
+    ],
+)
+def test_generation_blocks_render_as_in_transformers(
+    tmp_path: Path, template: str
+) -> None:
+    """With their white space and their scope."""
+    save(tmp_path, chat_template=template)
+    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    got = render_chat(ours, CHAT, {"chat_template_kwargs": {"flavour": "sweet"}})
+    assert got == theirs.apply_chat_template(
+        CHAT, tokenize=False, add_generation_prompt=True, flavour="sweet"
+    )
+
+
+def test_templates_in_the_config_are_found(tmp_path: Path) -> None:
+    save(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    config = json.loads(path.read_text())
+    for stored in (
+        "hello",
+        [{"name": "rag", "template": "no"}, {"name": "default", "template": "hello"}],
+    ):
+        path.write_text(json.dumps({**config, "chat_template": stored}))
+        assert Tokenizer(tmp_path).chat_template == "hello"
+    (tmp_path / "chat_template.jinja").write_text("newer")
+    assert Tokenizer(tmp_path).chat_template == "newer"
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "options", "says"),
+    [
+        (None, CHAT, {}, "no chat template"),
+        (TEMPLATE, [], {}, "no messages"),
+        (TEMPLATE, ["hi"], {}, "found str"),
+        (TEMPLATE, [{"role": "tool", "content": ""}], {}, "no tools"),
+        ("{% if %}", CHAT, {}, "chat template failed"),
+        ("{{ messages[9].content.x }}", CHAT, {}, "failed"),
+        ("{{ ''.__class__.__mro__[1].__subclasses__() }}", CHAT, {}, "unsafe"),
+        ("{{ messages.append(1) }}", CHAT, {}, "unsafe"),
+        ("{{ dict.__class__.__init__ }}{{ dict.mro() }}", CHAT, {}, "failed"),
+        ("{% set ns = namespace() %}{% set ns.__class__ = 1 %}", CHAT, {}, "failed"),
+        ("{{ namespace(_x=1) }}", CHAT, {}, "cannot store"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", CHAT, {}, "recurses"),
+        (
+            "hi",
+            CHAT,
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "does not show",
+        ),
+        ("hi", CHAT, {"continue_final_message": True}, "exclude"),
+        (
+            "hi",
+            [{"role": "user"}],
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "content is text",
+        ),
+    ],
+)
+def test_chats_that_fail(
+    tokenizer: Tokenizer,
+    template: str | None,
+    messages: Any,
+    options: ChatOptions,
+    says: str,
+) -> None:
+    tokenizer.chat_template = template
+    with pytest.raises(ChatTemplateError, match=says):
+        render_chat(tokenizer, messages, options)

@@ -1,0 +1,56 @@
+"""A small tokenizer, trained here, and texts to try it with."""
+
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CORPUS = [
+    "def add(a, b):\n    return a + b\n",
+    "naïve café — “quoted” 日本語テキスト 👩‍👩‍👧 🇩🇪 🙂🙂",
+    "x" * 9,
+]
+TEXTS = [
+    "",
+    " ",
+    "def add(a, b):\n    return a",
+    "日本語 👩‍👩‍👧 ünï",
+    "a<|end|>b <|start|>",
+    "<think>x</think>",
+    "\x00\x7f\ufffd\u200b",
+    "a\r\n\t b",
+]
+SPECIAL = ["<|pad|>", "<|start|>", "<|end|>"]
+
+
+def train() -> Backend:
+    backend = Backend(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        special_tokens=SPECIAL,
+        show_progress=False,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+    )
+    backend.train_from_iterator(CORPUS * 3, trainer)
+    return backend
+
+
+BACKEND = train().to_str()
+
+
+def save(folder: Path, backend: Backend | None = None, **options: Any) -> None:
+    backend = backend or Backend.from_str(BACKEND)
+    made: Any = PreTrainedTokenizerFast
+    made(
+        tokenizer_object=backend,
+        **{
+            "eos_token": "<|end|>",
+            "bos_token": "<|start|>",
+            "pad_token": "<|pad|>",
+            **options,
+        },
+    ).save_pretrained(folder)
