@@ -21,7 +21,7 @@ from bench.results import percentiles, run, show
 from minfer.config import EngineConfig
 from minfer.effects.execution.dry import Dry
 from minfer.effects.live.driver import Driver, quiet_collector
-from minfer.effects.live.journal_files import Writer
+from minfer.effects.live.journal_writer import Writer
 from minfer.messages import Executed, Submit
 from minfer.request import Request
 from minfer.state import Turn

@@ -27,7 +27,7 @@ from minfer.effects.execution.executor import Executor
 from minfer.effects.live import edge
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Prompt, as_list
-from minfer.effects.live.journal_files import Writer
+from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.options import EngineArgs, Setup, prepare

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from minfer.effects.live.journal_files import Writer
+from minfer.effects.live.journal_writer import Writer
 from minfer.messages import Executed, Failed
 from minfer.plan import Plan
 from minfer.runs.oracle import Oracle

@@ -23,8 +23,9 @@ from uuid import UUID
 import anyio.to_thread
 
 from minfer.effects.live import async_llm, llm, worker
-from minfer.effects.live import journal_files as journal
-from minfer.effects.serving import application, stamp
+from minfer.effects.live import journal_files as files
+from minfer.effects.live import journal_writer as journal
+from minfer.effects.serving import api, server
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.messages import Emit, Submit
@@ -124,6 +125,7 @@ class Plane:
             ),
             (journal, "secrets"): SimpleNamespace(token_bytes=rng.randbytes),
             (journal, "os"): self.disk,
+            (files, "os"): self.disk,
             (journal, "ThreadPoolExecutor"): Pool,
             (journal, "SEGMENTS"): 3,
             (journal, "EVERY"): EVERY,
@@ -366,7 +368,7 @@ class Plane:
         cut.
         """
         log, kept, failed = self.record.log, self.record.kept, self.writer.failed
-        found = journal.read_journal(self.folder)
+        found = files.read_journal(self.folder)
         turns = list(found.turns())
         unsure = self.died or not isinstance(
             failed, JournalError
@@ -397,7 +399,7 @@ class Plane:
         path.write_bytes(data[:cut])
         lost = cut < head and len(self.writer.paths) == 1
         with contextlib.suppress(JournalError) if lost else contextlib.nullcontext():
-            found = journal.read_journal(self.folder)
+            found = files.read_journal(self.folder)
             assert (
                 list(found.turns()) == turns[: found.count - found.segments[0].head.turn]
             )

@@ -10,7 +10,7 @@ from unittest import mock
 
 from attrs import evolve
 
-from minfer.effects.live import journal_files as journal
+from minfer.effects.live import journal_writer as journal
 from minfer.effects.live import worker
 from minfer.effects.serving import metrics
 from minfer.effects.serving.answer import Answer
