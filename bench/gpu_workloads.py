@@ -83,7 +83,7 @@ class Lab:
         """
         if self.llm is None or self.asked != (model, more):
             self.close()
-            settings = {
+            settings: dict[str, Any] = {
                 "device": "cuda",
                 "max_num_seqs": 256,
                 "enable_prefix_caching": False,
@@ -140,7 +140,7 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     )
     with (
         watched(spans, driver, "turn"),
-        watched(spans, llm.worker, "_deliver"),
+        watched(spans, llm.worker, "_tell"),
         watched(spans, executor, "launch", executor.stream),
         watched(spans, executor, "collect"),
         watched(spans, executor, "_replay", executor.stream),
@@ -244,7 +244,7 @@ def host(lab: Lab, model: str) -> Figures:
         }
         found["staging"].append(ms["launch"])
         found["planning, committing, staging"].append(ms["turn"] - ms["collect"])
-        found["delivering"].append(ms["_deliver"])
+        found["delivering"].append(ms["_tell"])
         busy = sum(span.before.elapsed_time(span.after) for span in spans["_replay"])
         whole = spans["_replay"][0].before.elapsed_time(spans["_replay"][-1].after)
         found["GPU idle"].append(100 * (1 - busy / whole))

@@ -14,22 +14,22 @@ from minfer.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from minfer.effects.live.async_llm import AsyncLLM as AsyncLLM
-    from minfer.effects.live.edge import OverloadedError as OverloadedError
-    from minfer.effects.live.edge import RequestError as RequestError
+    from minfer.effects.live.errors import EngineDeadError as EngineDeadError
+    from minfer.effects.live.errors import OverloadedError as OverloadedError
+    from minfer.effects.live.errors import RequestError as RequestError
     from minfer.effects.live.llm import LLM as LLM
-    from minfer.effects.live.worker import EngineDeadError as EngineDeadError
-    from minfer.effects.models.config_reader import CheckpointError as CheckpointError
+    from minfer.effects.models.spec import CheckpointError as CheckpointError
     from minfer.effects.text.chat import ChatTemplateError as ChatTemplateError
     from minfer.effects.text.outputs import RequestOutput as RequestOutput
 
 _LAZY = {
     "AsyncLLM": "live.async_llm",
     "ChatTemplateError": "text.chat",
-    "CheckpointError": "models.config_reader",
-    "EngineDeadError": "live.worker",
+    "CheckpointError": "models.spec",
+    "EngineDeadError": "live.errors",
     "LLM": "live.llm",
-    "OverloadedError": "live.edge",
-    "RequestError": "live.edge",
+    "OverloadedError": "live.errors",
+    "RequestError": "live.errors",
     "RequestOutput": "text.outputs",
 }
 __all__ = [

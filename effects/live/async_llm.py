@@ -9,25 +9,26 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self
 
 from minfer.effects.live.edge import (
     Asked,
     OverloadedError,
-    Prompt,
     RequestError,
     Urgency,
     params_for,
 )
-from minfer.effects.live.llm import ServedModel
+from minfer.effects.live.prompts import Prompt
+from minfer.effects.live.served import ServedModel
+from minfer.effects.setup.options import EngineArgs
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import RequestOutput
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation
+    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
 
 
 class AsyncLLM(ServedModel):
@@ -35,18 +36,18 @@ class AsyncLLM(ServedModel):
     `ServedModel`'s.
     """
 
-    def __init__(self, model: str | None = None, **settings: Any) -> None:
-        super().__init__(model, **settings)
+    def _open(self, args: EngineArgs) -> None:
+        super()._open(args)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = 0  # in that loop
         self._fresh: deque[asyncio.Event] = deque()  # of readers whose requests have news
         self._ringing = False  # the loop was asked to set them
-        self.worker.observers.append(self._ring)
+        self.front.after.append(self._ring)
 
     @property
     def errored(self) -> bool:
         """Whether the engine is closed, or broke, and serves nobody any more."""
-        return self.worker.dead is not None
+        return self.client.dead is not None
 
     def generate(
         self,
@@ -77,16 +78,17 @@ class AsyncLLM(ServedModel):
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             hear = partial(self._hear, news)
-            job = self._job(prompt, hear, streaming, params, self.count, urgency, name)
+            job = self._job(
+                prompt,
+                hear,
+                params,
+                count=self.count,
+                streaming=streaming,
+                urgency=urgency,
+                name=name,
+            )
             self.count += 1
-        self.worker.check(job)
-        waiting, most = (
-            len(self.worker.driver.state.waiting),
-            self.setup.config.max_waiting,
-        )
-        if waiting + params.n > most:
-            why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
-            raise OverloadedError(f"{why}; try again later")
+        self.front.check(job)
         return self._deltas(job, news)
 
     def chat(
@@ -96,13 +98,22 @@ class AsyncLLM(ServedModel):
         *,
         request_id: str | None = None,
         urgency: Urgency = Urgency(),
-        **how: Unpack["ChatOptions"],
+        tools: "Tools | None" = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         """Answer a conversation; options and errors are those of `LLM.chat` and
         `generate`.
         """
         if sampling_params is None:
             sampling_params = self.setup.default_sampling_params(max_tokens=None)
+        how: ChatOptions = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
         asked = self._rendered(messages, how)
         return self.generate(
             asked, sampling_params, request_id=request_id, urgency=urgency
@@ -112,7 +123,7 @@ class AsyncLLM(ServedModel):
         """End a request: its reader gets a last output, with the finish reason
         "cancelled".
         """
-        self.worker.cancel([request_id])
+        self.front.cancel([request_id])
 
     async def _deltas(
         self, job: Assembly, news: asyncio.Event
@@ -123,18 +134,17 @@ class AsyncLLM(ServedModel):
                 raise RuntimeError(
                     "an AsyncLLM serves one event loop; it has readers in another"
                 )
-            self._loop, self._ringing = loop, False
+            self._loop = loop
+            self._ringing = False
             self._fresh.clear()
-        self.worker.submit([job])
+        self.front.submit([job])
         self._readers += 1
         try:
             while True:
                 await news.wait()
                 news.clear()
                 output = job.take()
-                if (
-                    job.rejected
-                ):  # all else was checked: the line was full when it arrived
+                if job.rejected:  # all else was checked: the line was full by then
                     raise OverloadedError(f"{job.rejected}; try again later")
                 yield output
                 if output.finished:
@@ -142,7 +152,7 @@ class AsyncLLM(ServedModel):
         finally:
             self._readers -= 1
             if not job.finished:
-                self.worker.cancel([job.request.id])
+                self.front.cancel([job.request.id])
 
     def _hear(self, news: asyncio.Event, job: Assembly) -> None:
         """Note, in the engine's thread, that a request has news."""
@@ -150,12 +160,11 @@ class AsyncLLM(ServedModel):
         if job.error is not None:  # no turn follows, after which it would be rung for
             self._ring()
 
-    def _ring(self, *_: object) -> None:
+    def _ring(self) -> None:
         if self._fresh and not self._ringing and self._loop is not None:
             self._ringing = True
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the loop is closed: nobody reads any more
+            # RuntimeError: the loop is closed, and nobody reads any more.
+            with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._answer)
 
     def _answer(self) -> None:

@@ -10,13 +10,14 @@ import contextlib
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.executor import Executor
+from minfer.effects.execution.executor import Executor, Scores
 from minfer.engine import step
 from minfer.messages import Emit, Event, Execute, Tick, WakeAt
+from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, Turn, initial
 
 
@@ -46,19 +47,16 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         record: Recorder | None = None,
     ) -> None:
-        self.config, self.executor, self.clock, self.record = (
-            config,
-            executor,
-            clock,
-            record,
-        )
+        self.config = config
+        self.executor = executor
+        self.clock = clock
+        self.record = record
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.turns = 0  # taken so far
         self.taken: tuple[Event, ...] = ()  # the events of the last one
-        self.wake: float | None = (
-            None  # when a turn is due even if nothing happens, on the clock
-        )
+        # When a turn is due even if nothing happens, on the clock.
+        self.wake: float | None = None
 
     @property
     def busy(self) -> bool:
@@ -78,7 +76,9 @@ class Driver:
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
         self.turns += 1
-        self.state, self.taken, self.wake = transition.state, events, None
+        self.state = transition.state
+        self.taken = events
+        self.wake = None
         for command in transition.commands:
             match command:
                 case Execute(plan):
@@ -88,6 +88,12 @@ class Driver:
                 case Emit():
                     pass  # the caller's: see Transition.commands
         return transition
+
+    def scores(self) -> Mapping[SampleId, Sequence[Scores]]:
+        """Of the tokens of the last turn, for the samples that asked for them."""
+        found: Mapping[SampleId, Sequence[Scores]]
+        found = getattr(self.executor, "logprobs", {})  # see `Executor`
+        return found
 
     def close(self) -> None:
         """Let go of the executor and end the record."""

@@ -1,4 +1,5 @@
-"""A driver in a thread of its own, which lives only while there is work.
+"""The engine client's form in this process: a driver in a thread of its own, which lives
+only while there is work.
 
 An interrupt (Ctrl-C) may cut the main thread anywhere, and half a turn would leave
 executor and state disagreeing; so the main thread only waits, and no signal handler is
@@ -8,105 +9,178 @@ needed.
 import gc
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from itertools import repeat
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Final, TypeVar
 
+from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
 from minfer.effects.live.driver import Driver, quiet_collector
-from minfer.effects.live.edge import RequestError
-from minfer.effects.text.assembly import Assembly
-from minfer.messages import Admitted, Cancel, Emit, Preempted, Submit, clip
+from minfer.effects.live.errors import DrainingError, OverloadedError, RequestError
+from minfer.effects.live.errors import EngineDeadError as EngineDeadError
+from minfer.effects.live.totals import Tally
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Finish,
+    Submit,
+    clip,
+)
+from minfer.request import Request
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
 
+T = TypeVar("T")
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
-
-
-class EngineDeadError(RuntimeError):
-    """The engine is closed, or broke; it serves nobody any more."""
+POLL: Final = 0.02  # seconds from one look to the next, of who waits for the end
 
 
 class Worker:
-    """Serves requests through a driver. Every method may be called from any thread."""
+    """An `EngineClient` over a driver in this process."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self.jobs: dict[str, Assembly] = {}
-        self.news = (
-            threading.Condition()
-        )  # guards all below; notified when events are posted
+        self.listeners: list[Listener] = []
+        self.tally = Tally()
+        # Guards all below; notified when events are posted.
+        self.news = threading.Condition()
+        self.served: dict[str, float] = {}  # requests, with when they came
         self.thread: threading.Thread | None = None  # the last one that was started
-        self.running = self.closed = False
+        self.running = False  # the thread
+        self.draining = False
+        self.closed = False
+        self.resets = 0
         self.dead: BaseException | None = None
-        # Seconds in which somebody waited, by what the first in line waited for; never
-        # changed.
+        # Seconds in which somebody waited, by what the first in line waited for; made
+        # anew, never changed.
         self.waits: Mapping[str, float] = {}
-        # Called in the engine's thread, once outputs are out: with each turn, and each
-        # request that has ended. The engine breaks if they raise.
-        self.observers: list[Callable[[Transition], None]] = []
-        self.on_end: list[Callable[[Assembly], None]] = []
 
-    def submit(self, jobs: list[Assembly]) -> None:
-        """Serve requests: all of them enter the same turn, or none. Raises as `check`
-        does.
-        """
+    # --- what callers ask for -----------------------------------------------------------
+
+    @property
+    def working(self) -> bool:
+        """As `EngineClient` says."""
+        return self.running
+
+    def clock(self) -> float:
+        """As `EngineClient` says."""
+        return self.driver.clock()
+
+    def listen(self, listener: Listener) -> None:
+        """As `EngineClient` says."""
+        self.listeners.append(listener)
+
+    def check(self, request: Request) -> None:
+        """As `EngineClient` says."""
+        self._check_served(request)
+        waiting = len(self.driver.state.waiting)
+        most = self.driver.config.max_waiting
+        if waiting + request.n > most:
+            why = f"{waiting} samples wait already, of at most {most} (max_waiting)"
+            raise OverloadedError(f"{why}; try again later")
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """As `EngineClient` says."""
         with self.news:
-            for job in jobs:
-                self.check(job)
+            for request in requests:
+                self._check_served(request)
             now = self.driver.clock()
-            for job in jobs:
-                job.arrived = now
-                self.jobs[job.request.id] = job
-                self.driver.post(Submit(job.request))
+            for request in requests:
+                self.served[request.id] = now
+                self.driver.post(Submit(request))
             self._wake()
 
-    def check(self, job: Assembly) -> None:
-        """Raise EngineDeadError, or RequestError if a request with such an id is being
-        served.
-        """
-        if self.dead is not None:
-            raise EngineDeadError(
-                f"the engine serves nobody any more: {self.dead}"
-            ) from self.dead
-        if job.request.id in self.jobs:
-            name = clip(job.request.id)
-            raise RequestError(
-                f"a request with the id {name!r} is being served; ids must differ"
-            )
-
-    def cancel(self, ids: Iterable[str]) -> None:
-        """End requests; their outputs come as they are, with the finish reason
-        "cancelled".
-        """
+    def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+        """As `EngineClient` says."""
         with self.news:
-            self.driver.inbox.extend(Cancel(name) for name in ids if name in self.jobs)
+            known = [name for name in ids if name in self.served]
+            self.driver.inbox.extend(map(Cancel, known))
+            if self.driver.busy:
+                self._wake()
+            return frozenset(known)
+
+    def finish(self, ends: Sequence[Finish]) -> None:
+        """As `EngineClient` says."""
+        with self.news:
+            self.driver.inbox.extend(one for one in ends if one.id in self.served)
             if self.driver.busy:
                 self._wake()
 
-    def drop(self, jobs: Iterable[Assembly]) -> None:
-        """Cancel requests and wait until they are gone: nobody wants their outputs."""
-        # One that was refused for its id must not take the other one of that id with it.
-        names = [job.request.id for job in jobs if self.jobs.get(job.request.id) is job]
-        self.cancel(names)
+    def reset_cache(self) -> None:
+        """As `EngineClient` says."""
         with self.news:
-            while self.running and not self.jobs.keys().isdisjoint(names):
-                self.news.wait(0.02)
+            self._check_alive()
+            self.resets += 1
+
+    def snapshot(self) -> Snapshot:
+        """As `EngineClient` says."""
+        driver = self.driver
+        state = driver.state
+        now = driver.clock()
+        waiting_for = {}
+        if waiting := len(state.waiting):
+            waiting_for = {"turn": waiting - 1, waits_for(driver.config, state): 1}
+        return Snapshot(
+            time=now,
+            dead="" if self.dead is None else repr(self.dead),
+            draining=self.draining,
+            requests=len(self.served),
+            running=len(state.running),
+            waiting=waiting,
+            waiting_for=waiting_for,
+            blocks=driver.config.num_blocks,
+            blocks_free=state.blocks.available,
+            resets=self.resets,
+            stalled=self._stalled(now),
+            totals=self.tally.totals(),
+        )
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """As `EngineClient` says."""
+        end = None if timeout is None else time.monotonic() + timeout
+        with self.news:
+            self.draining = True
+            while self.running and (end is None or time.monotonic() < end):
+                self.news.wait(POLL)
+            return not self.running
 
     def close(self) -> None:
-        """Cancel everything, let the thread end, and let go of the executor.
-        Idempotent.
-        """
-        with self.news:
-            self.dead = self.dead or EngineDeadError(
-                "it was closed"
-            )  # so that nobody comes in yet
-        self.cancel(list(self.jobs))
+        """As `EngineClient` says."""
+        with self.news:  # nobody comes in from now on
+            self.dead = self.dead or EngineDeadError("it was closed")
+        self.cancel(list(self.served))
         if self.thread is not None:
             self.thread.join()
         with self.news:
             if not self.closed:
                 self.driver.close()
             self.closed = True
+
+    # --- the thread ---------------------------------------------------------------------
+
+    def _check_alive(self) -> None:
+        if self.dead is not None:
+            raise EngineDeadError(
+                f"the engine serves nobody any more: {self.dead}"
+            ) from self.dead
+
+    def _check_served(self, request: Request) -> None:
+        """Raise EngineDeadError, or RequestError for an id that is being served."""
+        self._check_alive()
+        if self.draining:
+            raise DrainingError("the engine finishes what it serves, and takes no more")
+        if request.id in self.served:
+            name = clip(request.id)
+            raise RequestError(
+                f"a request with the id {name!r} is being served; ids must differ"
+            )
+
+    def _stalled(self, now: float) -> float:
+        """Seconds without a step although somebody waits for one; see `Snapshot`."""
+        came = list(self.served.values())
+        policy_waits = self.driver.wake is not None and self.driver.wake > now
+        if not came or policy_waits:
+            return 0.0
+        return max(0.0, now - max(self.tally.moved, min(came)))
 
     def _wake(self) -> None:
         """Start the thread if it does not run; the caller holds the lock."""
@@ -130,22 +204,6 @@ class Worker:
         except BaseException as error:  # whoever waits must hear of it, whatever it is
             self._broke(error)
 
-    def _turn(self) -> None:
-        before, transition = self.driver.state, self.driver.turn()
-        self._account(before, transition)
-        self._deliver(transition)
-        for observe in self.observers:
-            observe(transition)
-
-    def _broke(self, error: BaseException) -> None:
-        with self.news:
-            self.dead, self.running = error, False
-            jobs, self.jobs = list(self.jobs.values()), {}
-        for job in jobs:
-            broke = EngineDeadError(f"the engine broke: {error!r}")
-            broke.__cause__ = error  # its traceback says where: in a policy, for example
-            job.fail(broke)
-
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
         driver = self.driver
@@ -160,41 +218,59 @@ class Worker:
             self.running = False
             return False
 
-    def _account(self, before: EngineState, transition: Transition) -> None:
-        """Note who came in line, who was let in, and how long that took."""
-        now = transition.state.time
+    def _turn(self) -> None:
+        before = self.driver.state
+        transition = self.driver.turn()
+        self._account(before, transition.state)
+        if (news := self._news_of(transition)) is not None:
+            self._tell(news)
+        self.tally.turn(transition)
+
+    def _tell(self, message: Message) -> None:
+        for hear in self.listeners:
+            hear(message)
+
+    def _broke(self, error: BaseException) -> None:
+        with self.news:
+            self.dead = error
+            self.running = False
+            ids = tuple(self.served)
+            self.served = {}
+        self._tell(Died(ids, f"the engine broke: {error!r}"))
+
+    def _account(self, before: EngineState, after: EngineState) -> None:
+        """Note how long somebody has waited, and what for."""
         if before.waiting:
             cause = waits_for(self.driver.config, before)
-            self.waits = {
-                **self.waits,
-                cause: self.waits.get(cause, 0.0) + now - before.time,
-            }
-        for event in self.driver.taken:
-            if isinstance(event, Submit) and event.request.id in self.jobs:
-                self.jobs[event.request.id].line = self.waits
-        for reason in transition.reasons:
-            if isinstance(reason, Admitted | Preempted) and reason.id in self.jobs:
-                self.jobs[reason.id].note(reason, now, self.waits)
+            spent = self.waits.get(cause, 0.0) + after.time - before.time
+            self.waits = {**self.waits, cause: spent}
 
-    def _deliver(self, transition: Transition) -> None:
-        now = self.driver.state.time
-        for emit in (one for one in transition.commands if isinstance(one, Emit)):
-            # In the order of the batch: that of a set would differ from process to
-            # process.
-            news = dict[str, Assembly]()
-            logprobs = emit.logprobs or repeat(())
-            each = zip(emit.ids, emit.tokens, logprobs, strict=False)  # endless, if none
-            for (name, sample), tokens, beside in each:
-                if tokens and (job := self.jobs.get(name)) is not None:
-                    job.feed(sample, tokens, now, beside)
-                    if job.eager:
-                        news[name] = job
-            for done in emit.finished:
-                if (job := self.jobs.get(done.id)) is not None:
-                    job.finish(done)
-                    news[done.id] = job
-            for job in news.values():
-                self.driver.inbox.extend(job.flush(self.jobs.pop))
-                if job.finished:
-                    for ended in self.on_end:
-                        ended(job)
+    def _news_of(self, transition: Transition) -> News | None:
+        """What a turn brought, if anything. Ids of requests that ended are free."""
+        emits = [one for one in transition.commands if isinstance(one, Emit)]
+        reasons = tuple(one for one in transition.reasons if isinstance(one, About))
+        arrived = tuple(
+            event.request.id for event in self.driver.taken if isinstance(event, Submit)
+        )
+        finished = tuple(done for emit in emits for done in emit.finished)
+        for done in finished:
+            if done.id not in transition.state.requests:
+                self.served.pop(done.id, None)
+        ids = _joined([emit.ids for emit in emits])
+        if not (ids or finished or arrived or reasons):
+            return None
+        return News(
+            time=transition.state.time,
+            ids=ids,
+            tokens=_joined([emit.tokens for emit in emits]),
+            scores=dict(self.driver.scores()) if ids else {},
+            finished=finished,
+            arrived=arrived,
+            reasons=reasons,
+            waits=self.waits,
+        )
+
+
+def _joined(columns: list[tuple[T, ...]]) -> tuple[T, ...]:
+    """Columns one after the other; the usual one as it is."""
+    return columns[0] if len(columns) == 1 else tuple(chain.from_iterable(columns))

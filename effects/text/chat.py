@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 Conversation = Sequence[Mapping[str, Any]]
 Conversations = Conversation | Sequence[Conversation]
+Tools = Sequence[Mapping[str, Any]]  # JSON descriptions of functions
 _END: Final = "CONTINUE_FINAL_MESSAGE_TAG"
 # Marks training targets in some templates; here it is a block with a scope of its own, no
 # more.
@@ -35,7 +36,7 @@ class ChatTemplateError(ValueError):
 class ChatOptions(TypedDict, total=False):
     """How a conversation becomes a prompt; names and defaults are vLLM's."""
 
-    tools: Sequence[Mapping[str, Any]] | None
+    tools: Tools | None
     add_generation_prompt: bool  # default: true
     continue_final_message: bool  # default: false; true leaves the last message open
     chat_template_kwargs: (

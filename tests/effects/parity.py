@@ -28,7 +28,8 @@ from minfer import LLM, SamplingParams
 from minfer.effects.cli.compare.logits import packed_logits
 from minfer.effects.setup.options import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
-from minfer.messages import Preempted, Reason, Voided
+from minfer.messages import Preempted, Voided
+from tests.effects.watched import Watched
 
 HEADER = (
     '"""Tools for reading and writing tables.\n\nEvery function takes a path '
@@ -78,14 +79,15 @@ def serve_twice(
     """minfer's greedy tokens in float32, of both passes, and what the engine
     had to do.
     """
-    how, reasons = SamplingParams(temperature=0, max_tokens=tokens), list[Reason]()
+    how = SamplingParams(temperature=0, max_tokens=tokens)
     made, hits = list[list[list[int]]](), list[int]()
     with LLM(model, dtype="float32", skip_tokenizer_init=True, **settings) as llm:
-        llm.worker.observers.append(lambda turn: reasons.extend(turn.reasons))
+        turns = Watched(llm)
         for _ in range(2):
             outputs = llm.generate(prompts, how, use_tqdm=False)
             made.append([list(output.outputs[0].token_ids) for output in outputs])
             hits.append(sum(output.num_cached_tokens for output in outputs))
+    reasons = [reason for turn in turns for reason in turn.reasons]
     return made, {
         "preemptions": sum(isinstance(reason, Preempted) for reason in reasons),
         "hit_tokens_first_pass": hits[0],

@@ -33,7 +33,7 @@ from minfer.effects.execution.executor import Executor
 from minfer.effects.live.driver import Driver, quiet_collector
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.journal_writer import Writer
-from minfer.effects.live.llm import open_executor
+from minfer.effects.live.opening import open_executor
 from minfer.effects.runs.traces import read_trace
 from minfer.effects.setup.options import EngineArgs, prepare
 from minfer.messages import Cancel, Preempted, Submit

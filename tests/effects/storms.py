@@ -10,13 +10,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
-from types import SimpleNamespace
 from typing import Any
 
 from minfer.config import EngineConfig
-from minfer.effects.runs.page.columns import Run
+from minfer.effects.live.totals import Tally
 from minfer.effects.runs.report import Report
-from minfer.effects.serving.metrics import Metrics
+from minfer.effects.runs.view import Run
 from minfer.messages import (
     Admitted,
     Cancel,
@@ -48,14 +47,12 @@ WEATHER = {
 }
 
 
-def metrics_of(turns: Iterable[Turn]) -> Metrics:
-    """The metrics of an engine that took these turns."""
-    worker: Any = SimpleNamespace(observers=[], on_end=[])
-    setup: Any = None
-    metrics = Metrics(worker, setup, "a storm")
+def tally_of(turns: Iterable[Turn]) -> Tally:
+    """What an engine that took these turns counted."""
+    tally = Tally()
     for turn in turns:
-        metrics.turn(turn.transition)
-    return metrics
+        tally.turn(turn.transition)
+    return tally
 
 
 def hits_by_plans(turns: Iterable[Turn]) -> tuple[int, int]:
@@ -118,7 +115,7 @@ def fold(
     for turn in log:
         report.see(turn)
         page.take(turn)
-    figures, counts = report.figures(), metrics_of(log).counts
+    figures, counts = report.figures(), tally_of(log).counts
     cached, prompt = hits_by_plans(log)
     assert (figures["cached_tokens"], figures["prompt_tokens"]) == (cached, prompt)
     assert (counts["prefix_cache_hits"], counts["prefix_cache_queries"]) == (

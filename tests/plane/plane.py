@@ -22,7 +22,7 @@ from uuid import UUID
 
 import anyio.to_thread
 
-from minfer.effects.live import async_llm, llm, worker
+from minfer.effects.live import async_llm, served, worker
 from minfer.effects.live import journal_files as files
 from minfer.effects.live import journal_writer as journal
 from minfer.effects.serving import api, server
@@ -131,7 +131,7 @@ class Plane:
             (journal, "EVERY"): EVERY,
             (replay, "EVERY"): EVERY,
             (counters, "ProcessCollector"): mock.Mock(),  # it tells of this process
-            (llm, "Tokenizer"): tokenizer,
+            (served, "Tokenizer"): tokenizer,
             (anyio.to_thread, "run_sync"): self.loop.in_thread,
         }
         for (module, name), fake in fakes.items():
@@ -151,8 +151,8 @@ class Plane:
         audit, self.writer = self.rng.random() < 0.1, driver.record
         self.record = Recorder(self.writer, slow.pause, self.disk, dies, audit=audit)
         driver.record = self.record
-        self.llm.worker.observers.insert(0, slow.pause)
-        self.llm.worker.on_end.insert(0, slow.pause)
+        self.llm.front.after.insert(0, slow.pause)
+        self.llm.front.on_end.insert(0, slow.pause)
 
     def late(self, event: Any) -> None:
         """The result of a step that was given up arrives."""
@@ -263,7 +263,7 @@ class Plane:
                         client.leave()
                 if self.faults.rng.random() < 0.3:
                     self.stopped = True
-                    for name in list(self.llm.worker.jobs):
+                    for name in list(self.llm.front.jobs):
                         await self.llm.abort(name)
 
     def shut_down(self) -> None:
@@ -344,14 +344,15 @@ class Plane:
             self.llm.setup,
         )
         left: dict[str, Any] = {
-            "jobs": self.llm.worker.jobs,
+            "jobs": self.llm.front.jobs,
+            "served": self.llm.worker.served,
             "events": driver.inbox,
             "requests": state.requests,
             "plans": state.inflight,
             "running": state.running,
             "waiting": state.waiting,
             "fences": state.fences,
-            "metrics": self.service.metrics.last,
+            "metrics": self.llm.worker.tally.last,
             "faults": state.faults,
             "readers": self.llm._fresh,
             "files": self.disk.files,

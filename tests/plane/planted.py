@@ -11,12 +11,10 @@ from unittest import mock
 from attrs import evolve
 
 from minfer.effects.live import journal_writer as journal
-from minfer.effects.live import worker
-from minfer.effects.serving import metrics
-from minfer.effects.serving.answer import Answer
+from minfer.effects.live.client import Message, News
+from minfer.effects.live.front import Front
+from minfer.effects.serving import metrics, server
 from minfer.effects.text import assembly
-from minfer.messages import Emit
-from minfer.state import Transition
 
 Change = Callable[[Any], Callable[..., Any]]  # of a method
 
@@ -28,7 +26,7 @@ def _lost_end(finish: Any) -> Callable[..., Any]:
 
 def _lost_finish(flush: Any) -> Callable[..., Any]:
     """The engine does not hear of stop strings."""
-    return lambda job: flush(job)[:0]
+    return lambda job, *ended: flush(job, *ended)[:0]
 
 
 def _token_twice(feed: Any) -> Callable[..., Any]:
@@ -48,12 +46,12 @@ def _counted_twice(ended: Any) -> Callable[..., Any]:
     return lambda counts, job: (ended(counts, job), ended(counts, job))
 
 
-def _kept_job(deliver: Any) -> Callable[..., Any]:
+def _kept_job(hear: Any) -> Callable[..., Any]:
     """Some requests that have ended are still among those that are served."""
 
-    def planted(self: worker.Worker, transition: Any) -> None:
+    def planted(self: Front, message: Message) -> None:
         jobs = dict(self.jobs)
-        deliver(self, transition)
+        hear(self, message)
         self.jobs |= {
             name: job for name, job in jobs.items() if job.finished and job.request.n > 1
         }
@@ -61,23 +59,20 @@ def _kept_job(deliver: Any) -> Callable[..., Any]:
     return planted
 
 
-def _set_order(deliver: Any) -> Callable[..., Any]:
+def _set_order(hear: Any) -> Callable[..., Any]:
     """Outputs are delivered in the order of a set of strings."""
 
-    def ordered(emit: Emit) -> Emit:
-        names = list({name for name, _ in emit.ids})
-        pairs = zip(emit.ids, emit.tokens, strict=True)
+    def ordered(news: News) -> News:
+        names = list({name for name, _ in news.ids})
+        pairs = zip(news.ids, news.tokens, strict=True)
         columns = zip(
             *sorted(pairs, key=lambda pair: names.index(pair[0][0])), strict=True
         )
         ids, tokens = columns if names else ((), ())
-        return Emit(tuple(ids), tuple(tokens), emit.finished)
+        return evolve(news, ids=tuple(ids), tokens=tuple(tokens))
 
-    def planted(self: worker.Worker, turn: Transition) -> None:
-        commands = [
-            ordered(one) if isinstance(one, Emit) else one for one in turn.commands
-        ]
-        deliver(self, evolve(turn, commands=tuple(commands)))
+    def planted(self: Front, message: Message) -> None:
+        hear(self, ordered(message) if isinstance(message, News) else message)
 
     return planted
 
@@ -126,10 +121,10 @@ PLANTED: dict[str, tuple[Any, str, Change]] = {
     "token twice": (assembly.Assembly, "feed", _token_twice),
     "unwritten turn": (journal.Writer, "_turn", _unwritten_turn),
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
-    "kept job": (worker.Worker, "_deliver", _kept_job),
+    "kept job": (Front, "hear", _kept_job),
     "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
-    "overtaking": (Answer, "_write", _overtaking),
-    "set order": (worker.Worker, "_deliver", _set_order),
+    "overtaking": (server.Answer, "_write", _overtaking),
+    "set order": (Front, "hear", _set_order),
     "name again": (journal, "_fresh", _name_again),
 }
 

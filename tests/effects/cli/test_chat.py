@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from minfer import LLM
-from minfer.effects.cli.main import main
-from minfer.effects.live import llm as llm_module
+from minfer.effects.cli.main import _parser, main
+from minfer.effects.cli.terminal import _write, sampling_params
+from minfer.effects.live import opening
 from minfer.messages import Failed
 from minfer.runs.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
@@ -151,7 +152,7 @@ def test_a_request_that_fails_is_an_error(
         def collect(self) -> Failed:
             return self.fail("device error", halfway=False)
 
-    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Broken(64, 260))
+    monkeypatch.setattr(opening, "open_executor", lambda *_: Broken(64, 260))
     code, _, err = piped("hi\n/undo\nho\n")
     assert code == 1
     assert err.count("minfer: the request failed: its step failed 3 times") == 2

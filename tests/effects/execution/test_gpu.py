@@ -30,8 +30,8 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.gated import gated
 from minfer.kernels.packages import FLASH, QUACK, missing
 from minfer.messages import Execute, Preempted, Reason, Voided
-from minfer.state import Transition
 from tests.effects.tiny_fallback import VOCAB, save
+from tests.effects.watched import Watched
 
 DEVICE: str = "cuda"
 CUDA: Final = torch.cuda.is_available()
@@ -71,19 +71,21 @@ def prompts(ids: list[int]) -> list[list[int]]:
     return [ids[500 * i : 500 * i + 8 + 37 * i % 180] for i in range(24)]
 
 
-class Watched:
+class Seen:
     """What an engine did: its reasons, and how many rows its largest step had."""
 
     def __init__(self, llm: LLM) -> None:
-        self.reasons: list[Reason] = []
-        self.rows = 0
-        llm.worker.observers.append(self.saw)
+        self.turns = Watched(llm)
 
-    def saw(self, transition: Transition) -> None:
-        self.reasons += transition.reasons
-        for command in transition.commands:
-            if isinstance(command, Execute):
-                self.rows = max(self.rows, len(command.plan.rows))
+    @property
+    def reasons(self) -> list[Reason]:
+        return [reason for turn in self.turns for reason in turn.reasons]
+
+    @property
+    def rows(self) -> int:
+        commands = [command for turn in self.turns for command in turn.commands]
+        plans = [one.plan for one in commands if isinstance(one, Execute)]
+        return max((len(plan.rows) for plan in plans), default=0)
 
     def count(self, kind: type) -> int:
         return sum(isinstance(reason, kind) for reason in self.reasons)
@@ -125,7 +127,7 @@ def test_the_largest_batch_of_the_plan_runs_together_and_one_more_is_served_too(
         most = plan.largest_batch(length)
         assert most >= 2
         for count in (most, most + 1):
-            seen = Watched(llm)
+            seen = Seen(llm)
             several = [ids[i : i + length - 80] for i in range(count)]
             assert len(tokens(llm, several, 80)) == count
             if count == most:
@@ -173,7 +175,7 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
             return found
 
         monkeypatch.setattr(executor, "model", scarce)
-        seen = Watched(llm)
+        seen = Seen(llm)
         assert tokens(llm, prompts) == wanted
         assert calls >= at
         voided = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
@@ -197,7 +199,7 @@ def test_memory_that_somebody_else_takes_costs_a_step_alone(
             return result
 
         monkeypatch.setattr(executor, "collect", collected)
-        seen = Watched(llm)
+        seen = Seen(llm)
         torch.cuda.empty_cache()
         torch.cuda.set_per_process_memory_fraction(torch.cuda.memory_reserved() / total)
         try:
@@ -215,7 +217,7 @@ def test_memory_that_somebody_else_takes_costs_a_step_alone(
 
 def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -> None:
     with LLM(check_steps=True, **SMALL) as llm:
-        seen = Watched(llm)
+        seen = Seen(llm)
         tokens(llm, prompts)
         tokens(llm, prompts, temperature=0.8)
         tokens(llm, prompts, temperature=0.8, top_p=0.9, top_k=40)
@@ -250,7 +252,7 @@ def test_a_check_finds_what_it_is_for(
         graphs = dict(executor.captures.made)
         faulty = {kind: graph and Faulty(graph) for kind, graph in graphs.items()}
         monkeypatch.setattr(executor.captures, "made", faulty)
-        seen = Watched(llm)
+        seen = Seen(llm)
         # A step that fails is done again from history, which takes no faulty graph.
         assert tokens(llm, alone) == wanted
         errors = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]

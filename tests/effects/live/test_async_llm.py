@@ -13,19 +13,28 @@ import torch
 
 import minfer
 from minfer import LLM, AsyncLLM, ParameterError, SamplingParams
-from minfer.effects.live import llm as llm_module
-from minfer.effects.live.edge import OverloadedError, RequestError
-from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.live import opening
+from minfer.effects.live.client import Message, News
+from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.effects.text.outputs import Logprob, RequestOutput
-from minfer.messages import Cancel, Executed, Failed, Finished, Preempted, Reason, Submit
-from minfer.plan import TokenLogprobs
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Executed,
+    Failed,
+    Finished,
+    OfSample,
+    Preempted,
+    Submit,
+)
 from minfer.request import Request
 from minfer.runs.oracle import Oracle
-from minfer.state import Transition
+from minfer.state import Turn
 from tests.core.recorded import Seen
 from tests.effects.tiny_model import write_checkpoint
+from tests.effects.watched import Watched
 
 SETTINGS: dict[str, Any] = {
     "block_size": 8,
@@ -79,7 +88,7 @@ class Slow(Oracle):
 
 @pytest.fixture
 def slow(folder: str, monkeypatch: pytest.MonkeyPatch) -> AsyncLLM:
-    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Slow(8, 260))
+    monkeypatch.setattr(opening, "open_executor", lambda *_: Slow(8, 260))
     return AsyncLLM(folder, **SETTINGS)
 
 
@@ -96,7 +105,7 @@ def run(llm: AsyncLLM, program: Coroutine[Any, Any, None]) -> None:
 
 def settled(llm: AsyncLLM) -> None:
     state = llm.worker.driver.state
-    assert not llm.worker.jobs
+    assert not llm.front.jobs
     assert not llm._readers
     for left in (state.requests, state.inflight, state.fences, state.running.ids):
         assert not left
@@ -208,8 +217,7 @@ def test_what_was_not_flushed_is_not_taken() -> None:
 
 def test_a_loop_that_stands_still_is_rung_for_once(slow: AsyncLLM) -> None:
     """News of all requests wait in the requests themselves, whatever their number."""
-    turns: list[Transition] = []
-    slow.worker.observers.append(turns.append)
+    turns = Watched(slow)
 
     async def program() -> None:
         loop, rings = asyncio.get_running_loop(), []
@@ -315,7 +323,7 @@ def test_ids_of_live_requests_differ(slow: AsyncLLM) -> None:
 def test_a_full_line_is_told_at_the_call_or_at_the_first_output(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Slow(8, 260))
+    monkeypatch.setattr(opening, "open_executor", lambda *_: Slow(8, 260))
     llm = AsyncLLM(folder, **(SETTINGS | {"max_num_seqs": 1, "max_waiting": 2}))
 
     async def attempt(stream: AsyncGenerator[RequestOutput]) -> int:
@@ -419,7 +427,7 @@ def test_closing_ends_readers_and_refuses_newcomers(slow: AsyncLLM) -> None:
             asyncio.create_task(collect(slow.generate([i], ENDLESS)))
             for i in range(1, 12)
         ]
-        while len(slow.worker.jobs) < 11:
+        while len(slow.front.jobs) < 11:
             await asyncio.sleep(0.002)
         before = slow.errored
         await asyncio.to_thread(slow.close)
@@ -446,7 +454,7 @@ def test_an_engine_that_breaks_tells_every_reader(
             executed = super().collect()
             return executed if self.left else Executed(1 // 0, ())
 
-    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Mortal(8, 260))
+    monkeypatch.setattr(opening, "open_executor", lambda *_: Mortal(8, 260))
     llm = AsyncLLM(folder, **SETTINGS)
 
     async def program() -> None:
@@ -459,7 +467,7 @@ def test_an_engine_that_breaks_tells_every_reader(
         assert llm.errored
         with pytest.raises(EngineDeadError, match="serves nobody"):
             llm.generate([1])
-        assert not llm.worker.jobs
+        assert not llm.front.jobs
         assert not llm._readers
 
     asyncio.run(asyncio.wait_for(program(), 30))
@@ -475,7 +483,7 @@ def test_a_failing_request_leaves_its_neighbours_alone(
                 return self.fail("device error", halfway=False)
             return super().collect()
 
-    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Flaky(8, 260))
+    monkeypatch.setattr(opening, "open_executor", lambda *_: Flaky(8, 260))
     llm = AsyncLLM(folder, **SETTINGS)
 
     async def program() -> None:
@@ -587,9 +595,9 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
     loop.close()
     time.sleep(0.05)  # the engine goes on and finds nobody to ring for
     assert not slow.errored
-    assert list(slow.worker.jobs) == ["orphan"]
+    assert list(slow.front.jobs) == ["orphan"]
     slow.close()
-    assert not slow.worker.jobs
+    assert not slow.front.jobs
     with contextlib.suppress(StopIteration):  # closed by hand: there is no loop to do it
         stream.aclose().send(None)
     assert slow.worker.thread is not None
@@ -599,12 +607,24 @@ def test_an_interpreter_without_a_loop_any_more_does_not_break_the_engine(
 # --- hooks ------------------------------------------------------------------------------
 
 
-def test_observers_see_every_turn_and_ends_are_told_once(slow: AsyncLLM) -> None:
-    turns: list[Transition] = []
+def told(turn: Turn) -> tuple[list[Any], ...]:
+    """What a turn has for its requests: news in columns, ends, and reasons."""
+    emits = [one for one in turn.transition.commands if isinstance(one, Emit)]
+    return (
+        [sample for emit in emits for sample in emit.ids],
+        [tokens for emit in emits for tokens in emit.tokens],
+        [done for emit in emits for done in emit.finished],
+        [event.request.id for event in turn.events if isinstance(event, Submit)],
+        [one for one in turn.transition.reasons if isinstance(one, OfSample)],
+    )
+
+
+def test_a_turn_is_one_message_and_ends_are_told_once(slow: AsyncLLM) -> None:
+    messages: list[Message] = []
     ended: list[Assembly] = []
-    slow.worker.observers.append(turns.append)
+    slow.client.listen(messages.append)
     recorded = slow.worker.driver.record = Seen()
-    slow.worker.on_end.append(ended.append)
+    slow.front.on_end.append(ended.append)
 
     async def program() -> None:
         streams = [
@@ -613,20 +633,28 @@ def test_observers_see_every_turn_and_ends_are_told_once(slow: AsyncLLM) -> None
         await asyncio.gather(*map(collect, streams))
         await by_break(slow)
         await idle(slow)
-        assert [id(turn) for turn in turns] == [id(turn.transition) for turn in recorded]
+        news = [one for one in messages if isinstance(one, News)]
+        assert news == messages
+        with_news = [turn for turn in recorded if any(told(turn))]
+        for one, turn in zip(news, with_news, strict=True):
+            assert one.time == turn.transition.state.time
+            columns = one.ids, one.tokens, one.finished, one.arrived, one.reasons
+            assert tuple(map(list, columns)) == told(turn)
         assert sorted(job.request.id for job in ended) == sorted(
             [*(f"r{i}" for i in range(1, 21)), "x"]
         )
         for job in ended:
-            assert job.started is not None
-            assert job.first is not None
-            assert job.last is not None
-            assert job.arrived <= job.started <= job.first <= job.last
+            times = job.times
+            assert times.started is not None
+            assert times.first is not None
+            assert times.last is not None
+            assert times.arrived <= times.started <= times.first <= times.last
             assert job.samples[0].done is not None
         submits = sum(isinstance(e, Submit) for turn in recorded for e in turn.events)
         assert submits == 21
         # 8 rows for 20 requests: those that waited were admitted later.
-        waits = [job.started - job.arrived for job in ended if job.started is not None]
+        each = [job.times for job in ended]
+        waits = [one.started - one.arrived for one in each if one.started is not None]
         assert max(waits) > 0.01
 
     run(slow, program())
@@ -635,21 +663,21 @@ def test_observers_see_every_turn_and_ends_are_told_once(slow: AsyncLLM) -> None
 def test_a_request_has_started_when_it_was_first_admitted(folder: str) -> None:
     settings = SETTINGS | {"num_gpu_blocks_override": 30, "max_model_len": 200}
     llm = AsyncLLM(folder, **settings)
-    reasons: list[Reason] = []
+    turns = Watched(llm)
     ended: list[Assembly] = []
-    llm.worker.observers.append(lambda turn: reasons.extend(turn.reasons))
-    llm.worker.on_end.append(ended.append)
+    llm.front.on_end.append(ended.append)
 
     async def program() -> None:
         streams = [llm.generate([i], params(150)) for i in range(1, 5)]
         await asyncio.gather(*map(collect, streams))
 
     run(llm, program())
+    reasons = [reason for turn in turns for reason in turn.reasons]
     assert any(isinstance(reason, Preempted) for reason in reasons)
     for job in ended:
-        assert job.started is not None
-        assert job.first is not None
-        assert job.started <= job.first
+        assert job.times.started is not None
+        assert job.times.first is not None
+        assert job.times.started <= job.times.first
 
 
 def test_the_package_offers_it_lazily() -> None:

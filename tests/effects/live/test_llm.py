@@ -14,9 +14,10 @@ import pytest
 import minfer
 from minfer import LLM, ConfigError, ParameterError, SamplingParams
 from minfer.effects.live import llm as llm_module
-from minfer.effects.live.edge import Prompt, RequestError
-from minfer.effects.live.worker import EngineDeadError
-from minfer.effects.models.config_reader import CheckpointError
+from minfer.effects.live import opening
+from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.prompts import Prompt
+from minfer.effects.models.spec import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.options import EngineArgs, prepare
 from minfer.effects.text.chat import ChatTemplateError
@@ -274,7 +275,7 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(
             pieces = list(llm.stream("abc", cut))
             assert "".join(p.outputs[0].text for p in pieces) == one.text
             assert sum((p.outputs[0].token_ids for p in pieces), ()) == one.token_ids
-    assert not llm.worker.jobs
+    assert not llm.front.jobs
 
 
 def test_text_that_only_begins_a_stop_string_is_not_lost(llm: LLM) -> None:
@@ -308,13 +309,13 @@ def test_leaving_a_stream_early_cancels_it(llm: LLM) -> None:
     stream = llm.stream(["abc", "def"], params)
     next(stream)
     stream.close()
-    assert not llm.worker.jobs
+    assert not llm.front.jobs
     assert len(ids(llm.generate("abc", GREEDY)[0])) == 12
 
 
 def test_a_stream_that_nobody_reads_runs_nothing(llm: LLM) -> None:
     llm.stream("abc", GREEDY)
-    assert not llm.worker.jobs
+    assert not llm.front.jobs
 
 
 # --- conversations and the makers' advice -----------------------------------------------
@@ -400,7 +401,7 @@ def test_conversations_that_make_no_sense(
     for ask in (talker.chat, talker.stream_chat):
         with pytest.raises(ChatTemplateError, match=message):
             ask(messages, GREEDY, **options)
-    assert not talker.worker.jobs
+    assert not talker.front.jobs
 
 
 def test_a_conversation_that_is_too_long_or_not_text(talker: LLM) -> None:
@@ -631,7 +632,7 @@ def test_settings_out_of_range_are_named(folder: str, name: str, value: Any) -> 
 
 def test_an_unknown_setting_names_the_known_ones(folder: str) -> None:
     with pytest.raises(TypeError, match=r"no setting 'max_seqs'; it has .*max_num_seqs"):
-        LLM(folder, max_seqs=5)
+        LLM(folder, max_seqs=5)  # type: ignore[arg-type]  # the point
 
 
 def test_a_budget_below_the_rows_is_a_contradiction(folder: str) -> None:
@@ -663,7 +664,7 @@ def test_executors_without_weights(folder: str, tmp_path: Path, executor: str) -
 def test_without_a_tokenizer_there_are_token_ids_only(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "bare", tokenizer=False)
     settings = SETTINGS | {"skip_tokenizer_init": True}
-    for executor in (None, "dry"):
+    for executor in ("torch", "dry"):
         with LLM(str(folder), executor=executor, **settings) as llm:
             output = llm.generate([1, 2, 3], GREEDY)[0]
             assert len(ids(output)) == 12
@@ -711,7 +712,7 @@ class Flaky(Oracle):
 def test_a_request_whose_steps_fail_ends_with_an_error_and_the_others_go_on(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm_module, "open_executor", lambda *_: Flaky(8, 260))
+    monkeypatch.setattr(opening, "open_executor", lambda *_: Flaky(8, 260))
     with LLM(folder, **SETTINGS) as llm:
         outputs = llm.generate([[1], [13], [3]], GREEDY)
         assert [o.outputs[0].finish_reason for o in outputs] == [
@@ -747,7 +748,7 @@ def test_an_interrupt_cancels_and_leaves_the_llm_usable(
         patch.setattr(llm_module, "_received", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate([[5, 6], [7, 8]], endless)
-    assert not llm.worker.jobs
+    assert not llm.front.jobs
     assert [ids(o) for o in llm.generate([[1], [2]], GREEDY)] == wanted
 
 

@@ -13,10 +13,10 @@ from minfer import LLM, SamplingParams
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.text.outputs import RequestOutput
 from minfer.messages import Admitted, Preempted
-from minfer.state import Transition
 from tests.effects.served import Serving, Slow, events, serving
 from tests.effects.serving.test_metrics import read, settle
 from tests.effects.tiny_model import write_checkpoint
+from tests.effects.watched import Watched
 
 CAUSES = {"step", "rows", "blocks", "budget", "sibling", "policy", "fault"}
 
@@ -59,7 +59,6 @@ def test_who_waits_for_rows_is_told_so(folder: str) -> None:
 
 
 def test_preemptions_and_waits_agree_with_the_reasons(folder: str) -> None:
-    turns: list[Transition] = []
     with oracle(
         folder,
         num_gpu_blocks_override=12,
@@ -67,8 +66,8 @@ def test_preemptions_and_waits_agree_with_the_reasons(folder: str) -> None:
         max_model_len=64,
         max_num_batched_tokens=24,
     ) as llm:
-        metrics = Metrics(llm.worker, llm.setup, "tiny")
-        llm.worker.observers.append(turns.append)
+        metrics = Metrics(llm, "tiny")
+        turns = Watched(llm)
         params = [
             SamplingParams(max_tokens=3 + 5 * i, temperature=0, ignore_eos=True)
             for i in range(9)
@@ -110,8 +109,8 @@ def test_who_never_ran_has_no_queue_times(folder: str) -> None:
             [[1, 2], [3, 4]], SamplingParams(max_tokens=500, ignore_eos=True)
         )
         next(stream)
-        waiting = list(llm.worker.jobs.values())[1]
-        assert waiting.started is None
+        waiting = list(llm.front.jobs.values())[1]
+        assert waiting.times.started is None
         assert waiting.take().metrics.first_scheduled_time is None
         assert not waiting.take().metrics.queue_times
         stream.close()

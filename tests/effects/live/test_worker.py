@@ -9,22 +9,23 @@ import sys
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 from attrs import frozen
 
 from minfer import LLM, SamplingParams
 from minfer.effects.live import worker
-from minfer.effects.live.edge import RequestError
+from minfer.effects.live.errors import RequestError
 from minfer.effects.text.assembly import Assembly
 from minfer.policy import FirstCome, Load
 from minfer.request import Request
-from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint
+from tests.effects.watched import Watched
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 ENDLESS = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
-SLOW = {"num_gpu_blocks_override": 2000, "max_num_seqs": 1}
+SLOW: dict[str, Any] = {"num_gpu_blocks_override": 2000, "max_num_seqs": 1}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def test_a_real_interrupt_cancels_all_and_the_llm_goes_on(folder: str) -> None:
             llm.generate([[5, 6], [7, 8]], ENDLESS)
         assert time.monotonic() - started < 10
         timer.join()
-        assert not llm.worker.jobs
+        assert not llm.front.jobs
         assert llm.generate([1, 2], GREEDY)[0].outputs[0].token_ids == wanted
         assert llm.worker.driver.state.blocks.available == 2000
 
@@ -96,8 +97,7 @@ class Later(FirstCome):
 
 def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
     with LLM(folder, executor="oracle", scheduling_policy=Later(), **SLOW) as llm:
-        turns: list[Transition] = []
-        llm.worker.observers.append(turns.append)
+        turns = Watched(llm)
         output = llm.generate([1, 2], GREEDY)[0]
         assert output.metrics.ttft is not None
         assert output.metrics.ttft >= 0.2
@@ -107,7 +107,7 @@ def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
 def test_work_is_not_stopped_by_the_garbage_collector(folder: str) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
         enabled: list[bool] = []
-        llm.worker.observers.append(lambda _: enabled.append(gc.isenabled()))
+        llm.front.after.append(lambda: enabled.append(gc.isenabled()))
         llm.generate([1, 2], GREEDY)
         assert not any(enabled)
     assert gc.isenabled()
@@ -127,12 +127,12 @@ def test_a_worker_that_is_never_idle_sweeps_up_cycles(
     with LLM(folder, executor="oracle", **SLOW) as llm:
         freed: list[weakref.ref[Knot]] = []
 
-        def observe(_: object) -> None:
+        def observe() -> None:
             if not freed:
                 freed.append(weakref.ref(Knot()))
                 monkeypatch.setattr(worker, "SWEEP_EVERY", 0.0)
 
-        llm.worker.observers.append(observe)
+        llm.front.after.append(observe)
         stream = llm.stream([1, 2], ENDLESS)
         for _ in range(4):
             next(stream)
@@ -148,7 +148,7 @@ def test_an_id_is_served_once_at_a_time(folder: str) -> None:
         llm.count = 0  # so that the next request gets the same id
         with pytest.raises(RequestError, match="'0' is being served"):
             llm.generate([[1], [2]], GREEDY)
-        assert list(llm.worker.jobs) == ["0"]
+        assert list(llm.front.jobs) == ["0"]
         stream.close()
 
 
@@ -156,11 +156,11 @@ def test_an_id_is_free_before_anybody_hears_of_the_end(folder: str) -> None:
     heard: list[tuple[bool, bool]] = []
 
     def sink(job: Assembly) -> None:
-        heard.append((job.take().finished, job.request.id in llm.worker.jobs))
+        heard.append((job.take().finished, job.request.id in llm.front.jobs))
 
     with LLM(folder, executor="oracle") as llm:
         request = Request(id="a", prompt=(1,), max_tokens=3)
-        llm.worker.submit([Assembly(request, sink, streaming=True)])
+        llm.front.submit([Assembly(request, sink, streaming=True)])
         assert llm.worker.thread is not None
         llm.worker.thread.join(60)
     assert heard[-1] == (True, False)

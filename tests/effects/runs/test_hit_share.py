@@ -26,8 +26,9 @@ from minfer.runs.explain import explain
 from minfer.state import Turn
 from tests.core.recorded import recorded, storm
 from tests.core.test_engine import CONFIG, Bench, ask
-from tests.effects.storms import hits_by_plans, metrics_of, weather
+from tests.effects.storms import hits_by_plans, tally_of, weather
 from tests.effects.tiny_model import write_checkpoint
+from tests.effects.watched import Watched
 
 
 def of_metrics(metrics: Metrics) -> tuple[int, int]:
@@ -70,11 +71,8 @@ def test_metrics_replay_and_page_agree_with_a_count_by_hand(
     write_journal(tmp_path / "run.journal", config, turns)
     assert of_replay(tmp_path / "run.journal", capsys) == right
     assert of_page(turns) == right
-    metrics = metrics_of(turns)
-    assert (
-        metrics.counts["prefix_cache_hits"],
-        metrics.counts["prefix_cache_queries"],
-    ) == right
+    counts = tally_of(turns).counts
+    assert (counts["prefix_cache_hits"], counts["prefix_cache_queries"]) == right
 
 
 # Worlds in which no id comes again: of one that does, the first request is explained.
@@ -99,7 +97,6 @@ def test_a_running_engine_its_journal_and_its_outputs_agree(
     """Several samples, preemptions, a cancelled stream, and a request that goes on from
     output.
     """
-    turns: list[Any] = []
     folder = str(write_checkpoint(tmp_path / "tiny"))
     how: dict[str, Any] = {
         "block_size": 8,
@@ -109,8 +106,8 @@ def test_a_running_engine_its_journal_and_its_outputs_agree(
     with LLM(
         folder, executor="oracle", journal=tmp_path / "runs", max_model_len=96, **how
     ) as llm:
-        metrics = Metrics(llm.worker, llm.setup, "tiny")
-        llm.worker.observers.append(turns.append)
+        metrics = Metrics(llm, "tiny")
+        turns = Watched(llm)
         before = (
             Submit(
                 Request(id="resumed", prompt=(1,) * 20, output=(5,) * 9, max_tokens=30)

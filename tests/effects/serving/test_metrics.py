@@ -20,6 +20,7 @@ from minfer.policy import FirstCome
 from minfer.runs.oracle import Oracle
 from minfer.state import Transition
 from tests.effects.tiny_model import write_checkpoint
+from tests.effects.watched import Watched
 
 Made = Callable[..., tuple[LLM, Metrics, list[Transition]]]
 STEADY = SamplingParams(max_tokens=30, temperature=0, ignore_eos=True)
@@ -37,9 +38,7 @@ def made(folder: str) -> Iterator[Made]:
     def make(**settings: Any) -> tuple[LLM, Metrics, list[Transition]]:
         llm = LLM(folder, executor="oracle", block_size=8, **settings)
         opened.append(llm)
-        turns: list[Transition] = []
-        llm.worker.observers.append(turns.append)
-        return llm, Metrics(llm.worker, llm.setup, "tiny"), turns
+        return llm, Metrics(llm, "tiny"), Watched(llm)
 
     yield make
     for llm in opened:
@@ -112,7 +111,7 @@ def test_counts_of_a_run(made: Made) -> None:
     assert found["num_requests_running"] == found["num_requests_waiting"] == 0
     assert found["kv_cache_usage_perc"] == 0
     assert found["cache_config_info 8 True 64"] == 1
-    assert not metrics.last
+    assert not llm.worker.tally.last
 
 
 def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None:
@@ -153,7 +152,7 @@ def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None
 def test_what_waits_and_why(made: Made) -> None:
     llm, metrics, _ = made(num_gpu_blocks_override=64, max_num_seqs=2)
     found: list[dict[str, float]] = []
-    llm.worker.observers.append(lambda _: found.append(read(metrics)))
+    llm.front.after.append(lambda: found.append(read(metrics)))
     llm.generate(
         [[1], [2], [3], [4], [5]], SamplingParams(max_tokens=12, ignore_eos=True)
     )
@@ -192,19 +191,22 @@ def test_ends_by_reason(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends == {"stop": 1, "length": 1, "abort": 1, "error": 1}
     assert found["failed_steps_total"] >= 3
     assert found["request_prompt_tokens_count"] == 4
-    assert not metrics.last
+    assert not llm.worker.tally.last
 
 
-def test_a_steady_turn_costs_microseconds(made: Made) -> None:
-    llm, metrics, _ = made(num_gpu_blocks_override=512, max_num_seqs=64)
+def test_a_steady_turn_costs_microseconds(
+    made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, _, _ = made(num_gpu_blocks_override=512, max_num_seqs=64)
     times: list[float] = []
+    fold = llm.worker.tally.turn
 
     def timed(transition: Transition) -> None:
         started = time.perf_counter()
-        metrics.turn(transition)
+        fold(transition)
         times.append(time.perf_counter() - started)
 
-    llm.worker.observers[:] = [timed]
+    monkeypatch.setattr(llm.worker.tally, "turn", timed)
     llm.generate(
         [[i + 1] for i in range(64)], SamplingParams(max_tokens=60, ignore_eos=True)
     )
@@ -215,7 +217,7 @@ def test_a_steady_turn_costs_microseconds(made: Made) -> None:
 def test_a_turn_without_news_changes_nothing(made: Made) -> None:
     llm, metrics, _ = made(num_gpu_blocks_override=64)
     before = generate_latest(metrics.registry).split(b"# HELP process_")[0]
-    metrics.turn(Transition(llm.worker.driver.state))
+    llm.worker.tally.turn(Transition(llm.worker.driver.state))
     assert generate_latest(metrics.registry).split(b"# HELP process_")[0] == before
 
 
@@ -246,7 +248,7 @@ def test_who_is_left_out_of_a_turn_has_a_longer_gap(made: Made) -> None:
     ]
     for moment, ids, tokens in turns:
         state = evolve(llm.worker.driver.state, time=moment)
-        metrics.turn(Transition(state, (Emit(ids, tokens),)))
+        llm.worker.tally.turn(Transition(state, (Emit(ids, tokens),)))
     found = read(metrics)
     assert found["inter_token_latency_seconds_count"] == 2 + 1 + 2 + 2
     assert found["inter_token_latency_seconds_sum"] == (1 + 1) + 1 + (3 + 4) + (3 + 3)
@@ -255,7 +257,7 @@ def test_who_is_left_out_of_a_turn_has_a_longer_gap(made: Made) -> None:
 def test_a_stop_string_in_the_last_token_counts_as_the_reader_sees_it() -> None:
     greedy = SamplingParams(temperature=0, max_tokens=4)
     with LLM(executor="dry") as llm:
-        metrics = Metrics(llm.worker, llm.setup, "tiny")
+        metrics = Metrics(llm, "tiny")
         (whole,) = llm.generate(["a"], greedy)[0].outputs
         last = llm.generate(["a"], evolve(greedy, max_tokens=3))[0].outputs[0].text
         stop = whole.text.removeprefix(last)

@@ -1,0 +1,179 @@
+"""The engine client: the only way to an engine, and all that anybody may ask of one.
+
+Theory. Text, HTTP and templates are on one side of this line, the engine is on the other.
+What crosses it is requests and wishes one way, and messages the other way: frozen records
+of plain data, so that they mean the same in this process and through a socket.
+
+    submit, cancel, finish --->  +--------+
+                                 | engine |     News: all that a turn brought, at once
+    hear(News | Died)      <---  +--------+     Died: nobody will hear anything any more
+
+A message is for a listener, which is a front: whoever keeps the requests that it has
+submitted, spells their tokens and finds their stop strings (`minfer.effects.live.front`).
+News come in the order of turns, and a turn is one message however many requests it
+concerns, so that a step's outputs cross once.
+
+Two forms: `minfer.effects.live.worker.Worker` runs the engine in a thread of this
+process. One across processes is to come; the times here are those of the system's
+monotonic clock, which all processes of a machine share.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from attrs import field, frozen
+
+from minfer.effects.execution.executor import Scores
+from minfer.effects.live.totals import Totals
+from minfer.messages import (
+    Admitted,
+    Ended,
+    Finish,
+    Finished,
+    Held,
+    Missed,
+    Preempted,
+)
+from minfer.request import Request
+from minfer.sequence import SampleId, SampleIds
+
+# What the engine may say of a request besides its tokens and its end, with the time of
+# the news that it is in.
+About = Admitted | Held | Preempted | Missed | Ended
+
+
+@frozen(kw_only=True)
+class News:
+    """What one turn of the engine brought to the requests of a listener."""
+
+    time: float  # of the turn, in seconds
+    # New tokens by sample, as two columns in the order of the batch: a sample may have
+    # none, and never has any after its end.
+    ids: SampleIds = ()
+    tokens: tuple[tuple[int, ...], ...] = ()
+    # Of the new tokens, for samples that asked for log-probabilities.
+    scores: Mapping[SampleId, Sequence[Scores]] = field(factory=dict)
+    finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
+    arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
+    reasons: tuple[About, ...] = ()
+    # Seconds in which somebody waited so far, by what the first in line waited for: a
+    # request's own are the difference from when it arrived to when it was admitted.
+    waits: Mapping[str, float] = field(factory=dict)
+
+
+@frozen
+class Died:
+    """The engine serves nobody any more; of these requests nothing more will come."""
+
+    ids: tuple[str, ...]
+    why: str
+
+
+Message = News | Died
+Listener = Callable[[Message], None]  # in the engine's thread: be quick, do not raise
+
+
+@frozen(kw_only=True)
+class Snapshot:
+    """How an engine is at a moment, for metrics and health."""
+
+    time: float  # seconds
+    dead: str  # why it serves nobody any more, or nothing
+    draining: bool  # it takes no new requests
+    requests: int  # being served
+    running: int  # samples
+    waiting: int  # samples
+    # Samples that wait, by what for: the first in line for its cause, the others for
+    # their turn.
+    waiting_for: Mapping[str, int]
+    blocks: int  # KV blocks there are
+    blocks_free: int  # that could be handed out; some of them are cached
+    resets: int  # how often the prefix cache was reset
+    # Seconds in which requests waited and no step was planned. 0 if nobody waits, or the
+    # policy has them wait.
+    stalled: float
+    totals: Totals  # since the start
+
+
+class EngineClient(Protocol):
+    """An engine, as its callers see it. Methods may be called from any thread."""
+
+    @property
+    def dead(self) -> BaseException | None:
+        """Why the engine serves nobody any more, if so."""
+        ...
+
+    @property
+    def working(self) -> bool:
+        """Whether news may come. False: nobody is served, or nobody ever will be."""
+        ...
+
+    @property
+    def resets(self) -> int:
+        """How often the prefix cache was reset; see `reset_cache`."""
+        ...
+
+    def clock(self) -> float:
+        """The time, in seconds, on the clock of all messages."""
+        ...
+
+    def listen(self, listener: Listener) -> None:
+        """Have a listener hear all messages from now on."""
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise what a request would be refused with now, as far as that is known.
+
+        EngineDeadError (DrainingError if it drains), RequestError if one with this id is
+        being served, OverloadedError if the line is full.
+        """
+        ...
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        """Serve requests: all of them enter the same turn, or none.
+
+        A request whose `output` has tokens goes on after them: news hold what comes then,
+        and lengths count from the first. Raises EngineDeadError, and RequestError for an
+        id that is being served. A line that is full is told as an end, "rejected".
+        """
+        ...
+
+    def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+        """End requests; returns those that were being served.
+
+        Their last news come as ever. Unknown ids are left alone.
+        """
+        ...
+
+    def finish(self, ends: Sequence[Finish]) -> None:
+        """End samples at a length in output tokens, for a reason, such as a stop string.
+
+        The engine may have told of more tokens by then, which do not count.
+        """
+        ...
+
+    def reset_cache(self) -> None:
+        """Find nothing any more of what the prefix cache holds now.
+
+        The engine has no event for that. Blocks are found by content keys, and a key
+        covers all that is before it, so the edge makes the keys of new requests from
+        `resets` too: no request made from now on meets a key from before. What is cached
+        goes as its space is needed, requests that run are not disturbed, and a journal of
+        it replays as any other. Raises EngineDeadError.
+        """
+        ...
+
+    def snapshot(self) -> Snapshot:
+        """How the engine is now."""
+        ...
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Take no new requests, and wait until nobody is served, at most `timeout` s.
+
+        Returns whether that is so. From then on `submit` raises DrainingError.
+        """
+        ...
+
+    def close(self) -> None:
+        """Cancel everything and let go of the engine. May be called again."""
+        ...

@@ -1,0 +1,144 @@
+"""A front: the callers' side of the line to the engine.
+
+It keeps the requests that were submitted through it, each as an `Assembly` that turns
+tokens into text, and hands every message of the engine client on to them. Stop strings
+are found here, and the engine is told where the samples ended.
+
+    caller ---> submit ----------------> client ---> engine
+       ^                                    |
+       +--- sink <--- Assembly <--- hear <--+
+                         +--- finish -----> client
+
+In this process `hear` runs in the engine's thread: what is to be said is handed to a sink
+there, and whoever asked takes it in a thread of their own.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final
+
+from minfer.effects.live.client import Died, EngineClient, Message, News
+from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.text.assembly import Assembly
+from minfer.messages import Admitted, Preempted, clip
+
+POLL: Final = 0.02  # seconds from one look to the next, of who waits for an end
+
+
+class Front:
+    """The requests of one process, on their way through an engine client.
+
+    `on_end` hears of each request that the engine has ended, once its sink was told, and
+    `after` is called when all that a message brought is out: both in the thread in which
+    messages come. The engine breaks if they raise.
+    """
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self.jobs: dict[str, Assembly] = {}  # by id, until they end
+        self.entry = threading.Lock()  # of those who submit
+        self.on_end: list[Callable[[Assembly], None]] = []
+        self.after: list[Callable[[], None]] = []
+        client.listen(self.hear)
+
+    def check(self, job: Assembly) -> None:
+        """Raise what a request would be refused with now: see `EngineClient.check`."""
+        self._check_new(job)
+        self.client.check(job.request)
+
+    def submit(self, jobs: Sequence[Assembly]) -> None:
+        """Have requests served: all of them, or none. Raises as `EngineClient.submit`."""
+        with self.entry:
+            for job in jobs:
+                self._check_new(job)
+            now = self.client.clock()
+            for job in jobs:
+                job.times.arrived = now
+                self.jobs[job.request.id] = job
+            try:
+                self.client.submit([job.request for job in jobs])
+            except (EngineDeadError, RequestError):  # all of them were refused
+                for job in jobs:
+                    self._forget(job.request.id)
+                raise
+
+    def cancel(self, ids: Iterable[str] | None = None) -> None:
+        """End requests, or all; their outputs come as they are, "cancelled"."""
+        self.client.cancel(list(self.jobs) if ids is None else ids)
+
+    def drop(self, jobs: Iterable[Assembly]) -> None:
+        """Cancel requests and wait until they are gone: nobody wants their outputs."""
+        # One that was refused for its id must not take the other one of that id with it.
+        names = {job.request.id for job in jobs if self.jobs.get(job.request.id) is job}
+        served = self.client.cancel(names)
+        for name in names - served:  # an interrupt came before they were submitted
+            self._forget(name)
+        while self.client.working and not self.jobs.keys().isdisjoint(served):
+            time.sleep(POLL)
+
+    def abandon(self, error: Exception) -> None:
+        """Cancel all, and tell everybody at once: a step that runs may take a while."""
+        self.cancel()
+        for job in list(self.jobs.values()):
+            job.fail(error)
+
+    def hear(self, message: Message) -> None:
+        """Hand on what the engine said."""
+        match message:
+            case News():
+                self._take(message)
+            case Died():
+                self._bury(message)
+        for ring in self.after:
+            ring()
+
+    def _forget(self, name: str) -> None:
+        self.jobs.pop(name, None)
+
+    def _check_new(self, job: Assembly) -> None:
+        if job.request.id in self.jobs:
+            name = clip(job.request.id)
+            raise RequestError(
+                f"a request with the id {name!r} is being served; ids must differ"
+            )
+
+    def _take(self, news: News) -> None:
+        self._note(news)
+        # In the order of the batch: that of a set would differ from process to process.
+        ready = dict[str, Assembly]()
+        for sample, tokens in zip(news.ids, news.tokens, strict=True):
+            if tokens and (job := self.jobs.get(sample[0])) is not None:
+                scores = news.scores.get(sample, ()) if news.scores else ()
+                job.feed(sample[1], tokens, news.time, scores)
+                if job.eager:
+                    ready[sample[0]] = job
+        for done in news.finished:
+            if (job := self.jobs.get(done.id)) is not None:
+                job.finish(done)
+                ready[done.id] = job
+        for job in ready.values():
+            if found := job.flush(self._forget):
+                self.client.finish(found)
+            if job.finished:
+                for ended in self.on_end:
+                    ended(job)
+
+    def _note(self, news: News) -> None:
+        """Tell requests when they came in line, were let in, or were sent back."""
+        for name in news.arrived:
+            if name in self.jobs:
+                self.jobs[name].times.line = news.waits
+        for reason in news.reasons:
+            if isinstance(reason, Admitted | Preempted) and reason.id in self.jobs:
+                times = self.jobs[reason.id].times
+                times.note(reason, news.time, news.waits)
+
+    def _bury(self, death: Died) -> None:
+        """Tell those whose requests died with the engine, once."""
+        for name in death.ids:
+            if (job := self.jobs.pop(name, None)) is not None:
+                broke = EngineDeadError(death.why)
+                # Its traceback says where: in a policy, for example.
+                broke.__cause__ = self.client.dead
+                job.fail(broke)

@@ -1,0 +1,109 @@
+"""Prompts: what users give becomes token ids, or an error that names what was wrong."""
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from attrs import frozen
+
+from minfer.effects.live.errors import RequestError
+from minfer.effects.text.tokenizer import TextError, Tokenizer
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+@frozen
+class Asked:
+    """A prompt as it was asked for: its text, if it had one, token ids, and who may share
+    it.
+    """
+
+    text: str | None
+    ids: Sequence[int]
+    salt: bytes = b""
+
+
+def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several, as a list. Token ids, not in a list of their own, are one
+    prompt.
+    """
+    if not isinstance(prompts, str | Mapping | Sequence):
+        raise wrong_kind("prompts", "a string, token ids, or a list of these", prompts)
+    ids = prompts and all(isinstance(p, int) and not isinstance(p, bool) for p in prompts)
+    if ids or isinstance(prompts, str | Mapping):
+        return [prompts]  # type: ignore[list-item]  # by now it is one prompt
+    return list(prompts)  # type: ignore[arg-type]  # and here several
+
+
+def read_prompt(
+    prompt: object, tokenizer: Tokenizer | None, vocab_size: int, salt: bytes = b""
+) -> Asked:
+    """Token ids of a prompt: a string, token ids, or vLLM's mapping of either.
+    RequestError.
+    """
+    if isinstance(prompt, Asked):  # a conversation that was rendered already
+        return prompt
+    if isinstance(prompt, Mapping):
+        prompt, salt = _from_mapping(prompt)
+    text = prompt if isinstance(prompt, str) else None
+    given = prompt if text is None else encoded(text, tokenizer)
+    if not isinstance(given, Iterable):
+        raise wrong_kind("a prompt", "a string or token ids", prompt)
+    ids = tuple(given)
+    if not ids:
+        raise RequestError("the prompt is empty; give at least one token")
+    if set(map(type, ids)) != {int} or min(ids) < 0 or max(ids) >= vocab_size:
+        ids = _whole_numbers(ids, vocab_size)
+    return Asked(text, ids, salt)
+
+
+def encoded(
+    text: str, tokenizer: Tokenizer | None, add_special_tokens: bool = True
+) -> list[int]:
+    """Token ids of a text. Raises RequestError if it cannot be encoded."""
+    if tokenizer is None:
+        why = "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
+        raise RequestError(f"{why}; give token ids")
+    try:
+        return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except TextError as error:
+        raise RequestError(str(error)) from None
+
+
+def wrong_kind(what: str, wanted: str, given: object, index: int = 0) -> RequestError:
+    """The error about a value of a wrong type, in the request at `index`."""
+    return RequestError(f"{what} must be {wanted}, not a {type(given).__name__}", index)
+
+
+def _whole_numbers(ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
+    """Token ids that are not all plain integers of the vocabulary: numpy's are good.
+
+    Raises RequestError, which names the first that is none.
+    """
+    found = []
+    for place, token in enumerate(ids):
+        if isinstance(token, bool) or not hasattr(token, "__index__"):
+            raise RequestError(
+                f"token ids must be whole numbers, not {token!r} (at {place})"
+            )
+        if not 0 <= token < vocab_size:
+            where = f"token id {token} at position {place} is outside the vocabulary"
+            raise RequestError(f"{where}; ids are from 0 to {vocab_size - 1}")
+        found.append(operator.index(token))
+    return tuple(found)
+
+
+def _from_mapping(prompt: Mapping[Any, Any]) -> tuple[object, bytes]:
+    """What a mapping gives as the prompt, and its cache salt."""
+    if odd := set(map(str, prompt)) - {"prompt", "prompt_token_ids", "cache_salt"}:
+        raise RequestError(
+            f"a prompt has no field {min(odd)!r}; use prompt or prompt_token_ids"
+        )
+    names = ("prompt", "prompt_token_ids")
+    given = [name for name in names if prompt.get(name) is not None]
+    if len(given) != 1:
+        raise RequestError("a prompt needs one of the fields prompt and prompt_token_ids")
+    salt = prompt.get("cache_salt") or ""
+    if not isinstance(salt, str):
+        raise wrong_kind("cache_salt", "a string", salt)
+    return prompt[given[0]], salt.encode("utf-8", "surrogatepass")

@@ -1,0 +1,198 @@
+"""A model that is served in this process: what `LLM` and `AsyncLLM` share."""
+
+import gc
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Never
+
+import attrs
+
+from minfer.effects.live import edge, opening
+from minfer.effects.live.client import EngineClient
+from minfer.effects.live.driver import Driver
+from minfer.effects.live.edge import Asked, Urgency
+from minfer.effects.live.front import Front
+from minfer.effects.live.prompts import Prompt, encoded, read_prompt
+from minfer.effects.live.worker import Worker
+from minfer.effects.setup.options import EngineArgs, Setup, prepare
+from minfer.effects.text.assembly import Assembly, Sink
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.policy import Policy
+from minfer.request import SamplingParams
+
+if TYPE_CHECKING:
+    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+
+
+class ServedModel:
+    """A model with its tokenizer and an engine that runs it.
+
+    `model` is a Hugging Face checkpoint folder, or its name on the hub; None is the model
+    that comes with minfer. The other settings are those of `EngineArgs`, which says what
+    each means. Raises CheckpointError for a checkpoint that cannot be used, ConfigError
+    for settings out of range, and NotEnoughMemoryError.
+
+    Runs are reproducible: a request without a seed of its own gets one that is a function
+    of `seed` and of how many requests there were before it.
+
+    `client` is the engine, as everybody is to use it; `front` has the requests that are
+    on their way.
+    """
+
+    setup: Setup
+    tokenizer: Tokenizer | None
+    worker: Worker  # the engine's own insides, which tests and benchmarks look into
+    client: EngineClient
+    front: Front
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        dtype: str = "auto",
+        device: str = "auto",
+        load_format: str = "auto",
+        max_model_len: int | None = None,
+        block_size: int = 64,
+        max_num_seqs: int = 256,
+        max_num_batched_tokens: int | None = None,
+        gpu_memory_utilization: float | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        num_gpu_blocks_override: int | None = None,
+        enable_prefix_caching: bool = True,
+        scheduling_policy: str | Policy = "fcfs",
+        steps_in_flight: int = 2,
+        max_repeat: int = 1,
+        enforce_eager: bool = False,
+        journal: str | Path | None = None,
+        journal_redact: bool = False,
+        journal_size: int = 2**30,
+        seed: int = 0,
+        skip_tokenizer_init: bool = False,
+        max_waiting: int = 2**20,
+        executor: str = "torch",
+        check_steps: bool = False,
+        **unknown: Never,
+    ) -> None:
+        _refuse(type(self).__name__, unknown)
+        args = EngineArgs(
+            model=model,
+            dtype=dtype,
+            device=device,
+            load_format=load_format,
+            max_model_len=max_model_len,
+            block_size=block_size,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            gpu_memory_utilization=gpu_memory_utilization,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            num_gpu_blocks_override=num_gpu_blocks_override,
+            enable_prefix_caching=enable_prefix_caching,
+            scheduling_policy=scheduling_policy,
+            steps_in_flight=steps_in_flight,
+            max_repeat=max_repeat,
+            enforce_eager=enforce_eager,
+            journal=journal,
+            journal_redact=journal_redact,
+            journal_size=journal_size,
+            seed=seed,
+            skip_tokenizer_init=skip_tokenizer_init,
+            max_waiting=max_waiting,
+            executor=executor,
+            check_steps=check_steps,
+        )
+        self._open(args)
+
+    def _open(self, args: EngineArgs) -> None:
+        """Load the model, and have an engine ready."""
+        setup = prepare(args)
+        self.tokenizer = None
+        if not args.skip_tokenizer_init:
+            self.tokenizer = Tokenizer(setup.folder)
+            ends = setup.stop_ids.union(self.tokenizer.eos_ids)
+            setup = attrs.evolve(setup, stop_ids=ends)
+        self.setup = setup
+        executor = opening.open_executor(setup, self.tokenizer)
+        journal = opening.open_journal(setup, executor)
+        self.worker = Worker(Driver(setup.config, executor, record=journal))
+        self.client = self.worker
+        self.front = Front(self.client)
+        # What has been imported and loaded stays: collections need not look at it again
+        # and again.
+        gc.freeze()
+        self.numbers = threading.Lock()
+        self.count = 0  # requests made so far
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """The parameters of a request that names none: of the model's
+        generation_config.json.
+        """
+        return self.setup.default_sampling_params()
+
+    def render(
+        self,
+        messages: "Conversation",
+        *,
+        tools: "Tools | None" = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, through the model's chat template; see `chat`.
+
+        Raises ChatTemplateError, and RequestError for text that cannot be encoded.
+        """
+        how: ChatOptions = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        return list(self._rendered(messages, how).ids)
+
+    def reset_prefix_cache(self) -> None:
+        """Find nothing any more of what the prefix cache holds, for requests to come.
+
+        Those that run are not disturbed. Raises EngineDeadError.
+        """
+        self.client.reset_cache()
+
+    def close(self) -> None:
+        """Cancel what runs and let go of the model. May be called again."""
+        self.client.close()
+        gc.unfreeze()
+
+    def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
+        from minfer.effects.text.chat import render_chat
+
+        text = render_chat(self.tokenizer, messages, how)
+        # Templates write begin and end tokens themselves.
+        return Asked(text, encoded(text, self.tokenizer, add_special_tokens=False))
+
+    def _job(
+        self,
+        prompt: Prompt | Asked,
+        sink: Sink,
+        params: SamplingParams,
+        *,
+        count: int,
+        streaming: bool,
+        urgency: Urgency,
+        name: str = "",
+    ) -> Assembly:
+        """A request after `count` others, checked. Raises RequestError."""
+        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
+        resets = self.client.resets
+        request = edge.make_request(
+            self.setup, asked, params, count, urgency, name, resets
+        )
+        return Assembly(request, sink, asked.text, self.tokenizer, streaming)
+
+
+def _refuse(owner: str, unknown: Mapping[str, object]) -> None:
+    """Raise TypeError for settings that there are not, with those that there are."""
+    if unknown:
+        known = sorted(attrs.fields_dict(EngineArgs))
+        what = f"{owner} has no setting {min(unknown)!r}"
+        raise TypeError(f"{what}; it has {', '.join(known)}")

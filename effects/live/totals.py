@@ -1,0 +1,161 @@
+"""What an engine did so far, as counts and histograms: folds over its transitions.
+
+Samples of a request count one by one. A fold costs some microseconds a turn: while the
+same samples get tokens in every turn, all of them share one record of when they last did.
+"""
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import compress
+from typing import Final
+
+from attrs import define, frozen
+
+from minfer.messages import (
+    Admitted,
+    Command,
+    Emit,
+    Ended,
+    Execute,
+    Overruled,
+    Preempted,
+    Reason,
+    Voided,
+)
+from minfer.plan import Yields
+from minfer.sequence import SampleId, SampleIds
+from minfer.state import Transition
+
+COUNTERS: Final = (
+    "prompt_tokens",
+    "generation_tokens",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "failed_steps",
+    "overruled_policy_answers",
+)
+FIRST: Final = "time_to_first_token_seconds"
+GAP: Final = "inter_token_latency_seconds"
+STEP: Final = "iteration_tokens_total"  # of a step's plan
+# Upper bounds, from 1 ms to 5,000 s and from 1 to 5,000,000 tokens.
+SECONDS: Final = tuple(m * 10.0**e for e in range(-3, 4) for m in (1, 2, 5))
+SIZES: Final = tuple(m * 10.0**e for e in range(7) for m in (1, 2, 5))
+
+
+@frozen
+class Histogram:
+    """How many values there were, by size."""
+
+    bounds: tuple[float, ...]  # upper ones, ascending
+    counts: tuple[int, ...]  # up to each bound, from the one before; then above all
+    total: float  # the sum of the values
+
+
+@frozen
+class Totals:
+    """All counts at a moment, by name."""
+
+    counts: Mapping[str, int]
+    histograms: Mapping[str, Histogram]
+
+
+class Buckets:
+    """A histogram that is being filled."""
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def see(self, value: float, times: int = 1) -> None:
+        """Take a value in, so many times."""
+        self.counts[bisect_left(self.bounds, value)] += times
+        self.total += value * times
+
+    def histogram(self) -> Histogram:
+        """What is in it now."""
+        return Histogram(self.bounds, tuple(self.counts), self.total)
+
+
+@define(eq=False)
+class _Since:
+    """What the next output of some samples ends, and since when; they share it while in
+    step.
+    """
+
+    name: str  # of a histogram
+    time: float
+
+
+class Tally:
+    """The totals of one engine, kept turn by turn."""
+
+    def __init__(self) -> None:
+        self.counts = dict.fromkeys(COUNTERS, 0)
+        self.buckets = {FIRST: Buckets(SECONDS), GAP: Buckets(SECONDS)}
+        self.buckets[STEP] = Buckets(SIZES)
+        self.moved = 0.0  # when the last step was planned
+        self.last: dict[SampleId, _Since] = {}  # its last output, or its arrival
+        self.ids: SampleIds | None = None  # all these, and nobody else, share `since`
+        self.since = _Since(GAP, 0.0)
+
+    def totals(self) -> Totals:
+        """What there is by now."""
+        filled = {name: one.histogram() for name, one in self.buckets.items()}
+        return Totals(dict(self.counts), filled)
+
+    def turn(self, transition: Transition) -> None:
+        """Fold a turn."""
+        now = transition.state.time
+        self._commands(transition.commands, now)
+        self._reasons(transition.reasons, now)
+
+    def _commands(self, commands: Iterable[Command], now: float) -> None:
+        for command in commands:
+            match command:
+                case Emit(ids, tokens):
+                    self.counts["generation_tokens"] += sum(map(len, tokens))
+                    self._emitted(ids, tokens, now)
+                case Execute(plan):
+                    self.moved = now
+                    self.buckets[STEP].see(sum(plan.counts))
+                case _:
+                    pass
+
+    def _reasons(self, reasons: Iterable[Reason], now: float) -> None:
+        counts = self.counts
+        for reason in reasons:
+            match reason:
+                case Admitted(name, sample) if reason.prompt:  # for the first time
+                    self.last[name, sample] = _Since(FIRST, now - reason.waited)
+                    counts["prefix_cache_queries"] += reason.prompt
+                    counts["prefix_cache_hits"] += reason.cached
+                    if not sample:  # once a request
+                        counts["prompt_tokens"] += reason.prompt
+                case Ended(name, sample):
+                    self.last.pop((name, sample), None)
+                case Preempted():
+                    counts["num_preemptions"] += 1
+                case Voided(plans=plans):
+                    counts["failed_steps"] += plans
+                case Overruled():
+                    counts["overruled_policy_answers"] += 1
+                case _:
+                    pass
+
+    def _emitted(self, ids: SampleIds, tokens: Yields, now: float) -> None:
+        """Take the times since the samples' last outputs, or since they arrived."""
+        everyone = all(tokens)
+        if everyone and ids is self.ids:  # as in the turn before
+            self.buckets[GAP].see(now - self.since.time, len(ids))
+            self.since.time = now
+            return
+        new = list(compress(ids, tokens))
+        for since, times in Counter(map(self.last.get, new)).items():
+            if since is not None:
+                self.buckets[since.name].see(now - since.time, times)
+        self.ids = ids if everyone else None
+        self.since = _Since(GAP, now)
+        self.last.update(dict.fromkeys(new, self.since))

@@ -1,0 +1,140 @@
+"""One sample, on its way from tokens to what is taken of it.
+
+    feed, finish ---> fresh ---> flush ---> tokens, text ---> take
+
+Tokens wait until they are flushed: then they become text, up to a stop string. What was
+flushed waits until it is taken; so a slow reader costs no memory beyond the tokens
+themselves, and gets them in one piece.
+"""
+
+from attrs import define, evolve, field
+
+from minfer.effects.execution.executor import Scores
+from minfer.effects.text.detokenizer import Detokenizer
+from minfer.effects.text.outputs import CompletionOutput, Logprob
+from minfer.effects.text.stops import StopMatcher
+from minfer.messages import Finished
+
+
+@define
+class Pieces:
+    """What came of one sample since the last flush, and what was flushed and not taken
+    yet.
+    """
+
+    decoder: Detokenizer | None
+    matcher: StopMatcher | None
+    # Of the tokens from the next that will be taken, if asked for. Those that an end cuts
+    # off stay.
+    scores: list[Scores] | None = None
+    fresh: list[int] = field(factory=list)  # tokens that came
+    done: Finished | None = None
+    count: int = 0  # output tokens that were ever flushed, or that it began with
+    tokens: list[int] = field(factory=list)  # to be taken
+    text: str = ""  # likewise
+    stop: str | None = None  # the stop string that was found
+    over: bool = False  # its end was flushed
+    closed: bool = False  # its end was taken
+    total: float = 0.0  # log-probability of the tokens taken
+
+    def begin(self, history: tuple[int, ...]) -> None:
+        """Go on after output that was taken before: its text is context, and not given
+        again.
+        """
+        self.count = len(history)
+        if self.decoder is not None and history:
+            text = self.decoder.push(history)
+            if self.matcher is not None:
+                self.matcher.push(text)
+
+    @property
+    def news(self) -> bool:
+        """Whether there is something to take. Tokens without text wait for it, or for the
+        end.
+        """
+        ended = self.over and not self.closed
+        return ended or bool(self.tokens if self.decoder is None else self.text)
+
+    def finish(self, done: Finished) -> None:
+        """Learn of the end, and at which length: what came beyond it does not count."""
+        del self.fresh[max(0, done.length - self.count) :]
+        self.done = done
+
+    def flush(self, stop_ids: frozenset[int]) -> None:
+        """Make what came ready to be taken, up to a stop string."""
+        new = self.fresh
+        self.fresh = []
+        self.over = self.done is not None
+        if self.decoder is not None and self.stop is None:
+            # The token that ended the sample belongs to it, but not to its text.
+            silent = self.done is not None and self.done.reason == "stop" and new
+            spelled = new[:-1] if silent and new[-1] in stop_ids else new
+            new = new[: self._spell(self.decoder, spelled)]
+        self.tokens += new
+        self.count += len(new)
+
+    def take(self, index: int, stop_token_ids: tuple[int, ...]) -> CompletionOutput:
+        """What was flushed since the last time."""
+        tokens = tuple(self.tokens)
+        new = CompletionOutput(index=index, text=self.text, token_ids=tokens)
+        if self.scores is not None:
+            logprobs = tuple(map(self._scored, tokens, self.scores))
+            del self.scores[: len(tokens)]
+            own = zip(tokens, logprobs, strict=True)
+            self.total += sum(by_id[token].logprob for token, by_id in own)
+            new = evolve(new, logprobs=logprobs, cumulative_logprob=self.total)
+        self.tokens = []
+        self.text = ""
+        self.closed = self.over
+        if self.done is None or not self.over:
+            return new
+        return self._ended(new, self.done, stop_token_ids)
+
+    def _spell(self, decoder: Detokenizer, tokens: list[int]) -> int | None:
+        """Add the text of tokens; returns after how many of them a stop string was
+        complete.
+        """
+        if self.matcher is None:
+            self.text += decoder.push(tokens, final=self.over)
+            return None
+        for at, token in enumerate(tokens, 1):
+            text, self.stop = self.matcher.push(decoder.push((token,)))
+            self.text += text
+            if self.stop is not None:
+                return at
+        if self.over:
+            text, self.stop = self.matcher.push(decoder.push((), final=True), final=True)
+            self.text += text
+        return None
+
+    def _ended(
+        self, last: CompletionOutput, done: Finished, stop_token_ids: tuple[int, ...]
+    ) -> CompletionOutput:
+        """The last output, with why it is the last, as whoever asked is told it."""
+        if self.stop is not None:
+            return evolve(
+                last, finish_reason="stop", stop_reason=self.stop, error=done.error
+            )
+        ending = last.token_ids[-1:]
+        stopped = done.reason == "stop" and ending and ending[0] in stop_token_ids
+        return evolve(
+            last,
+            finish_reason="error" if done.reason == "rejected" else done.reason,
+            stop_reason=ending[0] if stopped else None,
+            error=done.error,
+        )
+
+    def _scored(self, token: int, scores: Scores) -> dict[int, Logprob]:
+        """A token's scores by id, its own first."""
+        ranked, values = scores
+        ids = [token, *ranked[1:]]
+        ranks = [ranked[0], *range(1, len(ranked))]
+        return {
+            one: Logprob(value, rank, self._spelled(one))
+            for one, value, rank in zip(ids, values, ranks, strict=True)
+        }
+
+    def _spelled(self, token: int) -> str | None:
+        if self.decoder is None:
+            return None
+        return self.decoder.tokenizer.token_bytes(token).decode(errors="replace")

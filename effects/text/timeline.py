@@ -1,0 +1,55 @@
+"""When things happened to one request, and what it waited for."""
+
+from collections.abc import Mapping
+
+from attrs import define, field
+
+from minfer.effects.text.outputs import RequestMetrics
+from minfer.messages import Admitted, Preempted
+
+
+@define
+class Timeline:
+    """The times of one request, in seconds on the engine's clock; it is told of them."""
+
+    arrived: float = 0.0
+    started: float | None = None  # when its first sample was let in
+    first: float | None = None  # when its first and last tokens came
+    last: float | None = None
+    preempted: int = 0  # times, all samples together
+    # How long anybody waited by then, by what the first in line waited for, as the engine
+    # tells it: when the request came in line. And of this one, once it was let in.
+    line: Mapping[str, float] = field(factory=dict)
+    queued: Mapping[str, float] = field(factory=dict)
+
+    def note(
+        self, reason: Admitted | Preempted, now: float, waits: Mapping[str, float]
+    ) -> None:
+        """Learn that a sample was let in, or sent back; `waits` are as `line` was."""
+        self.preempted += isinstance(reason, Preempted)
+        if self.started is not None:
+            return
+        spent = {cause: s - self.line.get(cause, 0.0) for cause, s in waits.items()}
+        # What nobody waited for in line was spent on the step that ran.
+        rest = now - self.arrived - sum(spent.values())
+        spent["step"] = rest + spent.get("step", 0.0)
+        self.started = now
+        self.queued = {cause: seconds for cause, seconds in spent.items() if seconds > 0}
+
+    def output(self, now: float) -> None:
+        """Learn that tokens came."""
+        if self.first is None:
+            self.first = now
+        self.last = now
+
+    def metrics(self, output_tokens: int) -> RequestMetrics:
+        """The times as whoever asked is told them."""
+        return RequestMetrics(
+            arrival_time=self.arrived,
+            first_token_time=self.first,
+            last_token_time=self.last,
+            output_tokens=output_tokens,
+            first_scheduled_time=self.started,
+            queue_times=self.queued,
+            preemptions=self.preempted,
+        )
