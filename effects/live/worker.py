@@ -41,8 +41,8 @@ class Worker:
         self.driver = driver
         self.listeners: list[Listener] = []
         self.tally = Tally()
-        # Guards all below; notified when events are posted.
-        self.news = threading.Condition()
+        # Guards all below, and is notified when events are posted.
+        self.posted = threading.Condition()
         self.served: dict[str, float] = {}  # requests, with when they came
         self.thread: threading.Thread | None = None  # the last one that was started
         self.running = False  # the thread
@@ -80,7 +80,7 @@ class Worker:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says."""
-        with self.news:
+        with self.posted:
             for request in requests:
                 self._check_served(request)
             now = self.driver.clock()
@@ -91,7 +91,7 @@ class Worker:
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
-        with self.news:
+        with self.posted:
             known = [name for name in ids if name in self.served]
             self.driver.inbox.extend(map(Cancel, known))
             if self.driver.busy:
@@ -100,14 +100,14 @@ class Worker:
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
-        with self.news:
+        with self.posted:
             self.driver.inbox.extend(one for one in ends if one.id in self.served)
             if self.driver.busy:
                 self._wake()
 
     def reset_cache(self) -> None:
         """As `EngineClient` says."""
-        with self.news:
+        with self.posted:
             self._check_alive()
             self.resets += 1
 
@@ -137,20 +137,20 @@ class Worker:
     def drain(self, timeout: float | None = None) -> bool:
         """As `EngineClient` says."""
         end = None if timeout is None else time.monotonic() + timeout
-        with self.news:
+        with self.posted:
             self.draining = True
             while self.running and (end is None or time.monotonic() < end):
-                self.news.wait(POLL)
+                self.posted.wait(POLL)
             return not self.running
 
     def close(self) -> None:
         """As `EngineClient` says."""
-        with self.news:  # nobody comes in from now on
+        with self.posted:  # nobody comes in from now on
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
         if self.thread is not None:
             self.thread.join()
-        with self.news:
+        with self.posted:
             if not self.closed:
                 self.driver.close()
             self.closed = True
@@ -190,7 +190,7 @@ class Worker:
             self.running = True
             self.thread = threading.Thread(target=self._run, name="minfer-engine")
             self.thread.start()
-        self.news.notify_all()
+        self.posted.notify_all()
 
     def _run(self) -> None:
         swept = time.monotonic()
@@ -207,14 +207,14 @@ class Worker:
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
         driver = self.driver
-        with self.news:
+        with self.posted:
             # A program that ends without waiting for its requests does not want them.
             while driver.busy and threading.main_thread().is_alive():
                 idle = not driver.state.inflight and not driver.inbox
                 left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
                 if left <= 0:
                     return True
-                self.news.wait(min(left, 1.0))
+                self.posted.wait(min(left, 1.0))
             self.running = False
             return False
 
@@ -231,7 +231,7 @@ class Worker:
             hear(message)
 
     def _broke(self, error: BaseException) -> None:
-        with self.news:
+        with self.posted:
             self.dead = error
             self.running = False
             ids = tuple(self.served)

@@ -124,7 +124,7 @@ class EngineThread:
 
     def __init__(self, target: Any, name: str) -> None:
         self.worker, self.name = target.__self__, name
-        self.worker.news.thread = self
+        self.worker.posted.thread = self
 
     def start(self) -> None:
         loop: Any = asyncio.get_running_loop()

@@ -18,18 +18,16 @@ from minfer.effects.live.client import Message, News
 from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.chat import ChatTemplateError
-from minfer.effects.text.outputs import Logprob, RequestOutput
+from minfer.effects.text.outputs import RequestOutput
 from minfer.messages import (
     Cancel,
     Emit,
     Executed,
     Failed,
-    Finished,
     OfSample,
     Preempted,
     Submit,
 )
-from minfer.request import Request
 from minfer.runs.oracle import Oracle
 from minfer.state import Turn
 from tests.core.recorded import Seen
@@ -187,32 +185,6 @@ def test_a_slow_reader_gets_the_rest_in_one_piece(folder: str) -> None:
         assert {len(ids(got, i)) for i in (0, 1)} == {200}
 
     run(llm := AsyncLLM(folder, **SETTINGS), program())
-
-
-def test_what_was_not_flushed_is_not_taken() -> None:
-    """The engine's thread may be anywhere between two tokens when a reader comes."""
-    heard: list[Assembly] = []
-    request = Request(
-        id="a", prompt=(1,), max_tokens=9, sampling=SamplingParams(logprobs=0)
-    )
-    job = Assembly(request, heard.append, streaming=True)
-    job.feed(0, (5, 6), 1.0, [TokenLogprobs(-0.5, 1), TokenLogprobs(-0.25, 2)])
-    job.flush()
-    job.feed(0, (7,), 2.0, [TokenLogprobs(-4.0, 3)])
-    job.finish(Finished("a", 0, "length", 3))
-    output = job.take()
-    assert output.outputs[0].token_ids == (5, 6)
-    assert output.outputs[0].cumulative_logprob == -0.75
-    assert not output.finished
-    assert output.outputs[0].finish_reason is None
-    job.flush()
-    output = job.take()
-    assert output.outputs[0].token_ids == (7,)
-    assert output.outputs[0].logprobs == ({7: Logprob(-4.0, 3)},)
-    assert output.outputs[0].cumulative_logprob == -4.75
-    assert output.finished
-    assert output.outputs[0].finish_reason == "length"
-    assert heard == [job, job]
 
 
 def test_a_loop_that_stands_still_is_rung_for_once(slow: AsyncLLM) -> None:

@@ -9,17 +9,28 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer import LLM, SamplingParams
 from minfer.effects.live import worker
-from minfer.effects.live.errors import RequestError
+from minfer.effects.live.client import Died, Message, News
+from minfer.effects.live.errors import (
+    DrainingError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+)
+from minfer.effects.live.journal_files import read_journal
 from minfer.effects.text.assembly import Assembly
+from minfer.messages import Cancel, Finish, Finished
 from minfer.policy import FirstCome, Load
 from minfer.request import Request
+from tests.core.recorded import Seen
+from tests.effects.served import Slow
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 
@@ -175,3 +186,208 @@ def test_outputs_come_in_the_order_of_the_batch(folder: str) -> None:
         came = [next(stream).request_id for _ in outputs]
         stream.close()
     assert came == [str(9 + i) for i in range(9)]
+
+
+# --- what a client may ask for ----------------------------------------------------------
+
+
+def request(name: str, tokens: int = 20, output: tuple[int, ...] = ()) -> Request:
+    return Request(
+        id=name,
+        prompt=(1, 2, 3),
+        max_tokens=tokens,
+        seed=7,
+        sampling=GREEDY,
+        output=output,
+    )
+
+
+def settle(llm: LLM) -> None:
+    """Wait until the engine has nothing to do."""
+    assert llm.worker.thread is not None
+    llm.worker.thread.join(60)
+    assert not llm.client.working
+
+
+def listened(llm: LLM) -> list[Message]:
+    messages: list[Message] = []
+    llm.client.listen(messages.append)
+    return messages
+
+
+def tokens_of(messages: list[Message], name: str) -> tuple[int, ...]:
+    found: tuple[int, ...] = ()
+    for news in messages:
+        assert isinstance(news, News)
+        for sample, tokens in zip(news.ids, news.tokens, strict=True):
+            found += tokens if sample == (name, 0) else ()
+    return found
+
+
+def ends_of(messages: list[Message]) -> dict[str, Finished]:
+    news = [one for one in messages if isinstance(one, News)]
+    return {done.id: done for one in news for done in one.finished}
+
+
+def test_a_request_goes_on_after_what_it_had(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        messages = listened(llm)
+        llm.client.submit([request("whole")])
+        settle(llm)
+        whole = tokens_of(messages, "whole")
+        assert len(whole) == 20
+        for had in (1, 7, 19):
+            name = f"after {had}"
+            llm.client.submit([request(name, output=whole[:had])])
+            settle(llm)
+            assert tokens_of(messages, name) == whole[had:]
+            assert ends_of(messages)[name].length == 20
+
+
+def test_a_sample_is_finished_at_a_length(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        messages = listened(llm)
+
+        def cut(message: Message) -> None:
+            if len(tokens_of([message], "a")) and "a" in llm.worker.served:
+                llm.client.finish([Finish("a", 0, 1), Finish("unknown", 0, 1)])
+
+        llm.client.listen(cut)
+        recorded = llm.worker.driver.record = Seen()
+        llm.client.submit([request("a", 5000)])
+        settle(llm)
+    done = ends_of(messages)["a"]
+    assert (done.reason, done.length) == ("stop", 1)
+    events = [event for turn in recorded for event in turn.events]
+    asked = [event for event in events if isinstance(event, Finish)]
+    assert {event.id for event in asked} == {"a"}
+
+
+def test_cancelling_says_who_was_served(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        messages = listened(llm)
+        recorded = llm.worker.driver.record = Seen()
+        llm.client.submit([request("a", 5000), request("b", 5000)])
+        assert llm.client.cancel(["a", "unknown"]) == {"a"}
+        assert llm.client.cancel(["a", "b"]) >= {"b"}
+        settle(llm)
+        assert not llm.client.cancel(["a", "b"])
+        events = [event for turn in recorded for event in turn.events]
+    assert {event.id for event in events if isinstance(event, Cancel)} == {"a", "b"}
+    reasons = {done.reason for done in ends_of(messages).values()}
+    assert reasons == {"cancelled"}
+
+
+def test_a_full_line_is_said_before_and_told_as_an_end_after(folder: str) -> None:
+    with LLM(folder, executor="oracle", max_waiting=2, **SLOW) as llm:
+        messages = listened(llm)
+        with pytest.raises(OverloadedError, match="0 samples wait already, of at most 2"):
+            llm.client.check(evolve(request("a"), n=3))
+        llm.client.check(request("a"))
+        llm.client.submit([request(name) for name in "abc"])
+        settle(llm)
+    ends = ends_of(messages)
+    assert [ends[name].reason for name in "abc"] == ["length", "length", "rejected"]
+    assert "waiting line is full" in ends["c"].error
+
+
+def test_a_snapshot_is_how_things_are(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        idle = llm.client.snapshot()
+        assert (idle.requests, idle.running, idle.waiting) == (0, 0, 0)
+        assert (idle.blocks, idle.blocks_free, idle.dead) == (2000, 2000, "")
+        assert not idle.waiting_for
+        assert not idle.stalled
+        seen = []
+        llm.front.after.append(lambda: seen.append(llm.client.snapshot()))
+        llm.generate([[1], [2], [3]], GREEDY)
+        settle(llm)
+        busy, last = seen[1], llm.client.snapshot()
+    assert (busy.requests, busy.running, busy.waiting) == (3, 1, 2)
+    assert busy.waiting_for == {"rows": 1, "turn": 1}
+    assert busy.blocks_free < 2000
+    assert busy.time <= last.time
+    assert last.totals.counts["generation_tokens"] == 36
+    assert last.totals.counts["prompt_tokens"] == 3
+    assert llm.client.snapshot().dead == "EngineDeadError('it was closed')"
+
+
+def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
+    folder: str,
+) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        slow = Slow(llm.worker.driver.executor, 0.3)
+        llm.worker.driver.executor = slow
+        llm.client.submit([request("a", 1)])
+        time.sleep(0.2)
+        assert 0.05 < llm.client.snapshot().stalled < 1
+        settle(llm)
+        assert not llm.client.snapshot().stalled
+    with LLM(folder, executor="oracle", scheduling_policy=Later(), **SLOW) as llm:
+        llm.client.submit([request("a", 1)])
+        time.sleep(0.1)
+        assert llm.client.working
+        assert not llm.client.snapshot().stalled
+        settle(llm)
+
+
+@pytest.mark.parametrize("salt", ["", "of somebody"])
+def test_a_cache_that_was_reset_is_not_found_again(
+    folder: str, tmp_path: Path, salt: str
+) -> None:
+    prompt = {"prompt_token_ids": [3] * 200, "cache_salt": salt}
+    with LLM(folder, executor="oracle", journal=tmp_path, **SLOW) as llm:
+        hits, texts = [], set()
+        for _ in range(2):
+            for _ in range(2):
+                output = llm.generate(prompt, GREEDY)[0]
+                hits.append(output.num_cached_tokens)
+                texts.add(output.outputs[0].token_ids)
+            llm.reset_prefix_cache()
+        settle(llm)
+        assert llm.client.resets == llm.client.snapshot().resets == 2
+    assert hits == [0, 192, 0, 192]
+    assert len(texts) == 1
+    journal = read_journal(tmp_path)
+    assert len(list(journal.turns())) > 4  # as they were: nothing happened beside them
+    assert journal.closed
+    with pytest.raises(EngineDeadError):
+        llm.reset_prefix_cache()
+
+
+def test_draining_finishes_what_runs_and_takes_nothing_new(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        messages = listened(llm)
+        llm.client.submit([request("a", 90_000)])
+        assert not llm.client.drain(timeout=0.05)
+        assert llm.client.snapshot().draining
+        for refuse in (
+            lambda: llm.client.check(request("b")),
+            lambda: llm.client.submit([request("b")]),
+            lambda: llm.generate([1], GREEDY),
+        ):
+            with pytest.raises(DrainingError, match="takes no more"):
+                refuse()
+        assert not ends_of(messages)
+        llm.client.cancel(["a"])
+        assert llm.client.drain()
+        assert set(ends_of(messages)) == {"a"}
+        assert llm.client.snapshot().dead == ""
+
+
+def test_a_death_is_told_once_with_those_it_concerns(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        messages = listened(llm)
+        broken = llm.worker.driver.executor
+        monkeypatch.setattr(broken, "collect", lambda: 1 / 0)
+        llm.client.submit([request("a"), request("b")])
+        settle(llm)
+        deaths = [one for one in messages if isinstance(one, Died)]
+        assert [death.ids for death in deaths] == [("a", "b")]
+        assert "ZeroDivisionError" in deaths[0].why
+        assert isinstance(llm.client.dead, ZeroDivisionError)
+        assert "ZeroDivisionError" in llm.client.snapshot().dead
+        with pytest.raises(EngineDeadError, match="serves nobody any more"):
+            llm.client.submit([request("c")])

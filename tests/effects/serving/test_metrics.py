@@ -2,8 +2,6 @@
 one by one.
 """
 
-import statistics
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,7 +13,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from minfer import LLM, SamplingParams
 from minfer.effects.serving.metrics import Metrics
 from minfer.messages import Admitted, Emit, Execute
-from minfer.plan import Yields
 from minfer.policy import FirstCome
 from minfer.runs.oracle import Oracle
 from minfer.state import Transition
@@ -194,26 +191,6 @@ def test_ends_by_reason(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not llm.worker.tally.last
 
 
-def test_a_steady_turn_costs_microseconds(
-    made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    llm, _, _ = made(num_gpu_blocks_override=512, max_num_seqs=64)
-    times: list[float] = []
-    fold = llm.worker.tally.turn
-
-    def timed(transition: Transition) -> None:
-        started = time.perf_counter()
-        fold(transition)
-        times.append(time.perf_counter() - started)
-
-    monkeypatch.setattr(llm.worker.tally, "turn", timed)
-    llm.generate(
-        [[i + 1] for i in range(64)], SamplingParams(max_tokens=60, ignore_eos=True)
-    )
-    settle(llm)
-    assert statistics.median(times) < 60e-6  # 6 us on an idle machine
-
-
 def test_a_turn_without_news_changes_nothing(made: Made) -> None:
     llm, metrics, _ = made(num_gpu_blocks_override=64)
     before = generate_latest(metrics.registry).split(b"# HELP process_")[0]
@@ -232,26 +209,6 @@ def test_a_policys_answers_that_could_not_be_used_are_counted(made: Made) -> Non
     found = read(metrics)
     assert found["overruled_policy_answers_total"] == 3
     assert found["request_success_total length"] == 3
-
-
-def test_who_is_left_out_of_a_turn_has_a_longer_gap(made: Made) -> None:
-    llm, metrics, _ = made(num_gpu_blocks_override=64)
-    pair = (("a", 0), ("b", 0))
-    both: Yields = ((5,), (6,))
-    turns = [
-        (1.0, pair, both),
-        (2.0, pair, both),
-        (3.0, pair, ((5,), ())),
-        (4.0, (), ()),
-        (6.0, pair, both),
-        (9.0, pair, both),
-    ]
-    for moment, ids, tokens in turns:
-        state = evolve(llm.worker.driver.state, time=moment)
-        llm.worker.tally.turn(Transition(state, (Emit(ids, tokens),)))
-    found = read(metrics)
-    assert found["inter_token_latency_seconds_count"] == 2 + 1 + 2 + 2
-    assert found["inter_token_latency_seconds_sum"] == (1 + 1) + 1 + (3 + 4) + (3 + 3)
 
 
 def test_a_stop_string_in_the_last_token_counts_as_the_reader_sees_it() -> None:

@@ -1,0 +1,106 @@
+"""The line to the engine: what crosses it is plain data, and nobody reaches over it."""
+
+import ast
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+
+from minfer import LLM, SamplingParams
+from minfer.effects.live.client import Died, Message, News, Snapshot
+from minfer.messages import Admitted, Ended, Held, Missed, Preempted
+from tests.effects.tiny_model import write_checkpoint
+
+ROOT = Path(__file__).resolve().parents[3]
+SMALL: dict[str, Any] = {
+    "executor": "oracle",
+    "block_size": 8,
+    "num_gpu_blocks_override": 12,
+    "max_num_seqs": 6,
+    "max_model_len": 64,
+    "max_num_batched_tokens": 24,
+}
+
+
+def is_plain(value: object) -> bool:
+    """Whether a value is made of what any language has, and of frozen records of it."""
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return True
+    if isinstance(value, tuple | list | frozenset):
+        return all(map(is_plain, value))
+    if isinstance(value, Mapping):
+        return all(map(is_plain, value)) and all(map(is_plain, value.values()))
+    kind: Any = type(value)
+    if not attrs.has(kind) or kind.__setattr__ is object.__setattr__:
+        return False
+    return all(is_plain(getattr(value, field.name)) for field in attrs.fields(kind))
+
+
+def test_plain_is_plain() -> None:
+    assert is_plain(Died(("a",), "why"))
+    assert is_plain({("a", 0): [([1, 2], [0.5])]})
+    assert not is_plain(Died(("a",), object()))  # type: ignore[arg-type]  # the point
+    assert not is_plain([lambda: None])
+
+
+def test_messages_are_frozen_and_plain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run in which all kinds of reasons occur, and of an engine that breaks."""
+    messages: list[Message] = []
+    snapshots: list[Snapshot] = []
+    with LLM(str(write_checkpoint(tmp_path / "tiny")), **SMALL) as llm:
+        llm.client.listen(messages.append)
+        llm.front.after.append(lambda: snapshots.append(llm.client.snapshot()))
+        params = [
+            SamplingParams(max_tokens=3 + 5 * i, temperature=0, ignore_eos=True)
+            for i in range(9)
+        ]
+        llm.generate([[5] * (3 + 2 * i) for i in range(9)], params)
+        assert llm.worker.thread is not None
+        llm.worker.thread.join(60)
+        monkeypatch.setattr(llm.worker.driver, "turn", lambda: 1 / 0)
+        with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+            llm.generate([1], params[0])
+    *news, death = messages
+    assert death == Died(
+        ("9",), "the engine broke: ZeroDivisionError('division by zero')"
+    )
+    assert {type(one) for one in news} == {News}
+    reasons = [r for one in news if isinstance(one, News) for r in one.reasons]
+    assert {type(one) for one in reasons} >= {Admitted, Ended, Held, Preempted}
+    assert {type(one) for one in reasons} <= {Admitted, Ended, Held, Preempted, Missed}
+    for one in (*messages, *snapshots):
+        assert is_plain(one), one
+        with pytest.raises(attrs.exceptions.FrozenInstanceError):
+            one.time = 0.0  # type: ignore[misc, union-attr]  # the point
+
+
+def test_scores_are_part_of_the_news() -> None:
+    news: list[Message] = []
+    with LLM(num_gpu_blocks_override=64) as llm:
+        llm.client.listen(news.append)
+        asked = SamplingParams(max_tokens=5, logprobs=2, temperature=0, ignore_eos=True)
+        quiet = attrs.evolve(asked, logprobs=None)
+        outputs = llm.generate(["def ", "import "], [asked, quiet])
+    assert all(map(is_plain, news))
+    scores = [one.scores for one in news if isinstance(one, News) and one.scores]
+    assert {key for one in scores for key in one} == {("0", 0)}
+    told = [score for one in scores for score in one["0", 0]]
+    found = [next(iter(by_id.values())) for by_id in outputs[0].outputs[0].logprobs or ()]
+    assert [values[0] for _, values in told] == [one.logprob for one in found]
+
+
+def test_nobody_reaches_over_the_line() -> None:
+    """Rooms above use the client and the front of a model, not the engine's insides."""
+    allowed = {
+        "effects/live/served.py",  # makes it
+        "effects/cli/verify.py",  # compares the logits of the executor's own model
+    }
+    for path in sorted((ROOT / "effects").rglob("*.py")):
+        name = str(path.relative_to(ROOT))
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and node.attr == "worker":
+                assert name in allowed, f"{name}, line {node.lineno}"

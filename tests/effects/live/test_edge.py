@@ -1,0 +1,167 @@
+"""Requests as the engine takes them: everything is decided, or refused and why."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.effects.live.edge import (
+    Asked,
+    RequestError,
+    TooLongError,
+    Urgency,
+    make_request,
+    params_for,
+    urgencies_for,
+)
+from minfer.effects.setup.options import EngineArgs, Setup, prepare
+from minfer.keys import block_keys
+from minfer.request import Request, SamplingParams
+from tests.effects.tiny_model import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny"))
+    return prepare(
+        EngineArgs(
+            model=str(folder),
+            executor="oracle",
+            max_model_len=64,
+            num_gpu_blocks_override=8,
+            block_size=8,
+        )
+    )
+
+
+def made(setup: Setup, ids: int = 20, count: int = 0, **how: Any) -> Request:
+    more = {name: how.pop(name) for name in ("name", "resets") if name in how}
+    salt = how.pop("salt", b"")
+    asked = Asked(None, [5] * ids, salt)
+    return make_request(setup, asked, SamplingParams(**how), count, Urgency(), **more)
+
+
+def test_a_request_names_itself_by_its_number(setup: Setup) -> None:
+    assert made(setup, count=7).id == "7"
+    assert made(setup, count=7, name="mine").id == "mine"
+
+
+def test_seeds_follow_from_the_engines_and_the_number(setup: Setup) -> None:
+    seeds = [made(setup, count=i).seed for i in range(50)]
+    assert len(set(seeds)) == 50
+    assert seeds == [made(setup, count=i).seed for i in range(50)]
+    assert all(0 <= seed < 2**63 for seed in seeds)
+    other = evolve(setup, args=evolve(setup.args, seed=1))
+    assert made(other).seed != seeds[0]
+    assert made(setup, seed=-3).seed == -3
+
+
+def test_output_takes_what_was_asked_for_or_the_room_there_is(setup: Setup) -> None:
+    assert made(setup, max_tokens=9).max_tokens == 9
+    assert made(setup, max_tokens=None).max_tokens == 44
+    assert made(setup, max_tokens=1000).max_tokens == 44
+    small = evolve(setup, config=evolve(setup.config, num_blocks=4))
+    assert made(small, max_tokens=None).max_tokens == 13  # the last token needs no slot
+
+
+def test_ends_are_the_models_and_the_callers(setup: Setup) -> None:
+    own = setup.stop_ids
+    assert own
+    assert made(setup, stop_token_ids=[9]).stop_ids == own | {9}
+    assert made(setup, stop_token_ids=[9], ignore_eos=True).stop_ids == {9}
+
+
+def test_prompts_share_what_is_cached_unless_told_otherwise(setup: Setup) -> None:
+    first, again = made(setup, count=1), made(setup, count=2)
+    assert first.root == again.root
+    assert first.keys == again.keys == block_keys(first.root, (5,) * 20, 8)
+    assert len(first.keys) == 2
+    roots = [first.root]
+    roots += [made(setup, salt=salt).root for salt in (b"a", b"b")]
+    roots += [made(setup, resets=resets).root for resets in (1, 2)]
+    roots += [made(setup, salt=b"a", resets=1).root]
+    apart = evolve(setup, args=evolve(setup.args, enable_prefix_caching=False))
+    roots += [made(apart, count=count).root for count in (1, 2)]
+    assert len(set(roots)) == len(roots)
+
+
+def test_urgency_travels(setup: Setup) -> None:
+    urgency = Urgency(priority=3, client="me", deadline=2)
+    request = make_request(setup, Asked(None, [1]), SamplingParams(), 0, urgency)
+    assert (request.priority, request.client, request.deadline) == (3, "me", 2.0)
+
+
+@pytest.mark.parametrize(
+    ("ids", "how", "kind", "says"),
+    [
+        (64, {}, TooLongError, "the prompt has 64 tokens; the context holds 64"),
+        (64, {}, TooLongError, r"or raise max_model_len \(this model can do 256\)"),
+        (1, {"stop_token_ids": [260]}, RequestError, "260 is outside the vocabulary"),
+        (1, {"logprobs": 1}, RequestError, "the oracle executor has no model"),
+    ],
+)
+def test_what_can_never_run_is_refused(
+    setup: Setup, ids: int, how: Any, kind: type[RequestError], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        made(setup, ids, **how)
+
+
+def test_what_the_cache_cannot_hold_is_refused(setup: Setup) -> None:
+    small = evolve(setup, config=evolve(setup.config, num_blocks=3))
+    with pytest.raises(TooLongError, match=r"need 4 KV blocks of 8 tokens; .* has 3"):
+        made(small, max_tokens=9)
+
+
+def test_the_engine_has_the_last_word(setup: Setup) -> None:
+    full = evolve(setup, config=evolve(setup.config, max_waiting=1))
+    with pytest.raises(RequestError, match="the waiting line is full"):
+        made(full, n=2)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("priority", 1.5, "priority must be a whole number"),
+        ("priority", 2**53, "priority must be a whole number"),
+        ("priority", True, "priority must be a whole number"),
+        ("client", 5, "client must be a string"),
+        ("client", "x" * 257, "up to 256 characters"),
+        ("deadline", 0, "deadline must be a number above 0"),
+        ("deadline", math.nan, "deadline must be a number above 0"),
+        ("deadline", True, "deadline must be a number above 0"),
+    ],
+)
+def test_urgencies_out_of_range(field: str, value: Any, says: str) -> None:
+    with pytest.raises(RequestError, match=says):
+        Urgency(**{field: value})
+
+
+def test_parameters_are_one_for_all_or_one_for_each() -> None:
+    one, other = SamplingParams(), SamplingParams(n=2)
+    assert params_for(one, 3) == [one] * 3
+    assert params_for([one, other], 2) == [one, other]
+    with pytest.raises(RequestError, match="2 sampling_params for 3 prompts"):
+        params_for([one, other], 3)
+    with pytest.raises(RequestError, match=r"sampling_params\[1\]") as caught:
+        params_for([one, 5], 2)  # type: ignore[list-item]  # the point
+    assert caught.value.index == 1
+
+
+def test_priorities_are_one_for_each() -> None:
+    assert urgencies_for(None, 2) == [Urgency()] * 2
+    assert urgencies_for([3, -1], 2) == [Urgency(priority=3), Urgency(priority=-1)]
+    with pytest.raises(RequestError, match="1 priorities for 2 prompts"):
+        urgencies_for([1], 2)
+    with pytest.raises(RequestError, match=r"priority\[1\] must be") as caught:
+        urgencies_for([1, 0.5], 2)  # type: ignore[list-item]  # the point
+    assert caught.value.index == 1
+
+
+def test_a_folder_is_all_it_takes(tmp_path: Path) -> None:
+    """Weights and tokenizer are not needed to make requests."""
+    folder = write_checkpoint(tmp_path / "bare", tokenizer=False)
+    bare = prepare(EngineArgs(model=str(folder), executor="dry"))
+    assert made(bare).max_tokens == 16

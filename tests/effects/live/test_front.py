@@ -1,0 +1,242 @@
+"""A front, with a client in which nothing runs: what it hands on, to whom, and when."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+from minfer.effects.live.client import Died, EngineClient, Listener, News, Snapshot
+from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.front import Front
+from minfer.effects.setup.options import bundled_folder
+from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.messages import Admitted, Finish, Finished, Preempted
+from minfer.request import Request, SamplingParams
+
+
+@define
+class Stub:
+    """A client that only notes what is asked of it."""
+
+    asked: list[tuple[Any, ...]] = field(factory=list)
+    served: set[str] = field(factory=set)
+    listeners: list[Listener] = field(factory=list)
+    refusal: BaseException | None = None
+    dead: BaseException | None = None
+    working: bool = True
+    resets: int = 0
+
+    def clock(self) -> float:
+        return 7.0
+
+    def listen(self, listener: Listener) -> None:
+        self.listeners.append(listener)
+
+    def check(self, request: Request) -> None:
+        self.asked.append(("check", request.id))
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.served |= {request.id for request in requests}
+        self.asked.append(("submit", *[request.id for request in requests]))
+
+    def cancel(self, ids: Iterable[str]) -> frozenset[str]:
+        known = self.served.intersection(ids)
+        self.asked.append(("cancel", *sorted(known)))
+        return frozenset(known)
+
+    def finish(self, ends: Sequence[Finish]) -> None:
+        self.asked.append(("finish", *ends))
+
+    def reset_cache(self) -> None:
+        raise NotImplementedError
+
+    def snapshot(self) -> Snapshot:
+        raise NotImplementedError
+
+    def drain(self, timeout: float | None = None) -> bool:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.fixture
+def client() -> Stub:
+    return Stub()
+
+
+@pytest.fixture
+def front(client: Stub) -> Front:
+    used: EngineClient = client
+    return Front(used)
+
+
+def job(name: str, told: list[Assembly], **how: Any) -> Assembly:
+    sampling = SamplingParams(**how)
+    request = Request(id=name, prompt=(1,), max_tokens=9, n=sampling.n, sampling=sampling)
+    tokenizer = Tokenizer(bundled_folder()) if sampling.stop else None
+    return Assembly(request, told.append, tokenizer=tokenizer, streaming=True)
+
+
+def end(name: str, sample: int = 0, length: int = 1) -> Finished:
+    return Finished(name, sample, "length", length)
+
+
+def test_news_reach_their_requests_in_the_order_of_the_batch(front: Front) -> None:
+    told: list[Assembly] = []
+    jobs = {name: job(name, told) for name in ("c", "a", "b")}
+    front.submit(list(jobs.values()))
+    assert {one.times.arrived for one in jobs.values()} == {7.0}
+    samples = (("b", 0), ("nobody", 0), ("c", 0), ("a", 0))
+    front.hear(News(time=8.0, ids=samples, tokens=((5,), (6,), (), (7, 8))))
+    assert told == [jobs["b"], jobs["a"]]
+    assert jobs["a"].take().outputs[0].token_ids == (7, 8)
+    assert jobs["b"].times.first == 8.0
+
+
+def test_a_request_is_gone_before_anybody_hears_of_its_end(front: Front) -> None:
+    order: list[tuple[str, bool]] = []
+    told: list[Assembly] = []
+    one = job("a", told, n=2)
+    one.sink = lambda _: order.append(("sink", "a" in front.jobs))
+    front.on_end.append(lambda _: order.append(("end", "a" in front.jobs)))
+    front.after.append(lambda: order.append(("after", "a" in front.jobs)))
+    front.submit([one])
+    front.hear(News(time=1.0, ids=(("a", 0),), tokens=((3,),), finished=(end("a"),)))
+    assert order == [("sink", True), ("after", True)]
+    one.take()
+    order.clear()
+    front.hear(News(time=2.0, finished=(end("a", 1, 0), end("unknown"))))
+    assert order == [("sink", False), ("end", False), ("after", False)]
+    front.submit([job("a", told)])  # its id can be used again
+
+
+def test_a_stop_string_is_told_to_the_engine(front: Front, client: Stub) -> None:
+    told: list[Assembly] = []
+    one = job("a", told, stop="b")
+    assert one.tokenizer is not None
+    tokens = tuple(one.tokenizer.encode("a") + one.tokenizer.encode("bc"))
+    front.submit([one])
+    front.hear(News(time=1.0, ids=(("a", 0),), tokens=(tokens[:1],)))
+    assert client.asked == [("submit", "a")]
+    front.hear(News(time=2.0, ids=(("a", 0),), tokens=((*tokens[1:], *tokens),)))
+    assert client.asked[1:] == [("finish", Finish("a", 0, 2))]
+    front.hear(News(time=3.0, finished=(Finished("a", 0, "stop", 2),)))
+    output = one.take()
+    assert (output.outputs[0].text, output.outputs[0].stop_reason) == ("a", "b")
+    assert not front.jobs
+
+
+def test_times_come_with_the_reasons(front: Front) -> None:
+    one = job("a", [])
+    front.submit([one])
+    front.hear(News(time=8.0, arrived=("a", "other"), waits={"rows": 2.0}))
+    let_in = Admitted("a", 0, 3.0, 0, 1)
+    other = Admitted("other", 0, 3.0, 0, 1)
+    front.hear(News(time=10.0, reasons=(other, let_in), waits={"rows": 3.5}))
+    back = Preempted("a", 0, ("b", 0), 1, 1)
+    front.hear(News(time=11.0, reasons=(back,), waits={"rows": 9.0}))
+    assert (one.times.started, one.times.preempted) == (10.0, 1)
+    assert one.times.queued == {"rows": 1.5, "step": 1.5}
+
+
+def test_an_id_is_served_once(front: Front, client: Stub) -> None:
+    first = job("a", [])
+    front.submit([first])
+    says = "id 'a' is being served; ids must differ"
+    with pytest.raises(RequestError, match=says):
+        front.check(job("a", []))
+    with pytest.raises(RequestError, match=says):
+        front.submit([job("a", [])])
+    assert front.jobs == {"a": first}
+    front.check(job("b", []))
+    assert client.asked == [("submit", "a"), ("check", "b")]
+
+
+@pytest.mark.parametrize("refusal", [EngineDeadError("dead"), RequestError("served")])
+def test_who_is_refused_leaves_nothing_behind(
+    front: Front, client: Stub, refusal: Exception
+) -> None:
+    client.refusal = refusal
+    with pytest.raises(type(refusal)):
+        front.submit([job("a", []), job("b", [])])
+    assert not front.jobs
+
+
+def test_cancelling_some_or_all(front: Front, client: Stub) -> None:
+    front.submit([job("a", []), job("b", [])])
+    front.cancel(["a", "unknown"])
+    front.cancel()
+    assert client.asked[1:] == [("cancel", "a"), ("cancel", "a", "b")]
+    assert set(front.jobs) == {"a", "b"}  # until the engine says that they have ended
+
+
+def test_dropping_waits_for_the_end(
+    front: Front, client: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = job("a", [])
+    waited: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        waited.append(seconds)
+        if len(waited) == 3:
+            front.hear(News(time=1.0, finished=(end("a"),)))
+
+    monkeypatch.setattr("minfer.effects.live.front.time.sleep", sleep)
+    front.submit([mine])
+    front.drop([mine])
+    assert len(waited) == 3
+    twin = job("a", [])
+    front.submit([twin])
+    front.drop([mine])  # which is gone: the other one of its name stays
+    assert front.jobs == {"a": twin}
+    client.working = False
+    front.drop([twin])  # nobody works on it any more, so there is nothing to wait for
+    assert len(waited) == 3
+
+
+def test_dropping_what_an_interrupt_kept_from_the_engine(
+    front: Front, client: Stub
+) -> None:
+    client.refusal = KeyboardInterrupt()
+    one = job("a", [])
+    with pytest.raises(KeyboardInterrupt):
+        front.submit([one])
+    front.drop([one])
+    assert not front.jobs
+
+
+def test_a_death_is_told_once_to_each(front: Front, client: Stub) -> None:
+    told: list[Assembly] = []
+    rung: list[int] = []
+    front.after.append(lambda: rung.append(len(told)))
+    jobs = [job("a", told), job("b", told)]
+    front.submit(jobs)
+    client.dead = ZeroDivisionError("where it broke")
+    front.hear(Died(("a", "b", "c"), "the engine broke"))
+    front.hear(Died(("a", "b"), "the engine broke"))
+    assert told == jobs
+    assert rung == [2, 2]
+    assert not front.jobs
+    for one in jobs:
+        with pytest.raises(EngineDeadError, match="the engine broke") as caught:
+            one.take()
+        assert caught.value.__cause__ is client.dead
+
+
+def test_abandoning_tells_everybody_at_once(front: Front, client: Stub) -> None:
+    told: list[Assembly] = []
+    one = job("a", told)
+    front.submit([one])
+    front.abandon(EngineDeadError("it stops"))
+    assert client.asked[1:] == [("cancel", "a")]
+    assert told == [one]
+    with pytest.raises(EngineDeadError, match="it stops"):
+        one.take()
+    front.hear(News(time=1.0, finished=(Finished("a", 0, "cancelled", 0),)))
+    assert told == [one]
+    assert not front.jobs

@@ -1,0 +1,110 @@
+"""What the settings open: an executor, and a journal that says what it was made with."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer.config import ConfigError
+from minfer.effects.execution.dry import Dry
+from minfer.effects.live.journal_files import read_journal
+from minfer.effects.live.opening import open_executor, open_journal
+from minfer.effects.models.spec import CheckpointError
+from minfer.effects.setup.memory import NotEnoughMemoryError
+from minfer.effects.setup.options import EngineArgs, Setup, prepare
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.runs.oracle import Oracle
+from minfer.state import initial
+from tests.effects.tiny_model import write_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"))
+
+
+def prepared(folder: Path, **settings: Any) -> Setup:
+    small: dict[str, Any] = {"num_gpu_blocks_override": 64, "block_size": 8}
+    return prepare(EngineArgs(model=str(folder), **small, **settings))
+
+
+def test_the_executor_that_was_asked_for(folder: Path) -> None:
+    kinds = {"oracle": "Oracle", "dry": "Dry", "torch": "TorchExecutor"}
+    for name, kind in kinds.items():
+        executor = open_executor(prepared(folder, executor=name), None)
+        assert type(executor).__name__ == kind
+        executor.close()
+
+
+def test_what_computes_nothing_knows_the_models_sizes(folder: Path) -> None:
+    setup = prepared(folder, executor="oracle")
+    oracle = open_executor(setup, None)
+    assert isinstance(oracle, Oracle)
+    assert oracle.vocab == setup.spec.vocab_size
+    dry = open_executor(prepared(folder, executor="dry"), Tokenizer(folder))
+    assert isinstance(dry, Dry)
+
+
+def test_weights_that_are_missing_are_named_unless_they_are_made_up(
+    folder: Path, tmp_path: Path
+) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    with pytest.raises(CheckpointError, match=str(tmp_path)):
+        open_executor(prepared(tmp_path), None)
+    open_executor(prepared(tmp_path, load_format="dummy"), None).close()
+
+
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        ("minfer.effects.models.checkpoint.load_weights", "weights of .* do not fit"),
+        (
+            "minfer.effects.execution.torch_executor.TorchExecutor",
+            "64 KV blocks .* cannot be had: no room; ask for a smaller KV cache",
+        ),
+    ],
+)
+def test_memory_that_there_is_not_is_said(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, where: str, says: str
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("no room\nat all")
+
+    monkeypatch.setattr(where, full)
+    with pytest.raises(NotEnoughMemoryError, match=says):
+        open_executor(prepared(folder), None)
+
+
+def test_without_a_folder_there_is_no_journal(folder: Path) -> None:
+    setup = prepared(folder, executor="oracle")
+    assert open_journal(setup, open_executor(setup, None)) is None
+
+
+@pytest.mark.parametrize("executor", ["oracle", "torch"])
+def test_a_journal_says_what_it_was_made_with(
+    folder: Path, tmp_path: Path, executor: str
+) -> None:
+    setup = prepared(folder, executor=executor, journal=tmp_path, seed=3)
+    opened = open_executor(setup, None)
+    writer = open_journal(setup, opened)
+    assert writer is not None
+    writer.close(initial(setup.config))
+    opened.close()
+    about = read_journal(tmp_path).about
+    assert about["model"] == str(folder)
+    assert about["executor"] == executor
+    assert (about["dtype"], about["seed"], about["eager"]) == ("float32", 3, False)
+    assert about["fingerprint"] == setup.fingerprint.hex()
+    versions = about["versions"]
+    assert versions["python"] == platform.python_version()
+    assert ("torch" in versions) == (executor == "torch")
+    assert about["kernels"] == {}  # there are none on the CPU
+
+
+def test_a_folder_that_cannot_be_written_is_named(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    setup = prepared(folder, executor="oracle", journal=tmp_path / "file")
+    with pytest.raises(ConfigError, match="name a folder that can be written"):
+        open_journal(setup, open_executor(setup, None))

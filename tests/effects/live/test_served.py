@@ -1,0 +1,85 @@
+"""What a model can be made with is said in its signature, and nowhere otherwise."""
+
+import inspect
+import subprocess
+import sys
+from typing import Any, get_type_hints
+
+import attrs
+import pytest
+
+from minfer import LLM, AsyncLLM
+from minfer.effects.live.served import ServedModel
+from minfer.effects.setup.options import EngineArgs
+from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
+
+CHATS = [ServedModel.render, LLM.chat, LLM.stream_chat, AsyncLLM.chat]
+NAMES: Any = {
+    "ChatOptions": ChatOptions,
+    "Conversation": Conversation,
+    "Conversations": Conversations,
+    "Tools": Tools,
+}
+
+
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM])
+def test_the_signature_is_that_of_the_settings(kind: type[ServedModel]) -> None:
+    fields = attrs.fields(EngineArgs)
+    types = get_type_hints(EngineArgs)
+    known = dict(inspect.signature(kind).parameters)
+    rest = known.pop("unknown")
+    assert rest.kind is rest.VAR_KEYWORD  # for what is said of them
+    assert list(known) == [field.name for field in fields]
+    for field in fields:
+        parameter = known[field.name]
+        assert parameter.default == field.default, field.name
+        assert parameter.annotation == types[field.name], field.name
+        positional = parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+        assert positional == (field.name == "model")
+
+
+def test_every_setting_arrives() -> None:
+    """Each under its own name: what a setting is made of reaches the engine's."""
+    odd: dict[str, Any] = {
+        field.name: f"odd {field.name}" for field in attrs.fields(EngineArgs)
+    }
+    seen: list[EngineArgs] = []
+
+    class Model(ServedModel):
+        def _open(self, args: EngineArgs) -> None:
+            seen.append(args)
+
+    with attrs.validators.disabled():
+        Model(**odd)
+    assert attrs.asdict(seen[0], recurse=False) == odd
+
+
+@pytest.mark.parametrize("method", CHATS)
+def test_a_conversations_options_are_named(method: Any) -> None:
+    types = get_type_hints(ChatOptions)
+    known = inspect.signature(method).parameters
+    hints = get_type_hints(method, localns=NAMES)
+    defaults = {
+        "tools": None,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "chat_template_kwargs": None,
+    }
+    assert defaults.keys() == types.keys()
+    for name, default in defaults.items():
+        assert known[name].kind is known[name].KEYWORD_ONLY
+        assert known[name].default == default
+        assert hints[name] == types[name]
+
+
+def test_an_unknown_setting_is_refused_by_the_class_that_was_asked() -> None:
+    with pytest.raises(TypeError, match=r"AsyncLLM has no setting 'modle'; it has"):
+        AsyncLLM(modle="x")  # type: ignore[arg-type]  # the point
+
+
+def test_a_model_without_torch_needs_none() -> None:
+    code = (
+        "import sys; from minfer import LLM; llm = LLM(executor='dry'); "
+        "llm.generate('a'); llm.close(); assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

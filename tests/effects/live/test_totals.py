@@ -1,0 +1,166 @@
+"""What an engine counts, against counts by hand."""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer import LLM, SamplingParams
+from minfer.config import EngineConfig
+from minfer.effects.live.totals import (
+    COUNTERS,
+    FIRST,
+    GAP,
+    SECONDS,
+    SIZES,
+    STEP,
+    Buckets,
+    Histogram,
+    Tally,
+)
+from minfer.messages import Admitted, Emit, Ended, Execute, Overruled, Preempted, Voided
+from minfer.plan import Yields
+from minfer.state import EngineState, Transition, Turn, initial
+from tests.core.recorded import recorded, storm
+from tests.effects.tiny_model import write_checkpoint
+
+PAIR = (("a", 0), ("b", 0))
+BOTH: Yields = ((5,), (6,))
+
+
+def at(moment: float) -> EngineState:
+    return evolve(initial(EngineConfig(num_blocks=9)), time=moment)
+
+
+def test_a_histogram_counts_up_to_and_with_its_bounds() -> None:
+    buckets = Buckets((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 2.0, 2.5):
+        buckets.see(value)
+    buckets.see(9.0, times=3)
+    assert buckets.histogram() == Histogram((1.0, 2.0), (2, 2, 4), 7.5 + 27)
+    taken = buckets.histogram()
+    buckets.see(1.0)
+    assert taken.counts == (2, 2, 4)  # as it was
+
+
+def test_bounds_ascend() -> None:
+    for bounds, first, last in ((SECONDS, 0.001, 5000.0), (SIZES, 1.0, 5_000_000.0)):
+        assert (bounds[0], bounds[-1]) == (first, last)
+        assert list(bounds) == sorted(set(bounds))
+
+
+def test_nothing_happened_yet() -> None:
+    totals = Tally().totals()
+    assert totals.counts == dict.fromkeys(COUNTERS, 0)
+    assert {name: one.total for name, one in totals.histograms.items()} == {
+        FIRST: 0.0,
+        GAP: 0.0,
+        STEP: 0.0,
+    }
+
+
+def test_each_reason_has_its_count() -> None:
+    tally = Tally()
+    reasons = (
+        Admitted("a", 0, 2.0, 8, 12, cached=8, prompt=10),
+        Admitted("a", 1, 2.0, 8, 12, cached=8, prompt=10),
+        Admitted("a", 0, 2.0, 8, 12),  # it comes back
+        Preempted("a", 0, ("b", 0), 12, 12),
+        Voided(3, "an error", plans=2, rows=5),
+        Overruled("rank", "it raised"),
+    )
+    tally.turn(Transition(at(5.0), (), reasons))
+    assert tally.totals().counts == {
+        "prompt_tokens": 10,
+        "generation_tokens": 0,
+        "prefix_cache_queries": 20,
+        "prefix_cache_hits": 16,
+        "num_preemptions": 1,
+        "failed_steps": 2,
+        "overruled_policy_answers": 1,
+    }
+    tally.turn(Transition(at(6.0), (Emit((("a", 0), ("a", 1)), ((1, 2), ())),)))
+    assert tally.totals().histograms[FIRST].total == 6.0 - 3.0  # it came at 3 s
+    tally.turn(Transition(at(7.0), (), (Ended("a", 0, "stop"), Ended("a", 1, "stop"))))
+    assert not tally.last
+
+
+def test_who_is_left_out_of_a_turn_has_a_longer_gap() -> None:
+    tally = Tally()
+    turns = [
+        (1.0, PAIR, BOTH),
+        (2.0, PAIR, BOTH),
+        (3.0, PAIR, ((5,), ())),
+        (4.0, (), ()),
+        (6.0, PAIR, BOTH),
+        (9.0, PAIR, BOTH),
+    ]
+    for moment, ids, tokens in turns:
+        tally.turn(Transition(at(moment), (Emit(ids, tokens),)))
+    gaps = tally.totals().histograms[GAP]
+    assert sum(gaps.counts) == 2 + 1 + 2 + 2
+    assert gaps.total == (1 + 1) + 1 + (3 + 4) + (3 + 3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("run", [storm, recorded])
+def test_storms_are_counted_as_by_hand(
+    run: Callable[[int, int], tuple[EngineConfig, list[Turn]]], seed: int
+) -> None:
+    _, turns = run(seed, 80)
+    tally, tokens, plans, gaps = Tally(), 0, list[int](), 0.0
+    last = dict[tuple[str, int], float]()
+    for turn in turns:
+        tally.turn(turn.transition)
+        now = turn.transition.state.time
+        for command in turn.transition.commands:
+            if isinstance(command, Execute):
+                plans.append(sum(command.plan.counts))
+            if isinstance(command, Emit):
+                for sample, new in zip(command.ids, command.tokens, strict=True):
+                    tokens += len(new)
+                    if new and sample in last:
+                        gaps += now - last[sample]
+                    if new:
+                        last[sample] = now
+        for reason in turn.transition.reasons:
+            if isinstance(reason, Ended):
+                last.pop((reason.id, reason.sample), None)
+            if isinstance(reason, Admitted) and reason.prompt:
+                last.pop((reason.id, reason.sample), None)
+    totals = tally.totals()
+    assert totals.counts["generation_tokens"] == tokens
+    assert sum(totals.histograms[STEP].counts) == len(plans)
+    assert totals.histograms[STEP].total == sum(plans)
+    assert totals.histograms[GAP].total == pytest.approx(gaps)
+
+
+def test_a_steady_turn_costs_microseconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[float] = []
+    folder = str(write_checkpoint(tmp_path / "tiny"))
+    sizes: dict[str, Any] = {
+        "num_gpu_blocks_override": 512,
+        "max_num_seqs": 64,
+        "block_size": 8,
+    }
+    with LLM(folder, executor="oracle", **sizes) as llm:
+        fold = llm.worker.tally.turn
+
+        def timed(transition: Transition) -> None:
+            started = time.perf_counter()
+            fold(transition)
+            times.append(time.perf_counter() - started)
+
+        monkeypatch.setattr(llm.worker.tally, "turn", timed)
+        llm.generate(
+            [[i + 1] for i in range(64)], SamplingParams(max_tokens=60, ignore_eos=True)
+        )
+        assert llm.worker.thread is not None
+        llm.worker.thread.join(10)
+    assert statistics.median(times) < 60e-6  # 6 us on an idle machine

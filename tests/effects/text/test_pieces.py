@@ -1,0 +1,118 @@
+"""One sample: tokens become text when they are flushed, and wait until they are taken."""
+
+import pytest
+
+from minfer.effects.setup.options import bundled_folder
+from minfer.effects.text.detokenizer import Detokenizer
+from minfer.effects.text.outputs import Logprob
+from minfer.effects.text.pieces import Pieces
+from minfer.effects.text.stops import StopMatcher
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.messages import Finished
+
+NONE = frozenset[int]()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(bundled_folder())
+
+
+def done(length: int, reason: str = "length") -> Finished:
+    return Finished("a", 0, reason, length)
+
+
+def test_without_a_tokenizer_tokens_are_news() -> None:
+    one = Pieces(None, None)
+    one.fresh += [1, 2]
+    assert not one.news
+    one.flush(NONE)
+    assert one.take(0, ()).token_ids == (1, 2)
+    assert one.take(0, ()).token_ids == ()
+
+
+def test_tokens_without_text_wait_for_it(tokenizer: Tokenizer) -> None:
+    one = Pieces(Detokenizer(tokenizer), None)
+    smile = tokenizer.encode("🙂")
+    assert len(smile) > 1
+    one.fresh += smile[:1]
+    one.flush(NONE)
+    assert (one.count, one.news) == (1, False)
+    one.fresh += smile[1:]
+    one.flush(NONE)
+    assert (one.count, one.news) == (len(smile), True)
+    new = one.take(3, ())
+    assert (new.index, new.text, new.token_ids) == (3, "🙂", tuple(smile))
+
+
+def test_the_end_is_news_and_is_taken_once(tokenizer: Tokenizer) -> None:
+    one = Pieces(Detokenizer(tokenizer), None)
+    seen = [one.news]
+    one.finish(done(0))
+    seen.append(one.news)
+    one.flush(NONE)
+    seen.append(one.news)
+    assert one.take(0, ()).finish_reason == "length"
+    assert [*seen, one.news] == [False, False, True, False]
+
+
+def test_the_token_that_ends_has_no_text(tokenizer: Tokenizer) -> None:
+    a, b = (tokenizer.encode(char)[0] for char in "ab")
+    for reason, text in (("stop", "a"), ("length", "ab")):
+        one = Pieces(Detokenizer(tokenizer), None)
+        one.fresh += [a, b]
+        one.finish(done(2, reason))
+        one.flush(frozenset([b]))
+        new = one.take(0, (b,))
+        assert (new.text, new.token_ids) == (text, (a, b))
+        assert new.stop_reason == (b if reason == "stop" else None)
+        assert new.finish_reason == reason
+
+
+def test_the_models_own_end_is_no_stop_reason(tokenizer: Tokenizer) -> None:
+    a, b = (tokenizer.encode(char)[0] for char in "ab")
+    one = Pieces(Detokenizer(tokenizer), None)
+    one.fresh += [a, b]
+    one.finish(done(2, "stop"))
+    one.flush(frozenset([b]))
+    new = one.take(0, ())
+    assert (new.finish_reason, new.stop_reason) == ("stop", None)
+
+
+def test_what_begins_a_stop_string_comes_out_at_the_end(tokenizer: Tokenizer) -> None:
+    one = Pieces(Detokenizer(tokenizer), StopMatcher(["bc"]))
+    one.fresh += [tokenizer.encode(char)[0] for char in "ab"]
+    one.flush(NONE)
+    assert one.text == "a"
+    one.finish(done(2))
+    one.flush(NONE)
+    assert one.take(0, ()).text == "ab"
+
+
+def test_it_goes_on_after_history(tokenizer: Tokenizer) -> None:
+    one = Pieces(Detokenizer(tokenizer), StopMatcher(["bc"]))
+    a, b, c = (tokenizer.encode(char)[0] for char in "abc")
+    one.begin((a, b))
+    assert (one.count, one.text, one.tokens) == (2, "", [])
+    one.fresh += [c]
+    one.flush(NONE)
+    assert (one.stop, one.count) == ("bc", 3)
+    assert one.take(0, ()).token_ids == (c,)
+
+
+def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
+    one = Pieces(Detokenizer(tokenizer), None, scores=[])
+    a, b = (tokenizer.encode(char)[0] for char in "ab")
+    assert one.scores is not None
+    one.fresh += [a, b]
+    # Of the drawn token and of the likeliest two; then of the drawn one alone.
+    one.scores += [([2, b, a], [-1.0, -0.5, -1.0]), ([1], [-0.25])]
+    one.flush(NONE)
+    new = one.take(0, ())
+    assert new.logprobs is not None
+    first, second = new.logprobs
+    assert first[b] == Logprob(-0.5, 1, "b")
+    assert next(iter(first)) == a
+    assert second == {b: Logprob(-0.25, 1, "b")}
+    assert new.cumulative_logprob == -1.25
+    assert one.scores == []
