@@ -70,10 +70,7 @@ class AsyncLLM(ServedModel):
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
         params = params_for(sampling_params, 1)[0]
-        if request_id is not None and (not isinstance(request_id, str) or not request_id):
-            raise RequestError(
-                f"request_id must be a string that is not empty, not {request_id!r}"
-            )
+        _check_id(request_id)
         news = asyncio.Event()
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
@@ -178,3 +175,9 @@ class AsyncLLM(ServedModel):
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.close)  # which waits for the step that runs
+
+
+def _check_id(name: object) -> None:
+    """Raise RequestError for what cannot name a request; None is for no name."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise RequestError(f"request_id must be a string that is not empty, not {name!r}")

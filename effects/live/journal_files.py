@@ -48,10 +48,8 @@ def write_journal(
 
     Raises ConfigError if it cannot be written.
     """
-    part, data = (
-        path.with_name(path.name + ".part"),
-        records.encode_journal(config, turns, about),
-    )
+    part = path.with_name(path.name + ".part")
+    data = records.encode_journal(config, turns, about)
     try:
         part.unlink(missing_ok=True)  # a process that was killed may have left it
         file = create(part)

@@ -63,30 +63,17 @@ class Writer:
         size: int = 1 << 30,
         redact: bool = False,
     ) -> None:
-        self.config, self.about = config, {"minfer": minfer.__version__, **about}
+        self.config = config
+        self.about = {"minfer": minfer.__version__, **about}
         self.secret = secrets.token_bytes(32) if redact else b""
         self.limit = max(1, size // SEGMENTS)  # bytes of a segment
-        self.digest, self.turns = START, 0
+        self.digest = START
+        self.turns = 0
         self.pool = ThreadPoolExecutor(1, "minfer-journal")
         self.job: Future[_Mark] | None = None
         self.since: list[bytes] = []  # turns since the state that the job looks at
         self.failed: Exception | None = None
-        if redact and getattr(config.policy, "weights", None):
-            raise ConfigError(
-                "--journal-redact: the policy's weights name clients; leave out one"
-            )
-        try:
-            shown = redacted_config(config) if redact else config
-            first = records.head_record(Head(config=shown, about=self.about))
-            dump(config.policy.start())
-        except CodecError as error:
-            what = (
-                f"the policy {config.policy!r:.80} cannot be written to a journal: "
-                f"{error}"
-            )
-            raise ConfigError(
-                f"{what}; make it, and its state, of frozen attrs records"
-            ) from None
+        first = _head(config, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.paths = [_fresh(folder)]
@@ -169,7 +156,8 @@ class Writer:
             part.unlink(missing_ok=True)
             raise
         os.close(self.file)
-        self.file, self.since = new, []
+        self.file = new
+        self.since = []
         self.paths.append(path)
         if len(self.paths) > SEGMENTS:
             self.paths.pop(0).unlink(missing_ok=True)
@@ -187,6 +175,26 @@ class Writer:
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
+
+
+def _head(config: EngineConfig, about: Mapping[str, Any], *, redact: bool) -> bytes:
+    """The record that a journal begins with. Raises ConfigError for a policy that cannot
+    be written.
+    """
+    if redact and getattr(config.policy, "weights", None):
+        raise ConfigError(
+            "--journal-redact: the policy's weights name clients; leave out one"
+        )
+    try:
+        shown = redacted_config(config) if redact else config
+        first = records.head_record(Head(config=shown, about=about))
+        dump(config.policy.start())
+    except CodecError as error:
+        what = f"the policy {config.policy!r:.80} cannot be written to a journal: {error}"
+        raise ConfigError(
+            f"{what}; make it, and its state, of frozen attrs records"
+        ) from None
+    return first
 
 
 def _fresh(folder: Path) -> Path:

@@ -16,6 +16,8 @@ from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Self
 
+from attrs import frozen
+
 from minfer.effects.live import edge
 from minfer.effects.live.edge import Asked
 from minfer.effects.live.prompts import Prompt, as_list
@@ -33,7 +35,14 @@ Priorities = Sequence[int] | None
 # Whether to show a bar, or what makes one as tqdm does.
 Progress = bool | Callable[..., Any]
 Inbox = SimpleQueue[Assembly]
-Jobs = tuple[list[Assembly], Inbox]  # requests, and where they say that they have news
+
+
+@frozen
+class Jobs:
+    """Requests of one call, in its order, and where they say that they have news."""
+
+    wanted: list[Assembly]
+    inbox: Inbox
 
 
 class LLM(ServedModel):
@@ -136,26 +145,25 @@ class LLM(ServedModel):
     def _complete(self, jobs: Jobs, use_tqdm: Progress) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         ready = self._deltas(jobs)
-        with contextlib.closing(ready), _progress(len(jobs[0]), use_tqdm) as advance:
+        with contextlib.closing(ready), _progress(len(jobs.wanted), use_tqdm) as advance:
             for output in ready:
                 outputs[output.request_id] = output
                 advance()
-        return [outputs[job.request.id] for job in jobs[0]]
+        return [outputs[job.request.id] for job in jobs.wanted]
 
     def _deltas(self, jobs: Jobs) -> Generator[RequestOutput]:
         """Have jobs served, and yield their outputs; whatever ends this early cancels
         them.
         """
-        wanted, inbox = jobs
-        left = len(wanted)
+        left = len(jobs.wanted)
         try:
-            self.front.submit(wanted)
+            self.front.submit(jobs.wanted)
             while left:
-                output = _received(inbox)
+                output = _received(jobs.inbox)
                 left -= output.finished
                 yield output
         except BaseException:
-            self.front.drop(wanted)
+            self.front.drop(jobs.wanted)
             raise
 
     def _answers(
@@ -204,7 +212,7 @@ class LLM(ServedModel):
                     raise edge.RequestError(f"{where}{error}", i) from None
                 jobs.append(job)
             self.count += len(jobs)
-        return jobs, inbox
+        return Jobs(jobs, inbox)
 
     def __enter__(self) -> Self:
         return self

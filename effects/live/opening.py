@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import distributions
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.journal_writer import Writer
@@ -16,49 +16,27 @@ if TYPE_CHECKING:
     from minfer.effects.models.weights import Weights
 
 
+RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")  # by a journal
+
+
 def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
     """The executor that the settings ask for, with its weights where it has any.
 
-    Raises CheckpointError if they cannot be used.
+    Raises CheckpointError if they cannot be used, and NotEnoughMemoryError.
     """
-    config, spec, args = setup.config, setup.spec, setup.args
-    if args.executor == "oracle":
-        from minfer.runs.oracle import Oracle
+    vocab_size = setup.spec.vocab_size
+    match setup.args.executor:
+        case "oracle":
+            from minfer.runs.oracle import Oracle
 
-        return Oracle(config.block_size, spec.vocab_size)
-    if args.executor == "dry":
-        from minfer.effects.execution.dry import Dry, encoded_passage
+            return Oracle(setup.config.block_size, vocab_size)
+        case "dry":
+            from minfer.effects.execution.dry import Dry, encoded_passage
 
-        spelled = encoded_passage(tokenizer.encode) if tokenizer is not None else ()
-        return Dry(spelled or (tuple(range(spec.vocab_size)),))
-    import torch
-
-    needs = setup.memory
-    try:
-        weights = _weights(setup)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        what = (
-            f"weights of {size_text(needs.weights)} do not fit beside what else is "
-            f"in memory"
-        )
-        raise NotEnoughMemoryError(
-            f"{what}: {_line(error)}; choose a smaller model"
-        ) from error
-    try:
-        from minfer.effects.execution.torch_executor import TorchExecutor
-
-        eager, checked = args.enforce_eager, args.check_steps
-        device = setup.device.kind
-        return TorchExecutor(
-            config, spec, weights, device, graphs=not eager, checked=checked
-        )
-    except (MemoryError, RuntimeError) as error:
-        what = (
-            f"{config.num_blocks} KV blocks ({size_text(needs.kv_cache)}) cannot be had"
-        )
-        raise NotEnoughMemoryError(
-            f"{what}: {_line(error)}; ask for a smaller KV cache"
-        ) from error
+            spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
+            return Dry(spelled or (tuple(range(vocab_size)),))
+        case _:
+            return _with_torch(setup)
 
 
 def open_journal(setup: Setup, executor: Executor) -> Writer | None:
@@ -68,15 +46,10 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
     args = setup.args
     if args.journal is None:
         return None
-    packages = (
-        ()
-        if args.executor != "torch"
-        else ("torch", "triton", "flash-attn-4", "quack-kernels")
-    )
+    packages = RECORDED if args.executor == "torch" else ()
     versions = {d.name: d.version for name in packages for d in distributions(name=name)}
-    model = setup.folder.name if args.journal_redact else str(setup.folder)
     about = {
-        "model": model,
+        "model": setup.folder.name if args.journal_redact else str(setup.folder),
         "dtype": setup.spec.dtype,
         "executor": args.executor,
         "device": setup.device.name,
@@ -86,15 +59,55 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
         "kernels": dict(getattr(executor, "routes", ())),
         "versions": {"python": platform.python_version(), **versions},
     }
-    size, redact = args.journal_size, args.journal_redact
-    return Writer(Path(args.journal), setup.config, about, size=size, redact=redact)
+    return Writer(
+        Path(args.journal),
+        setup.config,
+        about,
+        size=args.journal_size,
+        redact=args.journal_redact,
+    )
+
+
+def _with_torch(setup: Setup) -> Executor:
+    """The model's own executor. Raises NotEnoughMemoryError, which says what for."""
+    import torch
+
+    config = setup.config
+    needs = setup.memory
+    try:
+        weights = _weights(setup)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        size = size_text(needs.weights)
+        raise NotEnoughMemoryError(
+            f"weights of {size} do not fit beside what else is in memory: "
+            f"{_line(error)}; choose a smaller model"
+        ) from error
+    try:
+        from minfer.effects.execution.torch_executor import TorchExecutor
+
+        return TorchExecutor(
+            config,
+            setup.spec,
+            weights,
+            setup.device.kind,
+            graphs=not setup.args.enforce_eager,
+            checked=setup.args.check_steps,
+        )
+    except (MemoryError, RuntimeError) as error:
+        size = size_text(needs.kv_cache)
+        raise NotEnoughMemoryError(
+            f"{config.num_blocks} KV blocks ({size}) cannot be had: "
+            f"{_line(error)}; ask for a smaller KV cache"
+        ) from error
 
 
 def _weights(setup: Setup) -> "Weights | Model":
     """What the settings say, on the device that they say."""
     from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
 
-    spec, seed, device = setup.spec, setup.args.seed, setup.device.kind
+    spec = setup.spec
+    seed = setup.args.seed
+    device = setup.device.kind
     dummy = setup.args.load_format == "dummy"
     if spec.parameters:
         from minfer.effects.execution.attention import make_cache

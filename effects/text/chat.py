@@ -75,6 +75,21 @@ def render_chat(
         raise ChatTemplateError(f"this model has no chat template ({where}); {remedy}")
     if not messages:
         raise ChatTemplateError("there are no messages; give at least one")
+    values = _template_values(how)
+    goes_on = values.pop("continue_final_message", False)
+    if goes_on and values["add_generation_prompt"]:
+        both = "add_generation_prompt and continue_final_message"
+        raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
+    chat = [_message(message) for message in messages]
+    if goes_on:
+        _mark_end(chat[-1])
+    ours = {"messages": chat, **tokenizer.special_tokens}
+    text = _render(tokenizer.chat_template, ours, values)
+    return _left_open(text) if goes_on else text
+
+
+def _template_values(how: ChatOptions) -> dict[str, Any]:
+    """What a template sees besides messages and tokens."""
     values: dict[str, Any] = {
         "tools": None,
         "documents": None,
@@ -86,23 +101,20 @@ def render_chat(
         raise ChatTemplateError(
             "chat_template_kwargs cannot set 'messages'; leave it out"
         )
-    goes_on = values.pop("continue_final_message", False)
-    if goes_on and values["add_generation_prompt"]:
-        both = "add_generation_prompt and continue_final_message"
-        raise ChatTemplateError(f"{both} exclude each other; set one of them to false")
-    chat = [_message(message) for message in messages]
-    if goes_on:
-        if not isinstance(chat[-1].get("content"), str):
-            needs = "a last message whose content is text"
-            raise ChatTemplateError(f"continue_final_message needs {needs}")
-        chat[-1]["content"] += f"{_END} "
-    ours = {"messages": chat, **tokenizer.special_tokens}
-    text = _render(tokenizer.chat_template, ours, values)
-    if not goes_on:
-        return text
-    text, found, rest = text.rpartition(
-        _END
-    )  # what the template put behind the message goes
+    return values
+
+
+def _mark_end(message: dict[str, Any]) -> None:
+    """Put a mark behind the message that is to be continued."""
+    if not isinstance(message.get("content"), str):
+        needs = "a last message whose content is text"
+        raise ChatTemplateError(f"continue_final_message needs {needs}")
+    message["content"] += f"{_END} "
+
+
+def _left_open(text: str) -> str:
+    """What was rendered, without what the template put behind the last message."""
+    text, found, rest = text.rpartition(_END)
     if not found:
         why = "the template does not show the last message; set it to false"
         raise ChatTemplateError(f"continue_final_message is set, but {why}")

@@ -375,7 +375,7 @@ def test_options_of_the_template(talker: LLM) -> None:
 def test_an_answer_without_parameters_takes_the_room_there_is(talker: LLM) -> None:
     one = talker.chat([{"role": "user", "content": "y" * 190}])[0].outputs[0]
     assert len(one.token_ids) > 16 or one.finish_reason == "stop"
-    job = talker._answers(TALK, None, {})[0][0].request
+    job = talker._answers(TALK, None, {}).wanted[0].request
     assert job.max_tokens == 256 - len("<user>hi<assistant>")
     assert job.sampling == SamplingParams(temperature=0.5, top_k=7, max_tokens=None)
 
@@ -431,7 +431,7 @@ def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
     assert llm.get_default_sampling_params() == SamplingParams()
     asked = talker.setup.default_sampling_params(top_k=3, n=2)
     assert asked == SamplingParams(temperature=0.5, top_k=3, n=2)
-    silent = talker._jobs(["a", "b"], None, None)[0]
+    silent = talker._jobs(["a", "b"], None, None).wanted
     assert [job.request.sampling.top_k for job in silent] == [7, 7]
     with pytest.raises(ParameterError, match="top_p"):
         talker.setup.default_sampling_params(top_p=2)
