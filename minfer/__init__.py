@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from minfer.effects.live.errors import OverloadedError as OverloadedError
     from minfer.effects.live.errors import RequestError as RequestError
     from minfer.effects.live.llm import LLM as LLM
-    from minfer.effects.models.spec import CheckpointError as CheckpointError
+    from minfer.effects.models.config_reader import CheckpointError as CheckpointError
     from minfer.effects.text.chat import ChatTemplateError as ChatTemplateError
     from minfer.effects.text.outputs import RequestOutput as RequestOutput
 
 _LAZY = {
     "AsyncLLM": "live.async_llm",
     "ChatTemplateError": "text.chat",
-    "CheckpointError": "models.spec",
+    "CheckpointError": "models.config_reader",
     "EngineDeadError": "live.errors",
     "LLM": "live.llm",
     "OverloadedError": "live.errors",

@@ -56,7 +56,7 @@ class Talk:
     def stop(self) -> None:
         """End the answer that is being written."""
         self.stopped = True
-        self.llm.worker.cancel(list(self.llm.worker.jobs))
+        self.llm.front.cancel()
 
     def _answer(self, message: str) -> None:
         self.history.append({"role": "user", "content": message})

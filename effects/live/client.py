@@ -23,7 +23,6 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from minfer.effects.execution.executor import Scores
 from minfer.effects.live.totals import Totals
 from minfer.messages import (
     Admitted,
@@ -34,8 +33,9 @@ from minfer.messages import (
     Missed,
     Preempted,
 )
+from minfer.plan import Logprobs
 from minfer.request import Request
-from minfer.sequence import SampleId, SampleIds
+from minfer.sequence import SampleIds
 
 # What the engine may say of a request besides its tokens and its end, with the time of
 # the news that it is in.
@@ -51,8 +51,8 @@ class News:
     # none, and never has any after its end.
     ids: SampleIds = ()
     tokens: tuple[tuple[int, ...], ...] = ()
-    # Of the new tokens, for samples that asked for log-probabilities.
-    scores: Mapping[SampleId, Sequence[Scores]] = field(factory=dict)
+    # A column too, if anybody asked: a token's log-probabilities for each new token.
+    logprobs: Logprobs = ()
     finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
     arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
     reasons: tuple[About, ...] = ()

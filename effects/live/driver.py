@@ -10,14 +10,13 @@ import contextlib
 import gc
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.executor import Executor, Scores
+from minfer.effects.execution.executor import Executor
 from minfer.engine import step
 from minfer.messages import Emit, Event, Execute, Tick, WakeAt
-from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, Turn, initial
 
 
@@ -88,12 +87,6 @@ class Driver:
                 case Emit():
                     pass  # the caller's: see Transition.commands
         return transition
-
-    def scores(self) -> Mapping[SampleId, Sequence[Scores]]:
-        """Of the tokens of the last turn, for the samples that asked for them."""
-        found: Mapping[SampleId, Sequence[Scores]]
-        found = getattr(self.executor, "logprobs", {})  # see `Executor`
-        return found
 
     def close(self) -> None:
         """Let go of the executor and end the record."""

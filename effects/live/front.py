@@ -16,6 +16,7 @@ there, and whoever asked takes it in a thread of their own.
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from itertools import repeat
 from typing import Final
 
 from minfer.effects.live.client import Died, EngineClient, Message, News
@@ -107,12 +108,13 @@ class Front:
         self._note(news)
         # In the order of the batch: that of a set would differ from process to process.
         ready = dict[str, Assembly]()
-        for sample, tokens in zip(news.ids, news.tokens, strict=True):
-            if tokens and (job := self.jobs.get(sample[0])) is not None:
-                scores = news.scores.get(sample, ()) if news.scores else ()
-                job.feed(sample[1], tokens, news.time, scores)
+        logprobs = news.logprobs or repeat(())
+        each = zip(news.ids, news.tokens, logprobs, strict=False)  # endless, if none
+        for (name, sample), tokens, beside in each:
+            if tokens and (job := self.jobs.get(name)) is not None:
+                job.feed(sample, tokens, news.time, beside)
                 if job.eager:
-                    ready[sample[0]] = job
+                    ready[name] = job
         for done in news.finished:
             if (job := self.jobs.get(done.id)) is not None:
                 job.finish(done)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.policy import Policy
-from minfer.runs import journal as records
+from minfer.runs import journal_writing as records
 from minfer.runs.codec import RECORDS
 from minfer.runs.journal import JournalError
 from minfer.runs.replay import Journal, open_segments

@@ -24,7 +24,7 @@ from attrs import frozen
 import minfer
 from minfer.config import ConfigError, EngineConfig
 from minfer.effects.live.journal_files import SUFFIX, create, write_all
-from minfer.runs import journal as records
+from minfer.runs import journal_writing as records
 from minfer.runs.codec import CodecError, dump
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import EVERY, MAGIC, START, Head, JournalError

@@ -25,6 +25,7 @@ from minfer.messages import (
     Submit,
     clip,
 )
+from minfer.plan import Logprobs
 from minfer.request import Request
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
@@ -263,12 +264,19 @@ class Worker:
             time=transition.state.time,
             ids=ids,
             tokens=_joined([emit.tokens for emit in emits]),
-            scores=dict(self.driver.scores()) if ids else {},
+            logprobs=_beside(emits),
             finished=finished,
             arrived=arrived,
             reasons=reasons,
             waits=self.waits,
         )
+
+
+def _beside(emits: list[Emit]) -> Logprobs:
+    """The column of log-probabilities, if anybody asked for some."""
+    if not any(emit.logprobs for emit in emits):
+        return ()
+    return _joined([emit.logprobs or ((),) * len(emit.ids) for emit in emits])
 
 
 def _joined(columns: list[tuple[T, ...]]) -> tuple[T, ...]:

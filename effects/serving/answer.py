@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.requests import ClientDisconnect
 
-from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import INTERNAL, SHUTTING_DOWN, ApiError, told_of
 from minfer.effects.serving.protocol import Endpoint, Inquiry, Served, Writer

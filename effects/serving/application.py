@@ -49,8 +49,8 @@ class Application:
         self.backend = Backend(llm)
         self.max_body = max_body  # bytes
         self.models = Models(names, int(time.time()), llm.setup.config.max_model_len)
-        self.metrics = Metrics(llm.worker, llm.setup, names[0])
-        self.health = Health(self.backend, self.metrics, stall)
+        self.metrics = Metrics(llm, names[0])
+        self.health = Health(self.backend, stall)
         errors = (ApiError, HTTPException, Exception)
         self.app = Starlette(
             routes=self._routes(),

@@ -3,7 +3,7 @@
 from concurrent.futures import ThreadPoolExecutor
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.errors import SHUTTING_DOWN
 
 
@@ -18,8 +18,4 @@ class Backend:
     def close(self) -> None:
         """End all answers: their clients are told that the server stops."""
         self.closing = True
-        worker = self.llm.worker
-        worker.cancel(list(worker.jobs))
-        for job in list(worker.jobs.values()):
-            # At once: the step that runs may take a while.
-            job.fail(EngineDeadError(SHUTTING_DOWN))
+        self.llm.front.abandon(EngineDeadError(SHUTTING_DOWN))

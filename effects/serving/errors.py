@@ -10,8 +10,13 @@ from typing import Final
 from attrs import frozen
 from starlette.exceptions import HTTPException
 
-from minfer.effects.live import edge
-from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.live.errors import (
+    DrainingError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+    TooLongError,
+)
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.request import ParameterError
 
@@ -51,10 +56,11 @@ class _Told:
 
 
 _TOLD: Final[dict[type[Exception], _Told]] = {
-    edge.RequestError: _Told(None, 400),
-    edge.TooLongError: _Told("context_length_exceeded", 400),
-    edge.OverloadedError: _Told(_OVERLOADED, 503),
+    RequestError: _Told(None, 400),
+    TooLongError: _Told("context_length_exceeded", 400),
+    OverloadedError: _Told(_OVERLOADED, 503),
     EngineDeadError: _Told("engine_dead", 503),
+    DrainingError: _Told("engine_dead", 503),
     ParameterError: _Told(None, 400),
     ChatTemplateError: _Told(None, 400),
 }

@@ -14,8 +14,9 @@ from typing import Protocol
 
 from attrs import frozen
 
-from minfer.effects.live.edge import Asked, Urgency
-from minfer.effects.live.llm import ServedModel
+from minfer.effects.live.edge import Urgency
+from minfer.effects.live.prompts import Asked
+from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event, Failure

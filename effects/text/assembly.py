@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 
 from attrs import define, field
 
-from minfer.effects.execution.executor import Scores
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import RequestOutput
 from minfer.effects.text.pieces import Pieces
@@ -24,6 +23,7 @@ from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Finish, Finished
+from minfer.plan import TokenLogprobs
 from minfer.request import Request
 
 Sink = Callable[["Assembly"], None]  # called in the engine's thread: be quick
@@ -59,8 +59,8 @@ class Assembly:
         for _ in range(self.request.n):
             decoder = None if self.tokenizer is None else Detokenizer(self.tokenizer)
             matcher = StopMatcher(sampling.stop) if sampling.stop else None
-            scores = None if sampling.logprobs is None else list[Scores]()
-            sample = Pieces(decoder, matcher, scores)
+            logprobs = None if sampling.logprobs is None else list[TokenLogprobs]()
+            sample = Pieces(decoder, matcher, logprobs)
             sample.begin(self.request.output)
             self.samples.append(sample)
 
@@ -75,16 +75,16 @@ class Assembly:
         sample: int,
         tokens: tuple[int, ...],
         now: float,
-        scores: Sequence[TokenLogprobs] = (),
+        logprobs: Sequence[TokenLogprobs] = (),
     ) -> None:
-        """Take over tokens of a sample at the time `now`, and their scores if it asked
-        for them.
+        """Take over tokens of a sample at the time `now`, and their log-probabilities, if
+        it asked for them.
         """
         one = self.samples[sample]
         if one.done is None and one.stop is None:
             one.fresh += tokens
-            if one.scores is not None:
-                one.scores.extend(scores[: len(tokens)])
+            if one.logprobs is not None:
+                one.logprobs.extend(logprobs[: len(tokens)])
             self.times.output(now)
 
     def finish(self, done: Finished) -> None:

@@ -9,11 +9,11 @@ themselves, and gets them in one piece.
 
 from attrs import define, evolve, field
 
-from minfer.effects.execution.executor import Scores
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import CompletionOutput, Logprob
 from minfer.effects.text.stops import StopMatcher
 from minfer.messages import Finished
+from minfer.plan import TokenLogprobs
 
 
 @define
@@ -26,7 +26,7 @@ class Pieces:
     matcher: StopMatcher | None
     # Of the tokens from the next that will be taken, if asked for. Those that an end cuts
     # off stay.
-    scores: list[Scores] | None = None
+    logprobs: list[TokenLogprobs] | None = None
     fresh: list[int] = field(factory=list)  # tokens that came
     done: Finished | None = None
     count: int = 0  # output tokens that were ever flushed, or that it began with
@@ -77,9 +77,9 @@ class Pieces:
         """What was flushed since the last time."""
         tokens = tuple(self.tokens)
         new = CompletionOutput(index=index, text=self.text, token_ids=tokens)
-        if self.scores is not None:
-            logprobs = tuple(map(self._scored, tokens, self.scores))
-            del self.scores[: len(tokens)]
+        if self.logprobs is not None:
+            logprobs = tuple(map(self._told, tokens, self.logprobs))
+            del self.logprobs[: len(tokens)]
             own = zip(tokens, logprobs, strict=True)
             self.total += sum(by_id[token].logprob for token, by_id in own)
             new = evolve(new, logprobs=logprobs, cumulative_logprob=self.total)
@@ -124,11 +124,11 @@ class Pieces:
             error=done.error,
         )
 
-    def _scored(self, token: int, scores: Scores) -> dict[int, Logprob]:
-        """A token's scores by id, its own first."""
-        ranked, values = scores
-        ids = [token, *ranked[1:]]
-        ranks = [ranked[0], *range(1, len(ranked))]
+    def _told(self, token: int, beside: TokenLogprobs) -> dict[int, Logprob]:
+        """A token's log-probabilities by id, its own first."""
+        ids = [token, *beside.likeliest]
+        values = [beside.logprob, *beside.logprobs]
+        ranks = [beside.rank, *range(1, len(ids))]
         return {
             one: Logprob(value, rank, self._spelled(one))
             for one, value, rank in zip(ids, values, ranks, strict=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 from minfer.config import EngineConfig
 from minfer.effects.live.totals import Tally
+from minfer.effects.runs.page.columns import Run
 from minfer.effects.runs.report import Report
-from minfer.effects.runs.view import Run
 from minfer.messages import (
     Admitted,
     Cancel,

@@ -25,7 +25,7 @@ import anyio.to_thread
 from minfer.effects.live import async_llm, served, worker
 from minfer.effects.live import journal_files as files
 from minfer.effects.live import journal_writer as journal
-from minfer.effects.serving import api, server
+from minfer.effects.serving import application, stamp
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.messages import Emit, Submit

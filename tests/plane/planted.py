@@ -13,7 +13,8 @@ from attrs import evolve
 from minfer.effects.live import journal_writer as journal
 from minfer.effects.live.client import Message, News
 from minfer.effects.live.front import Front
-from minfer.effects.serving import metrics, server
+from minfer.effects.serving import metrics
+from minfer.effects.serving.answer import Answer
 from minfer.effects.text import assembly
 
 Change = Callable[[Any], Callable[..., Any]]  # of a method
@@ -123,7 +124,7 @@ PLANTED: dict[str, tuple[Any, str, Change]] = {
     "counted twice": (metrics.Metrics, "ended", _counted_twice),
     "kept job": (Front, "hear", _kept_job),
     "ends of the engine": (metrics.Metrics, "ended", _ends_of_the_engine),
-    "overtaking": (server.Answer, "_write", _overtaking),
+    "overtaking": (Answer, "_write", _overtaking),
     "set order": (Front, "hear", _set_order),
     "name again": (journal, "_fresh", _name_again),
 }

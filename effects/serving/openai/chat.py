@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from minfer.effects.live.edge import Asked
-from minfer.effects.live.llm import ServedModel
+from minfer.effects.live.prompts import Asked
+from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import StrictObject, read_body, shown, wrong
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import Few, GenerationBody, Top

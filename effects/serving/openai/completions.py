@@ -6,8 +6,8 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from minfer.effects.live.edge import Asked, read_prompt
-from minfer.effects.live.llm import ServedModel
+from minfer.effects.live.prompts import Asked, read_prompt
+from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import read_body, wrong
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top

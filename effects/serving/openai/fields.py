@@ -6,7 +6,8 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from minfer.effects.live.edge import MAX_CLIENT, Asked, Urgency
+from minfer.effects.live.edge import MAX_CLIENT, Urgency
+from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.params import MAX_LOGPROBS, SamplingParams

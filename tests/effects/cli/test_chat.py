@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from minfer import LLM
-from minfer.effects.cli.main import _parser, main
-from minfer.effects.cli.terminal import _write, sampling_params
+from minfer.effects.cli.main import main
 from minfer.effects.live import opening
 from minfer.messages import Failed
 from minfer.runs.oracle import Oracle

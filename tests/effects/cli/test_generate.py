@@ -9,7 +9,7 @@ import pytest
 
 from minfer.effects.cli import generate as cli
 from minfer.effects.cli.main import main
-from minfer.effects.live import llm
+from minfer.effects.live import opening
 from minfer.messages import Failed
 from minfer.runs.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
@@ -65,7 +65,7 @@ def test_nothing_from_standard_input_is_told_before_anything_is_loaded(
     def loaded(*_: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr(llm, "open_executor", loaded)
+    monkeypatch.setattr(opening, "open_executor", loaded)
     monkeypatch.setattr("sys.stdin.read", lambda: "", raising=False)
     assert main(["generate", "-"]) == 2
     out, err = capsys.readouterr()
@@ -154,7 +154,7 @@ def test_a_failed_request_is_an_error(
         def collect(self) -> Failed:
             return self.fail("device error", halfway=False)
 
-    monkeypatch.setattr(llm, "open_executor", lambda *_: Broken(8, 260))
+    monkeypatch.setattr(opening, "open_executor", lambda *_: Broken(8, 260))
     assert generate(folder, "abc") == 1
     assert (
         "minfer: the request failed: its step failed 3 times" in capsys.readouterr().err

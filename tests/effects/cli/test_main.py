@@ -15,12 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import minfer
-from minfer.effects.cli import main as cli
-from minfer.effects.cli.main import _parser, main
+from minfer.effects.cli.main import COMMANDS, Entry, main
 from minfer.effects.live import opening
-from minfer.effects.setup.options import read_bytes
-from minfer.messages import Failed
-from minfer.runs.oracle import Oracle
 from tests.effects.tiny_model import write_checkpoint
 
 SMALL = ["--block-size", "8", "--num-gpu-blocks-override", "64", "--max-num-seqs", "4"]
@@ -53,137 +49,6 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert err.startswith("minfer: ")
     assert err.count("\n") == 1
     return err
-
-
-def test_generate_writes_text_and_nothing_else(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert generate(folder, "abc", "--max-tokens", "8", "--ignore-eos") == 0
-    first = capsys.readouterr()
-    assert first.err == ""
-    assert len(first.out) > 1
-    assert generate(folder, "abc", "--max-tokens", "8", "--ignore-eos") == 0
-    assert capsys.readouterr().out == first.out  # the same seed
-    assert (
-        generate(folder, "abc", "--max-tokens", "8", "--ignore-eos", "--seed", "1") == 0
-    )
-    assert capsys.readouterr().out != first.out
-
-
-def test_the_prompt_is_echoed_or_read_from_standard_input(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("sys.stdin.read", lambda: "xyz", raising=False)
-    assert generate(folder, "-", "--max-tokens", "1", "--echo") == 0
-    assert capsys.readouterr().out.startswith("xyz")
-
-
-def test_samples_are_written_one_after_the_other(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    options = ("--n", "3", "--max-tokens", "20", "--temperature", "1", "--top-k", "50")
-    assert generate(folder, "abc", *options, "--top-p", "0.9") == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if line.startswith("---")] == [
-        f"--- sample {i} ---" for i in range(3)
-    ]
-
-
-def test_stop_strings_and_stop_ids(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        main(
-            [
-                "generate",
-                "x",
-                "--dry-run",
-                "--model",
-                str(folder),
-                *SMALL,
-                "--temperature",
-                "0",
-                "--max-tokens",
-                "100",
-                "--stop",
-                "model",
-            ]
-        )
-        == 0
-    )
-    assert capsys.readouterr().out == " This text was not written by a \n"
-    every = [part for i in range(256) for part in ("--stop-token-ids", str(i))]
-    assert generate(folder, "x", *every, "--ignore-eos") == 0
-
-
-def test_max_tokens_of_zero_writes_all_that_fits(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        generate(folder, "x", "--dry-run", "--max-tokens", "0", "--ignore-eos", "--stats")
-        == 0
-    )
-    assert "output        255 tokens" in capsys.readouterr().err
-
-
-def test_stats_go_to_standard_error(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert generate(folder, "abc", "--max-tokens", "9", "--ignore-eos", "--stats") == 0
-    err = capsys.readouterr().err
-    for part in (
-        "loading",
-        "3 tokens, 0 of them cached",
-        "9 tokens",
-        "first token",
-        "tokens/s",
-    ):
-        assert part in err
-
-
-def test_a_failed_request_is_an_error(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Broken(Oracle):
-        def collect(self) -> Failed:
-            return self.fail("device error", halfway=False)
-
-    monkeypatch.setattr(opening, "open_executor", lambda *_: Broken(8, 260))
-    assert generate(folder, "abc") == 1
-    assert (
-        "minfer: the request failed: its step failed 3 times" in capsys.readouterr().err
-    )
-
-
-def test_plan_prints_what_fits(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        main(["plan", "--model", str(folder), *SMALL, "--max-num-batched-tokens", "64"])
-        == 0
-    )
-    out = capsys.readouterr().out
-    assert "256 tokens at batch 1" in out
-    assert "largest batch at 256  2 sequences" in out
-    assert (
-        main(["plan", "--model", str(folder), "--memory", "256M", "--dtype", "half"]) == 0
-    )
-    out = capsys.readouterr().out
-    assert "of 256.00 MiB that may be used" in out
-    assert "float16" in out
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [
-        ("5", 5),
-        ("2k", 2000),
-        ("2K", 2048),
-        ("1.5G", 3 * 2**29),
-        ("1GiB", 2**30),
-        ("3m", 3 * 10**6),
-    ],
-)
-def test_sizes_are_read_as_vllm_reads_them(text: str, size: int) -> None:
-    assert read_bytes(text) == size
 
 
 # --- bad input --------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def test_messages_are_frozen_and_plain(
             one.time = 0.0  # type: ignore[misc, union-attr]  # the point
 
 
-def test_scores_are_part_of_the_news() -> None:
+def test_log_probabilities_are_part_of_the_news() -> None:
     news: list[Message] = []
     with LLM(num_gpu_blocks_override=64) as llm:
         llm.client.listen(news.append)
@@ -86,18 +86,23 @@ def test_scores_are_part_of_the_news() -> None:
         quiet = attrs.evolve(asked, logprobs=None)
         outputs = llm.generate(["def ", "import "], [asked, quiet])
     assert all(map(is_plain, news))
-    scores = [one.scores for one in news if isinstance(one, News) and one.scores]
-    assert {key for one in scores for key in one} == {("0", 0)}
-    told = [score for one in scores for score in one["0", 0]]
+    told = [
+        beside
+        for one in news
+        if isinstance(one, News) and one.logprobs
+        for name, row in zip(one.ids, one.logprobs, strict=True)
+        for beside in row
+        if name == ("0", 0)
+    ]
     found = [next(iter(by_id.values())) for by_id in outputs[0].outputs[0].logprobs or ()]
-    assert [values[0] for _, values in told] == [one.logprob for one in found]
+    assert [one.logprob for one in told] == [one.logprob for one in found]
 
 
 def test_nobody_reaches_over_the_line() -> None:
     """Rooms above use the client and the front of a model, not the engine's insides."""
     allowed = {
         "effects/live/served.py",  # makes it
-        "effects/cli/verify.py",  # compares the logits of the executor's own model
+        "effects/cli/compare/logits.py",  # of the executor's own model
     }
     for path in sorted((ROOT / "effects").rglob("*.py")):
         name = str(path.relative_to(ROOT))

@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-from typing import Any
 
 import pytest
 
@@ -109,14 +108,6 @@ def test_it_knows_when_to_come_back() -> None:
     driver.turn()
     assert [*wakes, driver.wake] == [12.0, None]
     assert driver.state.inflight
-
-
-def test_scores_are_those_of_an_executor_that_has_any() -> None:
-    driver = Driver(CONFIG, Oracle(4, 100))
-    assert driver.scores() == {}
-    scored: Any = driver.executor
-    scored.logprobs = {("a", 0): [([1], [-0.5])]}
-    assert driver.scores() == {("a", 0): [([1], [-0.5])]}
 
 
 @pytest.mark.parametrize("on", [True, False])

@@ -9,7 +9,9 @@ from attrs import evolve
 
 from minfer.config import ConfigError
 from minfer.effects.live.journal_files import read_journal, write_journal
-from minfer.runs.journal import MAGIC, JournalError, head_record, read_head
+from minfer.runs.journal import MAGIC, JournalError
+from minfer.runs.journal_reading import read_head
+from minfer.runs.journal_writing import head_record
 from tests.core.recorded import recorded
 from tests.effects.live.test_journal_writer import full, live
 

@@ -24,7 +24,8 @@ from minfer.pmap import Map
 from minfer.policies import Fair
 from minfer.policy import FirstCome, Policy
 from minfer.request import Request
-from minfer.runs.journal import JournalError, payloads
+from minfer.runs.journal import JournalError
+from minfer.runs.journal_reading import payloads
 from minfer.runs.oracle import Oracle
 from minfer.state import Turn, initial
 from tests.effects.tiny_model import write_checkpoint

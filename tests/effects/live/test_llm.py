@@ -17,7 +17,7 @@ from minfer.effects.live import llm as llm_module
 from minfer.effects.live import opening
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.prompts import Prompt
-from minfer.effects.models.spec import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.options import EngineArgs, prepare
 from minfer.effects.text.chat import ChatTemplateError

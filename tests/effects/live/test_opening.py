@@ -10,7 +10,7 @@ from minfer.config import ConfigError
 from minfer.effects.execution.dry import Dry
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.opening import open_executor, open_journal
-from minfer.effects.models.spec import CheckpointError
+from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
 from minfer.effects.setup.options import EngineArgs, Setup, prepare
 from minfer.effects.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.journal_files import Writer
+from minfer.effects.live.journal_writer import Writer
 from minfer.effects.runs.arrivals import Row, Trace, TraceError
 from minfer.effects.runs.traces import read_trace
 from minfer.keys import block_keys

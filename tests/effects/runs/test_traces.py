@@ -11,9 +11,8 @@ import pytest
 
 from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import write_journal
-from minfer.effects.live.journal_writer import Writer
-from minfer.effects.runs.traces import LONGEST, Row, Trace, TraceError, read_trace
-from minfer.keys import block_keys
+from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
+from minfer.effects.runs.traces import read_trace
 from minfer.messages import Cancel
 from minfer.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation

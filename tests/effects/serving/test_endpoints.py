@@ -10,8 +10,9 @@ import pytest
 from attrs import frozen
 
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.edge import Urgency, read_prompt
-from minfer.effects.live.llm import ServedModel
+from minfer.effects.live.edge import Urgency
+from minfer.effects.live.prompts import read_prompt
+from minfer.effects.live.served import ServedModel
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ENDPOINTS

@@ -6,8 +6,13 @@ from functools import partial
 import pytest
 from starlette.exceptions import HTTPException
 
-from minfer.effects.live.edge import OverloadedError, RequestError, TooLongError
-from minfer.effects.live.worker import EngineDeadError
+from minfer.effects.live.errors import (
+    DrainingError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+    TooLongError,
+)
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.request import ParameterError
@@ -48,6 +53,7 @@ def test_a_full_line_is_503_with_retry_after(folder: str) -> None:
         (ChatTemplateError("x"), 400, None, "prompt"),
         (OverloadedError("x"), 503, "overloaded", None),
         (EngineDeadError("x"), 503, "engine_dead", None),
+        (DrainingError("x"), 503, "engine_dead", None),
     ],
 )
 def test_what_is_told_keeps_its_words(

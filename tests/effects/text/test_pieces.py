@@ -9,6 +9,7 @@ from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Finished
+from minfer.plan import TokenLogprobs
 
 NONE = frozenset[int]()
 
@@ -101,12 +102,15 @@ def test_it_goes_on_after_history(tokenizer: Tokenizer) -> None:
 
 
 def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
-    one = Pieces(Detokenizer(tokenizer), None, scores=[])
+    one = Pieces(Detokenizer(tokenizer), None, logprobs=[])
     a, b = (tokenizer.encode(char)[0] for char in "ab")
-    assert one.scores is not None
+    assert one.logprobs is not None
     one.fresh += [a, b]
     # Of the drawn token and of the likeliest two; then of the drawn one alone.
-    one.scores += [([2, b, a], [-1.0, -0.5, -1.0]), ([1], [-0.25])]
+    one.logprobs += [
+        TokenLogprobs(-1.0, 2, (b, a), (-0.5, -1.0)),
+        TokenLogprobs(-0.25, 1),
+    ]
     one.flush(NONE)
     new = one.take(0, ())
     assert new.logprobs is not None
@@ -115,4 +119,4 @@ def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
     assert next(iter(first)) == a
     assert second == {b: Logprob(-0.25, 1, "b")}
     assert new.cumulative_logprob == -1.25
-    assert one.scores == []
+    assert one.logprobs == []

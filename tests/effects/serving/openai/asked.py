@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from minfer.effects.live.edge import Asked
+from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
