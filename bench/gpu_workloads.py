@@ -31,6 +31,7 @@ from triton.testing import do_bench_cudagraph
 from bench.results import ROOT, percentiles, spread
 from bench.shapes import SHAPES, qwen
 from minfer import LLM, SamplingParams
+from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.kernels import activation, attention, linear, norm, rope, sample
 
 Figures = dict[str, dict[str, Any]]
@@ -133,17 +134,16 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     meanwhile.
     """
     stagger = 2 * (rows * context // llm.setup.config.max_num_batched_tokens) + 16
-    spans, driver, executor = (
-        Spans(list),
-        llm.worker.driver,
-        cast(Any, llm.worker.driver.executor),
-    )
+    spans = Spans(list)
+    driver = llm.worker.driver
+    executor = cast(TorchExecutor, driver.executor)
+    runner = executor.runner
     with (
         watched(spans, driver, "turn"),
-        watched(spans, llm.worker, "_tell"),
-        watched(spans, executor, "launch", executor.stream),
+        watched(spans, llm.worker, "_deliver"),
+        watched(spans, executor, "launch", runner.stream),
         watched(spans, executor, "collect"),
-        watched(spans, executor, "_replay", executor.stream),
+        watched(spans, runner, "_replay", runner.stream),
     ):
         rate(llm, lab.prompts(rows, context), [greedy(STEPS + stagger)] * rows)
     torch.cuda.synchronize()

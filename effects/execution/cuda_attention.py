@@ -13,87 +13,11 @@ from torch import Tensor
 
 from minfer.effects.execution.attention import rope_table
 from minfer.effects.models.batch import Batch
-from minfer.effects.models.dtypes import torch_dtype
-from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels.ahead import compiled
-from minfer.kernels.attention import decode_attention, num_splits, prefill_attention
-from minfer.kernels.flash import flash_attention, flash_missing
-from minfer.kernels.gated import FILLED, pays
-from minfer.kernels.logprobs import logprobs
-from minfer.kernels.packages import QUACK, missing
+from minfer.effects.models.weights import LayerWeights, torch_dtype
+from minfer.kernels.attention import decode_attention, prefill_attention
+from minfer.kernels.flash import flash_attention
 from minfer.kernels.rope import rope_and_cache
-from minfer.kernels.rows import advance, gather, scatter
-from minfer.kernels.sample import sample
-
-# The executor reaches all that needs Triton through this module.
-__all__ = [
-    "advance",
-    "compiled",
-    "gather",
-    "logprobs",
-    "num_splits",
-    "pays",
-    "sample",
-    "scatter",
-]
-
-# For heads of up to 64 dimensions, and wider ones; below, Triton is as fast and starts
-# sooner.
-FLASH_FROM = (2048, 512)
-
-
-@frozen
-class Routes:
-    """Which kernel serves which attention, by measuring both on an H200 (2026-11-20).
-
-    Rows that feed themselves are always Triton's: in blocks of 64, flash-attn took 1.02
-    to 2.6 times as long at batches of 32 to 256.
-    """
-
-    flash_from: int = (
-        0  # inputs of the longest chunk from which flash-attn serves chunks; 0: never
-    )
-    # Inputs of a step up to which a CUDA graph is better, which flash-attn cannot be in.
-    # Without graphs it does not serve those either, so that results are the same.
-    captured: int = 0
-    why: str = ""  # never
-    apart: str = ""  # why quack never serves products of gate and up
-
-    @classmethod
-    def for_device(
-        cls, spec: ModelSpec, block_size: int, budget: int, device: torch.device | str
-    ) -> "Routes":
-        """What the device, the installed packages and steps of `budget` inputs allow."""
-        kind, captured = torch_dtype(spec.dtype), captured_tokens(spec, budget)
-        why = flash_missing(spec.head_dim, kind, block_size, torch.device(device))
-        if any(spec.windows):
-            why = "it reads before sliding windows what may be somebody else's"
-        elif not why and captured >= budget:
-            why = "all steps are small enough for CUDA graphs, which it cannot be part of"
-        apart = (
-            "it adds no biases"
-            if any(layer.feed_forward.bias for layer in spec.layers)
-            else missing(QUACK, kind, torch.device(device))
-        )
-        return cls(0 if why else FLASH_FROM[spec.head_dim > 64], captured, why, apart)
-
-    def described(self) -> list[tuple[str, str]]:
-        """Lines for `minfer plan`."""
-        chunks = f"Triton; no flash-attn: {self.why}"
-        if not self.why:
-            chunks = f"flash-attn from {self.flash_from} tokens of a prompt at once "
-            chunks += f"in steps of more than {self.captured}, else Triton"
-        activation = (
-            f"quack where its tiles are {FILLED:.0%} full, else cuBLAS and Triton"
-        )
-        if self.apart:
-            activation = f"cuBLAS and Triton; no quack: {self.apart}"
-        return [
-            ("decode attention", "Triton, split-KV"),
-            ("prefill attention", chunks),
-            ("gate, up and SiLU", activation),
-        ]
 
 
 @frozen(eq=False)

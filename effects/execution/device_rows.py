@@ -4,12 +4,15 @@ All of it lies in one int32 arena (`kernels/rows.py`), so a step's changes are (
 value) pairs that travel with the step's own inputs in one copy.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
+from attrs import frozen
 from numpy.typing import NDArray
 
 from minfer.plan import Open
-from minfer.sample import is_greedy, lowest, stream
+from minfer.sample import RowSampling, is_greedy, lowest, stream
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
@@ -20,12 +23,38 @@ def aligned(words: int) -> int:
     return -(-words // 4) * 4
 
 
+@frozen
+class Wants:
+    """What sampling has to do for some rows besides drawing: as one of them wants it."""
+
+    filtered: bool  # leave tokens out: top-k, top-p, min-p
+    scored: bool  # log-probabilities
+
+
+def is_filtered(sampling: RowSampling, vocab: int) -> bool:
+    """Whether any of so many tokens may be left out."""
+    narrow = sampling.top_p < 1 or 0 < sampling.top_k < vocab or sampling.min_p > 0
+    return narrow and not is_greedy(sampling)
+
+
+def asked(sampling: RowSampling, vocab: int) -> int:
+    """1 + of how many likeliest tokens log-probabilities are wanted; 0: not even of the
+    token drawn.
+    """
+    if sampling.logprobs is None:
+        return int(sampling.scores)
+    return 1 + min(sampling.logprobs, vocab)
+
+
 class DeviceRows:
     """The rows of an engine, and a scratch row, the last one, that pads batches."""
 
-    def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
+    def __init__(self, rows: int, blocks: int, vocab: int, device: torch.device) -> None:
         """`rows` of the engine; `blocks` of a table."""
-        self.scratch, count = rows, rows + 1
+        self.scratch = rows
+        self.vocab = vocab
+        self.blocks = blocks
+        count = rows + 1
         sizes = {
             "stream": 2 * count,
             "last": count,
@@ -43,20 +72,23 @@ class DeviceRows:
         self.at = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         part = {k: self.arena[self.at[k] : self.at[k] + n] for k, n in sizes.items()}
-        self.last, self.next, self.top_k = part["last"], part["next"], part["top_k"]
-        self.temperature = part["temperature"].view(torch.float32)
-        self.top_p = part["top_p"].view(torch.float32)
-        self.deepest = part["deepest"].view(torch.float32)
-        self.stream = part["stream"].view(torch.int64)
-        self.asked = part["asked"]  # 1 + how many log-probabilities; 0: none
-        self.table, self.blocks = (
-            part["table"][: count * blocks].view(count, blocks),
-            blocks,
-        )
+        self.last = part["last"]  # tokens
+        self.next = part["next"]  # positions they take
+        self.stream = part["stream"].view(torch.int64)  # of `minfer.sample.stream`
+        self.temperature = part["temperature"].view(torch.float32)  # 0: greedy
+        self.top_k = part["top_k"]  # 0: all
+        self.top_p = part["top_p"].view(torch.float32)  # 1: all
+        self.deepest = part["deepest"].view(torch.float32)  # -log of min-p; inf: all
+        self.asked = part["asked"]  # as `asked` says
+        self.table = part["table"][: count * blocks].view(count, blocks)
         self.batch = part["batch"]  # the rows of a decode step, in its order
-        self.changes: list[
-            tuple[Words, Words]
-        ] = []  # places in the arena, and what goes there
+        # Places in the arena, and what goes there.
+        self.changes: list[tuple[Words, Words]] = []
+        # What the host keeps: whose the rows are, how often one was opened, and what
+        # they want: [rows, 2], as in `Wants`.
+        self.owners: list[Open | None] = [None] * count
+        self.opened = 0
+        self._wants = np.zeros((rows, 2), bool)
 
     def set_table(self, row: int, at: int, blocks: tuple[int, ...]) -> None:
         """Note entries of a row's table from `at` on."""
@@ -68,26 +100,33 @@ class DeviceRows:
         padded[: len(rows)] = rows
         self._set(self.at["batch"], padded)
 
-    def open(self, row: int, opened: Open, vocab: int) -> None:
+    def open(self, row: int, opened: Open) -> None:
         """Note all that a row keeps for a generation."""
-        params, at = opened.sampling, self.at
-        heat, deepest = (
-            0.0 if is_greedy(params) else params.temperature,
-            -lowest(params.min_p),
-        )
+        sampling = opened.sampling
+        self.owners[row] = opened
+        self.opened += 1
+        wanted = asked(sampling, self.vocab)
+        self._wants[row] = is_filtered(sampling, self.vocab), wanted > 0
         words = np.empty(7, np.int32)
-        noise = stream(params.seed, params.sample)
+        noise = stream(sampling.seed, sampling.sample)
         words[:2] = np.array([noise], np.uint64).view(np.int32)
-        words[2:5] = np.array([heat, params.top_p, deepest], np.float32).view(np.int32)
-        words[5] = params.top_k if 0 < params.top_k < vocab else 0
-        words[6] = 0 if params.logprobs is None else 1 + min(params.logprobs, vocab)
+        temperature = 0.0 if is_greedy(sampling) else sampling.temperature
+        reals = [temperature, sampling.top_p, -lowest(sampling.min_p)]
+        words[2:5] = np.array(reals, np.float32).view(np.int32)
+        words[5] = sampling.top_k if 0 < sampling.top_k < self.vocab else 0
+        words[6] = wanted
+        at = self.at
         places = [at["stream"] + 2 * row, at["stream"] + 2 * row + 1]
-        places += [
-            at[k] + row for k in ("temperature", "top_p", "deepest", "top_k", "asked")
-        ]
+        columns = ("temperature", "top_p", "deepest", "top_k", "asked")
+        places += [at[name] + row for name in columns]
         self.changes.append((np.array(places, np.int32), words))
         (table,) = opened.tables  # layers are of one group here
         self.set_table(row, 0, table)
+
+    def wants(self, rows: Sequence[int]) -> Wants:
+        """What any of these rows wants."""
+        filtered, scored = np.logical_or.reduce(self._wants[list(rows)]).tolist()
+        return Wants(filtered, scored)
 
     def _set(self, first: int, what: Words) -> None:
         self.changes.append((np.arange(first, first + len(what), dtype=np.int32), what))

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from minfer.messages import Executed, Failed
-from minfer.plan import Open, Plan
+from minfer.plan import Open, Plan, SampleApart
 
 
 class ExecutorError(RuntimeError):
@@ -17,11 +17,20 @@ class LogitsError(ExecutorError):
     """
 
 
-def not_finite(seats: Iterable[Open | None]) -> LogitsError:
-    """The error that names the requests in these seats."""
-    names = [f"{one.name[0]!r} (sample {one.name[1]})" if one else "?" for one in seats]
+class UnsupportedPlanError(ExecutorError):
+    """A plan asks for something that this executor cannot do; it did nothing of it."""
+
+
+def names_of(owners: Iterable[Open | None]) -> str:
+    """The requests that rows were opened for, as errors name them."""
+    names = [f"{one.name[0]!r} (sample {one.name[1]})" if one else "?" for one in owners]
+    return ", ".join(names)
+
+
+def not_finite(owners: Iterable[Open | None]) -> LogitsError:
+    """The error that names the requests that these rows were opened for."""
     return LogitsError(
-        f"the model's logits are not finite for request {', '.join(names)}"
+        f"the model's logits are not finite for request {names_of(owners)}"
     )
 
 
@@ -30,6 +39,14 @@ class Executor(Protocol):
 
     def launch(self, plan: Plan) -> None:
         """Take a plan over; may return before it has run."""
+        ...
+
+    def sample(self, apart: SampleApart) -> None:
+        """Sample the rows in `apart` of a plan that was taken over, with these masks.
+
+        Said once for each plan that has such rows, before it is collected; steps that
+        failed or that nobody knows are ignored.
+        """
         ...
 
     def collect(self) -> Executed | Failed:

@@ -12,35 +12,26 @@ from attrs import evolve, frozen
 from minfer.effects.models.shapes import padded_tokens
 
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
-DECODE, MIXED = (
-    16,
-    8,
-)  # `bucket_of`'s parts: of steps without and with inputs from history
+# `bucket_of`'s parts: of steps without and with inputs from history
+DECODE = 16
+MIXED = 8
 # inputs of a chunk: kinds differ above it, as programs are launched for the longest
 LONGEST = 1024
 
 
-@frozen
+@frozen(kw_only=True)
 class Kind:
     """What distinguishes the launches of a step; numbers include padding."""
 
     alone: int  # rows that feed themselves
     draws: int  # rows of logits: theirs, and of chunks that end their history
-    filtered: bool  # somebody has a top-k, a top-p or a min-p
-    scored: bool  # somebody asked for log-probabilities
+    filtered: bool = False  # somebody has a top-k, a top-p or a min-p
+    scored: bool = False  # somebody asked for log-probabilities
     tokens: int = 0  # inputs from history
     chunks: int = 0  # rows that they belong to
     longest: int = 0  # inputs of a chunk, at most
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
-
-    @property
-    def inputs(self) -> tuple[tuple[int, int], ...]:
-        """Lines of words that are sent, and words of each: see
-        `TorchExecutor._inputs`.
-        """
-        return (
-            ((3, self.tokens), (4, self.chunks), (2, self.draws)) if self.tokens else ()
-        )
+    apart: bool = False  # somebody is sampled apart: logits are kept until then
 
     def fits(self, most: int) -> bool:
         """Whether there can be a graph of it, of up to `most` tokens from history."""

@@ -1,159 +1,95 @@
-"""The CPU's sampler: what `minfer.sample` says, over a batch.
+"""From logits to tokens: drawn, kept as the rows' last ones, and with log-probabilities.
 
-Rows are worked on one after the other with numpy: one row's logits fit the cache of a
-core, and numpy's argmax over a large vocabulary takes a thirtieth of torch's. A batch
-that is all greedy never looks at noise; where filters restrict a row, noise is made for
-what they keep. All numbers are float32, but for the sums of top-p. Integers are those of
-`minfer.sample` exactly; logarithms may differ in the last bits.
+What a row's sampling values are lies in `DeviceRows`; noise is a function of them and of
+the position (`minfer.sample`). Log-probabilities are the model's own: neither temperature
+nor filters nor masks change them. All of it is launched in order and can be captured, but
+for draws that come late (`late_draws.py`), which are launched one by one.
 """
 
-from collections.abc import Sequence
-from typing import Any, Final
-
 import numpy as np
-from attrs import frozen
-from numpy.typing import NDArray
+import torch
 from torch import Tensor
 
-from minfer.sample import (
-    GOLDEN,
-    LARGEST_V,
-    MIX32,
-    MIX64,
-    RowSampling,
-    is_greedy,
-    lowest,
-    stream,
-)
-
-Floats = NDArray[np.float32]
-Ints = NDArray[np.int64]
-Bits = NDArray[np.uint32]
-Keys = NDArray[np.uint64]
-# Temperature, top_k (0: all), top_p (1: all), the lowest that min-p keeps (-inf: all).
-How = tuple[np.float32, int, float, float]
-_MIX32: Final = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in MIX32)
+from minfer.effects.execution.backend import Backend
+from minfer.effects.execution.device_rows import DeviceRows, Wants
+from minfer.effects.execution.late_draws import Bits
+from minfer.effects.execution.streams import is_gpu
+from minfer.request import MAX_LOGPROBS
 
 
-@frozen(eq=False)
-class Sampling:
-    """How the rows of a batch that are not greedy are sampled."""
+class Sampler:
+    """Draws for the rows of one device."""
 
-    rows: tuple[int, ...]  # which they are, in the batch
-    how: tuple[How, ...]
-    streams: Keys  # [noisy rows]
-
-    @classmethod
-    def of(cls, rows: Sequence[RowSampling], vocab_size: int) -> "Sampling":
-        """From each row's sampling values."""
-        noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row)}
-        how = []
-        for params in noisy.values():
-            top_k = params.top_k if 0 < params.top_k < vocab_size else 0
-            heat, top_p = np.float32(params.temperature), float(np.float32(params.top_p))
-            how.append((heat, top_k, top_p, lowest(params.min_p)))
-        streams = np.array(
-            [stream(row.seed, row.sample) for row in noisy.values()], np.uint64
+    def __init__(self, backend: Backend, rows: DeviceRows, draws: int) -> None:
+        """`draws` is how many there can be in a step."""
+        self.backend = backend
+        self.rows = rows
+        device = backend.device
+        # [draws]: tokens; -1 where logits are not finite
+        self.out = torch.zeros(draws, dtype=torch.int32, device=device)
+        # as `kernels.logprobs` writes them
+        self.scores = torch.zeros(
+            draws, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=device
         )
-        return cls(tuple(noisy), tuple(how), streams)
+        # [device rows, vocab]: logits of rows that are sampled apart, once there are any
+        self.kept: Tensor | None = None
 
+    def sample(
+        self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
+    ) -> None:
+        """Draw for the device rows `who` [draws] from `logits` [draws, vocab], the tokens
+        at `positions`, and let the rows advance.
+        """
+        self._draw(logits, logits, who, positions, wants)
 
-@frozen(eq=False)
-class Choice:
-    """The tokens drawn."""
+    def keep(self, logits: Tensor, rows: Tensor) -> None:
+        """Keep logits [draws, vocab] for device rows [draws] until `sample_kept`."""
+        if self.kept is None:  # never while a graph is captured: that step ran before
+            self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
+        self.kept.index_copy_(0, rows.long(), logits)
 
-    tokens: Ints  # [rows]
-    broken: tuple[int, ...]  # rows whose logits are not finite: their tokens mean nothing
+    def sample_kept(
+        self, who: Tensor, positions: Tensor, wants: Wants, allowed: Bits | None
+    ) -> None:
+        """`sample`, from what was kept for these rows; only tokens that are allowed."""
+        if self.kept is None:
+            raise AssertionError("no logits have been kept")
+        logits = self.kept.index_select(0, who)
+        masked = logits
+        if allowed is not None:
+            masked = logits.masked_fill(self._hidden(allowed), -torch.inf)
+        self._draw(masked, logits, who, positions, wants)
 
+    def _draw(
+        self,
+        logits: Tensor,
+        unmasked: Tensor,
+        who: Tensor,
+        positions: Tensor,
+        wants: Wants,
+    ) -> None:
+        rows = self.rows
+        drawn = self.backend.sample(logits, who, rows, positions, filtered=wants.filtered)
+        self.backend.advance(
+            rows=who,
+            positions=positions,
+            drawn=drawn.tokens,
+            broken=drawn.broken,
+            last=rows.last,
+            next_=rows.next,
+            scratch=rows.scratch,
+            out=self.out,
+        )
+        if wants.scored:
+            self.backend.logprobs(unmasked, drawn.tokens, who, rows.asked, self.scores)
 
-def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
-    """Draw a token for each row of `logits` [rows, vocab], at `positions` [rows] of
-    sequences.
-    """
-    values: Floats = logits.float().numpy()
-    tokens: Ints = values.argmax(-1)  # the first of equals; a NaN counts as the largest
-    largest = values[np.arange(len(tokens)), tokens]
-    finite = np.isfinite(largest)
-    broken = () if finite.all() else tuple(np.flatnonzero(~finite).tolist())
-    if sampling.rows:
-        keys = draw_keys(sampling.streams, positions[list(sampling.rows)]).tolist()
-        with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
-            for row, how, key in zip(sampling.rows, sampling.how, keys, strict=True):
-                if finite[row]:
-                    tokens[row] = _draw(values[row], largest[row], how, key)
-    return Choice(tokens, broken)
-
-
-def _draw(logits: Floats, largest: np.float32, how: How, key: int) -> int:
-    temperature, top_k, top_p, low = how
-    scaled = logits - largest
-    scaled /= temperature
-    if not top_k and top_p >= 1 and low == -np.inf:
-        scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
-        return int(scaled.argmax())
-    ids = kept(scaled, top_k, top_p, low)
-    scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
-    return int(ids[scaled.argmax()])
-
-
-def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
-    """Ids of at least `low` that top-k and then top-p leave, rising; the largest of
-    `scaled` is 0.
-
-    Sorts only what can be in the shortest prefix that holds `top_p`: tokens below the
-    share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
-    needed.
-    """
-    if top_k or low > -np.inf:
-        place = len(scaled) - top_k
-        edge = max(low, np.partition(scaled, place)[place]) if top_k else low
-        ids = np.flatnonzero(scaled >= edge)
-        if top_p >= 1:
-            return ids
-        total = np.exp(scaled[ids]).sum(dtype=np.float64)
-    else:
-        shares = np.exp(scaled)
-        total = shares.sum(dtype=np.float64)
-        ids = np.flatnonzero(shares >= 0.5 * (1 - top_p) * total / len(shares))
-    values = scaled[ids]
-    falling = np.sort(values)[::-1]
-    held = np.cumsum(np.exp(falling), dtype=np.float64)
-    count = min(int(held.searchsorted(top_p * total)) + 1, len(ids))
-    edge = falling[count - 1]
-    keep = values > edge
-    # A stable sort would give lower ids first among equals; it takes five times as long.
-    keep[np.flatnonzero(values == edge)[: count - int(keep.sum())]] = True
-    left: Ints = ids[keep]
-    return left
-
-
-def draw_keys(streams: Keys, positions: Ints) -> Keys:
-    """`minfer.sample.draw_key`, elementwise."""
-    x: Keys = streams + (positions + 1).astype(np.uint64) * np.uint64(GOLDEN)
-    for shift, factor in MIX64:
-        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
-    return x
-
-
-def noise_bits(key: int, ids: Bits) -> Bits:
-    """`minfer.sample.noise_bits` of many token ids under one key."""
-    x = ids + np.uint32(key & 0xFFFFFFFF)
-    for i, (shift, factor) in enumerate(_MIX32):
-        x ^= x >> shift
-        if factor != 1:
-            x *= factor
-        if i == 0:
-            x ^= np.uint32(key >> 32)
-    return x
-
-
-def gumbels(key: int, ids: Bits) -> NDArray[Any]:
-    """`minfer.sample.gumbel` of each id's bits: [ids] float32."""
-    v = noise_bits(key, ids).astype(np.float32)
-    v += 0.5
-    v *= 2.0**-32
-    np.minimum(v, LARGEST_V, out=v)
-    for turn in (np.log1p, np.log):
-        np.negative(v, out=v)
-        turn(v, out=v)
-    return np.negative(v, out=v)
+    def _hidden(self, allowed: Bits) -> Tensor:
+        """[draws, vocab]: true for what is not allowed; copied without waiting."""
+        device = self.backend.device
+        # Torch keeps pinned memory for the next time, and until copies from it are done.
+        sent = torch.empty(allowed.shape, dtype=torch.uint8, pin_memory=is_gpu(device))
+        np.copyto(sent.numpy(), allowed)
+        bits = sent.to(device, non_blocking=True)
+        places = torch.arange(8, dtype=torch.uint8, device=device)
+        each = bits[:, :, None] >> places & 1
+        return each.flatten(1)[:, : self.rows.vocab] == 0

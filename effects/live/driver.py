@@ -17,6 +17,7 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
 from minfer.engine import step
 from minfer.messages import Emit, Event, Execute, Tick, WakeAt
+from minfer.plan import Mask, Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
 
 
@@ -32,6 +33,11 @@ class Recorder(Protocol):
         ...
 
 
+def none_needed(_: Plan) -> tuple[Mask, ...]:
+    """No masks: every row may draw any token."""
+    return ()
+
+
 class Driver:
     """An engine that runs: the pure state, an inbox of events, and an executor.
 
@@ -45,11 +51,17 @@ class Driver:
         *,
         clock: Callable[[], float] = time.monotonic,
         record: Recorder | None = None,
+        masks: Callable[[Plan], tuple[Mask, ...]] = none_needed,
     ) -> None:
+        """`masks` is asked, once a plan with rows that are sampled apart was launched,
+        which tokens these may draw; it may take its time, as the plan's other rows do not
+        wait.
+        """
         self.config = config
         self.executor = executor
         self.clock = clock
         self.record = record
+        self.masks = masks
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.turns = 0  # taken so far
@@ -75,17 +87,20 @@ class Driver:
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
         self.turns += 1
-        self.state = transition.state
-        self.taken = events
-        self.wake = None
+        self.state, self.taken, self.wake = transition.state, events, None
+        apart: list[Plan] = []
         for command in transition.commands:
             match command:
                 case Execute(plan):
                     self.executor.launch(plan)
+                    if plan.apart:
+                        apart.append(plan)
                 case WakeAt(moment):
                     self.wake = moment
                 case Emit():
                     pass  # the caller's: see Transition.commands
+        for plan in apart:
+            self.executor.sample(SampleApart(plan.step, self.masks(plan)))
         return transition
 
     def close(self) -> None:

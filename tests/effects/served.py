@@ -18,7 +18,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.server import bound
 from minfer.messages import Cancel, Event, Executed, Failed
-from minfer.plan import Plan
+from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn
 
 
@@ -36,6 +36,9 @@ class Slow:
 
     def launch(self, plan: Plan) -> None:
         self.inner.launch(plan)
+
+    def sample(self, apart: SampleApart) -> None:
+        self.inner.sample(apart)
 
     def collect(self) -> Executed | Failed:
         time.sleep(self.seconds)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from minfer import sample as meaning
-from minfer.effects.execution.sampler import draw_keys, gumbels
+from minfer.effects.execution.cpu_sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
 from minfer.kernels.sample import Sizes
 from minfer.request import SamplingParams

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from minfer.effects.cli.compare import tokens
 from minfer.effects.cli.main import main
-from minfer.effects.execution import torch_executor
-from minfer.effects.execution.sampler import choose
+from minfer.effects.execution import cpu_backend, runner
+from minfer.effects.execution.cpu_sampler import choose
 from minfer.effects.models.model import forward
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.setup.prepare import prepare
@@ -274,9 +274,9 @@ def test_wrong_logits_and_tokens_are_found(
         return choose(logits, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch_executor, "forward", askew)
+        patch.setattr(runner, "forward", askew)
         assert checked(capsys, None, 1)["verdict"] == "NOT supported: logits float32"
-    monkeypatch.setattr(torch_executor, "choose", second)
+    monkeypatch.setattr(cpu_backend, "choose", second)
     found = checked(capsys, None, 1)
     assert found["verdict"] == "NOT supported: greedy text"
     assert "tokens are not the likeliest" in found["greedy text"]["figures"]

@@ -20,6 +20,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, SamplingParams
+from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.edge import RequestError
 from minfer.effects.models.batch import Row, make_batch
 from minfer.effects.setup.memory import MemoryPlan, NotEnoughMemoryError
@@ -89,6 +91,13 @@ class Seen:
 
     def count(self, kind: type) -> int:
         return sum(isinstance(reason, kind) for reason in self.reasons)
+
+
+def runner_of(llm: LLM) -> ModelRunner:
+    """What runs an engine's model."""
+    executor = llm.worker.driver.executor
+    assert isinstance(executor, TorchExecutor)
+    return executor.runner
 
 
 def tokens(
@@ -163,8 +172,8 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
     with LLM(dtype="float32", enable_prefix_caching=False, **SMALL) as llm:
         wanted = tokens(llm, prompts)
     with LLM(dtype="float32", enable_prefix_caching=False, **SMALL) as llm:
-        executor: Any = llm.worker.driver.executor
-        model, calls = executor.model, 0
+        runner: ModelRunner = runner_of(llm)
+        model, calls = runner.model, 0
 
         def scarce(*of: Any) -> Tensor:
             nonlocal calls
@@ -174,8 +183,8 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
             found: Tensor = model(*of)
             return found
 
-        monkeypatch.setattr(executor, "model", scarce)
-        seen = Seen(llm)
+        monkeypatch.setattr(runner, "model", scarce)
+        seen = Watched(llm)
         assert tokens(llm, prompts) == wanted
         assert calls >= at
         voided = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
@@ -234,7 +243,7 @@ def test_a_check_finds_what_it_is_for(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, fault: str, said: str
 ) -> None:
     with LLM(check_steps=True, dtype="float32", **SMALL) as llm:
-        executor: Any = llm.worker.driver.executor
+        runner = runner_of(llm)
         alone = [prompts[3]]
         wanted = tokens(llm, alone)
 
@@ -245,20 +254,20 @@ def test_a_check_finds_what_it_is_for(
             def replay(self) -> None:
                 self.graph.replay()
                 if fault == "wait":
-                    executor.out[:1].item()
+                    runner.sampler.out[:1].item()
                 else:
                     torch.empty(1 << 20, device=DEVICE)
 
-        graphs = dict(executor.captures.made)
+        graphs = dict(runner.captures.made)
         faulty = {kind: graph and Faulty(graph) for kind, graph in graphs.items()}
-        monkeypatch.setattr(executor.captures, "made", faulty)
-        seen = Seen(llm)
+        monkeypatch.setattr(runner.captures, "made", faulty)
+        seen = Watched(llm)
         # A step that fails is done again from history, which takes no faulty graph.
         assert tokens(llm, alone) == wanted
         errors = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
         assert errors
         assert all(said in error for error in errors)
-        monkeypatch.setattr(executor.captures, "made", graphs)
+        monkeypatch.setattr(runner.captures, "made", graphs)
         assert tokens(llm, alone) == wanted
 
 
@@ -467,8 +476,8 @@ def test_bfloat16_distributions_are_those_of_float32(
         LLM(dtype="bfloat16", **SMALL) as llm,
         patch.object(linear, "gated", wraps=gated) as used,
     ):
-        executor = llm.worker.driver.executor
-        found = forced(executor, ids, chunk, splits, package).double().log_softmax(-1)
+        runner = runner_of(llm)
+        found = forced(runner, ids, chunk, splits, package).double().log_softmax(-1)
     assert used.called == (package == QUACK)
     divergence = (exact.exp() * (exact - found)).sum(-1).mean()
     same = (exact.argmax(-1) == found.argmax(-1)).double().mean()
@@ -477,11 +486,12 @@ def test_bfloat16_distributions_are_those_of_float32(
 
 
 def forced(
-    executor: Any, ids: list[int], chunk: int, splits: int, package: str
+    runner: ModelRunner, ids: list[int], chunk: int, splits: int, package: str
 ) -> Tensor:
     """Logits [COUNT, LENGTH, vocab] of given texts, a chunk of each at a time."""
     each, parts = LENGTH // BLOCK, list[Tensor]()
-    cache = executor.make_cache(COUNT * each, BLOCK, LENGTH)
+    backend = runner.backend
+    cache = backend.make_cache(runner.spec, COUNT * each, BLOCK, LENGTH)
     for start in range(0, LENGTH, chunk):
         size = min(chunk, LENGTH - start)
         rows = []
@@ -490,7 +500,7 @@ def forced(
             rows.append(
                 Row(ids[at : at + size], start, range(i * each, (i + 1) * each), size)
             )
-        batch = make_batch(rows, BLOCK, executor.device)
+        batch = make_batch(rows, BLOCK, backend.device)
         batch = evolve(batch, splits=splits, fused=package == QUACK)
         if package == FLASH:
             several = batch.chunks
@@ -498,5 +508,5 @@ def forced(
             four = several.rows, several.starts, several.counts, batch.table
             batch = evolve(batch, chunks=evolve(several, flash=FlashWork.of(*four, size)))
         with torch.inference_mode():
-            parts.append(executor.model(batch, cache).view(COUNT, size, -1))
+            parts.append(runner.model(batch, cache).view(COUNT, size, -1))
     return torch.cat(parts, 1)

@@ -5,6 +5,7 @@ from attrs import asdict
 
 from minfer.effects.execution.kinds import CHUNK_SIZES, Kind
 
+SAME = ("filtered", "scored", "splits", "apart")
 SIZES = ("alone", "tokens", "chunks", "draws", "longest")
 
 
@@ -15,7 +16,13 @@ def test_a_padded_kind_has_room_for_the_exact_one(
     tokens: int, chunks: int, alone: int
 ) -> None:
     for longest in {tokens - chunks + 1, -(-tokens // chunks)}:
-        kind = Kind(alone, alone + chunks, False, False, tokens, chunks, longest)
+        kind = Kind(
+            alone=alone,
+            draws=alone + chunks,
+            tokens=tokens,
+            chunks=chunks,
+            longest=longest,
+        )
         assert kind.fits(1 << 14) == (chunks <= CHUNK_SIZES[-1])
         if kind.fits(1 << 14):
             check(kind)
@@ -23,20 +30,20 @@ def test_a_padded_kind_has_room_for_the_exact_one(
 
 @pytest.mark.parametrize("alone", [1, 5, 100])
 def test_so_has_that_of_a_step_without_history(alone: int) -> None:
-    check(Kind(alone, alone, True, True))
+    check(Kind(alone=alone, draws=alone, filtered=True, scored=True, apart=True))
 
 
 def check(kind: Kind) -> None:
     padded = kind.padded()
     exact, room = asdict(kind), asdict(padded)
     assert all(room[size] >= exact[size] for size in SIZES)
-    assert all(room[name] == exact[name] for name in ("filtered", "scored", "splits"))
+    assert all(room[name] == exact[name] for name in SAME)
     assert padded.longest <= padded.tokens
     assert padded.padded() == padded
     assert padded.fits(1 << 14)
 
 
 def test_too_many_tokens_do_not_fit() -> None:
-    kind = Kind(0, 1, False, False, 130, 1, 130)
+    kind = Kind(alone=0, draws=1, tokens=130, chunks=1, longest=130)
     assert kind.fits(192)
     assert not kind.fits(191)

@@ -9,9 +9,7 @@ from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
-from minfer.effects.execution import cuda_attention
-from minfer.effects.execution.cuda_attention import FLASH_FROM, Routes
-from minfer.effects.models.spec import ModelSpec
+from minfer.effects.setup import options
 from minfer.effects.setup.device import Device, DeviceError, find_device
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.setup.options import EngineArgs, bundled_folder, prepare
@@ -104,41 +102,6 @@ def test_the_cli_says_it_in_one_line(
     assert main(["generate", "x", "--device", "cuda"]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("minfer: no GPU can be used: torch")
-
-
-# --- which kernel serves what -----------------------------------------------------------
-
-
-def test_quack_serves_products_without_biases(monkeypatch: pytest.MonkeyPatch) -> None:
-    def made(*, bias: bool = False) -> Routes:
-        spec = with_feed_forward(QWEN_05B, bias=bias)
-        return Routes.for_device(spec, 64, 2048, "cpu")
-
-    assert "Hopper" in made().apart
-    assert "Hopper" in dict(made().described())["gate, up and SiLU"]
-    monkeypatch.setattr(cuda_attention, "missing", lambda *_: "")
-    assert made().apart == ""
-    assert "quack where" in dict(made().described())["gate, up and SiLU"]
-    assert "biases" in dict(made(bias=True).described())["gate, up and SiLU"]
-
-
-def test_flash_attn_serves_long_chunks_without_windows(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cuda_attention, "flash_missing", lambda *_: "")
-    monkeypatch.setattr(cuda_attention, "missing", lambda *_: "")
-    monkeypatch.setattr(cuda_attention, "captured_tokens", lambda *_: 64)
-
-    def flash_from(spec: ModelSpec = QWEN_05B, budget: int = 2048) -> int:
-        return Routes.for_device(spec, 64, budget, "cuda").flash_from
-
-    assert flash_from() == FLASH_FROM[0]
-    assert flash_from(with_attention(QWEN_05B, head_dim=128)) == FLASH_FROM[1]
-    assert flash_from(with_windows(QWEN_05B, 4, *(None,) * 23)) == 0
-    assert flash_from(with_windows(QWEN_05B, *(4,) * 24)) == 0
-    assert flash_from(budget=64) == 0
-    monkeypatch.setattr(cuda_attention, "flash_missing", lambda *_: "not here")
-    assert flash_from() == 0
 
 
 # --- memory -----------------------------------------------------------------------------

@@ -1,0 +1,94 @@
+"""The CPU's backend: plain torch for products and rows, numpy for drawing."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
+
+import numpy as np
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from minfer.effects.execution.attention import KVCache, make_cache
+from minfer.effects.execution.backend import Drawn
+from minfer.effects.execution.cpu_sampler import Sampling, choose
+from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.routes import Routes
+from minfer.effects.models.spec import ModelSpec
+from minfer.kernels import plain
+from minfer.sample import RowSampling
+
+# How the scratch row draws, which belongs to nobody: as cheaply as possible.
+NOBODY: Final = RowSampling(
+    temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0, sample=0
+)
+
+
+@frozen(eq=False)
+class Drawers:
+    """Who drew last, and how: steady steps need not put that together again."""
+
+    who: list[int]
+    opened: int  # what `DeviceRows.opened` was
+    sampling: Sampling
+
+
+@define(eq=False)
+class CpuBackend:
+    """A backend; see `Backend`."""
+
+    device: torch.device = field(factory=lambda: torch.device("cpu"))
+    routes: Routes = field(
+        factory=lambda: Routes(no_flash="it is for GPUs", no_quack="it is for GPUs")
+    )
+    described: list[tuple[str, str]] = field(factory=list)  # nothing to choose from
+    last: Drawers | None = None
+
+    scatter = staticmethod(plain.scatter)
+    gather = staticmethod(plain.gather)
+    advance = staticmethod(plain.advance)
+    logprobs = staticmethod(plain.logprobs)
+
+    def make_cache(
+        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+    ) -> KVCache:
+        """A cache for positions below `length`. MemoryError."""
+        return make_cache(spec, blocks, block_size, max_model_len=length)
+
+    def compiled(self) -> AbstractContextManager[None]:
+        """Nothing is to be compiled."""
+        return nullcontext()
+
+    def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
+        """Contexts are not cut."""
+        return 1
+
+    def fuses(self, tokens: int, intermediate: int) -> bool:  # noqa: ARG002  # a GPU's
+        """There is no such product."""
+        return False
+
+    def sample(
+        self,
+        logits: Tensor,
+        who: Tensor,
+        rows: DeviceRows,
+        positions: Tensor,
+        *,
+        filtered: bool,  # noqa: ARG002  # known row by row
+    ) -> Drawn:
+        """Draw a token a row, in numpy."""
+        sampling = self._sampling(who.tolist(), rows)
+        choice = choose(logits, sampling, positions.numpy())
+        broken = torch.zeros_like(positions)
+        if choice.broken:
+            broken[list(choice.broken)] = 1
+        tokens = np.where(broken, 0, choice.tokens).astype(np.int32)
+        return Drawn(torch.from_numpy(tokens), broken)
+
+    def _sampling(self, who: list[int], rows: DeviceRows) -> Sampling:
+        last = self.last
+        if last is None or last.opened != rows.opened or last.who != who:
+            owners = [rows.owners[row] for row in who]
+            how = [NOBODY if one is None else one.sampling for one in owners]
+            last = Drawers(who, rows.opened, Sampling.of(how, rows.vocab))
+            self.last = last
+        return last.sampling

@@ -1,0 +1,175 @@
+"""The CPU's sampler: what `minfer.sample` says, over a batch.
+
+Rows are worked on one after the other with numpy: one row's logits fit the cache of a
+core, and numpy's argmax over a large vocabulary takes a thirtieth of torch's. A batch
+that is all greedy never looks at noise; where filters restrict a row, noise is made for
+what they keep. All numbers are float32, but for the sums of top-p. Integers are those of
+`minfer.sample` exactly; logarithms may differ in the last bits.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+from torch import Tensor
+
+from minfer.sample import (
+    GOLDEN,
+    LARGEST_V,
+    MIX32,
+    MIX64,
+    RowSampling,
+    is_greedy,
+    lowest,
+    stream,
+)
+
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Bits = NDArray[np.uint32]
+Keys = NDArray[np.uint64]
+_MIX32: Final = tuple((np.uint32(shift), np.uint32(factor)) for shift, factor in MIX32)
+
+
+@frozen(eq=False)
+class Sharpness:
+    """How one row that is not greedy is sampled, besides its noise."""
+
+    temperature: np.float32
+    top_k: int  # 0: all
+    top_p: float  # 1: all
+    lowest: float  # that min-p keeps, in `minfer.sample.lowest`'s terms; -inf: all
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no token is left out."""
+        return not self.top_k and self.top_p >= 1 and self.lowest == -np.inf
+
+
+@frozen(eq=False)
+class Sampling:
+    """How the rows of a batch that are not greedy are sampled."""
+
+    rows: tuple[int, ...]  # which they are, in the batch
+    how: tuple[Sharpness, ...]
+    streams: Keys  # [noisy rows]
+
+    @classmethod
+    def of(cls, rows: Sequence[RowSampling], vocab_size: int) -> "Sampling":
+        """From each row's sampling values."""
+        noisy = {i: row for i, row in enumerate(rows) if not is_greedy(row)}
+        how = [
+            Sharpness(
+                temperature=np.float32(row.temperature),
+                top_k=row.top_k if 0 < row.top_k < vocab_size else 0,
+                top_p=float(np.float32(row.top_p)),
+                lowest=lowest(row.min_p),
+            )
+            for row in noisy.values()
+        ]
+        streams = np.array(
+            [stream(row.seed, row.sample) for row in noisy.values()], np.uint64
+        )
+        return cls(tuple(noisy), tuple(how), streams)
+
+
+@frozen(eq=False)
+class Choice:
+    """The tokens drawn."""
+
+    tokens: Ints  # [rows]
+    broken: tuple[int, ...]  # rows whose logits are not finite: their tokens mean nothing
+
+
+def choose(logits: Tensor, sampling: Sampling, positions: Ints) -> Choice:
+    """Draw a token for each row of `logits` [rows, vocab], at `positions` [rows] of
+    sequences.
+    """
+    values: Floats = logits.float().numpy()
+    tokens: Ints = values.argmax(-1)  # the first of equals; a NaN counts as the largest
+    largest = values[np.arange(len(tokens)), tokens]
+    finite = np.isfinite(largest)
+    broken = () if finite.all() else tuple(np.flatnonzero(~finite).tolist())
+    if sampling.rows:
+        keys = draw_keys(sampling.streams, positions[list(sampling.rows)]).tolist()
+        with np.errstate(over="ignore", invalid="ignore"):  # of broken rows
+            for row, how, key in zip(sampling.rows, sampling.how, keys, strict=True):
+                if finite[row]:
+                    tokens[row] = _draw(values[row], largest[row], how, key)
+    return Choice(tokens, broken)
+
+
+def _draw(logits: Floats, largest: np.float32, how: Sharpness, key: int) -> int:
+    scaled = logits - largest
+    scaled /= how.temperature
+    if how.keeps_all:
+        scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
+        return int(scaled.argmax())
+    ids = kept(scaled, how.top_k, how.top_p, how.lowest)
+    scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
+    return int(ids[scaled.argmax()])
+
+
+def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
+    """Ids of at least `low` that top-k and then top-p leave, rising; the largest of
+    `scaled` is 0.
+
+    Sorts only what can be in the shortest prefix that holds `top_p`: tokens below the
+    share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
+    needed.
+    """
+    if top_k or low > -np.inf:
+        place = len(scaled) - top_k
+        edge = max(low, np.partition(scaled, place)[place]) if top_k else low
+        ids = np.flatnonzero(scaled >= edge)
+        if top_p >= 1:
+            return ids
+        total = np.exp(scaled[ids]).sum(dtype=np.float64)
+    else:
+        shares = np.exp(scaled)
+        total = shares.sum(dtype=np.float64)
+        ids = np.flatnonzero(shares >= 0.5 * (1 - top_p) * total / len(shares))
+    values = scaled[ids]
+    falling = np.sort(values)[::-1]
+    held = np.cumsum(np.exp(falling), dtype=np.float64)
+    count = min(int(held.searchsorted(top_p * total)) + 1, len(ids))
+    edge = falling[count - 1]
+    keep = values > edge
+    # A stable sort would give lower ids first among equals; it takes five times as long.
+    keep[np.flatnonzero(values == edge)[: count - int(keep.sum())]] = True
+    left: Ints = ids[keep]
+    return left
+
+
+def draw_keys(streams: Keys, positions: Ints) -> Keys:
+    """`minfer.sample.draw_key`, elementwise."""
+    x: Keys = streams + (positions + 1).astype(np.uint64) * np.uint64(GOLDEN)
+    for shift, factor in MIX64:
+        x = (x ^ (x >> np.uint64(shift))) * np.uint64(factor)
+    return x
+
+
+def noise_bits(key: int, ids: Bits) -> Bits:
+    """`minfer.sample.noise_bits` of many token ids under one key."""
+    x = ids + np.uint32(key & 0xFFFFFFFF)
+    for i, (shift, factor) in enumerate(_MIX32):
+        x ^= x >> shift
+        if factor != 1:
+            x *= factor
+        if i == 0:
+            x ^= np.uint32(key >> 32)
+    return x
+
+
+def gumbels(key: int, ids: Bits) -> NDArray[Any]:
+    """`minfer.sample.gumbel` of each id's bits: [ids] float32."""
+    v = noise_bits(key, ids).astype(np.float32)
+    v += 0.5
+    v *= 2.0**-32
+    np.minimum(v, LARGEST_V, out=v)
+    for turn in (np.log1p, np.log):
+        np.negative(v, out=v)
+        turn(v, out=v)
+    return np.negative(v, out=v)

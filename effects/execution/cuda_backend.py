@@ -1,0 +1,87 @@
+"""A GPU's backend: Triton's kernels, or on the CPU their references in plain torch."""
+
+from contextlib import AbstractContextManager
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.backend import Drawn
+from minfer.effects.execution.cuda_attention import CudaCache
+from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.routes import Routes
+from minfer.effects.models.spec import ModelSpec
+from minfer.kernels.ahead import compiled
+from minfer.kernels.attention import num_splits
+from minfer.kernels.gated import pays
+from minfer.kernels.logprobs import logprobs
+from minfer.kernels.rows import advance, gather, scatter
+from minfer.kernels.sample import sample
+
+
+@frozen(eq=False)
+class CudaBackend:
+    """A backend; see `Backend`. The CPU as `device` is for tests of all but speed."""
+
+    device: torch.device
+    routes: Routes
+
+    scatter = staticmethod(scatter)
+    gather = staticmethod(gather)
+    advance = staticmethod(advance)
+    logprobs = staticmethod(logprobs)
+
+    @classmethod
+    def make(
+        cls, spec: ModelSpec, config: EngineConfig, device: torch.device
+    ) -> "CudaBackend":
+        """The backend for a model in an engine of these sizes."""
+        budget = config.max_num_batched_tokens
+        return cls(device, Routes.for_device(spec, config.block_size, budget, device))
+
+    @property
+    def described(self) -> list[tuple[str, str]]:
+        """Which kernels serve what, in words."""
+        return self.routes.described()
+
+    def make_cache(
+        self, spec: ModelSpec, blocks: int, block_size: int, length: int
+    ) -> CudaCache:
+        """A cache for positions below `length`. torch.OutOfMemoryError."""
+        return CudaCache.make(spec, blocks, block_size, length, self.device)
+
+    def compiled(self) -> AbstractContextManager[None]:
+        """What is launched in here is compiled instead of run."""
+        return compiled()
+
+    def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:
+        """Ranges of Flash-Decoding: as many as fill the GPU."""
+        return num_splits(alone, spec.kv_heads, spec.head_dim, context)
+
+    def fuses(self, tokens: int, intermediate: int) -> bool:
+        """Whether quack's product is faster than cuBLAS's and SiLU after it."""
+        return pays(tokens, intermediate)
+
+    def sample(
+        self,
+        logits: Tensor,
+        who: Tensor,
+        rows: DeviceRows,
+        positions: Tensor,
+        *,
+        filtered: bool,
+    ) -> Drawn:
+        """Draw a token a row, without a sort."""
+        tokens, broken = sample(
+            logits=logits,
+            who=who,
+            temperature=rows.temperature,
+            top_k=rows.top_k,
+            top_p=rows.top_p,
+            deepest=rows.deepest,
+            streams=rows.stream,
+            positions=positions,
+            filtered=filtered,
+        )
+        return Drawn(tokens, broken)

@@ -1,0 +1,264 @@
+"""A plan's forwards as words: what each needs that is not on the device yet.
+
+Theory. A forward's inputs are lines of int32, one after the other, each aligned: for
+tokens from history their ids, positions and rows; for the chunks they form, rows, starts,
+counts and offsets; for draws, rows and which token's logits they are from; and where rows
+are sampled apart, who is sampled now and whose logits are kept. Rows that feed themselves
+need no words: the device has all of it, and knows who decodes until that changes. Padding
+belongs to the scratch row. The same `Inputs` is written here with numpy, and read on the
+device as views of what was copied.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+import numpy as np
+from attrs import frozen
+from torch import Tensor
+
+from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
+from minfer.plan import Open, Plan
+
+Array = TypeVar("Array", Words, Tensor)
+
+
+@frozen(eq=False)
+class Draw:
+    """Who draws, in order: entries of the plan, whose their rows were, places among what
+    is drawn.
+    """
+
+    places: list[int]
+    owners: list[Open | None]  # kept here, as rows change hands
+    at: list[int] | None = None  # None: in order
+
+
+@frozen(eq=False)
+class Forward:
+    """One forward of a plan: what it launches, what it is sent, and who draws."""
+
+    kind: Kind
+    words: Words
+    draw: Draw
+    longest: int  # the most tokens that a row which feeds itself attends to
+    kept: Draw | None = None  # who is sampled apart
+
+
+@frozen(eq=False)
+class History(Generic[Array]):
+    """Inputs from history: what a forward is sent for them."""
+
+    tokens: Array  # [3, tokens]: ids, positions, device rows
+    chunks: Array  # [4, chunks]: device rows, starts, counts, offsets
+    draws: Array  # [2, draws]: device rows that draw; which token's logits they are from
+
+
+@frozen(eq=False)
+class Inputs(Generic[Array]):
+    """A forward's words, as lines; None where a kind has none."""
+
+    history: History[Array] | None
+    # [2, draws]: device rows that are sampled now; those whose logits are kept
+    apart: Array | None
+
+    @classmethod
+    def of(cls, words: Array, kind: Kind) -> "Inputs[Array]":
+        """Views of words, which may be longer."""
+        lines = views(words, kind)
+        apart = lines.pop() if kind.apart else None
+        return cls(History(*lines) if kind.tokens else None, apart)
+
+
+def views(words: Array, kind: Kind) -> list[Array]:
+    """The parts of a forward's words, as `layout` has them."""
+    parts: list[Array] = []
+    begin = 0
+    for lines, count in layout(kind):
+        end = begin + lines * aligned(count)
+        part = words[begin:end].reshape(lines, aligned(count))
+        parts.append(part[:, :count])
+        begin = end
+    return parts
+
+
+def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
+    """Lines of words of each part of the inputs, and words of a line."""
+    history = ((3, kind.tokens), (4, kind.chunks), (2, kind.draws))
+    apart = ((2, kind.draws),) if kind.apart else ()
+    return (*(history if kind.tokens else ()), *apart)
+
+
+def most_words(rows: DeviceRows, tokens: int, draws: int) -> int:
+    """Words of the largest inputs, and changes: every table whole, what else rows keep,
+    who decodes.
+    """
+    inputs = 3 * tokens + 8 * draws + 64
+    changes = rows.scratch * (rows.blocks + 8) + draws
+    return inputs + 2 * changes
+
+
+class Packer:
+    """Packs plans for a device's rows. It notes who decodes where that changes."""
+
+    def __init__(self, rows: DeviceRows, pad: Callable[[Kind], Kind]) -> None:
+        """`pad` says which kind serves another."""
+        self.rows = rows
+        self.pad = pad
+        self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
+        self.wants = Wants(filtered=False, scored=False)  # theirs
+        self.draw = Draw([], [])  # theirs
+
+    def forget(self) -> None:
+        """What the device knows of who decodes does not hold any more."""
+        self.members = ()
+
+    def forwards(self, plan: Plan) -> Iterator[Forward]:
+        """The forwards of a plan, in order; each has to be sent before the next is taken.
+
+        Rows must have been opened already.
+        """
+        if plan.opens:
+            self.forget()
+        if plan.fills:
+            yield self._mixed(plan)
+        elif plan.repeat == 1:
+            yield self._decode(plan, plan.rows, list(range(len(plan.rows))), 0)
+        if plan.repeat > 1:
+            yield from self._repeated(plan, 1 if plan.fills else 0)
+
+    def _repeated(self, plan: Plan, first: int) -> Iterator[Forward]:
+        """Forwards in which those take part that may yield so many tokens."""
+        for turn in range(first, plan.repeat):
+            live = [i for i, most in enumerate(plan.most) if most > turn]
+            if live:
+                everybody = len(live) == len(plan.rows)
+                rows = plan.rows if everybody else tuple(plan.rows[i] for i in live)
+                yield self._decode(plan, rows, live, turn)
+
+    def _decode(
+        self, plan: Plan, rows: tuple[int, ...], places: list[int], turn: int
+    ) -> Forward:
+        """Every row feeds itself."""
+        if rows is not self.members:
+            self.rows.set_batch(rows, bucket_of(len(rows), DECODE))
+            self.members = rows
+            self.wants = self.rows.wants(rows)
+            self.draw = Draw(places, [self.rows.owners[row] for row in rows])
+        longest = max(plan.starts) + turn + 1
+        kind = self.pad(
+            Kind(
+                alone=len(rows),
+                draws=len(rows),
+                filtered=self.wants.filtered,
+                scored=self.wants.scored,
+                apart=bool(plan.apart),
+            )
+        )
+        if not plan.apart:
+            return Forward(kind, EMPTY, self.draw, longest)
+        words = self._empty(kind)
+        now, kept = self._split(plan, views(words, kind)[-1], self.draw)
+        return Forward(kind, words, now, longest, kept)
+
+    def _mixed(self, plan: Plan) -> Forward:
+        """Rows that feed themselves, and chunks of history."""
+        filled = {fill.index for fill in plan.fills}
+        selves = [i for i in range(len(plan.rows)) if i not in filled]
+        drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
+        counts = [len(fill.tokens) for fill in plan.fills]
+        wants = self.rows.wants(plan.rows)
+        kind = self.pad(
+            Kind(
+                alone=len(selves),
+                draws=len(selves) + len(drawing),
+                filtered=wants.filtered,
+                scored=wants.scored,
+                tokens=sum(counts),
+                chunks=len(counts),
+                longest=max(counts),
+                apart=bool(plan.apart),
+            )
+        )
+        words = self._empty(kind)
+        history = History(*views(words, kind)[:3])
+        self._write_history(plan, history, counts, kind.alone)
+        self._write_draws(plan, history, selves, drawing, kind.alone)
+        places = selves + [plan.fills[k].index for k in drawing]
+        at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
+        draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
+        longest = max((plan.starts[i] + 1 for i in selves), default=1)
+        if not plan.apart:
+            return Forward(kind, words, draw, longest)
+        now, kept = self._split(plan, views(words, kind)[-1], draw)
+        return Forward(kind, words, now, longest, kept)
+
+    @staticmethod
+    def _empty(kind: Kind) -> Words:
+        words = sum(lines * aligned(count) for lines, count in layout(kind))
+        return np.zeros(words, np.int32)
+
+    def _write_history(
+        self, plan: Plan, history: History[Words], counts: list[int], alone: int
+    ) -> None:
+        """Tokens from history, and the chunks they form, behind `alone` rows that feed
+        themselves.
+        """
+        tokens, positions, owners = history.tokens
+        total = sum(counts)
+        tokens[:total] = np.concatenate(
+            [np.array(fill.tokens, np.int32) for fill in plan.fills]
+        )
+        owners[:] = self.rows.scratch
+        history.chunks[0] = self.rows.scratch
+        where, starts, sizes, offsets = history.chunks[:, : len(counts)]
+        where[:] = [plan.rows[fill.index] for fill in plan.fills]
+        starts[:] = [plan.starts[fill.index] for fill in plan.fills]
+        sizes[:] = counts
+        offsets[:] = alone + np.cumsum(sizes) - sizes
+        owners[:total] = np.repeat(where, counts)
+        # A chunk's first input is at its start, wherever it lies among the others.
+        positions[:total] = np.arange(total) + np.repeat(starts - offsets + alone, counts)
+
+    def _write_draws(
+        self,
+        plan: Plan,
+        history: History[Words],
+        selves: list[int],
+        drawing: list[int],
+        alone: int,
+    ) -> None:
+        """Who draws: rows that feed themselves, then the chunks `drawing`, each from its
+        last input.
+        """
+        who, wanted = history.draws
+        where, _, sizes, offsets = history.chunks
+        who[:] = self.rows.scratch
+        who[: len(selves)] = [plan.rows[i] for i in selves]
+        wanted[:alone] = np.arange(alone)
+        chunks = alone + np.arange(len(drawing))
+        who[chunks] = where[drawing]
+        wanted[chunks] = (offsets + sizes - 1)[drawing]
+
+    def _split(self, plan: Plan, lines: Words, draw: Draw) -> tuple[Draw, Draw]:
+        """Who is sampled now, and who is sampled apart; `lines` [2, draws] say so to the
+        device.
+        """
+        lines[:] = self.rows.scratch
+        sampled_now, kept = lines
+        apart = set(plan.apart)
+        at = draw.at or range(len(draw.places))
+        for index, place in zip(at, draw.places, strict=True):
+            line = kept if place in apart else sampled_now
+            line[index] = plan.rows[place]
+        here = [k for k, place in enumerate(draw.places) if place not in apart]
+        later = [k for k, place in enumerate(draw.places) if place in apart]
+        return _some(draw, here, at), _some(draw, later, at)
+
+
+def _some(draw: Draw, which: list[int], at: Sequence[int]) -> Draw:
+    return Draw(
+        places=[draw.places[k] for k in which],
+        owners=[draw.owners[k] for k in which],
+        at=[at[k] for k in which],
+    )

@@ -1,0 +1,160 @@
+"""What comes back from the device: tokens and log-probabilities, as results of a plan.
+
+A forward's results are copied to host memory without waiting, and an event is recorded
+behind the copy; reading waits for that event alone, so the next step runs meanwhile. Host
+memory is read and written by copies in flight, so there is a ring of it: each forward
+takes its turn in a slot, which serves again when its plan must have been collected.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from attrs import define, field
+from torch import Tensor
+
+from minfer.effects.execution.device_rows import Words
+from minfer.effects.execution.executor import not_finite
+from minfer.effects.execution.packing import Draw
+from minfer.effects.execution.streams import host_words, new_event
+from minfer.messages import Executed
+from minfer.plan import Logprobs, Open, Plan, Scores, TokenLogprobs, Yields
+from minfer.request import MAX_LOGPROBS
+
+VOID = 0  # the token of a row whose generation is gone: nobody reads it
+
+
+@define(eq=False)
+class Slot:
+    """A host buffer's turn: what goes to the device, and what comes back once `done`."""
+
+    words: Tensor  # pinned int32
+    drawn: Tensor  # pinned int32 [draws]: tokens; -1 where the logits were not finite
+    # pinned int32 [draws, 2, 1 + MAX_LOGPROBS]: as `kernels.logprobs` writes them
+    scores: Tensor
+    done: torch.cuda.Event | None
+    draw: Draw | None = None
+    scored: bool = False
+
+    @classmethod
+    def of(cls, words: int, draws: int, device: torch.device) -> "Slot":
+        """A slot for so many words and draws."""
+        return cls(
+            words=host_words((words,), device),
+            drawn=host_words((draws,), device),
+            scores=host_words((draws, 2, 1 + MAX_LOGPROBS), device),
+            done=new_event(device),
+        )
+
+    def begin(self, draw: Draw, *, scored: bool) -> None:
+        """A forward takes its turn."""
+        self.draw = draw
+        self.scored = scored
+
+    def write(self, parts: Sequence[Words]) -> None:
+        """Put what goes to the device into `words`, one part after the other."""
+        total = sum(map(len, parts))
+        np.concatenate(parts, out=self.words.numpy()[:total])
+
+    def fetch(self, drawn: Tensor, scores: Tensor, count: int) -> None:
+        """Copy what the first `count` draws came to, once it is there."""
+        self.drawn[:count].copy_(drawn[:count], non_blocking=True)
+        if self.scored:
+            self.scores[:count].copy_(scores[:count], non_blocking=True)
+        if self.done is not None:
+            self.done.record()
+
+    def tokens(self, draw: Draw) -> list[int]:
+        """What was drawn, in the order of `draw`; waits for it. Raises LogitsError."""
+        if self.done is not None:
+            self.done.synchronize()
+        at = draw.at
+        found = self.drawn[: len(draw.places)] if at is None else self.drawn[at]
+        drawn: list[int] = found.tolist()
+        if -1 in drawn:
+            each = zip(draw.owners, drawn, strict=True)
+            raise not_finite(owner for owner, token in each if token < 0)
+        return drawn
+
+
+class Ring:
+    """Slots that take turns."""
+
+    def __init__(self, slots: int, words: int, draws: int, device: torch.device) -> None:
+        self.slots = deque(Slot.of(words, draws, device) for _ in range(slots))
+
+    def next(self) -> Slot:
+        """The slot whose turn was longest ago."""
+        slot = self.slots[0]
+        self.slots.rotate(-1)
+        return slot
+
+
+@define(eq=False)
+class Beside:
+    """What comes beside a plan's tokens: a list for each of its rows that asked."""
+
+    rows: int
+    vocab: int
+    logprobs: dict[int, list[TokenLogprobs]] = field(factory=dict)
+    scores: dict[int, list[float]] = field(factory=dict)
+
+    def read(self, words: Words, draw: Draw) -> None:
+        """Add what a forward found: `words` as `Slot.scores` has them."""
+        at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
+        for line, place, owner in zip(at, draw.places, draw.owners, strict=True):
+            if owner is not None:
+                self._read_row(words[line], place, owner)
+
+    def _read_row(self, words: Words, place: int, owner: Open) -> None:
+        sampling = owner.sampling
+        if sampling.scores:
+            own = float(words[1, :1].view(np.float32)[0])
+            self.scores.setdefault(place, []).append(own)
+        if sampling.logprobs is not None:
+            ids, bits = words[:, : 1 + min(sampling.logprobs, self.vocab)]
+            rank, *likeliest = ids.tolist()
+            logprob, *others = bits.view(np.float32).tolist()
+            found = TokenLogprobs(logprob, rank, tuple(likeliest), tuple(others))
+            self.logprobs.setdefault(place, []).append(found)
+
+    def columns(self) -> tuple[Scores, Logprobs]:
+        """As results have them: one entry for each row, or none at all."""
+        scores = tuple(tuple(self.scores.get(i, ())) for i in range(self.rows))
+        logprobs = tuple(tuple(self.logprobs.get(i, ())) for i in range(self.rows))
+        return scores if self.scores else (), logprobs if self.logprobs else ()
+
+
+def results(
+    plan: Plan, slots: Sequence[Slot], vocab: int, gone: Sequence[int] = ()
+) -> Executed:
+    """A plan's results, from the slots of its forwards; waits for them. Raises
+    LogitsError.
+
+    `gone` are entries of the plan whose rows belong to others by now.
+    """
+    beside = Beside(len(plan.rows), vocab)
+    yields = _yields(plan, slots, beside, gone)
+    scores, logprobs = beside.columns() if beside.scores or beside.logprobs else ((), ())
+    return Executed(plan.step, yields, scores=scores, logprobs=logprobs)
+
+
+def _yields(
+    plan: Plan, slots: Sequence[Slot], beside: Beside, gone: Sequence[int]
+) -> Yields:
+    out: list[tuple[int, ...]] = [()] * len(plan.rows)
+    for slot in slots:
+        draw = slot.draw
+        if draw is None:
+            continue
+        drawn = slot.tokens(draw)
+        if slot.scored:
+            beside.read(slot.scores.numpy(), draw)
+        if plan.repeat == 1 and draw.at is None and not plan.apart:
+            return tuple(zip(drawn, strict=True))
+        for place, token in zip(draw.places, drawn, strict=True):
+            out[place] += (token,)
+    for place in gone:
+        out[place] = (VOID,)
+    return tuple(out)

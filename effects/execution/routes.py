@@ -1,0 +1,77 @@
+"""Which kernel serves what on a device: a table decided by measurement.
+
+Rows that feed themselves are always Triton's: in blocks of 64, flash-attn took 1.02 to
+2.6 times as long at batches of 32 to 256 (H200, 2026-11-20). Chunks of prompts are
+flash-attn's from some length on, and products of gate and up are quack's where these
+packages are installed and serve the model.
+"""
+
+from typing import Final
+
+import torch
+from attrs import frozen
+
+from minfer.effects.models.shapes import captured_tokens
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import torch_dtype
+from minfer.kernels.flash import flash_missing
+from minfer.kernels.gated import FILLED
+from minfer.kernels.packages import QUACK, missing
+
+# For heads of up to 64 dimensions, and wider ones; below, Triton is as fast and starts
+# sooner.
+FLASH_FROM: Final = (2048, 512)
+
+
+@frozen(kw_only=True)
+class Routes:
+    """Which kernel serves which part of a step."""
+
+    # Inputs of the longest chunk from which flash-attn serves chunks; 0: never.
+    flash_from: int = 0
+    # Inputs of a step up to which a CUDA graph is better, which flash-attn cannot be in.
+    # Without graphs it does not serve those either, so that results are the same.
+    captured: int = 0
+    no_flash: str = ""  # why flash-attn never serves
+    no_quack: str = ""  # why quack never serves products of gate and up
+
+    @classmethod
+    def for_device(
+        cls, spec: ModelSpec, block_size: int, budget: int, device: torch.device | str
+    ) -> "Routes":
+        """What the device, the installed packages and steps of `budget` inputs allow."""
+        dtype = torch_dtype(spec.dtype)
+        captured = captured_tokens(spec, budget)
+        no_flash = flash_missing(spec.head_dim, dtype, block_size, torch.device(device))
+        if any(spec.windows):
+            no_flash = "it reads before sliding windows what may be somebody else's"
+        elif not no_flash and captured >= budget:
+            no_flash = (
+                "all steps are small enough for CUDA graphs, which it cannot be part of"
+            )
+        no_quack = "it adds no biases"
+        if not spec.mlp_bias:
+            no_quack = missing(QUACK, dtype, torch.device(device))
+        return cls(
+            flash_from=0 if no_flash else FLASH_FROM[spec.head_dim > 64],
+            captured=captured,
+            no_flash=no_flash,
+            no_quack=no_quack,
+        )
+
+    def described(self) -> list[tuple[str, str]]:
+        """Lines for `minfer plan`."""
+        chunks = f"Triton; no flash-attn: {self.no_flash}"
+        if not self.no_flash:
+            chunks = f"flash-attn from {self.flash_from} tokens of a prompt at once "
+            chunks += f"in steps of more than {self.captured}, else Triton"
+        activation = (
+            f"quack where its tiles are {FILLED:.0%} full, else cuBLAS and Triton"
+        )
+        if self.no_quack:
+            activation = f"cuBLAS and Triton; no quack: {self.no_quack}"
+        return [
+            ("decode attention", "Triton, split-KV"),
+            ("prefill attention", chunks),
+            ("gate, up and SiLU", activation),
+        ]

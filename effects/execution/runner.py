@@ -1,0 +1,315 @@
+"""A model on a device, with what running it takes: its cache, rows, graphs and staging.
+
+Theory. The device owns its rows (`device_rows.py`). Running a forward is: pack its inputs
+and what it changes into one pinned buffer, copy that without waiting, scatter the
+changes; run the step, from embedding to tokens drawn and rows advanced; copy the tokens
+to pinned memory and record an event.
+
+A step's launches are a function of its `Kind` (kinds.py) and of what lies on the device,
+so it can be a CUDA graph: one for each kind, captured when it is first needed. A step
+with inputs from history is captured if launching it takes longer than its work, and once
+its kind came a second time; else its launches are made one by one.
+
+Everything is on one stream, in order: a device buffer can be overwritten by the next
+step's copy as soon as that is enqueued.
+
+Runners share nothing, so there can be several in a process. A draft model is a second one
+of the same vocabulary: it opens the rows that the target does, with the same sampling
+values (its noise is the same, so it draws what the target is likely to draw) and blocks
+of its own, feeds itself for as many forwards as there shall be drafts, and is told after
+the target has verified them where its rows stand. Its stream waits for the target's, and
+the other way round, by events.
+"""
+
+import contextlib
+import logging
+import warnings
+from typing import Final
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.backend import Backend
+from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.graphs import GraphCache, watched
+from minfer.effects.execution.kinds import Kind, most_draws
+from minfer.effects.execution.late_draws import LateDraw
+from minfer.effects.execution.packing import Forward, History, Inputs, most_words
+from minfer.effects.execution.read_back import Slot
+from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.shortcuts import Shortcuts
+from minfer.effects.execution.streams import is_gpu, new_stream, wait
+from minfer.effects.models.batch import Batch, Chunks
+from minfer.effects.models.model import Model, forward
+from minfer.effects.models.shapes import cuda_activation_bytes, padded_tokens
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import Weights
+from minfer.kernels.flash import FlashWork
+from minfer.kernels.packages import FLASH, QUACK
+from minfer.plan import Plan
+
+# Sizes of prompts whose kernels serve any: of few tokens, which are launched early, and
+# of more. Still larger ones may take packages, which take seconds to import.
+PROMPTS: Final = (64, 320)
+CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
+_log = logging.getLogger("minfer.executor")
+
+
+def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
+    """A step as a function of a batch and a cache."""
+    if not isinstance(weights, Weights):
+        return weights
+    return lambda batch, cache: forward(spec, weights, batch, cache)
+
+
+class ModelRunner:
+    """Runs forwards of one model. What is launched is done in order."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        weights: Weights | Model,
+        config: EngineConfig,
+        *,
+        graphs: bool = True,
+        checked: bool = False,
+    ) -> None:
+        """`checked`: a decode step that waits for the device, or takes memory, fails.
+
+        Raises MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not
+        fit.
+        """
+        device = backend.device
+        self.backend = backend
+        self.spec = spec
+        self.config = config
+        self.model = model_of(spec, weights)
+        length = min(config.max_model_len, spec.max_position_embeddings)
+        self.cache = backend.make_cache(
+            spec, config.num_blocks, config.block_size, length
+        )
+        blocks = -(-length // config.block_size)
+        self.rows = DeviceRows(config.max_num_seqs, blocks, spec.vocab_size, device)
+        # The scratch row has the block that nobody has.
+        self.rows.table[self.rows.scratch] = config.num_blocks
+        self.draws = most_draws(config.max_num_seqs)
+        tokens = padded_tokens(config.max_num_batched_tokens)
+        self.room = most_words(self.rows, tokens, self.draws)
+        self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
+        self.sampler = Sampler(backend, self.rows, self.draws)
+        if checked:  # torch calls its check a prototype
+            warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
+        self.checked = checked
+        self.stream = new_stream(device)
+        routes = backend.routes
+        self.captured = routes.captured  # tokens from history, of a step with a graph
+        self.shortcuts = Shortcuts(
+            graphs=graphs and is_gpu(device),
+            flash_from=routes.flash_from,
+            fused=not routes.no_quack,
+        )
+        most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
+        self.captures = GraphCache(device, most)
+
+    def compile_ahead(self) -> None:
+        """Compile what first requests need all at once: for a prompt, and to go on."""
+        budget = self.config.max_num_batched_tokens
+        kinds = [
+            self.padded(Kind(alone=0, draws=1, tokens=n, chunks=1, longest=n))
+            for n in sorted({min(size, budget) for size in PROMPTS})
+        ]
+        splits = self.backend.num_splits(1, self.spec, CONTEXT)
+        kinds.append(Kind(alone=1, draws=1, splits=splits))
+        try:
+            with (
+                torch.inference_mode(),
+                torch.cuda.stream(self.stream),
+                self.backend.compiled(),
+            ):
+                self.backend.scatter(self.rows.arena, self.staging[:2])
+                for kind in kinds:
+                    self._step(kind, dry=True)
+        except Exception as error:
+            # The first step will say so again, if it cannot do otherwise.
+            _log.warning("kernels are compiled one by one, as they are needed: %r", error)
+
+    def padded(self, kind: Kind) -> Kind:
+        """The kind that serves another: padded if there can be a graph of it."""
+        return kind.padded() if self._may_be_captured(kind) else kind
+
+    def _may_be_captured(self, kind: Kind) -> bool:
+        return self.shortcuts.graphs and kind.fits(self.captured)
+
+    def take(self, plan: Plan) -> None:
+        """Note the rows and blocks that a plan hands over."""
+        rows = self.rows
+        for opened in plan.opens:
+            rows.open(plan.rows[opened.index], opened)
+            full, part = divmod(plan.starts[opened.index], self.config.block_size)
+            (table,) = opened.tables  # layers are of one group here
+            self.cache.clear(table[full:], part)
+        for grow in plan.grows:
+            rows.set_table(grow.row, grow.at, grow.blocks)
+            self.cache.clear(grow.blocks)
+        for copy in plan.copies:
+            self.cache.copy(copy.source, copy.target, copy.count)
+
+    def run(self, forward: Forward, slot: Slot) -> None:
+        """Send what a forward needs, run it, and have its tokens sent back."""
+        kind = self._with_splits(forward.kind, forward.longest)
+        slot.begin(forward.draw, scored=kind.scored)
+        checked = self.checked and kind in self.captures.made
+        with watched(self.backend.device) if checked else contextlib.nullcontext():
+            self._send(slot, forward.words)
+            if self._may_be_captured(kind):
+                self._replay(kind)
+            else:
+                self._step(kind)
+            slot.fetch(self.sampler.out, self.sampler.scores, kind.draws)
+
+    def run_late(self, late: LateDraw, slot: Slot) -> None:
+        """Draw for rows that were sampled apart, and have their tokens sent back."""
+        slot.begin(late.draw, scored=late.wants.scored)
+        self._send(slot, late.words)
+        count = len(late.draw.places)
+        lines = self.staging[: len(late.words)].view(2, -1)
+        who, positions = lines[:, :count].unbind(0)
+        self.sampler.sample_kept(who, positions, late.wants, late.allowed)
+        slot.fetch(self.sampler.out, self.sampler.scores, count)
+
+    def forget(self) -> None:
+        """A step failed: what rows were to be told is told again when they are opened."""
+        self.rows.changes = []
+
+    def wait(self) -> None:
+        """Until nothing that was launched touches the cache any more."""
+        wait(self.backend.device)
+
+    def close(self) -> None:
+        """Let go of the weights and the cache; no call may follow."""
+        self.captures.made.clear()
+        # All that is on the device, even if somebody keeps this object: torch gives a
+        # segment back whole, and small tensors can lie at the end of the cache's.
+        del self.cache, self.model, self.rows, self.staging, self.sampler
+
+    # --- one forward --------------------------------------------------------------------
+
+    def _with_splits(self, kind: Kind, longest: int) -> Kind:
+        """The kind, for contexts of up to `longest` tokens: few differ."""
+        if not kind.alone:
+            return kind
+        table = self.rows.blocks * self.config.block_size
+        context = min(max(CONTEXT, 1 << longest.bit_length()), table)
+        splits = self.backend.num_splits(kind.alone, self.spec, context)
+        return kind if splits == kind.splits else evolve(kind, splits=splits)
+
+    def _send(self, slot: Slot, inputs: Words) -> None:
+        """Inputs and changes to the device in one copy; the rows change."""
+        changes = self.rows.take()
+        total = len(inputs) + sum(map(len, changes))
+        if not total:
+            return
+        slot.write([inputs, *changes])
+        self.staging[:total].copy_(slot.words[:total], non_blocking=True)
+        if changes:
+            self.backend.scatter(self.rows.arena, self.staging[len(inputs) : total])
+
+    def _replay(self, kind: Kind) -> None:
+        """A step, as its graph does it; launch by launch while there is none."""
+        if (graph := self.captures.made.get(kind)) is None:
+            if not self.captures.due(kind):
+                self._step(kind)
+                self.captures.seen.add(kind)  # now that what it needs is compiled
+                return
+            if not kind.tokens:
+                self._step(kind, dry=True)
+            self.shortcuts.capture()
+            graph = self.captures.capture(kind, self._step)
+        graph.replay()
+
+    def _step(self, kind: Kind, dry: bool = False) -> None:
+        """A whole step, from what is on the device into the sampler's `out` and the rows.
+
+        `dry`: to compile it. The rows that feed themselves are nobody's; those of chunks
+        are what lies on the device, which before the first request is nobody's either.
+        """
+        rows = self.rows
+        inputs = Inputs.of(self.staging, kind)
+        who = rows.batch[: kind.alone]
+        if dry:
+            who = torch.full_like(who, rows.scratch)
+        sampled = None
+        if inputs.history is not None:
+            who, sampled = inputs.history.draws.unbind(0)
+        batch, ahead = self._batch(kind, inputs.history, who, sampled, dry)
+        logits = self.model(batch, self.cache)
+        if not kind.draws:
+            return
+        if sampled is not None:
+            ahead = ahead.index_select(0, sampled)
+        if inputs.apart is not None:
+            now, kept = (who, who) if dry else inputs.apart.unbind(0)
+            self.sampler.keep(logits, kept)
+            who = now
+        self.sampler.sample(logits, who, ahead, Wants(kind.filtered, kind.scored))
+
+    def _batch(
+        self,
+        kind: Kind,
+        history: History[Tensor] | None,
+        who: Tensor,
+        sampled: Tensor | None,
+        dry: bool,
+    ) -> tuple[Batch, Tensor]:
+        """The packed step, and the position after each of its tokens."""
+        rows = self.rows
+        selves = who[: kind.alone]
+        chunks = None
+        if history is not None:
+            chunks = self._chunks(kind, history.chunks)
+        count = kind.alone + kind.tokens
+        make = who.new_zeros if dry else who.new_empty  # zeros: no kernel fills them
+        lines = make((3, aligned(count)))
+        tokens, positions, ahead = lines[:, :count].unbind(0)
+        slots = make(count, dtype=torch.int64)
+        self.backend.gather(
+            rows=selves,
+            given=None if history is None else history.tokens,
+            last=rows.last,
+            next_=rows.next,
+            table=rows.table,
+            block_size=self.config.block_size,
+            tokens=tokens,
+            positions=positions,
+            ahead=ahead,
+            slots=slots,
+        )
+        fused = self.shortcuts.fused and self.backend.fuses(
+            count, self.spec.intermediate_size
+        )
+        batch = Batch(
+            tokens=tokens,
+            positions=positions,
+            slots=slots,
+            sample=sampled,
+            table=rows.table,
+            rows=selves,
+            contexts=ahead[: kind.alone],
+            chunks=chunks,
+            splits=kind.splits,
+            fused=fused and self.shortcuts.may_take(QUACK),
+        )
+        return batch, ahead
+
+    def _chunks(self, kind: Kind, words: Tensor) -> Chunks:
+        """From `words` [4, chunks]; flash-attn's work is not captured."""
+        rows, starts, counts, offsets = words
+        flash = None
+        flash_from = self.shortcuts.flash_from
+        wanted = 0 < flash_from <= kind.longest and kind.tokens > self.captured
+        if wanted and self.shortcuts.may_take(FLASH):
+            flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
+        return Chunks(rows, starts, counts, offsets, kind.longest, flash)

@@ -1,0 +1,167 @@
+"""Tokens and log-probabilities come back to whom they belong."""
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from minfer.effects.execution import runner
+from minfer.effects.execution.executor import LogitsError
+from minfer.effects.execution.packing import Forward
+from minfer.effects.execution.read_back import Slot
+from minfer.effects.execution.torch_executor import Flight
+from minfer.effects.models.model import forward as model_forward
+from minfer.messages import Preempted, Voided
+from minfer.plan import Fill, Plan
+from minfer.request import Request, SamplingParams
+from tests.circles import long
+from tests.core.executing import opened
+from tests.effects.execution.tiny_engine import (
+    GREEDY,
+    VOCAB,
+    Model,
+    Run,
+    Tokens,
+    requests,
+)
+
+pytestmark = pytest.mark.usefixtures("kind")
+ASKED = (None, 0, 3, None, 20)  # in turn
+
+
+def asking(wanted: list[Request]) -> list[Request]:
+    """Requests of which some ask for log-probabilities."""
+    each = zip(wanted, ASKED * len(wanted), strict=False)
+    return [evolve(r, sampling=evolve(r.sampling, logprobs=k)) for r, k in each]
+
+
+def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
+    """Those who asked, and nobody else, got those of transformers: within 1e-4, in
+    float32.
+    """
+    asked = {
+        (r.id, i): r
+        for r in wanted
+        for i in range(r.n)
+        if r.sampling.logprobs is not None
+    }
+    assert run.scores.keys() == asked.keys()
+    for name, request in asked.items():
+        tokens, k = run.tokens[name], request.sampling.logprobs
+        assert len(run.scores[name]) == len(tokens)
+        for at, (token, told) in enumerate(zip(tokens, run.scores[name], strict=True)):
+            logits = model.logits([*request.prompt, *tokens[:at]])
+            exact = torch.tensor(logits).double().log_softmax(0)
+            likeliest = exact.argsort(descending=True).tolist()
+            assert told.rank == likeliest.index(token) + 1
+            assert told.likeliest == (*likeliest[:k],)
+            close = torch.tensor([told.logprob, *told.logprobs]).double()
+            right = exact[[token, *told.likeliest]]
+            torch.testing.assert_close(close, right, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("depth", "max_repeat"), [(2, 4), *long([(1, 1), (3, 1), (3, 4)])]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 3}, {"num_blocks": 9}],
+    ids=str,
+)
+def test_some_ask_for_log_probabilities(
+    model: Model, reference: Tokens, settings: dict[str, int], max_repeat: int, depth: int
+) -> None:
+    run, wanted = (
+        Run.start(model, **settings, max_repeat=max_repeat, depth=depth),
+        requests(0),
+    )
+    assert run.serve(asking(wanted), apart=depth % 2) == reference
+    check_scores(model, run, asking(wanted))
+    if settings == {"num_blocks": 9}:
+        assert run.count(Preempted)
+
+
+def test_log_probabilities_of_several_samples(model: Model) -> None:
+    how = SamplingParams(temperature=1.5, top_k=5, n=4, logprobs=2)
+    request = Request(
+        id="n", prompt=tuple(range(9)), max_tokens=12, n=4, sampling=how, seed=11
+    )
+    run = Run.start(model, max_repeat=2)
+    run.serve([request])
+    check_scores(model, run, [request])
+    assert max(one.rank for scores in run.scores.values() for one in scores) > 1
+
+
+def test_log_probabilities_where_steps_fail(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+
+    def failing(*arguments: Any) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        if calls % 9 == 0:
+            raise MemoryError
+        return model_forward(*arguments)
+
+    monkeypatch.setattr(runner, "forward", failing)
+    run, wanted = Run.start(model, num_blocks=20, max_repeat=4), asking(requests(0))
+    assert run.serve(wanted, apart=1) == reference
+    check_scores(model, run, wanted)
+    assert run.count(Voided)
+
+
+def test_log_probabilities_are_greedy_first_and_cost_only_those_steps(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.start(model, num_blocks=200)
+    executor: Any = run.driver.executor
+    steps, step = list[bool](), executor.runner.run
+
+    def seen(forward: Forward, slot: Slot) -> None:
+        steps.append(forward.kind.scored)
+        step(forward, slot)
+
+    monkeypatch.setattr(executor.runner, "run", seen)
+    long = [
+        Request(id=str(i), prompt=(i + 2,), max_tokens=40, sampling=GREEDY)
+        for i in range(5)
+    ]
+    alone = run.serve(long)
+    assert not any(steps)
+    assert not run.scores
+    steps.clear()
+    short = evolve(long[0], id="asks", max_tokens=7, sampling=evolve(GREEDY, logprobs=1))
+    again = run.serve([*(evolve(r, id="again-" + r.id) for r in long), short])
+    assert all(again["again-" + r.id, 0] == alone[r.id, 0] for r in long)
+    assert steps == [True] * steps.count(True) + [False] * steps.count(False)
+    assert 7 <= steps.count(True) < 12
+    told = run.scores["asks", 0]
+    assert {one.rank for one in told} == {1}
+    assert [one.likeliest for one in told] == [(token,) for token in again["asks", 0]]
+    assert all((one.logprob,) == one.logprobs for one in told)
+
+
+def prefill(step: int, name: str, token: int) -> Plan:
+    """A plan that gives row 0 to a request with a prompt of one token."""
+    request = Request(id=name, prompt=(token,), max_tokens=3, sampling=GREEDY)
+    fills, opens = (Fill(0, request.prompt),), (opened(request, (step,)),)
+    return Plan(step, (0,), (0,), (0,), (1,), (1,), fills, opens)
+
+
+def test_logits_that_are_not_finite_name_who_drew_though_another_has_the_row(
+    model: Model,
+) -> None:
+    embed = model.weights.embed.clone()
+    embed[VOCAB - 1] = torch.nan
+    broken = Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
+    executor: Any = Run.start(broken).driver.executor
+    flights = [Flight(prefill(0, "bad", VOCAB - 1)), Flight(prefill(1, "next", 5))]
+    for flight in flights:
+        executor._attempt(flight, executor._launch)
+    with pytest.raises(LogitsError, match="for request 'bad' "):
+        executor._results(flights[0])
+    request = Request(id="next", prompt=(5,), max_tokens=3, sampling=GREEDY)
+    expected = model.expected(request)[0]
+    assert executor._results(flights[1]).yields == ((expected,),)

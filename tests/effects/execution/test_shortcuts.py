@@ -1,0 +1,150 @@
+"""What may not work here, and is done without."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from minfer.effects.execution import cuda_attention, cuda_backend, runner, shortcuts
+from minfer.effects.execution.graphs import GraphCache
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.shortcuts import GRAPHS
+from minfer.effects.models.model import forward as model_forward
+from minfer.kernels import linear, plain
+from minfer.kernels.packages import FLASH, NAMES, QUACK
+from minfer.messages import Voided
+from minfer.request import Request
+from tests.effects.execution.tiny_engine import GREEDY, Model, Run, Tokens, requests
+
+pytestmark = [
+    pytest.mark.usefixtures("kind"),
+    pytest.mark.parametrize("kind", ["cuda"], indirect=True),
+]
+
+
+def capturing(
+    run: Run, monkeypatch: pytest.MonkeyPatch, *errors: Exception
+) -> list[Kind]:
+    """Have the executor capture steps, as far as it can without a GPU; the first ones
+    raise.
+    """
+    executor: Any = run.driver.executor
+    executor.runner.__dict__.pop("_replay", None)
+    captured, left = list[Kind](), list(errors)
+
+    def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
+        if left:
+            raise left.pop(0)
+        captured.append(kind)
+        made = self.made[kind] = SimpleNamespace(replay=lambda: step(kind))
+        return made
+
+    monkeypatch.setattr(GraphCache, "capture", capture)
+    return captured
+
+
+def test_graphs_that_cannot_be_captured_are_done_without(
+    model: Model,
+    reference: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run.start(model, depth=1)
+    assert not capturing(run, monkeypatch, RuntimeError("no"), RuntimeError("again"))
+    assert run.serve(requests(0)) == reference
+    assert run.count(Voided) == 1
+    assert not run.driver.executor.runner.shortcuts.graphs  # type: ignore[attr-defined]
+    assert caplog.messages == [
+        f"{GRAPHS} cannot be used here, and is not from now on: no"
+    ]
+
+
+def test_graphs_for_which_memory_was_short_are_tried_again(
+    model: Model,
+    reference: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run.start(model, depth=1)
+    captured = capturing(run, monkeypatch, torch.OutOfMemoryError("short"))
+    assert run.serve(requests(0)) == reference
+    assert run.count(Voided) == 1
+    assert captured
+    assert len(set(captured)) == len(captured)
+    assert not caplog.messages
+
+
+def test_a_step_that_failed_is_not_captured_next_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    errors = [MemoryError()]
+
+    def failing(*arguments: Any) -> torch.Tensor:
+        if errors:
+            raise errors.pop()
+        return model_forward(*arguments)
+
+    monkeypatch.setattr(runner, "forward", failing)
+    run = Run.start(model, depth=1)
+    captured = capturing(run, monkeypatch)
+    one = Request(id="a", prompt=(3, 4, 5), max_tokens=3, sampling=GREEDY)
+    tokens = run.serve([one])
+    assert run.count(Voided) == 1
+    assert [kind.tokens for kind in captured] == [0]
+    run.serve([evolve(one, id="b", prompt=(6, 7, 8))])
+    assert [kind.tokens for kind in captured] == [0, 64]
+    assert tokens["a", 0] == model.expected(one)
+
+
+@pytest.mark.parametrize(("missing", "failed"), [("", 1), ("not importable", 0)])
+@pytest.mark.parametrize("package", [FLASH, QUACK])
+def test_a_package_that_fails_is_done_without(
+    model: Model,
+    reference: Tokens,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    package: str,
+    missing: str,
+    failed: int,
+) -> None:
+    """It is to serve chunks, or steps, of 8 tokens and more."""
+
+    def failing(*_: Any) -> None:
+        raise RuntimeError("no kernel")
+
+    run = Run.start(model)
+    executor: Any = run.driver.executor
+    executor.runner.captured = 0
+    ways = executor.runner.shortcuts
+    ways.flash_from = 8 if package == FLASH else 0
+    ways.fused = package == QUACK
+    monkeypatch.setattr(cuda_backend, "pays", lambda tokens, _: tokens >= 8)
+    monkeypatch.setattr(shortcuts, "load", lambda _: missing)
+    monkeypatch.setattr(cuda_attention, "flash_attention", failing)
+    for module in (linear, plain):
+        monkeypatch.setattr(module, "norm_gated", refusing(module.norm_gated, failing))
+    assert run.serve(requests(0)) == reference
+    assert run.count(Voided) == failed
+    assert (ways.flash_from, ways.fused) == (0, False)
+    told = (
+        f"{NAMES[package]} cannot be used here, and is not from now on: "
+        f"{missing or 'no kernel'}"
+    )
+    assert caplog.messages == [told]
+
+
+def refusing(
+    serve: Callable[..., Tensor], failing: Callable[[], None]
+) -> Callable[..., Tensor]:
+    """A product that fails when quack is to serve it."""
+
+    def served(x: Tensor, *more: Any) -> Tensor:
+        if more[-1]:
+            failing()
+        return serve(x, *more)
+
+    return served

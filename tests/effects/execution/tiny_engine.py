@@ -1,0 +1,170 @@
+"""A tiny model and the real engine around the torch executor, for the tests beside this.
+
+The GPU's executor runs on a GPU if there is one, with CUDA graphs at depths other than 2.
+Without a GPU its kernels' references run, and steps are padded as they are for graphs.
+"""
+
+import random
+from typing import Any, Final
+
+import torch
+from attrs import asdict, define, field
+
+from minfer import sample
+from minfer.config import EngineConfig
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.effects.live.driver import Driver
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import LayerWeights, Weights
+from minfer.messages import Emit, Finished, Submit
+from minfer.plan import TokenLogprobs
+from minfer.request import Request, SamplingParams
+
+VOCAB: Final = 101
+GREEDY: Final = SamplingParams(temperature=0)
+CUDA: Final = torch.cuda.is_available()
+Tokens = dict[tuple[str, int], list[int]]
+kinds: list[str] = []  # of the executor under test
+
+
+def make_executor(
+    config: EngineConfig, spec: ModelSpec, weights: Weights
+) -> TorchExecutor:
+    if kinds[-1] == "cpu":
+        return TorchExecutor(config, spec, weights, "cpu")
+    graphs, device = config.depth != 2, "cuda" if CUDA else "cpu"
+    executor = TorchExecutor(config, spec, weights, device, graphs=graphs, kernels=True)
+    if graphs and not CUDA:
+        runner = executor.runner
+        runner.shortcuts.graphs = True
+        # What would be captured.
+        runner._replay = runner._step  # type: ignore[method-assign]
+    return executor
+
+
+@define
+class Model:
+    """One tiny model twice: in transformers and in minfer."""
+
+    theirs: Any
+    spec: ModelSpec
+    weights: Weights
+
+    def logits(self, tokens: list[int]) -> list[float]:
+        with torch.inference_mode():
+            found = self.theirs(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+        row: list[float] = found.tolist()
+        return row
+
+    def expected(self, request: Request, index: int = 0) -> list[int]:
+        """One sample alone, by transformers' forward and the reference sampler."""
+        tokens = list(request.prompt)
+        out: list[int] = []
+        while len(out) < request.max_tokens:
+            at = len(tokens)
+            logits = self.logits(tokens)
+            token = sample.draw(logits, request.sampling, request.seed, index, at)
+            tokens.append(token)
+            out.append(token)
+            if token in request.stop_ids:
+                break
+        return out
+
+
+def requests(seed: int, count: int = 10) -> list[Request]:
+    """Mixed lengths; half are greedy, some share a prefix, some stop at a token."""
+    rng = random.Random(seed)
+    shared = tuple(rng.randrange(2, VOCAB) for _ in range(21))
+    made = []
+    for i in range(count):
+        own = tuple(rng.randrange(2, VOCAB) for _ in range(rng.randrange(1, 30)))
+        how = SamplingParams(
+            temperature=0.8,
+            top_p=rng.choice([1.0, 0.9]),
+            top_k=i % 3 * 10,
+            min_p=i % 4 * 0.1,
+        )
+        made.append(
+            Request(
+                id=f"r{i}",
+                prompt=shared + own if i % 3 == 0 else own,
+                max_tokens=rng.randrange(1, 26),
+                stop_ids=frozenset({9, 41, 63}) if i % 4 == 0 else frozenset(),
+                sampling=GREEDY if i % 2 else how,
+                seed=rng.getrandbits(63),
+            )
+        )
+    return made
+
+
+def on_device(weights: Weights) -> Weights:
+    """Where the executor under test wants them."""
+    if kinds[-1] == "cpu" or not CUDA:
+        return weights
+
+    def moved(one: Any) -> Any:
+        return None if one is None else one.cuda()
+
+    layers = tuple(
+        LayerWeights(**{k: moved(v) for k, v in fields(x)}) for x in weights.layers
+    )
+    return Weights(
+        moved(weights.embed), layers, moved(weights.norm), moved(weights.lm_head)
+    )
+
+
+def fields(layer: LayerWeights) -> list[tuple[str, Any]]:
+    return list(asdict(layer, recurse=False).items())
+
+
+@define
+class Run:
+    """A finished run: tokens, ends, and what was decided on the way."""
+
+    config: EngineConfig
+    driver: Driver
+    tokens: Tokens = field(factory=dict)
+    ends: dict[tuple[str, int], Finished] = field(factory=dict)
+    reasons: list[object] = field(factory=list)
+    scores: dict[tuple[str, int], list[TokenLogprobs]] = field(factory=dict)
+
+    @classmethod
+    def start(cls, model: Model, **settings: Any) -> "Run":
+        sizes: dict[str, Any] = {
+            "num_blocks": 64,
+            "block_size": 8,
+            "max_model_len": 96,
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 64,
+            "vocab_size": VOCAB,
+        }
+        config = EngineConfig(**{**sizes, **settings})
+        executor = make_executor(config, model.spec, on_device(model.weights))
+        return cls(config, Driver(config, executor))
+
+    def turn(self) -> None:
+        transition = self.driver.turn()
+        self.reasons += transition.reasons
+        for command in transition.commands:
+            if isinstance(command, Emit):
+                beside = command.logprobs or ((),) * len(command.ids)
+                each = zip(command.ids, command.tokens, beside, strict=True)
+                for name, tokens, scores in each:
+                    self.tokens.setdefault(name, []).extend(tokens)
+                    if scores:
+                        assert len(scores) == len(tokens)
+                        self.scores.setdefault(name, []).extend(scores)
+                self.ends.update({(f.id, f.sample): f for f in command.finished})
+
+    def serve(self, wanted: list[Request], *, apart: int = 0) -> Tokens:
+        """Serve to the end, submitting a request every `apart` turns."""
+        for request in wanted:
+            self.driver.post(Submit(request))
+            for _ in range(apart):
+                self.turn()
+        while self.driver.busy:
+            self.turn()
+        return self.tokens
+
+    def count(self, kind: type) -> int:
+        return sum(isinstance(reason, kind) for reason in self.reasons)
