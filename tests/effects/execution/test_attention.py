@@ -10,7 +10,6 @@ from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.execution.attention import make_cache, rope_table, rotate
-from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.execution.reads import GROUP_TOKENS, Reads, plan_reads
 from minfer.effects.models.batch import Row, make_batch
 from minfer.effects.models.spec import ModelSpec
@@ -159,26 +158,6 @@ def test_windows(block_size: int, windows: tuple[int | None, ...]) -> None:
 def test_a_scale_of_ones_own() -> None:
     play([(5, 9), (40, 1), (0, 7), (17, 3)], 16, device=False, scale=0.9)
     play([(5, 1), (40, 1)], 16, device=True, scale=0.2)
-
-
-@pytest.mark.parametrize("scale", [None, 0.3])
-def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
-    spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
-    theirs = CudaCache.make(spec, 16, 4, 64, torch.device("cpu"))
-    ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
-    done = [0, 0, 0]
-    for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
-        parts = zip(counts, done, tables, strict=True)
-        batch = make_batch([Row([0] * n, start, table) for n, start, table in parts], 4)
-        for layer in range(2):
-            qkv = torch.randn(
-                sum(counts), (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-            )
-            got, want = (
-                c.attend(batch, layer, qkv.clone(), scale) for c in (theirs, ours)
-            )
-            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
-        done = [start + n for start, n in zip(done, counts, strict=True)]
 
 
 def test_a_window_is_read_and_no_more() -> None:

@@ -1,14 +1,20 @@
 """Plans as words: what is sent, and how often."""
 
 import pytest
+import torch
+from attrs import evolve
 
 from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.kinds import Kind, most_draws
+from minfer.effects.execution.packing import Inputs, Packer, most_words
+from minfer.effects.models.shapes import padded_tokens
+from minfer.plan import Fill, Plan
 from minfer.request import Request
+from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import Model, Run
 
-pytestmark = pytest.mark.usefixtures("kind")
 
-
+@pytest.mark.usefixtures("kind")
 def test_a_steady_decode_names_its_rows_once(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -23,3 +29,119 @@ def test_a_steady_decode_names_its_rows_once(
     run = Run.start(model, num_blocks=200)
     run.serve([Request(id=str(i), prompt=(i + 2,), max_tokens=60) for i in range(8)])
     assert len(calls) == 1
+
+
+# --- words ------------------------------------------------------------------------------
+
+
+def packer(pad: bool) -> Packer:
+    rows = DeviceRows(8, 4, 50, torch.device("cpu"))
+    for row in range(6):
+        request = Request(id=str(row), prompt=(row,), max_tokens=9)
+        rows.open(row, opened(request, (row,)))
+    rows.take()
+    return Packer(rows, Kind.padded if pad else lambda kind: kind)
+
+
+# Rows 5 and 2 feed themselves; 1 goes on with its history, 4 ends it.
+MIXED = Plan(
+    step=0,
+    gens=(1, 2, 3, 4),
+    rows=(5, 1, 2, 4),
+    starts=(7, 2, 9, 0),
+    counts=(1, 3, 1, 2),
+    most=(1, 0, 1, 1),
+    fills=(Fill(1, (11, 12, 13)), Fill(3, (21, 22))),
+)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_a_mixed_step_is_packed_as_it_is_read(pad: bool) -> None:
+    [forward] = packer(pad).forwards(MIXED)
+    kind = forward.kind
+    alone = kind.alone
+    assert (alone, kind.longest) == (2, 64 if pad else 3)
+    inputs = Inputs.of(torch.from_numpy(forward.words), kind)
+    assert inputs.apart is None
+    assert inputs.history is not None
+    tokens, chunks, draws = (
+        lines.numpy()
+        for lines in (
+            inputs.history.tokens,
+            inputs.history.chunks,
+            inputs.history.draws,
+        )
+    )
+    assert tokens[:, :5].tolist() == [
+        [11, 12, 13, 21, 22],
+        [2, 3, 4, 0, 1],
+        [1, 1, 1, 4, 4],
+    ]
+    assert (tokens[2, 5:] == 8).all()  # the scratch row's
+    assert chunks[:, :2].tolist() == [[1, 4], [2, 0], [3, 2], [alone, alone + 3]]
+    assert not chunks[2, 2:].any()
+    at = forward.draw.at
+    assert at is not None
+    assert draws[:, at].tolist() == [[5, 2, 4], [0, 1, alone + 4]]
+    assert forward.draw.places == [0, 2, 3]
+    names = [owner.name[0] for owner in forward.draw.owners if owner is not None]
+    assert names == ["5", "2", "4"]
+    assert forward.longest == 10
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_rows_apart_are_kept_and_the_others_sampled(pad: bool) -> None:
+    [forward] = packer(pad).forwards(evolve(MIXED, apart=(2, 3)))
+    inputs = Inputs.of(forward.words, forward.kind)
+    assert inputs.apart is not None
+    now, kept = inputs.apart
+    first, second, third = (0, 1, forward.kind.alone)
+    assert now[[first, second, third]].tolist() == [5, 8, 8]
+    assert kept[[first, second, third]].tolist() == [8, 2, 4]
+    assert (now == 8).sum() == len(now) - 1
+    assert (kept == 8).sum() == len(kept) - 2
+    assert forward.kept is not None
+    assert (forward.draw.places, forward.kept.places) == ([0], [2, 3])
+    assert forward.draw.at == [0]
+
+
+def test_a_decode_is_sent_nothing_but_who_is_apart() -> None:
+    plan = Plan(1, (1, 2), (3, 5), (4, 6), (1, 1), (1, 1))
+    packs = packer(pad=True)
+    [forward] = packs.forwards(plan)
+    assert len(forward.words) == 0
+    assert forward.draw.at is None
+    [again] = packs.forwards(plan)
+    assert again.draw is forward.draw
+    [apart] = packs.forwards(evolve(plan, apart=(0,)))
+    assert apart.kind == evolve(forward.kind, apart=True)
+    lines = Inputs.of(apart.words, apart.kind).apart
+    assert lines is not None
+    assert lines.tolist() == [[8, 5], [3, 8]]
+
+
+def test_forwards_of_a_plan_that_repeats_lose_rows_that_end() -> None:
+    plan = Plan(1, (1, 2, 3), (3, 5, 0), (4, 6, 2), (1, 1, 1), (3, 1, 2), repeat=3)
+    found = [
+        (forward.draw.places, forward.kind.alone, forward.longest)
+        for forward in packer(pad=False).forwards(plan)
+    ]
+    assert found == [([0, 1, 2], 3, 7), ([0, 2], 2, 8), ([0], 1, 9)]
+
+
+def test_there_is_room_for_the_largest_step() -> None:
+    """As many rows as there are, with as many tokens as there may be, all apart."""
+    seqs, budget = 8, 64
+    packs = packer(pad=True)
+    most = most_words(packs.rows, padded_tokens(budget), most_draws(seqs))
+    rows = tuple(range(seqs))
+    each = budget // seqs
+    fills = tuple(Fill(i, (1,) * each) for i in rows)
+    for row in rows:
+        request = Request(id=str(row), prompt=(row,), max_tokens=9)
+        packs.rows.open(row, opened(request, (1,) * packs.rows.blocks))
+    ones = (1,) * seqs
+    plan = Plan(0, rows, rows, (0,) * seqs, (each,) * seqs, ones, fills, apart=rows)
+    [forward] = packs.forwards(plan)
+    packs.rows.set_batch(rows, seqs)
+    assert len(forward.words) + sum(map(len, packs.rows.take())) <= most

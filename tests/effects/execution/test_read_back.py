@@ -8,11 +8,11 @@ from attrs import evolve
 
 from minfer.effects.execution import runner
 from minfer.effects.execution.executor import LogitsError
-from minfer.effects.execution.packing import Forward
-from minfer.effects.execution.read_back import Slot
+from minfer.effects.execution.packing import Draw, Forward
+from minfer.effects.execution.read_back import VOID, Ring, Slot, results
 from minfer.effects.execution.torch_executor import Flight
 from minfer.effects.models.model import forward as model_forward
-from minfer.messages import Preempted, Voided
+from minfer.messages import Executed, Preempted, Voided
 from minfer.plan import Fill, Plan
 from minfer.request import Request, SamplingParams
 from tests.circles import long
@@ -23,42 +23,12 @@ from tests.effects.execution.tiny_engine import (
     Model,
     Run,
     Tokens,
+    asking,
+    check_scores,
     requests,
 )
 
 pytestmark = pytest.mark.usefixtures("kind")
-ASKED = (None, 0, 3, None, 20)  # in turn
-
-
-def asking(wanted: list[Request]) -> list[Request]:
-    """Requests of which some ask for log-probabilities."""
-    each = zip(wanted, ASKED * len(wanted), strict=False)
-    return [evolve(r, sampling=evolve(r.sampling, logprobs=k)) for r, k in each]
-
-
-def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
-    """Those who asked, and nobody else, got those of transformers: within 1e-4, in
-    float32.
-    """
-    asked = {
-        (r.id, i): r
-        for r in wanted
-        for i in range(r.n)
-        if r.sampling.logprobs is not None
-    }
-    assert run.scores.keys() == asked.keys()
-    for name, request in asked.items():
-        tokens, k = run.tokens[name], request.sampling.logprobs
-        assert len(run.scores[name]) == len(tokens)
-        for at, (token, told) in enumerate(zip(tokens, run.scores[name], strict=True)):
-            logits = model.logits([*request.prompt, *tokens[:at]])
-            exact = torch.tensor(logits).double().log_softmax(0)
-            likeliest = exact.argsort(descending=True).tolist()
-            assert told.rank == likeliest.index(token) + 1
-            assert told.likeliest == (*likeliest[:k],)
-            close = torch.tensor([told.logprob, *told.logprobs]).double()
-            right = exact[[token, *told.likeliest]]
-            torch.testing.assert_close(close, right, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -165,3 +135,60 @@ def test_logits_that_are_not_finite_name_who_drew_though_another_has_the_row(
     request = Request(id="next", prompt=(5,), max_tokens=3, sampling=GREEDY)
     expected = model.expected(request)[0]
     assert executor._results(flights[1]).yields == ((expected,),)
+
+
+def test_scores_by_which_the_engine_decides_are_those_of_the_tokens(model: Model) -> None:
+    executor = Run.start(model).driver.executor
+    request = Request(id="beam", prompt=(5,), max_tokens=3, sampling=GREEDY)
+    other = evolve(request, id="other", prompt=(9,))
+    beam = opened(request, (0,))
+    beam = evolve(beam, sampling=evolve(beam.sampling, scores=True))
+    opens = (beam, evolve(opened(other, (1,)), index=1))
+    fills = (Fill(0, request.prompt), Fill(1, other.prompt))
+    executor.launch(Plan(0, (0, 1), (0, 1), (0, 0), (1, 1), (1, 1), fills, opens))
+    executor.launch(Plan(1, (0, 1), (0, 1), (1, 1), (1, 1), (1, 1)))
+    tokens, scores = list(request.prompt), list[float]()
+    for _ in range(2):
+        done = executor.collect()
+        assert isinstance(done, Executed)
+        own, others = done.scores
+        tokens += done.yields[0]
+        scores += own
+        assert (others, done.logprobs) == ((), ())
+    for at, score in enumerate(scores, 1):
+        exact = torch.tensor(model.logits(tokens[:at])).log_softmax(0)
+        assert score == pytest.approx(float(exact[tokens[at]]), abs=1e-4)
+
+
+# --- slots ------------------------------------------------------------------------------
+
+
+def slot_with(drawn: list[int], draw: Draw) -> Slot:
+    slot = Slot.of(8, 8, torch.device("cpu"))
+    slot.begin(draw, scored=False)
+    slot.fetch(torch.tensor(drawn, dtype=torch.int32), torch.empty(0), len(drawn))
+    return slot
+
+
+def test_tokens_are_put_where_they_belong() -> None:
+    plan = Plan(3, (1, 2, 3), (0, 1, 2), (4, 5, 6), (1, 2, 1), (1, 0, 1))
+    slot = slot_with([7, 0, 0, 8], Draw([2, 0], [None, None], [0, 3]))
+    assert results(plan, [slot], VOCAB) == Executed(3, ((8,), (), (7,)))
+    steady = slot_with([7, 8, 9, 0], Draw([0, 1, 2], [None] * 3))
+    assert results(plan, [steady], VOCAB) == Executed(3, ((7,), (8,), (9,)))
+    assert results(plan, [slot], VOCAB, gone=[1]).yields == ((8,), (VOID,), (7,))
+
+
+def test_tokens_of_several_forwards_are_in_order() -> None:
+    plan = Plan(3, (1, 2), (0, 1), (4, 5), (1, 1), (3, 1), repeat=3)
+    slots = [slot_with([4, 5], Draw([0, 1], [None, None]))]
+    slots += [slot_with([token], Draw([0], [None])) for token in (6, 7)]
+    assert results(plan, slots, VOCAB).yields == ((4, 6, 7), (5,))
+
+
+def test_slots_take_turns() -> None:
+    ring = Ring(3, 8, 8, torch.device("cpu"))
+    turns = [ring.next() for _ in range(7)]
+    assert len({id(slot) for slot in turns[:3]}) == 3
+    assert turns[3:6] == turns[:3]
+    assert turns[6] is turns[0]

@@ -6,12 +6,32 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from attrs import define, evolve, field
 
+from minfer.config import EngineConfig
 from minfer.effects.execution import cuda_backend, shortcuts
 from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.packing import Packer
+from minfer.effects.execution.read_back import Ring, Slot, results
+from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.torch_executor import open_backend
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import Weights, random_weights
 from minfer.kernels.packages import FLASH
-from minfer.request import Request
-from tests.effects.execution.tiny_engine import GREEDY, Model, Run, Tokens, requests
+from minfer.plan import Fill, Plan
+from minfer.request import Request, SamplingParams
+from tests.core.executing import opened
+from tests.effects.execution.tiny_engine import (
+    CUDA,
+    GREEDY,
+    VOCAB,
+    Model,
+    Run,
+    Tokens,
+    on_device,
+    requests,
+)
 from tests.kernels.test_flash import stand_in
 
 on_gpu = pytest.mark.parametrize("kind", ["cuda"], indirect=True)
@@ -79,3 +99,111 @@ def test_flash_attn_is_given_what_it_needs(
     )  # in two steps
     assert run.serve([one])["x", 0] == model.expected(one)
     assert {(False, False), (False, True), (True, False)} <= seen
+
+
+# --- two in a process -------------------------------------------------------------------
+
+PROMPTS = ((3, 4, 5), (9,) * 11, (17, 2))
+TURNS = 12
+
+
+@define
+class Solo:
+    """A runner by itself: what an executor does for it, without plans of an engine."""
+
+    runner: ModelRunner
+    packer: Packer
+    ring: Ring
+    starts: list[int] = field(factory=list)
+    out: list[tuple[int, ...]] = field(factory=list)
+
+    @classmethod
+    def open(cls, spec: ModelSpec, weights: Weights, kind: str) -> "Solo":
+        device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
+        backend = open_backend(spec, CONFIG, device, kernels=kind == "cuda")
+        runner = ModelRunner(backend, spec, weights, CONFIG)
+        runner.wait()
+        ring = Ring(4, runner.room, runner.draws, device)
+        return cls(runner, Packer(runner.rows, runner.padded), ring)
+
+    def begin(self) -> None:
+        """Give each prompt a row, and draw after it."""
+        rows = tuple(range(len(PROMPTS)))
+        counts = tuple(map(len, PROMPTS))
+        opens = [
+            evolve(opened(self._request(i), tuple(range(8 * i, 8 * i + 8))), index=i)
+            for i in rows
+        ]
+        fills = tuple(Fill(i, prompt) for i, prompt in enumerate(PROMPTS))
+        zeros, ones = (0,) * len(rows), (1,) * len(rows)
+        self.starts = list(counts)
+        self._run(Plan(0, rows, rows, zeros, counts, ones, fills, tuple(opens)))
+
+    def go_on(self) -> None:
+        """Each row feeds itself."""
+        rows = tuple(range(len(PROMPTS)))
+        ones = (1,) * len(rows)
+        self._run(Plan(1, rows, rows, tuple(self.starts), ones, ones))
+        self.starts = [start + 1 for start in self.starts]
+
+    @staticmethod
+    def _request(i: int) -> Request:
+        sampling = GREEDY if i % 2 else SamplingParams(temperature=0.8, top_p=0.9)
+        return Request(
+            id=str(i), prompt=PROMPTS[i], max_tokens=TURNS, sampling=sampling, seed=i
+        )
+
+    def _run(self, plan: Plan) -> None:
+        with torch.inference_mode(), torch.cuda.stream(self.runner.stream):
+            self.runner.take(plan)
+            slots = list[Slot]()
+            for forward in self.packer.forwards(plan):
+                slots.append(self.ring.next())
+                self.runner.run(forward, slots[-1])
+        done = results(plan, slots, VOCAB)
+        self.out += [tuple(token for (token,) in done.yields)]
+
+
+CONFIG = EngineConfig(
+    num_blocks=64,
+    block_size=8,
+    max_model_len=64,
+    max_num_seqs=4,
+    max_num_batched_tokens=64,
+    vocab_size=VOCAB,
+)
+
+
+def test_two_runners_in_a_process_give_what_each_gives_alone(
+    model: Model, kind: str
+) -> None:
+    """A target and a smaller model of the same vocabulary, in turns."""
+    smaller = evolve(
+        model.spec,
+        layers=1,
+        hidden_size=16,
+        intermediate_size=24,
+        heads=2,
+        kv_heads=1,
+        windows=(None,),
+    )
+    draft = random_weights(evolve(smaller, initializer_range=0.4), "float32", 1)
+    models = [(model.spec, on_device(model.weights)), (smaller, on_device(draft))]
+    alone = []
+    for spec, weights in models:
+        solo = Solo.open(spec, weights, kind)
+        solo.begin()
+        for _ in range(TURNS - 1):
+            solo.go_on()
+        alone.append(solo.out)
+    both = [Solo.open(spec, weights, kind) for spec, weights in models]
+    for solo in both:
+        solo.begin()
+    for _ in range(TURNS - 1):
+        for solo in both:
+            solo.go_on()
+    assert [solo.out for solo in both] == alone
+    assert alone[0] != alone[1]
+    for i in range(len(PROMPTS)):
+        expected = model.expected(Solo._request(i))
+        assert [tokens[i] for tokens in alone[0]] == expected

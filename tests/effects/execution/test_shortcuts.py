@@ -12,7 +12,7 @@ from torch import Tensor
 from minfer.effects.execution import cuda_attention, cuda_backend, runner, shortcuts
 from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
-from minfer.effects.execution.shortcuts import GRAPHS
+from minfer.effects.execution.shortcuts import GRAPHS, Shortcuts
 from minfer.effects.models.model import forward as model_forward
 from minfer.kernels import linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
@@ -148,3 +148,58 @@ def refusing(
         return serve(x, *more)
 
     return served
+
+
+def test_steps_with_rows_that_are_sampled_apart_are_captured_too(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.start(model, depth=1)
+    captured = capturing(run, monkeypatch)
+    wanted = [evolve(r, lockstep=i % 2 == 0) for i, r in enumerate(requests(0))]
+    for again in ("", "again-", "once-more-"):  # mixed steps come twice
+        tokens = run.serve([evolve(r, id=again + r.id) for r in wanted])
+        for request in wanted:
+            assert tokens[again + request.id, 0] == reference[request.id, 0]
+    assert {(kind.apart, kind.tokens > 0) for kind in captured} >= {
+        (True, False),
+        (True, True),
+    }
+    assert len(set(captured)) == len(captured)
+    assert not run.count(Voided)
+
+
+# --- alone ------------------------------------------------------------------------------
+
+
+def some() -> Shortcuts:
+    return Shortcuts(graphs=True, flash_from=512, fused=True)
+
+
+def test_what_was_tried_is_blamed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shortcuts, "load", lambda _: "")
+    ways = some()
+    ways.begin()
+    assert ways.may_take(FLASH)
+    ways.blame(RuntimeError("no kernel"))
+    assert (ways.graphs, ways.flash_from, ways.fused) == (True, 0, True)
+
+
+def test_a_capture_is_blamed_alone_and_memory_never(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(shortcuts, "load", lambda _: "")
+    ways = some()
+    ways.begin()
+    ways.capture()
+    assert ways.may_take(QUACK)  # which has worked in this step before
+    ways.blame(torch.OutOfMemoryError("short"))
+    assert ways.graphs
+    ways.blame(RuntimeError("no"))
+    assert (ways.graphs, ways.flash_from, ways.fused) == (False, 512, True)
+
+
+def test_a_step_that_tried_nothing_blames_nothing() -> None:
+    ways = some()
+    ways.begin()
+    ways.blame(RuntimeError("no"))
+    assert (ways.graphs, ways.flash_from, ways.fused) == (True, 512, True)

@@ -18,7 +18,7 @@ from minfer.effects.execution.packing import Packer
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.models.model import forward as model_forward
 from minfer.messages import Admitted, Cancel, Failed, Preempted, Submit, Voided
-from minfer.plan import Fill, Plan
+from minfer.plan import Draft, Fill, Grow, Move, Plan
 from minfer.request import Request, SamplingParams
 from tests.circles import long
 from tests.core.executing import opened
@@ -233,3 +233,39 @@ def test_steady_decoding_leaves_no_garbage_for_the_collector(model: Model) -> No
     for _ in range(30):
         run.turn()
     assert gc.collect() == 0
+
+
+UNSUPPORTED: dict[str, dict[str, Any]] = {
+    "drafts": {"drafts": (Draft(0, (5,)),)},
+    "moved": {"moves": (Move(3, 0, tier="host"),)},
+    "block table": {"grows": (Grow(0, 1, (5,), group=1),)},
+    "forwards": {"apart": (0,), "repeat": 2},
+}
+
+
+@pytest.mark.parametrize("what", UNSUPPORTED)
+def test_what_cannot_be_executed_yet_is_refused(model: Model, what: str) -> None:
+    executor: Any = Run.start(model).driver.executor
+    data = executor.runner.cache.data.zero_()
+    plan = Plan(0, (0,), (0,), (0,), (1,), (1,), **UNSUPPORTED[what])
+    executor.launch(plan)
+    failed = executor.collect()
+    assert isinstance(failed, Failed)
+    assert failed.error.startswith("step 0: ")
+    assert what in failed.error
+    assert not data.any()
+
+
+def test_adapters_and_groups_of_layers_are_refused(model: Model) -> None:
+    executor = Run.start(model).driver.executor
+    one = opened(Request(id="x", prompt=(5,), max_tokens=3), (0,))
+    wrong = {
+        "adapter": evolve(one, adapter="a"),
+        "table": evolve(one, tables=((0,), (1,))),
+    }
+    for what, opens in wrong.items():
+        fill = Fill(0, (5,))
+        executor.launch(Plan(0, (0,), (0,), (0,), (1,), (1,), (fill,), (opens,)))
+        failed = executor.collect()
+        assert isinstance(failed, Failed)
+        assert what in failed.error

@@ -8,7 +8,7 @@ import random
 from typing import Any, Final
 
 import torch
-from attrs import asdict, define, field
+from attrs import asdict, define, evolve, field
 
 from minfer import sample
 from minfer.config import EngineConfig
@@ -24,6 +24,7 @@ VOCAB: Final = 101
 GREEDY: Final = SamplingParams(temperature=0)
 CUDA: Final = torch.cuda.is_available()
 Tokens = dict[tuple[str, int], list[int]]
+ASKED: Final = (None, 0, 3, None, 20)  # how many log-probabilities, in turn
 kinds: list[str] = []  # of the executor under test
 
 
@@ -168,3 +169,34 @@ class Run:
 
     def count(self, kind: type) -> int:
         return sum(isinstance(reason, kind) for reason in self.reasons)
+
+
+def asking(wanted: list[Request]) -> list[Request]:
+    """Requests of which some ask for log-probabilities."""
+    each = zip(wanted, ASKED * len(wanted), strict=False)
+    return [evolve(r, sampling=evolve(r.sampling, logprobs=k)) for r, k in each]
+
+
+def check_scores(model: Model, run: Run, wanted: list[Request]) -> None:
+    """Those who asked, and nobody else, got those of transformers: within 1e-4, in
+    float32.
+    """
+    asked = {
+        (r.id, i): r
+        for r in wanted
+        for i in range(r.n)
+        if r.sampling.logprobs is not None
+    }
+    assert run.scores.keys() == asked.keys()
+    for name, request in asked.items():
+        tokens, k = run.tokens[name], request.sampling.logprobs
+        assert len(run.scores[name]) == len(tokens)
+        for at, (token, told) in enumerate(zip(tokens, run.scores[name], strict=True)):
+            logits = model.logits([*request.prompt, *tokens[:at]])
+            exact = torch.tensor(logits).double().log_softmax(0)
+            likeliest = exact.argsort(descending=True).tolist()
+            assert told.rank == likeliest.index(token) + 1
+            assert told.likeliest == (*likeliest[:k],)
+            close = torch.tensor([told.logprob, *told.logprobs]).double()
+            right = exact[[token, *told.likeliest]]
+            torch.testing.assert_close(close, right, rtol=0, atol=1e-4)

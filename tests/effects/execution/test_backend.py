@@ -1,0 +1,135 @@
+"""Both backends mean the same, on the CPU."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.backend import Backend
+from minfer.effects.execution.cpu_backend import CpuBackend
+from minfer.effects.execution.cuda_backend import CudaBackend
+from minfer.effects.execution.device_rows import DeviceRows, Wants
+from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.torch_executor import open_backend
+from minfer.kernels import plain
+from minfer.request import Request, SamplingParams
+from tests.core.executing import opened
+from tests.effects.setup.test_memory import QWEN_05B
+
+CPU = torch.device("cpu")
+VOCAB = 60
+SPEC = evolve(QWEN_05B, vocab_size=VOCAB, dtype="float32")
+CONFIG = EngineConfig(
+    num_blocks=9,
+    block_size=16,
+    max_model_len=64,
+    max_num_seqs=6,
+    max_num_batched_tokens=64,
+    vocab_size=VOCAB,
+)
+HOWS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"temperature": 0.9},
+    {"temperature": 0.5, "top_k": 3},
+    {"temperature": 1.5, "top_p": 0.8},
+    {"temperature": 1.0, "min_p": 0.2, "logprobs": 4},
+    {"temperature": 0, "top_k": 2, "logprobs": 0},
+)
+
+
+def backends() -> tuple[Backend, Backend]:
+    return CpuBackend(), CudaBackend.make(SPEC, CONFIG, CPU)
+
+
+def rows_with_owners() -> DeviceRows:
+    rows = DeviceRows(len(HOWS), 4, VOCAB, CPU)
+    for row, how in enumerate(HOWS):
+        params = SamplingParams(**how)
+        request = Request(
+            id=str(row), prompt=(3,), max_tokens=9, sampling=params, seed=row
+        )
+        rows.open(row, opened(request, (row,)))
+    plain.scatter(rows.arena, torch.cat([torch.from_numpy(part) for part in rows.take()]))
+    return rows
+
+
+def test_the_device_decides_which_it_is() -> None:
+    assert isinstance(open_backend(SPEC, CONFIG, CPU, kernels=False), CpuBackend)
+    assert isinstance(open_backend(SPEC, CONFIG, CPU, kernels=True), CudaBackend)
+    assert not open_backend(SPEC, CONFIG, CPU, kernels=False).described
+
+
+def test_they_draw_the_same() -> None:
+    """Also for the scratch row, which pads, and whatever the order."""
+    ours, theirs = backends()
+    rows = rows_with_owners()
+    torch.manual_seed(0)
+    for who in ([0, 1, 2, 3, 4, 5], [5, 3, 6, 1], [2], [6, 6]):
+        device_rows = torch.tensor(who, dtype=torch.int32)
+        for _ in range(20):
+            logits = torch.randn(len(who), VOCAB) * 3
+            positions = torch.randint(1, 5000, (len(who),), dtype=torch.int32)
+            drawn = [
+                one.sample(logits.clone(), device_rows, rows, positions, filtered=True)
+                for one in (ours, theirs)
+            ]
+            assert drawn[0].tokens.tolist() == drawn[1].tokens.tolist()
+            assert not drawn[0].broken.any()
+            assert not drawn[1].broken.any()
+
+
+def test_they_say_the_same_of_logits_that_are_not_finite() -> None:
+    logits = torch.randn(4, VOCAB)
+    logits[1, 3] = torch.nan
+    logits[2] = -torch.inf
+    who = torch.arange(4, dtype=torch.int32)
+    for one in backends():
+        drawn = one.sample(logits, who, rows_with_owners(), who + 5, filtered=True)
+        assert drawn.broken.tolist() == [0, 1, 1, 0]
+        assert drawn.tokens[1:3].tolist() == [0, 0]
+
+
+def test_who_draws_is_looked_up_again_when_a_row_is_opened() -> None:
+    """A steady batch keeps how it draws, but not beyond that."""
+    backend, rows = CpuBackend(), rows_with_owners()
+    who = torch.tensor([0], dtype=torch.int32)
+    logits = torch.zeros(1, VOCAB)
+
+    def drawn() -> set[int]:
+        each = [torch.tensor([i], dtype=torch.int32) for i in range(30)]
+        found = [backend.sample(logits, who, rows, at, filtered=True) for at in each]
+        return {int(one.tokens[0]) for one in found}
+
+    assert drawn() == {0}
+    rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=9), (0,)))
+    assert len(drawn()) > 10
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_sampler_draws_what_it_kept_as_it_would_have_at_once(which: int) -> None:
+    backend = backends()[which]
+    logits = torch.randn(6, VOCAB)
+    who = torch.arange(6, dtype=torch.int32)
+    positions = who + 9
+    wants = Wants(filtered=True, scored=True)
+    now, later = (Sampler(backend, rows_with_owners(), 8) for _ in range(2))
+    now.sample(logits, who, positions, wants)
+    later.keep(logits.flip(0), who.flip(0))
+    later.sample_kept(who, positions, wants, None)
+    assert later.out.tolist() == now.out.tolist()
+    assert later.scores.equal(now.scores)
+    assert later.rows.arena.equal(now.rows.arena)
+    nothing_hidden = np.full((6, 8), 0xFF, np.uint8)
+    later.sample_kept(who, positions, wants, nothing_hidden)
+    assert later.out.tolist() == now.out.tolist()
+    only_seven = np.zeros((6, 8), np.uint8)
+    only_seven[:, 0] = 1 << 7
+    later.sample_kept(who, positions, wants, only_seven)
+    assert later.out[:6].tolist() == [7] * 6
+    exact = logits.log_softmax(-1)[4, 7]
+    assert float(later.scores[4, 1, :1].view(torch.float32)) == pytest.approx(
+        float(exact)
+    )

@@ -1,0 +1,46 @@
+"""A GPU's cache means what the CPU's does; without a GPU, by its kernels' references."""
+
+import pytest
+import torch
+from attrs import evolve
+
+from minfer.effects.execution.attention import make_cache
+from minfer.effects.execution.cuda_attention import CudaCache
+from minfer.effects.models.batch import Row, make_batch
+from tests.effects.execution.test_attention import SPEC
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
+    spec = evolve(SPEC, dtype="float32", layers=2, windows=(None, 5))
+    theirs = CudaCache.make(spec, 16, 4, 64, torch.device("cpu"))
+    ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
+    done = [0, 0, 0]
+    for counts in ((9, 14, 2), (1, 1, 1), (3, 2, 1), (1, 1, 1)):
+        parts = zip(counts, done, tables, strict=True)
+        batch = make_batch([Row([0] * n, start, table) for n, start, table in parts], 4)
+        for layer in range(2):
+            qkv = torch.randn(
+                sum(counts), (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+            )
+            got, want = (
+                c.attend(batch, layer, qkv.clone(), scale) for c in (theirs, ours)
+            )
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+        done = [start + n for start, n in zip(done, counts, strict=True)]
+
+
+def test_blocks_are_copied_in_all_layers_and_the_last_is_nobodys() -> None:
+    spec = evolve(SPEC, dtype="float32", layers=2, windows=(None, None))
+    cache = CudaCache.make(spec, 4, 8, 32, torch.device("cpu"))
+    assert cache.data.shape == (2, 2, 5, 8, spec.kv_heads, spec.head_dim)
+    cache.data.normal_()
+    before = cache.data.clone()
+    cache.copy(1, 3, 5)
+    assert cache.data[:, :, 3, :5].equal(before[:, :, 1, :5])
+    assert cache.data[:, :, 3, 5:].equal(before[:, :, 3, 5:])
+    cache.clear([0, 1])  # no kernel lets what is behind a context reach its result
+    assert cache.data[:, :, :3].equal(before[:, :, :3])
+    keys, values = cache.layers[1]
+    assert keys.data_ptr() == cache.data[1, 0].data_ptr()
+    assert values.data_ptr() == cache.data[1, 1].data_ptr()

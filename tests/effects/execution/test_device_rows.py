@@ -1,0 +1,104 @@
+"""Rows as words: what a change writes is what the device's columns then say."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from minfer import sample
+from minfer.effects.execution.device_rows import DeviceRows, Wants, aligned
+from minfer.kernels import plain
+from minfer.request import Request, SamplingParams
+from tests.core.executing import opened
+
+VOCAB = 50
+PLAIN = SamplingParams(temperature=0.7)
+
+
+@pytest.fixture
+def rows() -> DeviceRows:
+    return DeviceRows(5, 3, VOCAB, torch.device("cpu"))
+
+
+def request(how: SamplingParams = PLAIN, seed: int = 7) -> Request:
+    return Request(id="r", prompt=(3, 4), max_tokens=5, sampling=how, seed=seed)
+
+
+def change(rows: DeviceRows) -> None:
+    """Make all changes, as a step does."""
+    words = [torch.from_numpy(part) for part in rows.take()]
+    plain.scatter(rows.arena, torch.cat(words))
+
+
+def test_a_row_has_what_it_was_opened_with(rows: DeviceRows) -> None:
+    how = SamplingParams(temperature=0.7, top_k=4, top_p=0.9, min_p=0.25, logprobs=3)
+    rows.open(2, opened(request(how), (8, 9), sample=1))
+    change(rows)
+    assert rows.temperature[:6].tolist() == pytest.approx([0, 0, 0.7, 0, 0, 0])
+    assert rows.top_k[2] == 4
+    assert float(rows.top_p[2]) == pytest.approx(0.9)
+    assert float(rows.deepest[2]) == pytest.approx(-math.log(0.25))
+    assert rows.asked[2] == 4
+    assert int(rows.stream[2]) % 2**64 == sample.stream(7, 1)
+    assert rows.table[2].tolist() == [8, 9, 0]
+    assert rows.owners[2] is not None
+    assert not rows.changes
+
+
+@pytest.mark.parametrize(
+    ("how", "wants"),
+    [
+        ({}, Wants(False, False)),
+        ({"top_k": 5}, Wants(True, False)),
+        ({"top_k": VOCAB}, Wants(False, False)),
+        ({"top_k": -1}, Wants(False, False)),
+        ({"top_p": 0.5}, Wants(True, False)),
+        ({"min_p": 0.5}, Wants(True, False)),
+        ({"top_k": 5, "temperature": 0}, Wants(False, False)),
+        ({"logprobs": 0}, Wants(False, True)),
+        ({"logprobs": 2, "top_p": 0.5}, Wants(True, True)),
+    ],
+    ids=str,
+)
+def test_what_a_row_wants(rows: DeviceRows, how: dict[str, Any], wants: Wants) -> None:
+    rows.open(0, opened(request(evolve(PLAIN, **how)), (1,)))
+    rows.open(1, opened(request(), (2,)))
+    assert rows.wants((0,)) == wants
+    assert rows.wants((1,)) == Wants(False, False)
+    assert rows.wants((1, 0)) == wants
+
+
+def test_all_that_leaves_nothing_out_is_written_alike(rows: DeviceRows) -> None:
+    for row, top_k in enumerate((0, -1, VOCAB, VOCAB + 1)):
+        rows.open(row, opened(request(evolve(PLAIN, top_k=top_k)), (1,)))
+    change(rows)
+    assert not rows.top_k.any()
+    assert rows.deepest[:4].isinf().all()
+    assert rows.temperature[0] > 0
+
+
+def test_scores_are_asked_for_without_log_probabilities(rows: DeviceRows) -> None:
+    one = opened(request(), (1,))
+    rows.open(3, evolve(one, sampling=evolve(one.sampling, scores=True)))
+    change(rows)
+    assert rows.asked.tolist() == [0, 0, 0, 1, 0, 0, 0, 0]
+    assert rows.wants((3,)).scored
+
+
+def test_tables_grow_and_batches_are_padded_with_the_scratch_row(
+    rows: DeviceRows,
+) -> None:
+    rows.set_table(1, 0, (4,))
+    rows.set_table(1, 1, (7, 5))
+    rows.set_batch((1, 3, 0), 4)
+    change(rows)
+    assert rows.table[1].tolist() == [4, 7, 5]
+    assert rows.batch[:4].tolist() == [1, 3, 0, rows.scratch]
+    assert not rows.table[[0, 2, 3, 4, 5]].any()
+
+
+def test_columns_begin_where_kernels_want_them(rows: DeviceRows) -> None:
+    assert all(at % 4 == 0 for at in rows.at.values())
+    assert [aligned(n) for n in (0, 1, 4, 5)] == [0, 4, 4, 8]

@@ -1,0 +1,347 @@
+"""Rows that are sampled apart: as if they were not, but for what masks forbid."""
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from minfer import sample
+from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.executor import LogitsError
+from minfer.effects.execution.late_draws import MaskError, pack_late
+from minfer.effects.execution.packing import Draw
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.messages import Executed, Failed, Preempted, Voided
+from minfer.plan import Fill, Mask, Open, Plan, SampleApart
+from minfer.request import Request, SamplingParams
+from tests.circles import long
+from tests.core.executing import opened
+from tests.effects.execution.tiny_engine import (
+    CUDA,
+    GREEDY,
+    VOCAB,
+    Model,
+    Run,
+    Tokens,
+    asking,
+    check_scores,
+    requests,
+)
+
+pytestmark = pytest.mark.usefixtures("kind")
+EVERYTHING = b"\xff" * 13
+
+
+@pytest.fixture(params=[False, True], ids=["in turn", "at once"])
+def at_once(request: pytest.FixtureRequest) -> bool:
+    """Whether what is launched runs at once, as on a GPU."""
+    found: bool = request.param or CUDA
+    return found
+
+
+def start(model: Model, at_once: bool, **settings: Any) -> Run:
+    run = Run.start(model, **settings)
+    executor_of(run).at_once |= at_once
+    return run
+
+
+def executor_of(run: Run) -> TorchExecutor:
+    executor = run.driver.executor
+    assert isinstance(executor, TorchExecutor)
+    return executor
+
+
+def bound(wanted: list[Request], every: int = 1) -> list[Request]:
+    """Requests of which each, or one of so many, never runs ahead."""
+    return [evolve(r, lockstep=i % every == 0) for i, r in enumerate(wanted)]
+
+
+def only(*tokens: int) -> bytes:
+    """A mask that allows these."""
+    bits = np.zeros(VOCAB, np.uint8)
+    bits[list(tokens)] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+# --- masks that allow everything --------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("depth", "max_repeat", "every"),
+    [(1, 1, 1), (2, 4, 2), *long([(1, 4, 2), (2, 1, 1), (3, 1, 2), (3, 4, 1)])],
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"max_num_seqs": 3, "max_num_batched_tokens": 3},
+        {"max_num_batched_tokens": 17},
+        {"num_blocks": 9},
+    ],
+    ids=str,
+)
+def test_whoever_never_runs_ahead_draws_what_it_would(
+    model: Model,
+    reference: Tokens,
+    settings: dict[str, int],
+    max_repeat: int,
+    depth: int,
+    every: int,
+    at_once: bool,
+) -> None:
+    run = start(model, at_once, **settings, max_repeat=max_repeat, depth=depth)
+    if every == 2:
+        run.driver.masks = lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.apart)
+    assert run.serve(bound(requests(0), every), apart=depth % 2) == reference
+    assert not run.count(Voided)
+    if settings == {"num_blocks": 9}:
+        assert run.count(Preempted)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_log_probabilities_are_those_of_the_model(
+    model: Model, reference: Tokens, every: int, at_once: bool
+) -> None:
+    run, wanted = start(model, at_once, num_blocks=20), asking(requests(0))
+    assert run.serve(bound(wanted, every), apart=1) == reference
+    check_scores(model, run, wanted)
+
+
+def test_samples_of_one_request(model: Model, at_once: bool) -> None:
+    how = SamplingParams(temperature=1.0, n=4)
+    request = Request(
+        id="n", prompt=(7,) * 13, max_tokens=9, n=4, sampling=how, seed=3, lockstep=True
+    )
+    tokens = start(model, at_once).serve([request])
+    assert tokens == {("n", i): model.expected(request, i) for i in range(4)}
+
+
+# --- masks that forbid ------------------------------------------------------------------
+
+
+def forced(plan: Plan) -> tuple[Mask, ...]:
+    """One token for each position."""
+    each = ((i, plan.starts[i] + plan.counts[i]) for i in plan.apart)
+    return tuple(Mask(i, only(7 * position % VOCAB)) for i, position in each)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_mask_that_allows_one_token_forces_it(
+    model: Model, reference: Tokens, depth: int, at_once: bool
+) -> None:
+    wanted = [evolve(r, stop_ids=frozenset()) for r in asking(requests(0))]
+    run = start(model, at_once, depth=depth)
+    run.driver.masks = forced
+    tokens = run.serve(bound(wanted, 2))
+    for i, request in enumerate(wanted):
+        if i % 2 == 0:
+            first = len(request.prompt)
+            positions = range(first, first + request.max_tokens)
+            expected = [7 * position % VOCAB for position in positions]
+        else:
+            expected = reference[request.id, 0]
+        assert tokens[request.id, 0] == expected
+    check_scores(model, run, wanted)  # the model's own, whatever was allowed
+
+
+def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> None:
+    even = only(*range(0, VOCAB, 2))
+    run = start(model, at_once)
+    run.driver.masks = lambda plan: tuple(Mask(i, even) for i in plan.apart)
+    wanted = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
+    tokens = run.serve(bound(wanted))
+    for request in wanted:
+        history = list(request.prompt)
+        for token in tokens[request.id, 0]:
+            logits = model.logits(history)
+            logits[1::2] = [-np.inf] * len(logits[1::2])
+            at = len(history)
+            assert token == sample.draw(logits, request.sampling, request.seed, 0, at)
+            history.append(token)
+
+
+def test_others_have_their_tokens_before_the_masks_come(
+    model: Model, reference: Tokens
+) -> None:
+    run = start(model, at_once=True)
+    executor = executor_of(run)
+    seen = defaultdict[tuple[str, int], list[tuple[int, int]]](list)
+
+    def late(plan: Plan) -> tuple[Mask, ...]:
+        flight = next(one for one in executor.flights if one.plan is plan)
+        draw = flight.slots[-1].draw
+        assert draw is not None
+        each = zip(draw.places, draw.owners, strict=True)
+        for (place, owner), token in zip(
+            each, flight.slots[-1].tokens(draw), strict=True
+        ):
+            assert owner is not None
+            assert place not in plan.apart
+            at = plan.starts[place] + plan.counts[place] - owner.prompt
+            seen[owner.name].append((at, token))
+        return ()
+
+    run.driver.masks = late
+    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    assert sum(map(len, seen.values())) > 20
+    for name, some in seen.items():
+        assert all(reference[name][at] == token for at, token in some)
+
+
+# --- what goes wrong --------------------------------------------------------------------
+
+
+def test_a_mask_that_allows_nothing_fails_its_step(
+    model: Model, reference: Tokens, at_once: bool
+) -> None:
+    run, calls = start(model, at_once), list[Plan]()
+
+    def empty_once(plan: Plan) -> tuple[Mask, ...]:
+        calls.append(plan)
+        return (Mask(plan.apart[0], bytes(13)),) if len(calls) == 5 else ()
+
+    run.driver.masks = empty_once
+    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    assert "a mask allows no token for request 'r" in voided.error
+
+
+def test_late_draws_that_fail_fail_their_step(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    run, calls = start(model, at_once, num_blocks=20), 0
+    sampler = executor_of(run).runner.sampler
+    sample_kept = sampler.sample_kept
+
+    def failing(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        sample_kept(*given)
+        if calls % 9 == 0:
+            raise MemoryError
+
+    monkeypatch.setattr(sampler, "sample_kept", failing)
+    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    voided = [reason.error for reason in run.reasons if isinstance(reason, Voided)]
+    assert set(voided) == {"MemoryError()"}
+
+
+def prefill(step: int, name: str, token: int, *, apart: bool) -> Plan:
+    """A plan that gives row 0 to a request with a prompt of one token."""
+    request = Request(id=name, prompt=(token,), max_tokens=5, sampling=GREEDY)
+    return Plan(
+        step=step,
+        gens=(step,),
+        rows=(0,),
+        starts=(0,),
+        counts=(1,),
+        most=(1,),
+        fills=(Fill(0, request.prompt),),
+        opens=(opened(request, (step,)),),
+        apart=(0,) if apart else (),
+    )
+
+
+def test_a_row_that_was_given_away_meanwhile_is_left_alone(model: Model) -> None:
+    executor = executor_of(start(model, at_once=True))
+    executor.launch(prefill(0, "gone", 5, apart=True))
+    executor.launch(prefill(1, "next", 9, apart=False))
+    executor.sample(SampleApart(0))
+    executor.launch(Plan(2, (1,), (0,), (1,), (1,), (1,)))
+    assert executor.collect() == Executed(0, ((0,),))
+    request = Request(id="next", prompt=(9,), max_tokens=2, sampling=GREEDY)
+    first, second = model.expected(request)
+    assert executor.collect() == Executed(1, ((first,),))
+    assert executor.collect() == Executed(2, ((second,),))
+
+
+def test_a_plan_that_fails_leaves_those_before_it_their_late_draws(model: Model) -> None:
+    executor = executor_of(start(model, at_once=True))
+    executor.launch(prefill(0, "a", 5, apart=True))
+    executor.launch(evolve(prefill(1, "b", 9, apart=False), rows=(99,)))
+    executor.sample(SampleApart(0))
+    request = Request(id="a", prompt=(5,), max_tokens=1, sampling=GREEDY)
+    assert executor.collect() == Executed(0, (tuple(model.expected(request)),))
+    failed = executor.collect()
+    assert isinstance(failed, Failed)
+    executor.sample(SampleApart(1))  # which is not in flight any more
+
+
+def test_what_nobody_says_or_says_wrongly_is_told(model: Model, at_once: bool) -> None:
+    executor = executor_of(start(model, at_once))
+    executor.launch(prefill(0, "a", 5, apart=True))
+    failed = executor.collect()
+    assert isinstance(failed, Failed)
+    assert "nobody said that the rows apart in step 0 may be sampled" in failed.error
+    executor.launch(prefill(1, "a", 5, apart=True))
+    executor.sample(SampleApart(1, (Mask(4, only(3)),)))
+    failed = executor.collect()
+    assert isinstance(failed, Failed)
+    assert "a mask is for entry 4 of step 1, which is not sampled apart" in failed.error
+
+
+def test_logits_that_are_not_finite_name_the_request(model: Model, at_once: bool) -> None:
+    embed = model.weights.embed.clone()
+    embed[VOCAB - 1] = torch.nan
+    broken = Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
+    executor = executor_of(start(broken, at_once))
+    executor.launch(prefill(0, "bad", VOCAB - 1, apart=True))
+    executor.sample(SampleApart(0))
+    failed = executor.collect()
+    assert isinstance(failed, Failed)
+    assert failed.error == str(LogitsError(failed.error))
+    assert "not finite for request 'bad' (sample 0)" in failed.error
+
+
+# --- what is packed ---------------------------------------------------------------------
+
+
+def rows_with(*names: str) -> tuple[DeviceRows, list[Open | None]]:
+    rows = DeviceRows(4, 2, VOCAB, torch.device("cpu"))
+    for row, name in enumerate(names):
+        rows.open(row, opened(Request(id=name, prompt=(3,), max_tokens=2), (0,)))
+    return rows, rows.owners[: len(names)]
+
+
+PLAN = Plan(
+    step=7,
+    gens=(1, 2, 3),
+    rows=(2, 0, 1),
+    starts=(4, 5, 6),
+    counts=(1, 3, 1),
+    most=(1, 1, 1),
+    apart=(1, 2),
+)
+
+
+def test_rows_and_positions_of_late_draws() -> None:
+    rows, owners = rows_with("a", "b", "c")
+    kept = Draw([1, 2], [owners[0], owners[1]])
+    late = pack_late(PLAN, kept, (), rows)
+    assert late.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
+    assert (late.draw.places, late.gone, late.allowed) == ([1, 2], [], None)
+    rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
+    late = pack_late(PLAN, kept, (), rows)
+    assert (late.draw.places, late.gone) == ([2], [1])
+    assert late.draw.owners == [owners[1]]
+
+
+def test_bits_of_masks() -> None:
+    rows, owners = rows_with("a", "b")
+    kept = Draw([1, 2], [*owners])
+    late = pack_late(PLAN, kept, (Mask(2, b"\x03"),), rows)
+    assert late.allowed is not None
+    assert late.allowed.shape == (2, 13)
+    bits = np.unpackbits(late.allowed, axis=1, bitorder="little")
+    assert bits.sum(1).tolist() == [VOCAB, 2]
+    assert bits[1, :2].all()
+    late = pack_late(PLAN, kept, (Mask(2, b"\xff" * 50),), rows)
+    assert late.allowed is not None
+    bits = np.unpackbits(late.allowed, axis=1, bitorder="little")
+    assert bits[1].sum() == VOCAB
+    for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
+        with pytest.raises(MaskError, match="no token for request 'b' "):
+            pack_late(PLAN, kept, (Mask(2, nothing),), rows)
