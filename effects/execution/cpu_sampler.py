@@ -8,7 +8,7 @@ what they keep. All numbers are float32, but for the sums of top-p. Integers are
 """
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from attrs import frozen
@@ -163,7 +163,7 @@ def noise_bits(key: int, ids: Bits) -> Bits:
     return x
 
 
-def gumbels(key: int, ids: Bits) -> NDArray[Any]:
+def gumbels(key: int, ids: Bits) -> Floats:
     """`minfer.sample.gumbel` of each id's bits: [ids] float32."""
     v = noise_bits(key, ids).astype(np.float32)
     v += 0.5

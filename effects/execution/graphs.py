@@ -4,13 +4,16 @@ time.
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import define, field
 
 from minfer.effects.execution.executor import ExecutorError
 from minfer.effects.execution.kinds import Kind
+
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE  # torch's name of it
 
 MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
 
@@ -23,7 +26,7 @@ class GraphCache:
     room: int  # bytes that the largest step takes while it runs
     made: dict[Kind, torch.cuda.CUDAGraph] = field(factory=dict)
     seen: set[Kind] = field(factory=set)  # with inputs from history: ran once at least
-    pool: Any = None  # torch's name of it
+    pool: "_POOL_HANDLE | None" = None
 
     def due(self, kind: Kind) -> bool:
         """Whether a kind without a graph should get one: decode steps come again, others
@@ -37,15 +40,13 @@ class GraphCache:
         """
         # Of this thread: a capture cannot make one.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
-        graph, self.pool = (
-            torch.cuda.CUDAGraph(),
-            self.pool or torch.cuda.graph_pool_handle(),
-        )
+        graph = torch.cuda.CUDAGraph()
+        if self.pool is None:
+            self.pool = torch.cuda.graph_pool_handle()
         graph.capture_begin(self.pool, "thread_local")
         try:
-            if (
-                not self.made
-            ):  # all graphs share one segment: a larger one would need its own
+            if not self.made:
+                # All graphs share one segment: a larger one would need its own.
                 torch.empty(self.room, dtype=torch.uint8, device=self.device)
             step(kind)
         except BaseException:

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import Tensor
 
-from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.plan import Open, Plan
 
@@ -65,6 +65,8 @@ class Inputs(Generic[Array]):
     @classmethod
     def of(cls, words: Array, kind: Kind) -> "Inputs[Array]":
         """Views of words, which may be longer."""
+        if not kind.tokens and not kind.apart:
+            return cls(None, None)
         lines = views(words, kind)
         apart = lines.pop() if kind.apart else None
         return cls(History(*lines) if kind.tokens else None, apart)
@@ -106,8 +108,8 @@ class Packer:
         self.rows = rows
         self.pad = pad
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
-        self.wants = Wants(filtered=False, scored=False)  # theirs
         self.draw = Draw([], [])  # theirs
+        self.kind = Kind(alone=0, draws=0)  # of a step in which they feed themselves
 
     def forget(self) -> None:
         """What the device knows of who decodes does not hold any more."""
@@ -143,20 +145,20 @@ class Packer:
         if rows is not self.members:
             self.rows.set_batch(rows, bucket_of(len(rows), DECODE))
             self.members = rows
-            self.wants = self.rows.wants(rows)
             self.draw = Draw(places, [self.rows.owners[row] for row in rows])
-        longest = max(plan.starts) + turn + 1
-        kind = self.pad(
-            Kind(
-                alone=len(rows),
-                draws=len(rows),
-                filtered=self.wants.filtered,
-                scored=self.wants.scored,
-                apart=bool(plan.apart),
+            wants = self.rows.wants(rows)
+            self.kind = self.pad(
+                Kind(
+                    alone=len(rows),
+                    draws=len(rows),
+                    filtered=wants.filtered,
+                    scored=wants.scored,
+                )
             )
-        )
+        longest = max(plan.starts) + turn + 1
         if not plan.apart:
-            return Forward(kind, EMPTY, self.draw, longest)
+            return Forward(self.kind, EMPTY, self.draw, longest)
+        kind = evolve(self.kind, apart=True)
         words = self._empty(kind)
         now, kept = self._split(plan, views(words, kind)[-1], self.draw)
         return Forward(kind, words, now, longest, kept)

@@ -134,23 +134,24 @@ def results(
 
     `gone` are entries of the plan whose rows belong to others by now.
     """
+    yields = _yields(plan, slots, gone)
+    if not any(slot.scored for slot in slots):
+        return Executed(plan.step, yields)
     beside = Beside(len(plan.rows), vocab)
-    yields = _yields(plan, slots, beside, gone)
-    scores, logprobs = beside.columns() if beside.scores or beside.logprobs else ((), ())
+    for slot in slots:
+        if slot.scored and slot.draw is not None:
+            beside.read(slot.scores.numpy(), slot.draw)
+    scores, logprobs = beside.columns()
     return Executed(plan.step, yields, scores=scores, logprobs=logprobs)
 
 
-def _yields(
-    plan: Plan, slots: Sequence[Slot], beside: Beside, gone: Sequence[int]
-) -> Yields:
+def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
     out: list[tuple[int, ...]] = [()] * len(plan.rows)
     for slot in slots:
         draw = slot.draw
         if draw is None:
             continue
         drawn = slot.tokens(draw)
-        if slot.scored:
-            beside.read(slot.scores.numpy(), draw)
         if plan.repeat == 1 and draw.at is None and not plan.apart:
             return tuple(zip(drawn, strict=True))
         for place, token in zip(draw.places, drawn, strict=True):

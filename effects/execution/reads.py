@@ -7,7 +7,6 @@ at, nor are their ids, as they may have been given back.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from minfer.effects.models.batch import Batch, Ints
 
-Table = NDArray[Any]  # [rows, blocks], of int32 or int64
+Table = NDArray[np.integer]  # [rows, blocks], of int32 or int64
 Windows = tuple[int | None, ...]
 
 SPLIT_COST = (

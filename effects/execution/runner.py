@@ -27,7 +27,7 @@ import warnings
 from typing import Final
 
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from minfer.config import EngineConfig
@@ -62,6 +62,16 @@ def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
     if not isinstance(weights, Weights):
         return weights
     return lambda batch, cache: forward(spec, weights, batch, cache)
+
+
+@frozen(eq=False)
+class Fed:
+    """What a step's tokens are, [tokens] each, int32 unless said otherwise."""
+
+    tokens: Tensor  # ids
+    positions: Tensor
+    ahead: Tensor  # the positions after them
+    slots: Tensor  # int64: where their keys and values go
 
 
 class ModelRunner:
@@ -265,16 +275,38 @@ class ModelRunner:
         dry: bool,
     ) -> tuple[Batch, Tensor]:
         """The packed step, and the position after each of its tokens."""
-        rows = self.rows
         selves = who[: kind.alone]
-        chunks = None
-        if history is not None:
-            chunks = self._chunks(kind, history.chunks)
+        chunks = None if history is None else self._chunks(kind, history.chunks)
+        fed = self._gathered(kind, history, selves, dry)
+        fused = self.shortcuts.fused and self.backend.fuses(
+            kind.alone + kind.tokens, self.spec.intermediate_size
+        )
+        batch = Batch(
+            tokens=fed.tokens,
+            positions=fed.positions,
+            slots=fed.slots,
+            sample=sampled,
+            table=self.rows.table,
+            rows=selves,
+            contexts=fed.ahead[: kind.alone],
+            chunks=chunks,
+            splits=kind.splits,
+            fused=fused and self.shortcuts.may_take(QUACK),
+        )
+        return batch, fed.ahead
+
+    def _gathered(
+        self, kind: Kind, history: History[Tensor] | None, selves: Tensor, dry: bool
+    ) -> Fed:
+        """The inputs of rows that feed themselves, then those from history."""
+        rows = self.rows
         count = kind.alone + kind.tokens
-        make = who.new_zeros if dry else who.new_empty  # zeros: no kernel fills them
-        lines = make((3, aligned(count)))
-        tokens, positions, ahead = lines[:, :count].unbind(0)
+        make = (
+            selves.new_zeros if dry else selves.new_empty
+        )  # zeros: no kernel fills them
+        tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
         slots = make(count, dtype=torch.int64)
+        fed = Fed(tokens, positions, ahead, slots)
         self.backend.gather(
             rows=selves,
             given=None if history is None else history.tokens,
@@ -282,27 +314,12 @@ class ModelRunner:
             next_=rows.next,
             table=rows.table,
             block_size=self.config.block_size,
-            tokens=tokens,
-            positions=positions,
-            ahead=ahead,
-            slots=slots,
+            tokens=fed.tokens,
+            positions=fed.positions,
+            ahead=fed.ahead,
+            slots=fed.slots,
         )
-        fused = self.shortcuts.fused and self.backend.fuses(
-            count, self.spec.intermediate_size
-        )
-        batch = Batch(
-            tokens=tokens,
-            positions=positions,
-            slots=slots,
-            sample=sampled,
-            table=rows.table,
-            rows=selves,
-            contexts=ahead[: kind.alone],
-            chunks=chunks,
-            splits=kind.splits,
-            fused=fused and self.shortcuts.may_take(QUACK),
-        )
-        return batch, ahead
+        return fed
 
     def _chunks(self, kind: Kind, words: Tensor) -> Chunks:
         """From `words` [4, chunks]; flash-attn's work is not captured."""
