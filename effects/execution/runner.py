@@ -123,6 +123,7 @@ class ModelRunner:
         )
         most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
         self.captures = GraphCache(device, most)
+        self.wait()  # what was made on another stream is there
 
     def compile_ahead(self) -> None:
         """Compile what first requests need all at once: for a prompt, and to go on."""

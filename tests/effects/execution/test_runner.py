@@ -122,7 +122,6 @@ class Solo:
         device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
         backend = open_backend(spec, CONFIG, device, kernels=kind == "cuda")
         runner = ModelRunner(backend, spec, weights, CONFIG)
-        runner.wait()
         ring = Ring(4, runner.room, runner.draws, device)
         return cls(runner, Packer(runner.rows, runner.padded), ring)
 
