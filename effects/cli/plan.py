@@ -39,7 +39,7 @@ def _kernels(setup: Setup) -> list[tuple[str, str]]:
     """Which kernel serves what, on a GPU that is here."""
     if not setup.device.total:
         return []
-    from minfer.effects.execution.cuda_attention import Routes  # it imports torch
+    from minfer.effects.execution.routes import Routes  # it imports torch
 
     routes = Routes.for_device(
         setup.spec,

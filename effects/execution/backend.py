@@ -18,7 +18,7 @@ from torch import Tensor
 
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
-from minfer.effects.models.model import PagedCache
+from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.spec import ModelSpec
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from minfer.effects.execution.attention import rope_table
 from minfer.effects.models.batch import Batch
+from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import LayerWeights, torch_dtype
 from minfer.kernels.attention import decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.rope import rope_and_cache

@@ -19,8 +19,8 @@ from minfer.effects.execution.executor import not_finite
 from minfer.effects.execution.packing import Draw
 from minfer.effects.execution.streams import host_words, new_event
 from minfer.messages import Executed
+from minfer.params import MAX_LOGPROBS
 from minfer.plan import Logprobs, Open, Plan, Scores, TokenLogprobs, Yields
-from minfer.request import MAX_LOGPROBS
 
 VOID = 0  # the token of a row whose generation is gone: nobody reads it
 

@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from attrs import frozen
 
+from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import torch_dtype
 from minfer.kernels.flash import flash_missing
 from minfer.kernels.gated import FILLED
 from minfer.kernels.packages import QUACK, missing
@@ -50,7 +50,7 @@ class Routes:
                 "all steps are small enough for CUDA graphs, which it cannot be part of"
             )
         no_quack = "it adds no biases"
-        if not spec.mlp_bias:
+        if not any(layer.feed_forward.bias for layer in spec.layers):
             no_quack = missing(QUACK, dtype, torch.device(device))
         return cls(
             flash_from=0 if no_flash else FLASH_FROM[spec.head_dim > 64],

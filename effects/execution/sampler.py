@@ -14,7 +14,7 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.late_draws import Bits
 from minfer.effects.execution.streams import is_gpu
-from minfer.request import MAX_LOGPROBS
+from minfer.params import MAX_LOGPROBS
 
 
 class Sampler:

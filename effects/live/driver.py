@@ -87,7 +87,9 @@ class Driver:
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
         self.turns += 1
-        self.state, self.taken, self.wake = transition.state, events, None
+        self.state = transition.state
+        self.taken = events
+        self.wake = None
         apart: list[Plan] = []
         for command in transition.commands:
             match command:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.models.spec import parse_spec
+from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.models.weights import empty_weights, named_parts
 from tests.effects.execution.tiny_engine import VOCAB, Model, Tokens, kinds, requests
 

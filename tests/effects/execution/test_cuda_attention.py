@@ -8,11 +8,12 @@ from minfer.effects.execution.attention import make_cache
 from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.models.batch import Row, make_batch
 from tests.effects.execution.test_attention import SPEC
+from tests.effects.tiny_model import with_windows
 
 
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
-    spec = evolve(SPEC, dtype="float32", layers=2, windows=(None, 5))
+    spec = with_windows(evolve(SPEC, dtype="float32"), None, 5)
     theirs = CudaCache.make(spec, 16, 4, 64, torch.device("cpu"))
     ours, tables = make_cache(spec, 16, 4), ([3, 7, 1, 10], [5, 0, 9, 2, 14], [6, 4, 8])
     done = [0, 0, 0]
@@ -31,7 +32,7 @@ def test_the_cache_of_a_gpu_means_the_same(scale: float | None) -> None:
 
 
 def test_blocks_are_copied_in_all_layers_and_the_last_is_nobodys() -> None:
-    spec = evolve(SPEC, dtype="float32", layers=2, windows=(None, None))
+    spec = with_windows(evolve(SPEC, dtype="float32"), None, None)
     cache = CudaCache.make(spec, 4, 8, 32, torch.device("cpu"))
     assert cache.data.shape == (2, 2, 5, 8, spec.kv_heads, spec.head_dim)
     cache.data.normal_()

@@ -31,13 +31,14 @@ from minfer.kernels import linear
 from minfer.kernels.flash import FlashWork
 from minfer.kernels.gated import gated
 from minfer.kernels.packages import FLASH, QUACK, missing
-from minfer.messages import Execute, Preempted, Reason, Voided
+from minfer.messages import Event, Execute, Preempted, Reason, Submit, Voided
+from minfer.plan import Mask
 from tests.effects.tiny_fallback import VOCAB, save
 from tests.effects.watched import Watched
 
 DEVICE: str = "cuda"
 CUDA: Final = torch.cuda.is_available()
-ROOT: Final = Path(__file__).resolve().parents[2]
+ROOT: Final = Path(__file__).resolve().parents[3]
 BLOCK: Final = 64
 SMALL: Final[dict[str, Any]] = {
     "device": DEVICE,
@@ -184,7 +185,7 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
             return found
 
         monkeypatch.setattr(runner, "model", scarce)
-        seen = Watched(llm)
+        seen = Seen(llm)
         assert tokens(llm, prompts) == wanted
         assert calls >= at
         voided = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
@@ -261,7 +262,7 @@ def test_a_check_finds_what_it_is_for(
         graphs = dict(runner.captures.made)
         faulty = {kind: graph and Faulty(graph) for kind, graph in graphs.items()}
         monkeypatch.setattr(runner.captures, "made", faulty)
-        seen = Watched(llm)
+        seen = Seen(llm)
         # A step that fails is done again from history, which takes no faulty graph.
         assert tokens(llm, alone) == wanted
         errors = [reason.error for reason in seen.reasons if isinstance(reason, Voided)]
@@ -344,6 +345,37 @@ def test_float32_log_probabilities_are_those_of_transformers(
                     assert len(by_id) == max(k or 0, 1)
                     for other, found in by_id.items():
                         assert found.logprob == pytest.approx(float(row[other]), abs=1e-3)
+
+
+@pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
+def test_rows_that_are_sampled_apart_draw_the_same(
+    prompts: list[list[int]],
+    expected: list[list[int]],
+    monkeypatch: pytest.MonkeyPatch,
+    eager: bool,
+) -> None:
+    """Every second one; then with masks that allow one token each."""
+    with LLM(dtype="float32", **SMALL, enforce_eager=eager) as llm:
+        driver = llm.worker.driver
+        post, count = driver.post, 0
+
+        def bound(event: Event) -> None:
+            nonlocal count
+            if isinstance(event, Submit):
+                count += 1
+                event = Submit(evolve(event.request, lockstep=count % 2 == 1))
+            post(event)
+
+        monkeypatch.setattr(driver, "post", bound)
+        seen = Seen(llm)
+        for _ in range(2):  # the second time with graphs of mixed steps, and prefix hits
+            assert tokens(llm, prompts) == expected
+        only = (1 << 77).to_bytes(10, "little")
+        driver.masks = lambda plan: tuple(Mask(i, only) for i in plan.apart)
+        forced = tokens(llm, prompts)
+        assert forced[1::2] == expected[1::2]
+        assert {token for row in forced[::2] for token in row} == {77}
+        assert not seen.count(Voided)
 
 
 @pytest.mark.parametrize("kind", ["gpt_neox", "gemma3_text"])

@@ -32,6 +32,7 @@ from tests.effects.execution.tiny_engine import (
     on_device,
     requests,
 )
+from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows
 from tests.kernels.test_flash import stand_in
 
 on_gpu = pytest.mark.parametrize("kind", ["cuda"], indirect=True)
@@ -177,15 +178,9 @@ def test_two_runners_in_a_process_give_what_each_gives_alone(
     model: Model, kind: str
 ) -> None:
     """A target and a smaller model of the same vocabulary, in turns."""
-    smaller = evolve(
-        model.spec,
-        layers=1,
-        hidden_size=16,
-        intermediate_size=24,
-        heads=2,
-        kv_heads=1,
-        windows=(None,),
-    )
+    narrow = with_windows(evolve(model.spec, hidden_size=16), None)
+    attending = with_attention(narrow, hidden_size=16, heads=2, kv_heads=1)
+    smaller = with_feed_forward(attending, hidden_size=16, intermediate_size=24)
     draft = random_weights(evolve(smaller, initializer_range=0.4), "float32", 1)
     models = [(model.spec, on_device(model.weights)), (smaller, on_device(draft))]
     alone = []

@@ -142,10 +142,10 @@ def refusing(
 ) -> Callable[..., Tensor]:
     """A product that fails when quack is to serve it."""
 
-    def served(x: Tensor, *more: Any) -> Tensor:
-        if more[-1]:
+    def served(*given: Any, fused: bool) -> Tensor:
+        if fused:
             failing()
-        return serve(x, *more)
+        return serve(*given, fused=fused)
 
     return served
 

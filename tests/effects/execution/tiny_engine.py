@@ -8,14 +8,15 @@ import random
 from typing import Any, Final
 
 import torch
-from attrs import asdict, define, evolve, field
+from attrs import asdict, define, evolve, field, has
+from torch import Tensor
 
 from minfer import sample
 from minfer.config import EngineConfig
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.driver import Driver
 from minfer.effects.models.spec import ModelSpec
-from minfer.effects.models.weights import LayerWeights, Weights
+from minfer.effects.models.weights import Weights
 from minfer.messages import Emit, Finished, Submit
 from minfer.plan import TokenLogprobs
 from minfer.request import Request, SamplingParams
@@ -103,19 +104,20 @@ def on_device(weights: Weights) -> Weights:
     if kinds[-1] == "cpu" or not CUDA:
         return weights
 
-    def moved(one: Any) -> Any:
-        return None if one is None else one.cuda()
-
-    layers = tuple(
-        LayerWeights(**{k: moved(v) for k, v in fields(x)}) for x in weights.layers
-    )
-    return Weights(
-        moved(weights.embed), layers, moved(weights.norm), moved(weights.lm_head)
-    )
+    made: Weights = carried_over(weights)
+    return made
 
 
-def fields(layer: LayerWeights) -> list[tuple[str, Any]]:
-    return list(asdict(layer, recurse=False).items())
+def carried_over(tree: Any) -> Any:
+    """The same tree with its tensors on the GPU."""
+    if isinstance(tree, Tensor):
+        return tree.cuda()
+    if isinstance(tree, tuple):
+        return tuple(map(carried_over, tree))
+    if has(type(tree)):
+        parts = asdict(tree, recurse=False)
+        return type(tree)(**{name: carried_over(part) for name, part in parts.items()})
+    return tree
 
 
 @define

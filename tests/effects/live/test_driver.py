@@ -1,101 +1,123 @@
-"""The driver's loop: what it asks of an executor, and when."""
+"""The loop over any executor: what a turn takes, in which order things are done."""
 
-from typing import Any
+import contextlib
+import gc
 
 import pytest
-from attrs import evolve
 
 from minfer.config import EngineConfig
-from minfer.effects.execution.dry import Dry
-from minfer.effects.live.driver import Driver
-from minfer.messages import Emit, Submit
-from minfer.plan import Mask, Plan, SampleApart
+from minfer.effects.live.driver import Driver, quiet_collector
+from minfer.messages import Cancel, Executed, Failed, Submit, Tick
+from minfer.plan import Plan
+from minfer.policy import FirstCome, Load
 from minfer.request import Request
 from minfer.runs.oracle import Oracle
+from minfer.state import EngineState, Turn
 
-VOCAB = 40
-CONFIG = EngineConfig(
-    num_blocks=40,
-    block_size=4,
-    max_model_len=64,
-    max_num_seqs=4,
-    max_num_batched_tokens=64,
-    vocab_size=VOCAB,
-)
+CONFIG = EngineConfig(num_blocks=20, block_size=4, max_num_seqs=4, vocab_size=100)
 
 
-class Noting(Oracle):
-    """An oracle that notes what it is asked."""
+class Noted(Oracle):
+    """An oracle that notes what is asked of it."""
 
-    def __init__(self) -> None:
-        super().__init__(CONFIG.block_size, VOCAB)
-        self.asked: list[str] = []
-        self.told: list[SampleApart] = []
+    def __init__(self, order: list[str]) -> None:
+        super().__init__(4, 100)
+        self.order = order
 
     def launch(self, plan: Plan) -> None:
-        self.asked.append(f"launch {plan.step}")
+        self.order.append(f"launch {plan.step}")
         super().launch(plan)
 
-    def sample(self, apart: SampleApart) -> None:
-        self.asked.append(f"sample {apart.step}")
-        self.told.append(apart)
-        super().sample(apart)
+    def collect(self) -> Executed | Failed:
+        self.order.append("collect")
+        return super().collect()
+
+    def close(self) -> None:
+        self.order.append("close")
 
 
-def request(name: str, **more: Any) -> Request:
-    return Request(id=name, prompt=(3, len(name)), max_tokens=6, **more)
+class Record:
+    def __init__(self, order: list[str]) -> None:
+        self.order = order
+        self.turns: list[Turn] = []
+
+    def __call__(self, turn: Turn) -> None:
+        self.order.append(f"record {turn.number}")
+        self.turns.append(turn)
+
+    def close(self, state: EngineState) -> None:
+        self.order.append(f"end at step {state.next_step}")
 
 
-def serve(driver: Driver, *requests: Request) -> dict[str, list[int]]:
-    out: dict[str, list[int]] = {one.id: [] for one in requests}
-    for one in requests:
-        driver.post(Submit(one))
+def ask(name: str = "a") -> Submit:
+    return Submit(Request(id=name, prompt=(1, 2, 3), max_tokens=3))
+
+
+def test_a_turn_is_recorded_before_anything_is_done() -> None:
+    order: list[str] = []
+    record = Record(order)
+    driver = Driver(CONFIG, Noted(order), clock=lambda: 5.0, record=record)
+    driver.post(ask())
+    driver.turn()
+    driver.turn()
+    driver.close()
+    assert order[:3] == ["record 0", "launch 0", "launch 1"]  # two steps in flight
+    assert order[3:6] == ["collect", "record 1", "launch 2"]
+    assert order[-2:] == ["close", "end at step 3"]
+    assert record.turns[0].events == (Tick(5.0), ask())
+    assert record.turns[1].before == record.turns[0].transition.state
+    assert driver.turns == 2
+
+
+def test_results_come_before_what_was_posted_in_its_order() -> None:
+    driver = Driver(CONFIG, Oracle(4, 100))
+    driver.post(ask())
+    driver.turn()
+    driver.post(Cancel("b"))
+    driver.post(ask("c"))
+    driver.turn()
+    assert [type(event) for event in driver.taken] == [Tick, Executed, Cancel, Submit]
+    assert not driver.inbox
+
+
+def test_it_is_busy_until_all_is_served() -> None:
+    driver = Driver(CONFIG, Oracle(4, 100))
+    seen = [driver.busy]
+    driver.post(ask())
     while driver.busy:
-        for command in driver.turn().commands:
-            if isinstance(command, Emit):
-                for (name, _), tokens in zip(command.ids, command.tokens, strict=True):
-                    out[name] += tokens
-    return out
+        seen.append(driver.busy)
+        driver.turn()
+    assert seen == [False, *[True] * driver.turns]
+    assert driver.turns > 3
+    assert not driver.state.requests
 
 
-def test_nobody_is_asked_for_masks_where_no_row_is_apart() -> None:
-    executor = Noting()
-    serve(Driver(CONFIG, executor), request("a"), request("bb"))
-    assert not executor.told
+def test_it_knows_when_to_come_back() -> None:
+    class Later(FirstCome):
+        def admit_from(self, state: None, load: Load) -> float:
+            del state
+            return load.arrived + 2.0
+
+    now = [10.0]
+    config = EngineConfig(num_blocks=20, block_size=4, vocab_size=100, policy=Later())
+    driver = Driver(config, Oracle(4, 100), clock=lambda: now[0])
+    driver.post(ask())
+    driver.turn()
+    wakes = [driver.wake]
+    now[0] = 12.0
+    driver.turn()
+    assert [*wakes, driver.wake] == [12.0, None]
+    assert driver.state.inflight
 
 
-@pytest.mark.parametrize("depth", [1, 2])
-def test_masks_are_asked_for_once_a_step_is_launched(depth: int) -> None:
-    config = evolve(CONFIG, depth=depth)
-    asked = list[Plan]()
-    executor = Noting()
-
-    def masks(plan: Plan) -> tuple[Mask, ...]:
-        assert f"launch {plan.step}" in executor.asked
-        asked.append(plan)
-        return tuple(Mask(i, (1 << 11).to_bytes(5, "little")) for i in plan.apart)
-
-    driver = Driver(config, executor, masks=masks)
-    tokens = serve(driver, request("a", lockstep=True), request("bb"))
-    assert tokens["a"] == [11] * 6
-    assert tokens["bb"] == serve(Driver(config, Noting()), request("bb"))["bb"]
-    assert [one.step for one in executor.told] == [plan.step for plan in asked]
-    assert all(plan.apart for plan in asked)
-    assert len(asked) == 6
-
-
-def test_without_masks_rows_apart_draw_what_they_would() -> None:
-    bound = request("a", lockstep=True)
-    alone = serve(Driver(CONFIG, Noting()), request("a"))
-    executor = Noting()
-    assert serve(Driver(CONFIG, executor), bound) == alone
-    assert {one.masks for one in executor.told} == {()}
-
-
-def test_the_dry_executor_samples_apart_too() -> None:
-    texts = [
-        serve(Driver(CONFIG, Dry([[5, 6], [7]])), request("a", lockstep=lockstep))
-        for lockstep in (False, True)
-    ]
-    assert texts[0] == texts[1]
-    assert len(texts[0]["a"]) == 6
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_as_it_was_afterwards(on: bool) -> None:
+    was = gc.isenabled()
+    try:
+        (gc.enable if on else gc.disable)()
+        with contextlib.suppress(KeyError), quiet_collector():
+            assert not gc.isenabled()
+            raise KeyError
+        assert gc.isenabled() == on
+    finally:
+        (gc.enable if was else gc.disable)()

@@ -9,13 +9,11 @@ from attrs import evolve
 
 from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
-from minfer.effects.setup import options
 from minfer.effects.setup.device import Device, DeviceError, find_device
 from minfer.effects.setup.memory import NotEnoughMemoryError, describe, plan_memory
 from minfer.effects.setup.options import EngineArgs, bundled_folder, prepare
 from minfer.effects.setup.prepare import BATCHED_TOKENS
 from tests.effects.setup.test_memory import QWEN_05B, SIZES
-from tests.effects.tiny_model import with_attention, with_feed_forward, with_windows
 
 GIB = 2**30
 
