@@ -2,9 +2,9 @@
 
     python -m bench.gpu_pairs --before TREE
 
-Two processes have an engine each, of the same model with random weights, half of the
-GPU's memory for each. They are asked in turn, so that the machine's noise hits both
-alike; what counts is the ratio of each pair. First runs compile kernels and capture
+Two processes have an engine each, of the same model with random weights, with a KV cache
+of the same size. They are asked in turn, so that the machine's noise hits both alike;
+what counts is the ratio of each pair. First runs compile kernels and capture
 graphs: they do not count. The engines are asked through `minfer.LLM` alone, so that the
 same script serves trees whose insides differ.
 """
@@ -31,7 +31,7 @@ CASES: Final = {
 }
 WARM: Final = 2  # runs of each case that do not count
 PAIRS: Final = 5
-SHARE: Final = 0.42  # of the GPU's memory, for each engine
+CACHE: Final = 24 << 30  # bytes of KV cache of each engine: nobody has to give way
 PROMPT: Final = 512  # tokens of equal requests
 OUTPUT: Final = 128
 
@@ -49,7 +49,7 @@ def serve(folder: str) -> None:
         device="cuda",
         max_num_seqs=256,
         enable_prefix_caching=False,
-        gpu_memory_utilization=SHARE,
+        kv_cache_memory_bytes=CACHE,
     )
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:

@@ -59,34 +59,58 @@ class Taken:
 
 
 class Transaction:
-    """Changes to ownership in the making. Never kept, never shared: open,
-    change, `done`.
+    """Changes to ownership in the making. Never kept, never shared: open, change, `done`.
+
+    Each half is opened when it is first asked for: most transactions are of one of them.
     """
 
-    def __init__(self, blocks: Blocks) -> None:
-        self.pool = PoolChange(blocks.pool)
-        self.prefix = PrefixChange(blocks.prefix)
+    __slots__ = ("_before", "_pool", "_prefix")
+
+    def __init__(self, before: Blocks) -> None:
+        self._before = before
+        self._pool: PoolChange | None = None
+        self._prefix: PrefixChange | None = None
+
+    @property
+    def pool(self) -> PoolChange:
+        """The free blocks, to be changed."""
+        if self._pool is None:
+            self._pool = PoolChange(self._before.pool)
+        return self._pool
+
+    @property
+    def prefix(self) -> PrefixChange:
+        """The prefix index, to be changed."""
+        if self._prefix is None:
+            self._prefix = PrefixChange(self._before.prefix)
+        return self._prefix
 
     def done(self) -> Blocks:
         """Ownership with all changes; the transaction is of no use after it."""
-        return Blocks(self.pool.done(), self.prefix.done())
+        pool, prefix = self._pool, self._prefix
+        return Blocks(
+            self._before.pool if pool is None else pool.done(),
+            self._before.prefix if prefix is None else prefix.done(),
+        )
 
     @property
     def available(self) -> int:
         """As `Blocks.available`."""
-        return self.pool.free + self.prefix.idlers
+        prefix = self._before.prefix if self._prefix is None else self._prefix
+        return self.pool.free + prefix.idlers
 
     def take(self, count: int) -> Taken | None:
         """Hand out `count` blocks, evicting idle ones if need be; None if there are not
         as many.
         """
+        pool = self.pool
+        if count <= pool.free:
+            return Taken(pool.take(count))
         if count > self.available:
             return None
-        evicted = NOTHING_EVICTED
-        if count > self.pool.free:
-            evicted = self.prefix.evict(count - self.pool.free)
-            self.pool.give(evicted.blocks)
-        return Taken(self.pool.take(count), evicted)
+        evicted = self.prefix.evict(count - pool.free)
+        pool.give(evicted.blocks)
+        return Taken(pool.take(count), evicted)
 
 
 def blocks_for(tokens: int, block_size: int) -> int:

@@ -44,11 +44,7 @@ def laid_out(work: Work) -> Plan:
     most = less(ahead, out)
     counts = ones(len(gens))
     if out or chunks:
-        ahead = _changed(
-            ahead, dict.fromkeys(out, 0) | {c.i: c.stop - c.start for c in chunks}
-        )
-        most = _changed(most, {c.at: int(c.stop == run.base[c.i]) for c in chunks})
-        counts = _changed(counts, {c.at: c.stop - c.start for c in chunks})
+        ahead, counts, most = _with_chunks(run, out, chunks, ahead, counts, most)
     plan = Plan(
         step=state.next_step,
         gens=gens,
@@ -83,11 +79,20 @@ def _chunks(work: Work, run: Running, out: list[int]) -> Iterator[Chunk]:
         yield Chunk(i, i - bisect_left(out, i), start, start + share)
 
 
-def _changed(column: tuple[int, ...], cells: dict[int, int]) -> tuple[int, ...]:
-    new = list(column)
-    for at, value in cells.items():
-        new[at] = value
-    return tuple(new)
+def _with_chunks(
+    run: Running, out: list[int], chunks: list[Chunk], *steady: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """The columns ahead, counts and most of a steady step, with who sits it out and what
+    is filled.
+    """
+    ahead, counts, most = map(list, steady)
+    for i in out:
+        ahead[i] = 0
+    for chunk in chunks:
+        inputs = chunk.stop - chunk.start
+        ahead[chunk.i] = counts[chunk.at] = inputs
+        most[chunk.at] = int(chunk.stop == run.base[chunk.i])
+    return tuple(ahead), tuple(counts), tuple(most)
 
 
 def _fill(config: EngineConfig, run: Running, chunk: Chunk) -> Fill:

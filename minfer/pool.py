@@ -27,6 +27,8 @@ class Pool:
 class PoolChange:
     """Changes to a pool in the making. Never kept, never shared: open, change, `done`."""
 
+    __slots__ = ("free", "freed", "fresh", "run", "spare", "total")
+
     def __init__(self, pool: Pool) -> None:
         self.total = pool.total
         self.run = pool.run

@@ -55,9 +55,7 @@ class PrefixIndex:
     live: int = 0  # how many of the nodes have users
     idle: Map[int, int] = Map()  # last use -> idle block without children
     next_use: int = 0  # the next ticket
-    words: Words = Factory(
-        lambda self: words_of(self.idle), takes_self=True
-    )  # those in `idle`
+    words: Words = Factory(lambda self: words_of(self.idle), takes_self=True)  # in `idle`
 
     @property
     def idlers(self) -> int:
@@ -86,17 +84,15 @@ def lookup(prefix: Index, keys: Keys, end: int | None = None) -> int:
 
 
 def live(prefix: Index, key: Key) -> bool:
-    """Whether a block of this content is cached, and some running sequence
-    stands on it.
-    """
+    """Whether this content is cached and some running sequence stands on its block."""
     block = prefix.index.get(key)
     return block is not None and prefix.nodes[block].users > 0
 
 
 class PrefixChange:
-    """Changes to an index in the making. Never kept, never shared: open,
-    change, `done`.
-    """
+    """Changes to an index in the making: open, change, `done`. Never kept or shared."""
+
+    __slots__ = ("idle", "index", "live", "next_use", "nodes", "words")
 
     def __init__(self, prefix: PrefixIndex) -> None:
         self.index = prefix.index.mutate()
@@ -171,9 +167,8 @@ class PrefixChange:
             self.release(leaf)
             leaf = twin
         index, nodes, new = self.index, self.nodes, private[twins:]
-        if (
-            new and leaf != ROOT
-        ):  # its count of users stays: a holder less, a live child more
+        # Its count of users stays: a holder less, a live child more.
+        if new and leaf != ROOT:
             key, parent, users, children, last_use = nodes[leaf]
             nodes[leaf] = _new(Node, (key, parent, users, children + 1, last_use))
         last = len(new) - 1  # that one has no child yet

@@ -8,6 +8,7 @@ from minfer.blocks import Transaction
 from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import Key, block_key
+from minfer.prefix import PrefixChange
 from minfer.record import evolve
 from minfer.seat import ripe_at
 from minfer.sequence import Chain, Running, Table, edited
@@ -69,7 +70,7 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
             sure = committed(config, state, i)
             chains[i] = _slid(config, change, chain, run.tables[i], count, sure)
         else:
-            chains[i] = _followed(change, chain, run.tables[i], count)
+            chains[i] = _followed(change.prefix, chain, run.tables[i], count)
         whole = max(count, run.base[i] // config.block_size)
         ripe[i] = ripe_at(config, whole, run.last[i])
     fresh: dict[int, tuple[int, ...]] = dict.fromkeys(tails, ())
@@ -77,14 +78,14 @@ def sealed(config: EngineConfig, state: EngineState, upto: dict[int, int]) -> En
     return evolve(state, blocks=change.done(), running=run)
 
 
-def _followed(change: Transaction, chain: Chain, table: Table, count: int) -> Chain:
+def _followed(prefix: PrefixChange, chain: Chain, table: Table, count: int) -> Chain:
     """Publish a sequence's full blocks below `count` behind its leaf, unless they have a
     twin.
     """
     keys = chain.keys[chain.sealed : count]
-    if keys[0] in change.prefix.index:
+    if keys[0] in prefix.index:
         return chain
-    leaf, _ = change.prefix.publish(chain.leaf, keys, table[chain.sealed : count])
+    leaf, _ = prefix.publish(chain.leaf, keys, table[chain.sealed : count])
     return Chain(chain.keys, count, leaf, chain.chunks, chain.low)
 
 

@@ -8,77 +8,56 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
-    ("admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit"): (
+    "admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
-        "one: a table"
-        " that ends with the leaf gives the same."
+        "one: a table that ends with the leaf gives the same."
     ),
     ("admit.py | _prefix | negation | -thresholds.neighbours -> thresholds.neighbours"): (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
-        "one: whose "
-        "are looked at decides nothing."
+        "one: whose are looked at decides nothing."
     ),
-    ("admit.py | _prefix | offset | 1 -> 0"): (
+    "admit.py | _prefix | offset | 1 -> 0": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
-        "one: a leaf "
-        "is never one place on, so that none is found."
+        "one: a leaf is never one place on, so that none is found."
     ),
-    ("admit.py | _prefix | swap | hit - 1 -> 1 - hit"): (
+    "admit.py | _prefix | swap | hit - 1 -> 1 - hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
-        "one: a "
-        "published block has one place in every table that holds it, so that a table in "
-        "which it "
-        "is found anywhere has the same path before it."
+        "one: a published block has one place in every table that holds it, so that a "
+        "table in which it is found anywhere has the same path before it."
     ),
-    (
-        "admit.py | _seat | condition | draft.take(-(-known // size) - hit) or () -> "
-        "draft.take(-(-known // size) - hit)"
-    ): (
-        "For the type checker: `needed` has counted the blocks, so that the pool has as "
-        "many; and"
-        " an empty tuple stays one."
-    ),
-    ("window.py | lookup_window | comparison | found >= 0 -> found > 0"): (
+    "window.py | lookup_window | comparison | found >= 0 -> found > 0": (
         "rfind gives 0 only if exactly so many leading blocks are cached, and those are "
-        "then "
-        "counted."
+        "then counted."
     ),
-    ("commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])"): (
+    "commit.py | _cut | comparison | keep < len(new[i]) -> keep <= len(new[i])": (
         "Where all is kept, what is taken back is nothing."
     ),
     (
         "commit.py | _cut | condition | for i, (keep, _) in ends.items() if keep < "
-        "len(new[i]) ->"
-        " for i, (keep, _) in ends.items()"
+        "len(new[i]) -> for i, (keep, _) in ends.items()"
     ): (
         "keep is at most what came; where it is all of it, what is taken back is nothing."
     ),
     (
-        "commit.py | _cut | update | edited(run, "
-        "known={i: run.known[i] - more for i, more in "
-        "extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - more for i, "
-        "more in "
-        "extra.items()})"
+        "commit.py | _cut | update | edited(run, known={i: run.known[i] - more for i, "
+        "more in extra.items()}, fresh=cut) -> edited(run, known={i: run.known[i] - "
+        "more for i, more in extra.items()})"
     ): (
         "Who is cut leaves in this turn, and keys are given only to blocks below what "
-        "is known: "
-        "the tokens beyond are never looked at."
+        "is known: the tokens beyond are never looked at."
     ),
     (
         "commit.py | _endings | swap | run.known[i] - len(mine) -> len(mine) - "
         "run.known[i]"
     ): (
         "Makes room larger. No plan lets a row yield beyond its last token, so that "
-        "room is never"
-        " less than what came; and of an end by length only the comparison with that is "
-        "used."
+        "room is never less than what came; and of an end by length only the comparison "
+        "with that is used."
     ),
-    ("commit.py | _flaw | bound | min(1, most) -> 1"): (
+    "commit.py | _flaw | bound | min(1, most) -> 1": (
         "Differs for rows that may yield nothing, chunks of prompts. Where a plan has "
-        "one, nobody"
-        " may yield more than one token, so that sizes differ from `most` only if some "
-        "row is "
-        "wrong."
+        "one, nobody may yield more than one token, so that sizes differ from `most` "
+        "only if some row is wrong."
     ),
     (
         "consult.py | _with_policy | condition | state if policy is state.policy else "
@@ -89,71 +68,63 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     (
         "engine.py | _fold | condition | for event in events if isinstance(event, "
-        "Submit) -> for "
-        "event in events"
+        "Submit) -> for event in events"
     ): ("For the type checker: only events of one kind are folded together."),
     (
         "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, "
-        "len(table) * "
-        "size - sched)) -> min(config.max_repeat, last - sched, len(table) * size - "
-        "sched)"
+        "len(table) * size - sched)) -> min(config.max_repeat, last - sched, len(table) "
+        "* size - sched)"
     ): (
         "Who may run has an input left and a place for it, at least one; for who is "
-        "idle the "
-        "number is not used, and the largest of all is that of somebody who runs."
+        "idle the number is not used, and the largest of all is that of somebody who "
+        "runs."
     ),
     (
         "committed.py | all_committed | condition | reversed(state.inflight) if rest "
-        "else () -> "
-        "reversed(state.inflight)"
+        "else () -> reversed(state.inflight)"
     ): ("A shortcut: of no generations, none is found in the plans either."),
-    ("ending.py | end | condition | if waiting -> if True"): (
+    "ending.py | end | condition | if waiting -> if True": (
         "A shortcut: a line from which nobody is removed is equal."
     ),
-    ("publish.py | named | comparison | upto <= have -> upto < have"): (
+    "publish.py | named | comparison | upto <= have -> upto < have": (
         "With as many keys as are asked for, none is made and no token leaves the tail: "
-        "the chain"
-        " is equal."
+        "the chain is equal."
     ),
     ("retire.py | _left | comparison | upto <= chain.sealed -> upto < chain.sealed"): (
         "A shortcut: where all is published, there is nothing to name or to publish."
     ),
-    ("log.py | Log.__getitem__ | comparison | start >= cut -> start > cut"): (
+    "log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
         "At start == cut the other branch joins no old entry to the same recent ones."
     ),
-    ("policies.py | Ageing.displaces | offset | 0 -> -1"): (
+    "policies.py | Ageing.displaces | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),
-    ("policies.py | Fair.admitted | offset | 0 -> -1"): (
+    "policies.py | Fair.admitted | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),
     (
         "request.py | Request._check_types | comparison | self.deadline >= 0 -> "
         "self.deadline > 0"
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
-    ("sample.py | _f32 | offset | 0 -> -1"): ("Of one entry the first is the last."),
+    "sample.py | _f32 | offset | 0 -> -1": ("Of one entry the first is the last."),
     (
         "schedule.py | suspect | condition | count >= few and sample in run.ids -> "
         "count >= few"
     ): (
         "Who has failed that often runs: faults of who ends go with it, and while there "
-        "is a "
-        "suspect only the suspect's table could grow, which holds what the failed step "
-        "was to "
-        "write."
+        "is a suspect only the suspect's table could grow, which holds what the failed "
+        "step was to write."
     ),
     (
         "sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < "
         "len(history)"
     ): (
         "Which way is taken to the same tokens: history from the last block's end on is "
-        "in the "
-        "tail, too."
+        "in the tail, too."
     ),
     (
         "sequence.py | positions | condition | list(compress(range(len(run)), "
         "map(gens.__contains__, run.gens))) if gens else [] -> "
-        "list(compress(range(len(run)), "
-        "map(gens.__contains__, run.gens)))"
+        "list(compress(range(len(run)), map(gens.__contains__, run.gens)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
 }
