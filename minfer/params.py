@@ -26,9 +26,7 @@ MAX_LOGPROBS: Final = 20
 
 @frozen(kw_only=True)
 class Meaning:
-    """What there is to say of a field of `RowValues` besides its name, type
-    and default.
-    """
+    """What there is to say of a field of `RowValues` besides its name, type, default."""
 
     low: float
     high: float
@@ -49,7 +47,12 @@ class RowValues:
     """The values by which one row's tokens are chosen, in vLLM's names."""
 
     temperature: float = _value(
-        1.0, low=0, high=100, help="0 is greedy", metavar="T", word="float32"
+        1.0,
+        low=0,
+        high=100,
+        help="how freely tokens are drawn; 0 always takes the likeliest",
+        metavar="T",
+        word="float32",
     )
     # Keep the likeliest tokens that hold this share of probability.
     top_p: float = _value(
@@ -58,7 +61,7 @@ class RowValues:
         high=1,
         above=True,
         otherwise="use temperature=0 for greedy decoding",
-        help="keep the likeliest tokens that hold this share",
+        help="draw from the likeliest tokens that together have this probability",
         metavar="P",
         word="float32",
     )
@@ -67,7 +70,7 @@ class RowValues:
         0,
         low=-1,
         high=2**31,
-        help="keep the K likeliest tokens; 0 keeps all",
+        help="draw from the K likeliest tokens; 0: from all",
         metavar="K",
         word="int32",
     )
@@ -76,7 +79,7 @@ class RowValues:
         0.0,
         low=0,
         high=1,
-        help="keep tokens at least P times as likely as the likeliest",
+        help="draw from tokens at least P times as likely as the likeliest",
         metavar="P",
         word="float32",
     )

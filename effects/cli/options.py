@@ -7,23 +7,14 @@ from typing import Any, Final
 import attrs
 
 from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
 
 # Under these the bundled model shows what it can do.
 MAX_TOKENS: Final = 128
-TEMPERATURE: Final = 0.7
-TOP_P: Final = 0.9
+DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}
 # The fields of `SamplingParams` that options of the same names give.
-_GIVEN: Final = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "n",
-    "stop",
-    "stop_token_ids",
-    "ignore_eos",
-)
+_GIVEN: Final = (*ADVISED, "n", "stop", "stop_token_ids", "ignore_eos")
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
@@ -53,33 +44,16 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="most tokens to write, from 1; 0: as many as fit (default: %(default)s)",
     )
-    advice = "(default: what the model's makers advise, or"
-    add(
-        "--temperature",
-        type=float,
-        metavar="T",
-        help="how freely tokens are drawn; 0 always takes the likeliest "
-        f"{advice} {TEMPERATURE})",
-    )
-    add(
-        "--top-p",
-        type=float,
-        metavar="P",
-        help="draw from the likeliest tokens that together have this probability "
-        f"{advice} {TOP_P})",
-    )
-    add(
-        "--top-k",
-        type=int,
-        metavar="K",
-        help=f"draw from the K likeliest tokens; 0: from all {advice} 0)",
-    )
-    add(
-        "--min-p",
-        type=float,
-        metavar="P",
-        help=f"draw from tokens at least P times as likely as the likeliest {advice} 0)",
-    )
+    for name in ADVISED:
+        meaning = ROW_FIELDS[name]
+        default = DEFAULTS.get(name, getattr(SamplingParams(), name))
+        add(
+            f"--{name.replace('_', '-')}",
+            type=int if meaning.word == "int32" else float,
+            metavar=meaning.metavar,
+            help=f"{meaning.help} (default: what the model's makers advise, "
+            f"or {default:g})",
+        )
     add(
         "--stop",
         action="append",
@@ -115,7 +89,7 @@ def sampling_params(
             "max_tokens",
             f"must be from 1, or 0 for as many as fit, not {options.max_tokens}",
         )
-    params: dict[str, Any] = {"temperature": TEMPERATURE, "top_p": TOP_P, **advice}
+    params: dict[str, Any] = {**DEFAULTS, **advice}
     given = {name: getattr(options, name, None) for name in _GIVEN}
     params |= {name: value for name, value in given.items() if value is not None}
     return SamplingParams(**params, max_tokens=options.max_tokens or None)

@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
+from minfer.params import ROW_FIELDS
 from minfer.plan import Open
 from minfer.sample import RowSampling, is_greedy, lowest, stream
 
@@ -46,6 +47,27 @@ def asked(sampling: RowSampling, vocab: int) -> int:
     return 1 + min(sampling.logprobs, vocab)
 
 
+def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:
+    """What a device row holds for each field of `minfer.params.RowValues`.
+
+    A field that stands for nothing at several values has one word for all of them.
+    """
+    return {
+        "temperature": 0.0 if is_greedy(sampling) else sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k if 0 < sampling.top_k < vocab else 0,
+        "min_p": -lowest(sampling.min_p),  # as -log; inf: all
+        "logprobs": asked(sampling, vocab),
+    }
+
+
+def words_of(sampling: RowSampling, vocab: int) -> Words:
+    """The same as words, in the order of the fields."""
+    values = kept(sampling, vocab)
+    words = [np.array([values[name]], one.word) for name, one in ROW_FIELDS.items()]
+    return np.concatenate([word.view(np.int32) for word in words])
+
+
 class DeviceRows:
     """The rows of an engine, and a scratch row, the last one, that pads batches."""
 
@@ -59,11 +81,7 @@ class DeviceRows:
             "stream": 2 * count,
             "last": count,
             "next": count,
-            "temperature": count,
-            "top_k": count,
-            "top_p": count,
-            "deepest": count,
-            "asked": count,
+            **dict.fromkeys(ROW_FIELDS, count),
             "table": count * blocks,
             "batch": 2 * rows + 64,
         }
@@ -75,11 +93,16 @@ class DeviceRows:
         self.last = part["last"]  # tokens
         self.next = part["next"]  # positions they take
         self.stream = part["stream"].view(torch.int64)  # of `minfer.sample.stream`
-        self.temperature = part["temperature"].view(torch.float32)  # 0: greedy
-        self.top_k = part["top_k"]  # 0: all
-        self.top_p = part["top_p"].view(torch.float32)  # 1: all
-        self.deepest = part["deepest"].view(torch.float32)  # -log of min-p; inf: all
-        self.asked = part["asked"]  # as `asked` says
+        # The values of sampling, as `kept` says, in the type of each field's word.
+        column = {
+            name: part[name].view(getattr(torch, one.word))
+            for name, one in ROW_FIELDS.items()
+        }
+        self.temperature = column["temperature"]  # 0: greedy
+        self.top_k = column["top_k"]  # 0: all
+        self.top_p = column["top_p"]  # 1: all
+        self.deepest = column["min_p"]  # -log of min-p; inf: all
+        self.asked = column["logprobs"]  # as `asked` says
         self.table = part["table"][: count * blocks].view(count, blocks)
         self.batch = part["batch"]  # the rows of a decode step, in its order
         # Places in the arena, and what goes there.
@@ -105,20 +128,13 @@ class DeviceRows:
         sampling = opened.sampling
         self.owners[row] = opened
         self.opened += 1
-        wanted = asked(sampling, self.vocab)
-        self._wants[row] = is_filtered(sampling, self.vocab), wanted > 0
-        words = np.empty(7, np.int32)
-        noise = stream(sampling.seed, sampling.sample)
-        words[:2] = np.array([noise], np.uint64).view(np.int32)
-        temperature = 0.0 if is_greedy(sampling) else sampling.temperature
-        reals = [temperature, sampling.top_p, -lowest(sampling.min_p)]
-        words[2:5] = np.array(reals, np.float32).view(np.int32)
-        words[5] = sampling.top_k if 0 < sampling.top_k < self.vocab else 0
-        words[6] = wanted
+        wanted = is_filtered(sampling, self.vocab), asked(sampling, self.vocab) > 0
+        self._wants[row] = wanted
+        noise = np.array([stream(sampling.seed, sampling.sample)], np.uint64)
         at = self.at
         places = [at["stream"] + 2 * row, at["stream"] + 2 * row + 1]
-        columns = ("temperature", "top_p", "deepest", "top_k", "asked")
-        places += [at[name] + row for name in columns]
+        places += [at[name] + row for name in ROW_FIELDS]
+        words = np.concatenate([noise.view(np.int32), words_of(sampling, self.vocab)])
         self.changes.append((np.array(places, np.int32), words))
         (table,) = opened.tables  # layers are of one group here
         self.set_table(row, 0, table)

@@ -22,7 +22,7 @@ from minfer.effects.live.edge import (
 )
 from minfer.effects.live.prompts import Prompt
 from minfer.effects.live.served import ServedModel
-from minfer.effects.setup.options import EngineArgs
+from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import RequestOutput
 from minfer.request import SamplingParams

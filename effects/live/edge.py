@@ -21,7 +21,7 @@ from minfer.effects.live.errors import TooLongError as TooLongError
 from minfer.effects.live.prompts import Asked as Asked
 from minfer.effects.live.prompts import read_prompt as read_prompt
 from minfer.effects.live.prompts import wrong_kind
-from minfer.effects.setup.options import Setup
+from minfer.effects.setup.prepare import Setup
 from minfer.keys import Key, block_keys, root_key
 from minfer.request import Request, SamplingParams
 from minfer.state import initial

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
-from minfer.effects.setup.options import Setup
+from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
 from minfer.effects.live.prompts import Prompt, encoded, read_prompt
 from minfer.effects.live.worker import Worker
-from minfer.effects.setup.options import EngineArgs, Setup, prepare
+from minfer.effects.setup.prepare import Setup, prepare
+from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.assembly import Assembly, Sink
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.policy import Policy

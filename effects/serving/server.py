@@ -14,7 +14,7 @@ import uvicorn
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
-from minfer.effects.setup.options import EngineArgs, engine_args
+from minfer.effects.setup.settings import EngineArgs, engine_args
 
 DRAIN: Final = 5  # seconds that answers have to end when the server does
 _LINE: Final = 2048  # connections that wait to be accepted

@@ -27,6 +27,7 @@ from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
 from minfer.effects.setup.values import policy_of
+from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
@@ -168,8 +169,7 @@ def _default_params(path: Path) -> Mapping[str, float]:
     advice = read_optional(path)
     if advice.get("do_sample") is False:
         return {"temperature": 0}
-    names = ("temperature", "top_p", "top_k", "min_p")
-    found = {name: advice[name] for name in names if advice.get(name) is not None}
+    found = {name: advice[name] for name in ADVISED if advice.get(name) is not None}
     try:
         SamplingParams(**found)
     except ParameterError as error:

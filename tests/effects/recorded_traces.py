@@ -35,7 +35,8 @@ from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.opening import open_executor
 from minfer.effects.runs.traces import read_trace
-from minfer.effects.setup.options import EngineArgs, prepare
+from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.settings import EngineArgs
 from minfer.messages import Cancel, Preempted, Submit
 from minfer.policies import Priority
 from minfer.request import Request

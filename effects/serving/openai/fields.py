@@ -10,7 +10,7 @@ from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.params import MAX_LOGPROBS, SamplingParams
+from minfer.params import ADVISED, MAX_LOGPROBS, SamplingParams
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Fields that are not supported, with the values at which they ask for nothing.
@@ -46,11 +46,8 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 }
 # Fields that SamplingParams has under the same name.
 _SAMPLING: Final = {
+    *ADVISED,
     "n",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
     "seed",
     "max_tokens",
     "stop",

@@ -6,6 +6,7 @@ import pytest
 
 from minfer.effects.cli.main import parser
 from minfer.effects.cli.options import sampling_params
+from minfer.params import ADVISED
 from minfer.request import ParameterError
 
 
@@ -19,6 +20,12 @@ def test_options_win_over_the_models_advice_and_that_over_defaults() -> None:
     said = parser().parse_args(["chat", "--temperature", "0", "--top-k", "5"])
     given = sampling_params(said, advice)
     assert (given.temperature, given.top_k) == (0, 5)
+
+
+@pytest.mark.parametrize("name", ADVISED)
+def test_what_the_table_of_parameters_offers_is_an_option(name: str) -> None:
+    said = parser().parse_args(["generate", f"--{name.replace('_', '-')}", "1"])
+    assert getattr(sampling_params(said, {}), name) == 1
 
 
 def test_max_tokens_is_a_number_of_tokens_or_all_that_fit() -> None:

@@ -8,8 +8,15 @@ import torch
 from attrs import evolve
 
 from minfer import sample
-from minfer.effects.execution.device_rows import DeviceRows, Wants, aligned
+from minfer.effects.execution.device_rows import (
+    DeviceRows,
+    Wants,
+    aligned,
+    kept,
+    words_of,
+)
 from minfer.kernels import plain
+from minfer.params import ROW_FIELDS
 from minfer.request import Request, SamplingParams
 from tests.core.executing import opened
 
@@ -30,6 +37,12 @@ def change(rows: DeviceRows) -> None:
     """Make all changes, as a step does."""
     words = [torch.from_numpy(part) for part in rows.take()]
     plain.scatter(rows.arena, torch.cat(words))
+
+
+def test_a_row_has_a_word_for_each_field_of_the_table() -> None:
+    first = opened(request(), ())
+    assert set(kept(first.sampling, VOCAB)) == set(ROW_FIELDS)
+    assert len(words_of(first.sampling, VOCAB)) == len(ROW_FIELDS)
 
 
 def test_a_row_has_what_it_was_opened_with(rows: DeviceRows) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from minfer import LLM, SamplingParams
 from minfer.effects.live.edge import RequestError
 from minfer.effects.live.journal_files import read_journal
-from minfer.effects.setup.options import bundled_folder
+from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.messages import Executed

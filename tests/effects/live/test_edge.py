@@ -16,7 +16,8 @@ from minfer.effects.live.edge import (
     params_for,
     urgencies_for,
 )
-from minfer.effects.setup.options import EngineArgs, Setup, prepare
+from minfer.effects.setup.prepare import Setup, prepare
+from minfer.effects.setup.settings import EngineArgs
 from minfer.keys import block_keys
 from minfer.request import Request, SamplingParams
 from tests.effects.tiny_model import write_checkpoint

@@ -9,7 +9,7 @@ from attrs import define, field
 from minfer.effects.live.client import Died, EngineClient, Listener, News, Snapshot
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.front import Front
-from minfer.effects.setup.options import bundled_folder
+from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Admitted, Finish, Finished, Preempted

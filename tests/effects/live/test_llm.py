@@ -19,7 +19,8 @@ from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.prompts import Prompt
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
-from minfer.effects.setup.options import EngineArgs, prepare
+from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.effects.text.outputs import RequestOutput
 from minfer.messages import Executed, Failed

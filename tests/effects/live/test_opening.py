@@ -12,7 +12,8 @@ from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.opening import open_executor, open_journal
 from minfer.effects.models.config_reader import CheckpointError
 from minfer.effects.setup.memory import NotEnoughMemoryError
-from minfer.effects.setup.options import EngineArgs, Setup, prepare
+from minfer.effects.setup.prepare import Setup, prepare
+from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.runs.oracle import Oracle
 from minfer.state import initial

@@ -10,7 +10,7 @@ import pytest
 
 from minfer import LLM, AsyncLLM
 from minfer.effects.live.served import ServedModel
-from minfer.effects.setup.options import EngineArgs
+from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
 
 CHATS = [ServedModel.render, LLM.chat, LLM.stream_chat, AsyncLLM.chat]

@@ -10,7 +10,7 @@ from huggingface_hub.utils._paths import filter_repo_objects
 
 from minfer.effects.cli.main import main
 from minfer.effects.models.hub import HubError, is_id, snapshot
-from minfer.effects.setup.options import model_folder
+from minfer.effects.setup.folders import model_folder
 from tests.effects.tiny_model import write_checkpoint
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -28,7 +28,8 @@ from minfer.effects.setup.memory import (
     plan_memory,
     size_text,
 )
-from minfer.effects.setup.options import EngineArgs, prepare
+from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.settings import EngineArgs
 from minfer.request import Request
 from minfer.state import initial
 from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.setup.options import bundled_folder
+from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import Logprob, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer

@@ -2,7 +2,7 @@
 
 import pytest
 
-from minfer.effects.setup.options import bundled_folder
+from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.detokenizer import Detokenizer
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.pieces import Pieces

@@ -11,7 +11,8 @@ from safetensors.torch import load_file
 from minfer import LLM, SamplingParams
 from minfer.config import ConfigError as SettingError
 from minfer.effects.cli.main import main
-from minfer.effects.setup.options import EngineArgs, prepare
+from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.settings import EngineArgs
 from tests.effects.tiny_fallback import CONFIGS, VOCAB, save
 
 SMALL: dict[str, Any] = {

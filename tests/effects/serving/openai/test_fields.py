@@ -7,6 +7,7 @@ import pytest
 
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
+from minfer.params import ADVISED
 from tests.effects.serving.openai.asked import HI, chat, completion, refused
 
 
@@ -29,6 +30,13 @@ def test_sampling_parameters_are_those_that_were_given() -> None:
     assert chat().sampling() == {"n": 1}
     assert chat(max_tokens=4).sampling()["max_tokens"] == 4
     assert chat(max_completion_tokens=4).sampling()["max_tokens"] == 4
+
+
+def test_what_the_table_of_parameters_offers_can_be_asked_for() -> None:
+    assert ADVISED
+    for name in ADVISED:
+        assert completion(**{name: 1}).sampling() == {"n": 1, name: 1}
+        assert chat(**{name: 1}).sampling() == {"n": 1, name: 1}
 
 
 def test_null_is_absent() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from openai import OpenAI
 
-from minfer.effects.setup.options import bundled_folder
+from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.outputs import Logprob
 from minfer.effects.text.tokenizer import Tokenizer
 from tests.effects.served import Serving
