@@ -7,9 +7,11 @@ another.
 A room is a folder of modules. An arrow is a pair of rooms of which one imports the other,
 from a file at its top, inside a function, or by a module's full name in a string; arrows
 that a type checker alone follows count too. An arrow runs up if the room it leads to
-stands on a floor above, or knows the one it comes from (a circle). Lengths of functions
-are those of what is written, signature and docstring included. Markup, data and generated
-files are left out.
+stands on a floor above or beside; two rooms that know each other are a circle. Folders
+inside a room that stands on a floor are parts of it: arrows between them are counted, but
+run neither up nor in a circle (that the files have no circle is the business of
+tests/test_architecture.py). Lengths of functions are those of what is written, signature
+and docstring included. Markup, data and generated files are left out.
 """
 
 import argparse
@@ -76,38 +78,47 @@ def imported(path: Path, modules: set[str]) -> set[str]:
     return found & modules
 
 
+def only_holds(path: Path) -> bool:
+    """Whether a package has no code of its own."""
+    nodes = ast.parse(path.read_text("utf-8")).body
+    return path.name == "__init__.py" and all(isinstance(n, ast.Expr) for n in nodes)
+
+
 def arrows(tree: Path) -> set[Arrow]:
     """Which room imports which."""
     files = sources(tree)
     rooms = {module_of(tree, path): str(path.parent.relative_to(tree)) for path in files}
+    holders = {module_of(tree, path) for path in files if only_holds(path)}
     found: set[Arrow] = set()
     for path in files:
         if str(path.relative_to(tree)) in EXCEPTIONS:
             continue
         mine = rooms[module_of(tree, path)]
-        for module in imported(path, set(rooms)):
-            # A package without anything of its own stands for the room.
+        for module in imported(path, set(rooms) - holders):
             if rooms[module] != mine:
                 found.add((mine, rooms[module]))
     return found
 
 
+FLOOR_OF: Final = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+
+def room_of(folder: str) -> str:
+    """The room on a floor that a folder is part of; itself if it is on no floor."""
+    above = (folder, *map(str, Path(folder).parents))
+    return next((path for path in above if path in FLOOR_OF), folder)
+
+
+def between_rooms(found: set[Arrow]) -> set[Arrow]:
+    """The arrows that leave a room."""
+    pairs = {(room_of(mine), room_of(its)) for mine, its in found}
+    return {(mine, its) for mine, its in pairs if mine != its}
+
+
 def runs_up(arrow: Arrow) -> bool:
-    """Whether an arrow leads to a higher floor, or to a room beside."""
-    floor = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-    mine, its = (floor_of(room, floor) for room in arrow)
-    same_house = {room.split("/")[0] for room in arrow}
-    return its < mine or (its == mine and len(same_house) == 1)
-
-
-def floor_of(room: str, floor: dict[str, int]) -> int:
-    """The floor of a room: that of the nearest folder that has one."""
-    path = Path(room)
-    while str(path) not in floor:
-        if path == path.parent:
-            return -1  # a room that is on no floor is above all of them
-        path = path.parent
-    return floor[str(path)]
+    """Whether an arrow between rooms leads to a higher floor, or to a room beside."""
+    mine, its = (FLOOR_OF.get(room, -1) for room in arrow)  # without a floor: above all
+    return its <= mine
 
 
 def circles(found: set[Arrow]) -> set[frozenset[str]]:
@@ -146,8 +157,8 @@ def figures(tree: Path) -> dict[str, Any]:
         "lines": sum(map(len, lines.values())),
         "rooms": len({path.parent for path in files}),
         "arrows": len(found),
-        "circles": len(circles(found)),
-        "arrows up": sum(map(runs_up, found)),
+        "circles": len(circles(between_rooms(found))),
+        "arrows up": sum(map(runs_up, between_rooms(found))),
         "biggest file": f"{biggest.relative_to(tree)} ({len(lines[biggest])})",
         f"files over {LARGE} lines": sum(len(each) > LARGE for each in lines.values()),
         f"functions over {LONG} lines": sum(length > LONG for length, _ in lengths),
@@ -186,7 +197,9 @@ def main() -> int:
             f"{what:<{width}}", *(f"{column[what]!s:>24}" for column in columns.values())
         )
     for arrow in sorted(arrows(HERE)) if options.arrows else ():
-        print(" -> ".join(arrow), "UP" if runs_up(arrow) else "")
+        print(
+            " -> ".join(arrow), "UP" if any(map(runs_up, between_rooms({arrow}))) else ""
+        )
     return 0
 
 

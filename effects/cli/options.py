@@ -36,7 +36,8 @@ def dry_run_option(parser: argparse.ArgumentParser) -> None:
 
 def sampling_options(parser: argparse.ArgumentParser) -> None:
     """Add what says how much to write, and how tokens are chosen."""
-    add = parser.add_argument_group("what to write").add_argument
+    parts = parser.add_argument_group("what to write")
+    add = parts.add_argument
     add(
         "--max-tokens",
         type=int,
@@ -45,15 +46,7 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         help="most tokens to write, from 1; 0: as many as fit (default: %(default)s)",
     )
     for name in ADVISED:
-        meaning = ROW_FIELDS[name]
-        default = DEFAULTS.get(name, getattr(SamplingParams(), name))
-        add(
-            f"--{name.replace('_', '-')}",
-            type=int if meaning.word == "int32" else float,
-            metavar=meaning.metavar,
-            help=f"{meaning.help} (default: what the model's makers advise, "
-            f"or {default:g})",
-        )
+        _row_option(parts, name)
     add(
         "--stop",
         action="append",
@@ -75,6 +68,18 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         help="go on when the model says that the text ends",
     )
     add("--stats", action="store_true", help="write timings to standard error at the end")
+
+
+def _row_option(parts: argparse._ArgumentGroup, name: str) -> None:
+    """Add an option as the table of parameters describes it."""
+    meaning = ROW_FIELDS[name]
+    default = DEFAULTS.get(name, getattr(SamplingParams(), name))
+    parts.add_argument(
+        f"--{name.replace('_', '-')}",
+        type=int if meaning.word == "int32" else float,
+        metavar=meaning.metavar,
+        help=f"{meaning.help} (default: what the model's makers advise, or {default:g})",
+    )
 
 
 def sampling_params(

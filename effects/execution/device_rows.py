@@ -68,6 +68,19 @@ def words_of(sampling: RowSampling, vocab: int) -> Words:
     return np.concatenate([word.view(np.int32) for word in words])
 
 
+def _sizes(count: int, blocks: int) -> dict[str, int]:
+    """The arena's columns of so many rows, in words."""
+    sizes = {
+        "stream": 2 * count,
+        "last": count,
+        "next": count,
+        **dict.fromkeys(ROW_FIELDS, count),
+        "table": count * blocks,
+        "batch": 2 * count + 64,  # with room for padding
+    }
+    return {name: aligned(size) for name, size in sizes.items()}
+
+
 class DeviceRows:
     """The rows of an engine, and a scratch row, the last one, that pads batches."""
 
@@ -77,15 +90,7 @@ class DeviceRows:
         self.vocab = vocab
         self.blocks = blocks
         count = rows + 1
-        sizes = {
-            "stream": 2 * count,
-            "last": count,
-            "next": count,
-            **dict.fromkeys(ROW_FIELDS, count),
-            "table": count * blocks,
-            "batch": 2 * rows + 64,
-        }
-        sizes = {name: aligned(size) for name, size in sizes.items()}
+        sizes = _sizes(count, blocks)
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self.at = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)

@@ -97,13 +97,9 @@ def make_batch(
 ) -> Batch:
     """Pack rows into one step; logits come out in their order.
 
-    Raises ValueError if there is nothing to run, a row is empty or its table is too
-    short.
+    Raises ValueError if there are none, one is empty or its table is too short.
     """
-    if not rows:
-        raise ValueError("a batch needs at least one row")
-    for row in rows:
-        _check(row, block_size)
+    _check_all(rows, block_size)
 
     def sent(values: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(values.astype(np.int32)).to(device)
@@ -142,6 +138,13 @@ def _table(rows: Sequence[Row]) -> NDArray[np.int32]:
     for line, row in zip(table, rows, strict=True):
         line[: len(row.table)] = row.table
     return table
+
+
+def _check_all(rows: Sequence[Row], block_size: int) -> None:
+    if not rows:
+        raise ValueError("a batch needs at least one row")
+    for row in rows:
+        _check(row, block_size)
 
 
 def _check(row: Row, block_size: int) -> None:

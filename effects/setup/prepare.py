@@ -73,8 +73,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     device = _device(args, limit)
     folder = model_folder(args.model)
     raw = read_config(folder)
-    spec = _spec(raw, str(folder / "config.json"))
-    spec = evolve(spec, dtype=DTYPES.get(args.dtype, spec.dtype))
+    spec = _spec(raw, str(folder / "config.json"), args.dtype)
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     config = _config(args, spec, device, folder)
@@ -109,8 +108,15 @@ def _device(args: EngineArgs, limit: int | None) -> Device:
     return find_device(args.device) if args.executor == "torch" else Device()
 
 
-def _spec(config: Mapping[str, Any], where: str) -> ModelSpec:
-    """The spec by the family table, or by transformers for what is not in it."""
+def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
+    """The spec by the family table, or by transformers for what is not in it; of the
+    dtype that was asked for.
+    """
+    spec = _read(config, where)
+    return evolve(spec, dtype=DTYPES.get(dtype, spec.dtype))
+
+
+def _read(config: Mapping[str, Any], where: str) -> ModelSpec:
     try:
         return parse_spec(config, where)
     except UnsupportedModelError:
