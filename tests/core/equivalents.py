@@ -8,6 +8,13 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    (
+        "admit.py | _shortage | comparison | uncached(config, seq, alone=alone) <= room "
+        "-> uncached(config, seq, alone=alone) < room"
+    ): (
+        "A shortcut: what is needed is never more than what would be needed with nothing "
+        "cached, so that the exact number, then asked for, says the same."
+    ),
     "admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: a table that ends with the leaf gives the same."
@@ -70,6 +77,12 @@ EQUIVALENT: Final[dict[str, str]] = {
         "engine.py | _fold | condition | for event in events if isinstance(event, "
         "Submit) -> for event in events"
     ): ("For the type checker: only events of one kind are folded together."),
+    ("grow.py | _extend | condition | taken.blocks if taken else () -> taken.blocks"): (
+        "For the type checker: the caller has counted that there are as many blocks."
+    ),
+    ("grow.py | _one | condition | taken.blocks if taken else () -> taken.blocks"): (
+        "For the type checker: the caller has counted that there is one."
+    ),
     (
         "grow.py | stretch | bound | max(1, min(config.max_repeat, last - sched, "
         "len(table) * size - sched)) -> min(config.max_repeat, last - sched, len(table) "
@@ -83,6 +96,13 @@ EQUIVALENT: Final[dict[str, str]] = {
         "committed.py | all_committed | condition | reversed(state.inflight) if rest "
         "else () -> reversed(state.inflight)"
     ): ("A shortcut: of no generations, none is found in the plans either."),
+    (
+        "ending.py | end | condition | for one in leavers if one.at is None -> for one "
+        "in leavers"
+    ): (
+        "The line leaves out those it has, and nobody who runs is in line: asked for "
+        "their places, too, it is equal."
+    ),
     "ending.py | end | condition | if waiting -> if True": (
         "A shortcut: a line from which nobody is removed is equal."
     ),

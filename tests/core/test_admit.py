@@ -196,6 +196,14 @@ def test_a_prompt_of_whole_blocks_and_one_more_is_forked_without_a_copy() -> Non
     bench.drain()
 
 
+def test_a_sibling_whose_window_begins_in_its_last_block_lends_it_too() -> None:
+    bench = Bench(evolve(CONFIG, window=2))
+    bench.give(Submit(ask("a", 7, 5, n=2)))
+    bench.turn()
+    assert bench.state.running.chains[0].low == 1, "the first block is behind the window"
+    assert bench.reasons_of(Admitted)[-1].copied == 2
+
+
 def test_another_request_is_no_sibling() -> None:
     bench = Bench()
     bench.give(Submit(ask("a", 9, 5, n=2)), Submit(ask("b", 6, 5, n=2)))

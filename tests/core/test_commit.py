@@ -11,6 +11,7 @@ from minfer.commit import aligned
 from minfer.config import Thresholds
 from minfer.keys import block_keys
 from minfer.messages import Cancel, Emit, Executed, Ignored, Submit, Voided
+from minfer.plan import TokenLogprobs
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 
 
@@ -36,6 +37,26 @@ def test_many_newcomers_in_front_do_not_hide_who_ran_before() -> None:
     assert aligned((1, 2, 3, 4, 7), (7,), ((1,), (2,), (3,), (4,), (5,)), 2) == ((5,),)
     assert aligned((), (1, 2), (), 2) == ((), ())
     assert aligned((1, 2), (), ((1,), (2,)), 2) == ()
+
+
+@pytest.mark.parametrize("others", [0, 3])
+def test_log_probabilities_follow_their_tokens(others: int) -> None:
+    """Whoever came or went since the step was planned, and as far as tokens count."""
+    bench = Bench(evolve(CONFIG, depth=2, max_repeat=4))
+    early = ask("early", 5, 20)
+    ends = frozenset(bench.right(early)[6:7])  # in the middle of a repeated step
+    bench.give(Submit(evolve(early, stop_ids=ends)))
+    said: list[Emit] = []
+    while bench.state.requests:
+        done = bench.oracle.collect()
+        assert isinstance(done, Executed)
+        scored = tuple(tuple(TokenLogprobs(-t, 1) for t in row) for row in done.yields)
+        late = [Submit(ask(f"late{len(said)}", 4, 6))] if len(said) < others else []
+        turn = bench.give(evolve(done, logprobs=scored), *late)
+        said += [one for one in turn.commands if isinstance(one, Emit)]
+    assert bench.ended["early", 0].reason == "stop"
+    for one in said:
+        assert tuple(tuple(-t.logprob for t in row) for row in one.logprobs) == one.tokens
 
 
 def two_at_fault(failures: int) -> Bench:
