@@ -24,7 +24,7 @@ from typing import Final, Self
 from attrs import define, evolve, field, frozen
 
 from minfer.config import EngineConfig
-from minfer.messages import Emit, Finished, OfSample, Preempted, Reason, Voided
+from minfer.messages import Emit, Ended, Finished, OfSample, Preempted, Reason, Voided
 from minfer.plan import Plan
 from minfer.pmap import Map
 from minfer.schedule import waits_for
@@ -255,11 +255,15 @@ def _with_tokens(life: Life, seen: Seen) -> Life:
 
 
 def _news(name: SampleId, seen: Seen) -> Iterator[Reason]:
-    """The reasons that are about a sample, or about who gave way for it."""
+    """The reasons that are about a sample, or about who gave way for it, up to its end:
+    its id may come again in the same turn.
+    """
     for reason in seen.turn.transition.reasons:
         its = isinstance(reason, OfSample) and (reason.id, reason.sample) == name
         if its or (isinstance(reason, Preempted) and reason.by == name):
             yield reason
+        if its and isinstance(reason, Ended) and reason.reason != "rejected":
+            return
 
 
 def _preemptions(name: SampleId, seen: Seen) -> int:

@@ -64,7 +64,8 @@ _NEVER: Final = _Odd(math.inf, 0, 0)
 class Simulated(Oracle):
     """An executor without a memory, whose samples end after so many output tokens.
 
-    One that is not in `lengths`, or may not stop (no `stop_ids`), runs to its limit.
+    One that is not in `lengths`, or may not stop (no `stop_ids`), runs to its limit, be
+    that its own or the context's; who would stop just there ends by length, too.
     Positions are read off plans, so it can take over from any `state` in mid-run, steps
     in flight included.
     """

@@ -8,7 +8,7 @@ from random import Random
 import hypothesis.strategies as st
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import example, given
 
 from minfer.config import EngineConfig
 from minfer.messages import Admitted, Cancel, Emit, Preempted, Submit, Voided
@@ -110,6 +110,7 @@ def _waits(turns: list[Turn], life: Life) -> None:
 
 @FEW
 @given(SEEDS)
+@example(3981)  # a request is cancelled and its id let in again in one turn
 def test_all_parts_add_up_in_hostile_worlds(seed: int) -> None:
     config, turns = recorded(seed)
     begins = submitted(turns)

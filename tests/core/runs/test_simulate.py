@@ -258,7 +258,7 @@ def random_arrivals(rng: Random) -> tuple[list[Arrival], dict[SampleId, int]]:
 def planned(config: EngineConfig, one: Request, length: int | None) -> tuple[int, str]:
     """How a sample ends that nobody cancels: its length, and why."""
     room = min(one.max_tokens, config.max_model_len - len(one.prompt))
-    if length is None or not one.stop_ids or length >= one.max_tokens or length > room:
+    if length is None or not one.stop_ids or length >= room:
         return room, "length"
     return length, "stop"
 
