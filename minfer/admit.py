@@ -8,7 +8,6 @@ cache and copies the partial tail of its prompt, so it computes one token.
 """
 
 from bisect import bisect_left
-from itertools import islice
 
 from attrs import frozen
 
@@ -16,19 +15,19 @@ from minfer import consult
 from minfer.blocks import Blocks, Transaction
 from minfer.committed import committed
 from minfer.config import EngineConfig, Thresholds
-from minfer.keys import Keys
+from minfer.keys import Key, Keys
 from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
 from minfer.plan import Copy
 from minfer.policy import Load
 from minfer.preempt import preempt
-from minfer.prefix import ROOT, live, lookup
+from minfer.prefix import ROOT, blocks_of, live, lookup
 from minfer.publish import sealed
 from minfer.record import evolve
 from minfer.seat import seated
 from minfer.sequence import Chain, Running, Sequence
 from minfer.state import EngineState
-from minfer.window import lookup_window, outside
+from minfer.window import GONE, lookup_window, outside
 
 
 @frozen
@@ -219,7 +218,7 @@ class Hit:
 
     blocks: int  # how many count as hit, those out of the window included
     table: tuple[int, ...]  # the blocks
-    leaf: int  # the last of them, on which the newcomer stands
+    leaf: Key  # of the last of them, on which the newcomer stands
     low: int = 0  # leading ones that are out of the window
 
 
@@ -230,31 +229,32 @@ def _hit(
     prefix = state.blocks.prefix
     if not config.window:
         hit = lookup(prefix, keys, full)
-        leaf = prefix.index[keys[hit - 1]] if hit else ROOT
+        leaf = keys[hit - 1] if hit else ROOT
         change.prefix.hold(leaf)
-        return Hit(hit, _prefix(config.thresholds, state, keys, hit, leaf), leaf)
+        return Hit(hit, _prefix(config.thresholds, state, keys[:hit]), leaf)
     size = config.block_size
     hit = lookup_window(prefix, keys, full, config.window, size)
     low = outside(hit * size, config.window, size)
-    found = tuple(map(prefix.index.__getitem__, keys[low:hit]))
-    for block in found:
-        change.prefix.hold(block)
-    return Hit(hit, (ROOT,) * low + found, ROOT, low)
+    for key in keys[low:hit]:
+        change.prefix.hold(key)
+    table = (GONE,) * low + blocks_of(prefix, keys[low:hit])
+    return Hit(hit, table, ROOT, low)
 
 
-def _prefix(
-    thresholds: Thresholds, state: EngineState, keys: Keys, hit: int, leaf: int
-) -> tuple[int, ...]:
-    """The blocks of the first `hit` keys, the last of which is `leaf`.
+def _prefix(thresholds: Thresholds, state: EngineState, keys: Keys) -> tuple[int, ...]:
+    """The blocks of the chain `keys`, all of which are cached.
 
-    A path in the forest is unique: if a neighbour stands on `leaf` at that place, its
-    table has them all, and requests that share a long prefix tend to come together.
+    A path in the forest is unique: if a neighbour has the last of them at its place in
+    its table, it has them all, and requests that share a long prefix tend to come
+    together.
     """
-    long = hit >= thresholds.long_prefix
-    for table in state.running.tables[-thresholds.neighbours :] if long else ():
-        if len(table) > hit and table[hit - 1] == leaf:
-            return table[:hit]
-    return tuple(map(state.blocks.prefix.index.__getitem__, islice(keys, hit)))
+    prefix, hit = state.blocks.prefix, len(keys)
+    if hit >= thresholds.long_prefix:
+        (last,) = blocks_of(prefix, keys[-1:])
+        for table in state.running.tables[-thresholds.neighbours :]:
+            if len(table) > hit and table[hit - 1] == last:
+                return table[:hit]
+    return blocks_of(prefix, keys)
 
 
 def _let_in(state: EngineState, seq: Sequence, blocks: Blocks) -> EngineState:

@@ -37,8 +37,9 @@ def laid_out(work: Work) -> Plan:
     """Put the plan together; the state has it in flight from then on."""
     config, state = work.config, work.state
     run = state.running
-    out = positions(run, work.idle)
-    chunks = [*_chunks(work, run, out)] if work.shares else []
+    special = positions(run, work.idle.union(work.shares))
+    out = [i for i in special if run.gens[i] in work.idle]
+    chunks = [*_chunks(work, run, special, out)]
     ahead = work.most or ones(len(run))  # how far the step takes each sequence
     gens = less(run.gens, out)
     most = less(ahead, out)
@@ -70,13 +71,17 @@ def laid_out(work: Work) -> Plan:
     return plan
 
 
-def _chunks(work: Work, run: Running, out: list[int]) -> Iterator[Chunk]:
-    """The inputs of the rows that are being filled; `out` are positions that
-    sit it out.
+def _chunks(
+    work: Work, run: Running, special: list[int], out: list[int]
+) -> Iterator[Chunk]:
+    """The inputs of the rows that are being filled: of the positions `special`, those
+    that are not `out`, which sit it out.
     """
-    for i in positions(run, work.shares):
-        start, share = run.sched[i], work.shares[run.gens[i]]
-        yield Chunk(i, i - bisect_left(out, i), start, start + share)
+    for i in special:
+        share = work.shares.get(run.gens[i])
+        if share is not None:
+            start = run.sched[i]
+            yield Chunk(i, i - bisect_left(out, i), start, start + share)
 
 
 def _with_chunks(

@@ -1,12 +1,12 @@
 """The prefix index: which content is cached in which block, who stands on it, what goes
 first.
 
-Theory. Published blocks form a forest: a node's parent is the block of the prefix before
-it. A sequence holds only the *deepest* published block of its table, its leaf. A node's
-count of `users` is the sequences whose leaf it is plus those of its children that have
-users, so a block is live if and only if it has any, and holding or releasing a leaf walks
-up only as far as counts change between zero and one: a shared prefix of 500 blocks costs
-one step to take and to give back.
+Theory. Published blocks form a forest, whose nodes go by the keys of their content: a
+node's parent is the prefix before it. A sequence holds only the *deepest* published block
+of its table, its leaf. A node's count of `users` is the sequences whose leaf it is plus
+those of its children that have users, so a block is live if and only if it has any, and
+holding or releasing a leaf walks up only as far as counts change between zero and one: a
+shared prefix of 500 blocks costs one step to take and to give back.
 
 Only idle blocks without cached children can be evicted, the longest unused first, so an
 ancestor never goes before its descendants. Hence the cached part of any chain of keys is
@@ -18,7 +18,8 @@ may then have gaps, and a hit needs the last window's blocks only.
 """
 
 from bisect import bisect_left
-from typing import Final, NamedTuple, TypeAlias
+from collections.abc import Iterable
+from typing import Final, TypeAlias
 
 from attrs import Factory, frozen
 
@@ -26,34 +27,34 @@ from minfer.keys import Key, Keys
 from minfer.pmap import Map
 from minfer.tickets import Words, add, drop, least, words_of
 
-ROOT: Final = -1  # the parent of a first block; the leaf of who has published nothing
+ROOT: Final = b""  # the parent of a first block; the leaf of who has published nothing
 NONE: Final = -1  # the last use of a block that is live, or was not used yet
 
 
-# How nodes are made here, where many are: their own constructor takes twice as long.
-_new: Final = tuple.__new__
+@frozen
+class Node:
+    """A published block."""
 
-
-class Node(NamedTuple):
-    """A published block. This is the engine's most frequent record: a named tuple is made
-    in half the time of a frozen class.
-    """
-
-    key: Key  # the digest of its content
-    parent: int  # block, or ROOT
+    block: int
+    parent: Key  # the content before it, or ROOT
     users: int
     children: int  # that are cached
     last_use: int  # a ticket: lower ones were longer ago
 
 
+# How a node is kept: its fields, in their order. It is the engine's most frequent value,
+# and a plain tuple is made and taken apart in a third of a record's time. Outside of this
+# file there are records only: ask `node_of`.
+Packed: TypeAlias = tuple[int, Key, int, int, int]
+
+
 @frozen
 class PrefixIndex:
-    """Published blocks. Read the module's theory for the fields."""
+    """Published blocks, by their content. Read the module's theory for the fields."""
 
-    index: Map[Key, int] = Map()  # content key -> block
-    nodes: Map[int, Node] = Map()
+    nodes: Map[Key, Packed] = Map()
     live: int = 0  # how many of the nodes have users
-    idle: Map[int, int] = Map()  # last use -> idle block without children
+    idle: Map[int, Key] = Map()  # last use -> what is idle and has no children
     next_use: int = 0  # the next ticket
     words: Words = Factory(lambda self: words_of(self.idle), takes_self=True)  # in `idle`
 
@@ -74,28 +75,43 @@ class Evicted:
 Index: TypeAlias = "PrefixIndex | PrefixChange"
 
 
+def node_of(prefix: Index, key: Key) -> Node | None:
+    """The block that has this content, if it is cached."""
+    packed = prefix.nodes.get(key)
+    return None if packed is None else Node(*packed)
+
+
+def blocks_of(prefix: Index, keys: Iterable[Key]) -> tuple[int, ...]:
+    """Which blocks have these contents, all of which are cached."""
+    return tuple([prefix.nodes[key][0] for key in keys])
+
+
+def every_node(prefix: PrefixIndex) -> dict[Key, Node]:
+    """All that is published, by content."""
+    return {key: Node(*packed) for key, packed in prefix.nodes.items()}
+
+
 def lookup(prefix: Index, keys: Keys, end: int | None = None) -> int:
     """How many of the first `end` keys are cached, the leading ones: cached chains have
     no gaps.
     """
-    if not keys or keys[0] not in prefix.index:
+    if not keys or keys[0] not in prefix.nodes:
         return 0
-    return bisect_left(keys, True, hi=end, key=lambda key: key not in prefix.index)
+    return bisect_left(keys, True, hi=end, key=lambda key: key not in prefix.nodes)
 
 
 def live(prefix: Index, key: Key) -> bool:
     """Whether this content is cached and some running sequence stands on its block."""
-    block = prefix.index.get(key)
-    return block is not None and prefix.nodes[block].users > 0
+    node = node_of(prefix, key)
+    return node is not None and node.users > 0
 
 
 class PrefixChange:
     """Changes to an index in the making: open, change, `done`. Never kept or shared."""
 
-    __slots__ = ("idle", "index", "live", "next_use", "nodes", "words")
+    __slots__ = ("idle", "live", "next_use", "nodes", "words")
 
     def __init__(self, prefix: PrefixIndex) -> None:
-        self.index = prefix.index.mutate()
         self.nodes = prefix.nodes.mutate()
         self.live = prefix.live
         self.idle = prefix.idle.mutate()
@@ -105,7 +121,6 @@ class PrefixChange:
     def done(self) -> PrefixIndex:
         """The index with all changes."""
         return PrefixIndex(
-            self.index.finish(),
             self.nodes.finish(),
             self.live,
             self.idle.finish(),
@@ -118,12 +133,12 @@ class PrefixChange:
         """As `PrefixIndex.idlers`."""
         return len(self.nodes) - self.live
 
-    def hold(self, leaf: int) -> None:
+    def hold(self, leaf: Key) -> None:
         """One more sequence stands on `leaf`."""
         nodes = self.nodes
-        while leaf != ROOT:
-            key, parent, users, children, last_use = nodes[leaf]
-            nodes[leaf] = _new(Node, (key, parent, users + 1, children, NONE))
+        while leaf:
+            block, parent, users, children, last_use = nodes[leaf]
+            nodes[leaf] = (block, parent, users + 1, children, NONE)
             if users:
                 return
             self.live += 1
@@ -131,28 +146,28 @@ class PrefixChange:
                 self._unlisted(last_use)
             leaf = parent
 
-    def release(self, leaf: int) -> None:
+    def release(self, leaf: Key) -> None:
         """One sequence fewer stands on `leaf`; what nobody stands on any more becomes
         idle.
         """
-        nodes, block, last_use = self.nodes, leaf, self.next_use
-        while block != ROOT:
-            key, parent, users, children, _ = nodes[block]
+        nodes, key, last_use = self.nodes, leaf, self.next_use
+        while key:
+            block, parent, users, children, _ = nodes[key]
             if users > 1:
-                nodes[block] = _new(Node, (key, parent, users - 1, children, NONE))
+                nodes[key] = (block, parent, users - 1, children, NONE)
                 return
             self.live -= 1
-            nodes[block] = _new(Node, (key, parent, 0, children, last_use))
-            if block == leaf:
+            nodes[key] = (block, parent, 0, children, last_use)
+            if key == leaf:
                 self.next_use += 1
                 if not children:
                     self._listed(leaf, last_use)
                 last_use = NONE  # of the others nobody knows more than that it was before
-            block = parent
+            key = parent
 
     def publish(
-        self, leaf: int, keys: Keys, private: tuple[int, ...]
-    ) -> tuple[int, tuple[int, ...]]:
+        self, leaf: Key, keys: Keys, private: tuple[int, ...]
+    ) -> tuple[Key, tuple[int, ...]]:
         """Name full private blocks that follow `leaf` in the holder's table, one key
         each.
 
@@ -162,20 +177,19 @@ class PrefixChange:
         """
         twins = lookup(self, keys)
         if twins:
-            twin = self.index[keys[twins - 1]]
+            twin = keys[twins - 1]
             self.hold(twin)
             self.release(leaf)
             leaf = twin
-        index, nodes, new = self.index, self.nodes, private[twins:]
+        nodes, new = self.nodes, private[twins:]
         # Its count of users stays: a holder less, a live child more.
         if new and leaf != ROOT:
-            key, parent, users, children, last_use = nodes[leaf]
-            nodes[leaf] = _new(Node, (key, parent, users, children + 1, last_use))
+            block, parent, users, children, last_use = nodes[leaf]
+            nodes[leaf] = (block, parent, users, children + 1, last_use)
         last = len(new) - 1  # that one has no child yet
         for at, (key, block) in enumerate(zip(keys[twins:], new, strict=True)):
-            index[key] = block
-            nodes[block] = _new(Node, (key, leaf, 1, int(at < last), NONE))
-            leaf = block
+            nodes[key] = (block, leaf, 1, int(at < last), NONE)
+            leaf = key
         self.live += len(new)
         return leaf, private[:twins]
 
@@ -183,51 +197,47 @@ class PrefixChange:
         """Name one private block, which its owner then holds; not if its content is
         cached.
         """
-        if key in self.index:
+        if key in self.nodes:
             return False
-        self.index[key] = block
-        self.nodes[block] = _new(Node, (key, ROOT, 1, 0, NONE))
+        self.nodes[key] = (block, ROOT, 1, 0, NONE)
         self.live += 1
         return True
 
     def evict(self, count: int) -> Evicted:
         """Forget the `count` longest unused idle blocks, of which there are as many."""
-        nodes, index = self.nodes, self.index
+        nodes = self.nodes
         gone: list[int] = []
         keys: list[Key] = []
         while len(gone) < count:
             oldest = least(self.words)
-            block = self._unlisted(oldest)
-            key, parent, _, _, _ = nodes.pop(block)
+            key = self._unlisted(oldest)
+            block, parent, _, _, _ = nodes.pop(key)
             while True:
-                del index[key]
                 gone.append(block)
                 keys.append(key)
-                if parent == ROOT:
+                if not parent:
                     break
-                block = parent
-                key, parent, users, children, last_use = nodes.pop(block)
+                key = parent
+                block, parent, users, children, last_use = nodes.pop(key)
                 if children > 1 or users:
-                    nodes[block] = _new(
-                        Node, (key, parent, users, children - 1, last_use)
-                    )
+                    nodes[key] = (block, parent, users, children - 1, last_use)
                     break
                 # The last child is gone: the parent's turn, at its own last use if that
                 # is later.
                 if last_use > oldest or len(gone) == count:
                     last_use = max(last_use, oldest)
-                    nodes[block] = _new(Node, (key, parent, 0, 0, last_use))
-                    self._listed(block, last_use)
+                    nodes[key] = (block, parent, 0, 0, last_use)
+                    self._listed(key, last_use)
                     break
         return Evicted(tuple(gone), tuple(keys))
 
-    def _listed(self, block: int, last_use: int) -> None:
-        """From now on `block` can be evicted: it was last used at `last_use`."""
-        self.idle[last_use] = block
+    def _listed(self, key: Key, last_use: int) -> None:
+        """From now on this content can be evicted: it was last used at `last_use`."""
+        self.idle[last_use] = key
         add(self.words, last_use)
 
-    def _unlisted(self, last_use: int) -> int:
-        """The block last used at `last_use`, which is not to be evicted any more, or just
+    def _unlisted(self, last_use: int) -> Key:
+        """What was last used at `last_use`, which is not to be evicted any more, or just
         now.
         """
         drop(self.words, last_use)

@@ -7,7 +7,7 @@ have got one leave the sequence's tail.
 from minfer.blocks import Transaction
 from minfer.committed import committed
 from minfer.config import EngineConfig
-from minfer.keys import Key, block_key
+from minfer.keys import Key, Keys, block_key
 from minfer.prefix import PrefixChange
 from minfer.record import evolve
 from minfer.seat import ripe_at
@@ -83,7 +83,7 @@ def _followed(prefix: PrefixChange, chain: Chain, table: Table, count: int) -> C
     twin.
     """
     keys = chain.keys[chain.sealed : count]
-    if keys[0] in prefix.index:
+    if keys[0] in prefix.nodes:
         return chain
     leaf, _ = prefix.publish(chain.leaf, keys, table[chain.sealed : count])
     return Chain(chain.keys, count, leaf, chain.chunks, chain.low)
@@ -106,12 +106,12 @@ def _slid(
         chain.keys[sealed], table[sealed]
     ):
         sealed += 1
-    for block in table[chain.low : min(low, sealed)]:
-        change.prefix.release(block)
+    for key in chain.keys[chain.low : min(low, sealed)]:
+        change.prefix.release(key)
     change.pool.give(table[max(chain.low, sealed) : low])
     return evolve(chain, sealed=max(sealed, low), low=max(chain.low, low))
 
 
-def stood_on(chain: Chain, table: Table, window: int) -> tuple[int, ...]:
-    """The published blocks on which a sequence stands."""
-    return table[chain.low : chain.sealed] if window else (chain.leaf,)
+def stood_on(chain: Chain, window: int) -> Keys:
+    """The published content on which a sequence stands."""
+    return chain.keys[chain.low : chain.sealed] if window else (chain.leaf,)

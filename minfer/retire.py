@@ -14,6 +14,7 @@ from attrs import frozen
 from minfer.blocks import Transaction
 from minfer.committed import all_committed
 from minfer.config import EngineConfig
+from minfer.keys import Keys
 from minfer.publish import named, stood_on
 from minfer.record import evolve
 from minfer.sequence import Running, without
@@ -54,7 +55,7 @@ def retire(
 class Left:
     """The blocks that a sequence leaves behind."""
 
-    held: tuple[int, ...]  # published, on which it stands
+    held: Keys  # of what is published and it stands on
     private: tuple[int, ...]
 
 
@@ -64,7 +65,7 @@ def _left(
     """Publish what the sequence at `i` has in its first `upto` blocks."""
     chain, table = run.chains[i], run.tables[i]
     if upto <= chain.sealed:  # all that it computed is published
-        return Left(stood_on(chain, table, config.window), table[chain.sealed :])
+        return Left(stood_on(chain, config.window), table[chain.sealed :])
     chain, _ = named(config, run, i, upto)
     new = slice(chain.sealed, upto)
     rest = table[upto:]
@@ -72,14 +73,14 @@ def _left(
         leaf, twins = change.prefix.publish(chain.leaf, chain.keys[new], table[new])
         return Left((leaf,), twins + rest)
     is_new = tuple(map(change.prefix.publish_alone, chain.keys[new], table[new]))
-    mine = tuple(compress(table[new], is_new))
+    mine = tuple(compress(chain.keys[new], is_new))
     twins = tuple(compress(table[new], map(not_, is_new)))
-    return Left(stood_on(chain, table, config.window) + mine, twins + rest)
+    return Left(stood_on(chain, config.window) + mine, twins + rest)
 
 
 def _give_back(change: Transaction, left: Left | Fence) -> None:
-    for block in reversed(left.held):  # the last ones are evicted first: least used
-        change.prefix.release(block)
+    for key in reversed(left.held):  # the last ones are evicted first: least used
+        change.prefix.release(key)
     change.pool.give(left.private)
 
 

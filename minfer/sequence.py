@@ -81,7 +81,7 @@ class Chain:
 
     keys: Log[Key]  # of its full blocks, at least `sealed` of them
     sealed: int  # leading blocks of the table whose KV is committed and named
-    leaf: int = ROOT  # the published block that it holds
+    leaf: Key = ROOT  # of the published block that it holds
     chunks: Log[tuple[int, ...]] = Log()  # tokens of blocks that left the tail with a key
     # leading blocks of the table that were given back: they are out of the window
     low: int = 0
@@ -155,13 +155,23 @@ def without(run: Running, gone: list[int]) -> Running:
 
 
 def joined(run: Running, added: list[Running]) -> Running:
-    """`run` with the single-row `added`, which are in rank order, at their places."""
-    columns = [list(column) for column in _columns(run)]
-    for one in reversed(added):
-        at = bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))
-        for column, new in zip(columns, _columns(one), strict=True):
-            column[at:at] = new
-    return Running(*map(tuple, columns))
+    """`run` with the single-row `added`, which are in rank order, at their places.
+
+    Whoever is ahead of the first of them stays where it is. Mostly that is everybody, and
+    a column is copied once.
+    """
+    places = [_place_among(run, one) for one in added]
+    first = places[0] if places else len(run)
+    tails = [list(column[first:]) for column in _columns(run)]
+    for at, one in reversed([*zip(places, added, strict=True)]):
+        for tail, new in zip(tails, _columns(one), strict=True):
+            tail[at - first : at - first] = new
+    each = zip(_columns(run), tails, strict=True)
+    return Running(*[column[:first] + tuple(tail) for column, tail in each])
+
+
+def _place_among(run: Running, one: Running) -> int:
+    return bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))
 
 
 def edited(run: Running, **changes: dict[int, Any]) -> Running:

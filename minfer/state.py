@@ -6,6 +6,7 @@ from attrs import frozen
 
 from minfer.blocks import Blocks
 from minfer.config import ConfigError, EngineConfig
+from minfer.keys import Keys
 from minfer.messages import (
     Command,
     Emit,
@@ -52,7 +53,7 @@ class Fence:
     """
 
     until: int
-    held: tuple[int, ...]  # published
+    held: Keys  # of what is published
     private: tuple[int, ...]
 
 
@@ -64,7 +65,7 @@ class Hold:
     cause: str  # as in `Held`
 
 
-@frozen
+@frozen(slots=False)  # it is evolved ten times a turn, and read little more often
 class EngineState:
     """All that the engine knows. Equal states decide equally, whatever made them."""
 

@@ -1,9 +1,12 @@
 """Sliding windows: which blocks of a table a query still reads."""
 
 from itertools import islice
+from typing import Final
 
 from minfer.keys import Keys
 from minfer.prefix import PrefixIndex
+
+GONE: Final = -1  # stands in a table for a block that was given back
 
 
 def outside(position: int, window: int, block_size: int) -> int:
@@ -21,7 +24,7 @@ def lookup_window(
     """
     # Blocks before it that a query at a block's start reads.
     span = -(-(window - 1) // block_size)
-    cached = bytes(map(prefix.index.__contains__, islice(keys, end)))
+    cached = bytes(map(prefix.nodes.__contains__, islice(keys, end)))
     found = cached.rfind(b"\1" * span)
     if found >= 0:
         return found + span

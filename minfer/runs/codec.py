@@ -70,7 +70,7 @@ class CodecError(ValueError):
 def _records() -> dict[str, type]:
     every = (value for module in _MODULES for value in vars(module).values())
     classes = (value for value in every if isinstance(value, type))
-    return {c.__name__: c for c in classes if attrs.has(c) or hasattr(c, "_fields")}
+    return {c.__name__: c for c in classes if attrs.has(c)}
 
 
 RECORDS: Final = _records()  # to which a program adds its own policies
@@ -94,8 +94,6 @@ def dump(value: Any, without: Container[str] = ()) -> Any:
             return value if math.isfinite(value) else {"float": str(value)}
         case bytes():
             return {"hex": value.hex()}
-        case tuple() if type(value) is not tuple:
-            return _named(value)
         case tuple():
             return _packed(value) if len(value) >= _MANY else [dump(one) for one in value]
         case frozenset():
@@ -139,16 +137,6 @@ def load(value: Any, classes: Mapping[str, type] = RECORDS) -> Any:
         case {"float": str(text)}:
             return float(text)
     raise CodecError(f"nothing is written like {value!r:.80}")
-
-
-def _named(value: Any) -> dict[str, Any]:
-    """A named tuple, as a record."""
-    cls = type(value)
-    if cls.__name__ not in RECORDS:
-        raise CodecError(
-            f"a {cls.__name__} cannot be written to a journal: {value!r:.80}"
-        )
-    return {"is": cls.__name__, **{k: dump(part) for k, part in value._asdict().items()}}
 
 
 def _same(part: Any, default: Any) -> bool:

@@ -15,10 +15,13 @@ which tokens already have a key.
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from operator import attrgetter
 from typing import Any
 
 from minfer.blocks import Blocks
+from minfer.keys import Key
 from minfer.plan import Plan
+from minfer.prefix import ROOT, PrefixIndex, blocks_of, every_node
 from minfer.runs.codec import dump
 from minfer.runs.decisions import compact
 from minfer.sequence import Running, Sequence
@@ -32,7 +35,7 @@ def state_digest(state: EngineState) -> bytes:
 
 def projected(state: EngineState) -> dict[str, Any]:
     """The facts of a state, in JSON's own types."""
-    held = state.held
+    held, prefix = state.held, state.blocks.prefix
     return {
         "time": state.time,
         "next step": state.next_step,
@@ -41,12 +44,12 @@ def projected(state: EngineState) -> dict[str, Any]:
         "blocks": _blocks(state.blocks),
         "free rows": list(state.free_rows),
         "waiting": [_sequence(seq) for seq in state.waiting],
-        "running": list(_running(state.running)),
+        "running": list(_running(state.running, prefix)),
         "in flight": [_plan(plan) for plan in state.inflight],
         "fences": [
             {
                 "until": one.until,
-                "published": list(one.held),
+                "published": [_block(prefix, key) for key in one.held],
                 "private": list(one.private),
             }
             for one in state.fences
@@ -62,24 +65,30 @@ def projected(state: EngineState) -> dict[str, Any]:
 
 def _blocks(blocks: Blocks) -> dict[str, Any]:
     pool, prefix = blocks.pool, blocks.prefix
+    nodes = every_node(prefix).values()
     stack = [pool.freed[depth] for depth in sorted(pool.freed, reverse=True)]
     return {
         "free": pool.free,
         "handed out next": [block for run in (pool.spare, *stack) for block in run],
         "never used from": pool.fresh,
         "next use": prefix.next_use,
-        "evicted next": [prefix.idle[use] for use in sorted(prefix.idle)],
+        "evicted next": [_block(prefix, prefix.idle[use]) for use in sorted(prefix.idle)],
         "published": [
             {
-                "block": block,
-                "parent": node.parent,
+                "block": node.block,
+                "parent": _block(prefix, node.parent),
                 "users": node.users,
                 "children": node.children,
                 "last use": node.last_use,
             }
-            for block, node in sorted(prefix.nodes.items())
+            for node in sorted(nodes, key=attrgetter("block"))
         ],
     }
+
+
+def _block(prefix: PrefixIndex, key: Key) -> int:
+    """The block that has this content; -1 for none, before a first block."""
+    return -1 if key == ROOT else blocks_of(prefix, (key,))[0]
 
 
 def _sequence(seq: Sequence) -> dict[str, Any]:
@@ -94,7 +103,7 @@ def _sequence(seq: Sequence) -> dict[str, Any]:
     }
 
 
-def _running(run: Running) -> Iterator[dict[str, Any]]:
+def _running(run: Running, prefix: PrefixIndex) -> Iterator[dict[str, Any]]:
     for i, seq in enumerate(run.seqs):
         yield {
             "sequence": _sequence(seq),
@@ -107,7 +116,7 @@ def _running(run: Running) -> Iterator[dict[str, Any]]:
             "last": run.last[i],
             "table": list(run.tables[i]),
             "sealed": run.chains[i].sealed,
-            "leaf": run.chains[i].leaf,
+            "leaf": _block(prefix, run.chains[i].leaf),
             "behind the window": run.chains[i].low,
         }
 

@@ -9,6 +9,7 @@ those of whoever reads it.
 from attrs import define, field, frozen
 
 from minfer.keys import Key, block_keys
+from minfer.prefix import every_node
 from minfer.state import EngineState
 from minfer.testing.accounts import Seat
 from minfer.testing.books import Books
@@ -36,15 +37,16 @@ class Contents:
 
         Raises InvariantError.
         """
-        blocks, nodes = self.blocks, after.blocks.prefix.nodes
+        blocks, nodes = self.blocks, every_node(after.blocks.prefix)
+        holds = {node.block: key for key, node in nodes.items()}
         if len(blocks) > 4 * books.config.num_blocks:
             raise InvariantError("cache truth", "more is published than there are blocks")
         new = {
-            block: node.key
-            for block, node in nodes.items()
-            if block not in blocks or blocks[block].key != node.key
+            block: key
+            for block, key in holds.items()
+            if block not in blocks or blocks[block].key != key
         }
-        for block in [block for block in blocks if block not in nodes]:
+        for block in [block for block in blocks if block not in holds]:
             del blocks[block]
         if new:
             self._learn(books, new)

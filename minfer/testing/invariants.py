@@ -9,8 +9,8 @@ from itertools import chain
 
 from minfer.committed import committed
 from minfer.config import EngineConfig
-from minfer.keys import extend_keys
-from minfer.prefix import ROOT
+from minfer.keys import Key, extend_keys
+from minfer.prefix import ROOT, every_node, node_of
 from minfer.publish import stood_on
 from minfer.sequence import COLUMNS, Running
 from minfer.state import EngineState
@@ -78,7 +78,8 @@ def _partition(state: EngineState) -> None:
     private = [private_blocks(run, i) for i in range(len(run))] + [
         f.private for f in state.fences
     ]
-    places = Counter([*free, *chain(*private), *state.blocks.prefix.nodes])
+    published = [node.block for node in every_node(state.blocks.prefix).values()]
+    places = Counter([*free, *chain(*private), *published])
     require(max(places.values(), default=1) == 1, "partition", "a block is in two places")
     require(
         set(places) == set(range(pool.total)),
@@ -93,28 +94,23 @@ def _forest(state: EngineState, window: int) -> None:
     be evicted.
     """
     prefix = state.blocks.prefix
-    nodes = prefix.nodes
-    index = {node.key: block for block, node in nodes.items()}
-    require(index == dict(prefix.index), "cache truth", "index and blocks disagree")
+    nodes = every_node(prefix)
     parents = Counter(node.parent for node in nodes.values() if node.parent != ROOT)
     require(all(p in nodes for p in parents), "cache truth", "an ancestor was evicted")
-    users, run = Counter[int](), state.running
-    stands = [
-        stood_on(own, table, window)
-        for own, table in zip(run.chains, run.tables, strict=True)
-    ]
-    for block in chain(*stands, *(fence.held for fence in state.fences)):
-        while block != ROOT:
-            require(block in nodes, "refcount", f"block {block} is held but not cached")
-            users[block] += 1
-            if users[block] > 1:
+    users, run = Counter[Key](), state.running
+    stands = [stood_on(own, window) for own in run.chains]
+    for key in chain(*stands, *(fence.held for fence in state.fences)):
+        while key != ROOT:
+            require(key in nodes, "refcount", f"{key.hex()} is held but not cached")
+            users[key] += 1
+            if users[key] > 1:
                 break
-            block = nodes[block].parent
-    for block, node in nodes.items():
-        right = node.children == parents[block]
+            key = nodes[key].parent
+    for key, node in nodes.items():
+        right = node.children == parents[key]
         require(right, "cache truth", "children are miscounted")
-        require(node.users == users[block], "refcount", "users are miscounted")
-        listed = prefix.idle.get(node.last_use) == block
+        require(node.users == users[key], "refcount", "users are miscounted")
+        listed = prefix.idle.get(node.last_use) == key
         is_leaf = not node.users and not node.children
         require(listed == is_leaf, "evictable", "idle leaves are not as listed")
     require(prefix.live == len(users), "refcount", "live blocks are miscounted")
@@ -188,7 +184,7 @@ def _published(
     """What it has published has been computed, and is findable under the keys of its
     `tokens`, of which `done` have KV.
     """
-    run, size, nodes = state.running, config.block_size, state.blocks.prefix.nodes
+    run, size, prefix = state.running, config.block_size, state.blocks.prefix
     own, table, past = run.chains[i], run.tables[i], len(run.seqs[i].history)
     low = min(outside(done, config.window, size), own.sealed)
     require(own.low <= low, "window", f"{own.low} given back at {done}")
@@ -201,11 +197,11 @@ def _published(
     require(len(own.keys) >= past // size, "keys", "a key of the history is missing")
     cached = slice(own.low, own.sealed)
     for block, key in zip(table[cached], own.keys[cached], strict=True):
-        same = block in nodes and nodes[block].key == key
+        node = node_of(prefix, key)
+        same = node is not None and node.block == block
         require(same, "aliasing", f"{block} is of another prefix")
-    leaf = nodes[own.leaf].key if own.leaf != ROOT else None
-    stands = own.keys[own.sealed - 1] if own.sealed and not config.window else None
-    require(leaf == stands, "leaf", own.leaf)
+    stands = own.keys[own.sealed - 1] if own.sealed and not config.window else ROOT
+    require(own.leaf == stands, "leaf", own.leaf.hex())
 
 
 def _marks(run: Running, i: int, size: int) -> None:

@@ -10,8 +10,9 @@ from typing import Final
 
 from minfer.committed import committed
 from minfer.config import EngineConfig
+from minfer.keys import Key
 from minfer.messages import Execute, Held, Overruled, WakeAt
-from minfer.prefix import Node, PrefixIndex
+from minfer.prefix import Node, PrefixIndex, every_node, node_of
 from minfer.sequence import Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
@@ -19,7 +20,7 @@ from minfer.testing.invariants import InvariantError, require
 from minfer.testing.plan_laws import Planning, left_out, suspects
 from minfer.window import outside
 
-_NO_NODE: Final = Node(b"", 0, 0, 0, 0)
+_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy")
 
 
 def check_line(
@@ -115,19 +116,18 @@ def _starved(after: EngineState, planning: Planning) -> None:
 def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     """Blocks that letting `seq` in takes, of those that are available."""
     size, known = config.block_size, len(seq.history)
-    nodes, index = after.blocks.prefix.nodes, after.blocks.prefix.index
     full = (known - 1) // size
-    cached = [index.get(key) for key in seq.keys[:full]]
+    cached = [node_of(after.blocks.prefix, key) for key in seq.keys[:full]]
     hit = _hit(config, cached, full)
     low = outside(hit * size, config.window, size)
-    idle = sum(block is not None and not nodes[block][2] for block in cached[low:hit])
+    idle = sum(node is not None and not node.users for node in cached[low:hit])
     ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
     next_block = known % size == 0 and known + 1 < ends
     spare = max(config.watermark, next_block) if len(after.running) else 0
     return -(-known // size) - hit + idle + spare
 
 
-def _hit(config: EngineConfig, cached: list[int | None], full: int) -> int:
+def _hit(config: EngineConfig, cached: list[Node | None], full: int) -> int:
     """Leading blocks, of `full` ones, that need not be computed: all are cached or,
     behind a window, those that what comes next attends to.
     """
@@ -223,23 +223,27 @@ def check_evictions(before: PrefixIndex, after: PrefixIndex) -> None:
     their ticket, so none of them was used earlier than one that is gone.
     """
     gone, kept = -1, after.next_use
-    for last_use, block in before.idle.items():
-        if after.nodes.get(block, _NO_NODE).key != before.nodes[block].key:
+    were, nodes = every_node(before), every_node(after)
+    for last_use, key in before.idle.items():
+        if not _same_block(were, nodes, key):
             gone = max(gone, last_use)
-        elif after.idle.get(last_use) == block:
+        elif after.idle.get(last_use) == key:
             kept = min(kept, last_use)
     require(gone < kept, "eviction", f"last used at {gone} is gone, at {kept} is kept")
-    for last_use, block in after.idle.items():
-        was = before.nodes.get(block)
-        if was is None or was.key != after.nodes[block].key:
+    for last_use, key in after.idle.items():
+        if not _same_block(were, nodes, key):
             continue
-        if was.users and not was.children:
+        if were[key].users and not were[key].children:
             late = last_use >= before.next_use
+            block = nodes[key].block
             old = f"block {block} was in use, and has the old last use {last_use}"
             require(late, "eviction", old)
 
 
-_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy")
+def _same_block(were: dict[Key, Node], nodes: dict[Key, Node], key: Key) -> bool:
+    """Whether what has this content is what had it before."""
+    same = key in were and key in nodes
+    return same and were[key].block == nodes[key].block
 
 
 def _news(before: EngineState, turn: Transition) -> None:

@@ -17,7 +17,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     "admit.py | _prefix | comparison | len(table) > hit -> len(table) >= hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
-        "one: a table that ends with the leaf gives the same."
+        "one: a table that ends with the last of them gives the same."
     ),
     ("admit.py | _prefix | negation | -thresholds.neighbours -> thresholds.neighbours"): (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
@@ -25,7 +25,7 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     "admit.py | _prefix | offset | 1 -> 0": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
-        "one: a leaf is never one place on, so that none is found."
+        "one: a chain's last block is never one place on, so that none is found."
     ),
     "admit.py | _prefix | swap | hit - 1 -> 1 - hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "

@@ -77,7 +77,7 @@ def taken(
     seen["more than 64 running"] = len(run) > 64
     seen["log in two levels"] = any(table.old for table in run.tables)
     seen["runs of freed blocks"] = len(after.blocks.pool.freed) > 0
-    was, now = before.blocks.prefix.index, after.blocks.prefix.index
+    was, now = before.blocks.prefix.nodes, after.blocks.prefix.nodes
     seen["evicted"] = was is not now and any(key not in now for key in was)
     seen["slid"] = config.window > 0 and any(chain.low for chain in run.chains)
     seen["vocabulary above 65,536"] = config.vocab_size > 65_536

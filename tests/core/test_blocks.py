@@ -7,7 +7,7 @@ from hypothesis import given, settings
 
 from minfer.blocks import NOTHING_EVICTED, Blocks, Transaction, blocks_for
 from minfer.pool import Pool
-from minfer.prefix import ROOT, Evicted, lookup
+from minfer.prefix import ROOT, Evicted, blocks_of, lookup
 
 KEYS = tuple(bytes([i]) for i in range(200))
 
@@ -87,17 +87,16 @@ def test_the_pool_against_a_list_in_order_of_use(
             assert change.prefix.publish_alone(key, got[0])
             named[key], users[key] = got[0], 1
         elif what == 2 and key in named:
-            change.prefix.hold(named[key])
+            change.prefix.hold(key)
             users[key] += 1
             order = [other for other in order if other != key]
         elif users[key]:
-            change.prefix.release(named[key])
+            change.prefix.release(key)
             users[key] -= 1
             if not users[key]:
                 order.append(key)
         pool = change.done()
         assert pool.available == free + len(order)
         assert pool.live == len(+users)
-        assert [block for _, block in sorted(pool.prefix.idle.items())] == [
-            named[k] for k in order
-        ]
+        assert [key for _, key in sorted(pool.prefix.idle.items())] == order
+        assert blocks_of(pool.prefix, order) == tuple(named[key] for key in order)

@@ -182,5 +182,5 @@ def test_what_is_published_at_an_end_is_of_the_tokens_that_count() -> None:
         out = bench.out["a", 0]
         cut += sum(plan.most[0] for plan in bench.plans) > len(out)
         known = (*request.prompt, *out)
-        assert set(bench.state.blocks.prefix.index) == set(block_keys(b"", known[:-1], 4))
+        assert set(bench.state.blocks.prefix.nodes) == set(block_keys(b"", known[:-1], 4))
     assert cut, "some of what came was taken back"

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from minfer.blocks import Blocks, Transaction
 from minfer.pool import Pool
-from minfer.prefix import ROOT, live, lookup
+from minfer.prefix import ROOT, blocks_of, live, lookup, node_of
 from minfer.tickets import words_of
 
 KEYS = tuple(bytes([i]) for i in range(200))
@@ -17,12 +17,19 @@ def take(change: Transaction, count: int) -> tuple[int, ...] | None:
     return taken.blocks if taken else None
 
 
+def counts(change: Transaction, key: bytes) -> tuple[int, int]:
+    """Users and children of what has this content."""
+    node = node_of(change.prefix, key)
+    assert node is not None
+    return node.users, node.children
+
+
 def test_published_blocks_are_found_held_and_evicted_leaf_first() -> None:
     change = Transaction(Blocks(Pool(4)))
     table = take(change, 3)
     assert table is not None
     leaf, twins = change.prefix.publish(ROOT, KEYS[:3], table)
-    assert (leaf, twins) == (table[2], ())
+    assert (leaf, twins) == (KEYS[2], ())
     assert change.available == 1
     change.prefix.release(leaf)
     pool = change.done()
@@ -33,10 +40,10 @@ def test_published_blocks_are_found_held_and_evicted_leaf_first() -> None:
     change = Transaction(pool)
     assert take(change, 2) is not None  # the free one, and one that is evicted
     assert lookup(change.prefix, KEYS[:3]) == 2, "the end of the chain goes first"
-    change.prefix.hold(table[1])
+    change.prefix.hold(KEYS[1])
     assert change.available == 0
     assert take(change, 1) is None
-    change.prefix.release(table[1])
+    change.prefix.release(KEYS[1])
     assert take(change, 2) is not None
     assert lookup(change.prefix, KEYS[:3]) == 0
 
@@ -49,7 +56,8 @@ def test_a_twin_stays_private_and_its_holder_stands_on_the_cached_one() -> None:
     leaf, _ = change.prefix.publish(ROOT, KEYS[:2], one)
     other, twins = change.prefix.publish(ROOT, KEYS[:3], two)
     assert twins == two[:2]
-    assert other == two[2]
+    assert other == KEYS[2]
+    assert blocks_of(change.prefix, KEYS[:3]) == (*one, two[2])
     change.pool.give(twins)
     change.prefix.release(leaf)
     assert change.available == 5, "the second holds the whole chain"
@@ -63,10 +71,10 @@ def test_the_longest_unused_goes_first() -> None:
         table = take(change, 1)
         assert table is not None
         change.prefix.publish(ROOT, (key,), table)
-    for block in (1, 0, 2):
-        change.prefix.release(block)
-    change.prefix.hold(1)
-    change.prefix.release(1)  # used again: now the last to go
+    for i in (1, 0, 2):
+        change.prefix.release(KEYS[i])
+    change.prefix.hold(KEYS[1])
+    change.prefix.release(KEYS[1])  # used again: now the last to go
     assert take(change, 1) == (0,)
     assert take(change, 1) == (2,)
     assert take(change, 1) == (1,)
@@ -81,9 +89,9 @@ def test_a_parent_used_after_its_child_goes_after_what_is_older() -> None:
     lone = take(change, 1)
     assert lone is not None
     change.prefix.publish(ROOT, KEYS[9:10], lone)
-    change.prefix.release(lone[0])
-    change.prefix.hold(chain[0])
-    change.prefix.release(chain[0])
+    change.prefix.release(KEYS[9])
+    change.prefix.hold(KEYS[0])
+    change.prefix.release(KEYS[0])
     assert take(change, 1) == (chain[1],)
     assert take(change, 1) == (lone[0],)
     assert take(change, 1) == (chain[0],)
@@ -112,7 +120,7 @@ def test_live_is_what_somebody_stands_on() -> None:
     assert table is not None
     leaf, _ = change.prefix.publish(ROOT, KEYS[:3], table)
     assert [live(change.prefix, key) for key in KEYS[:4]] == [True, True, True, False]
-    change.prefix.hold(table[1])
+    change.prefix.hold(KEYS[1])
     change.prefix.release(leaf)
     assert [live(change.prefix, key) for key in KEYS[:4]] == [True, True, False, False]
     assert (change.prefix.live, change.available) == (2, 6)
@@ -127,21 +135,18 @@ def test_a_branch_keeps_its_stem_and_counts_change_only_up_to_it() -> None:
     for key in KEYS[2:4]:
         twig = take(change, 1)
         assert twig is not None
-        change.prefix.hold(stem[1])
-        leaves.append(change.prefix.publish(stem[1], (key,), twig)[0])
+        change.prefix.hold(KEYS[1])
+        leaves.append(change.prefix.publish(KEYS[1], (key,), twig)[0])
     change.prefix.release(leaf)
-    assert change.prefix.nodes[stem[1]][2:4] == (2, 2), "two users, two children"
-    assert change.prefix.nodes[stem[0]][2:4] == (1, 1)
+    assert counts(change, KEYS[1]) == (2, 2), "two users, two children"
+    assert counts(change, KEYS[0]) == (1, 1)
     change.prefix.release(leaves[0])
-    assert (change.prefix.nodes[stem[1]][2], change.prefix.live) == (1, 3)
+    assert (counts(change, KEYS[1]), change.prefix.live) == ((1, 2), 3)
     change.prefix.release(leaves[1])
-    assert (
-        change.prefix.nodes[stem[0]][2],
-        change.prefix.live,
-        len(change.prefix.idle),
-    ) == (0, 0, 2)
+    assert counts(change, KEYS[0]) == (0, 1)
+    assert (change.prefix.live, len(change.prefix.idle)) == (0, 2)
     take(change, 5)
-    assert change.prefix.nodes[stem[1]][3] == 1, "one child is gone"
+    assert counts(change, KEYS[1]) == (0, 1), "one child is gone"
     assert lookup(change.prefix, (*KEYS[:2], KEYS[2])) == 2
     assert lookup(change.prefix, (*KEYS[:2], KEYS[3])) == 3
 
@@ -153,9 +158,9 @@ def test_a_stem_goes_after_what_was_used_before_it() -> None:
     leaf, _ = change.prefix.publish(ROOT, KEYS[:4], table)
     change.prefix.release(leaf)
     assert take(change, 3) == (table[3], table[2], table[1])
-    assert (len(change.prefix.idle), change.prefix.idle[0]) == (1, table[0])
+    assert (len(change.prefix.idle), change.prefix.idle[0]) == (1, KEYS[0])
     assert lookup(change.prefix, KEYS[:1]) == 1
-    change.prefix.hold(table[0])
+    change.prefix.hold(KEYS[0])
     assert not change.prefix.idle
     assert take(change, 1) is None
 
@@ -167,9 +172,9 @@ def test_a_block_named_alone_is_held_and_a_twin_is_not_named() -> None:
     assert change.prefix.publish_alone(KEYS[0], table[0])
     assert not change.prefix.publish_alone(KEYS[0], table[1])
     assert (change.prefix.live, change.available) == (1, 2)
-    change.prefix.release(table[0])
+    change.prefix.release(KEYS[0])
     assert (change.prefix.live, change.available) == (0, 3)
-    assert (len(change.prefix.idle), change.prefix.idle[0]) == (1, table[0])
+    assert (len(change.prefix.idle), change.prefix.idle[0]) == (1, KEYS[0])
 
 
 def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
@@ -177,14 +182,14 @@ def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
     change, rng = Transaction(Blocks(Pool(40))), Random(1)
     uses = dict[int, int]()
     for at in range(40):
-        (block,) = take(change, 1) or ()
-        change.prefix.publish(ROOT, KEYS[at : at + 1], (block,))
-        change.prefix.release(block)
-        uses[block] = at
+        assert take(change, 1) == (at,)
+        change.prefix.publish(ROOT, KEYS[at : at + 1], (at,))
+        change.prefix.release(KEYS[at])
+        uses[at] = at
     for use in range(40, 3000):
         block = rng.choice((1, 2, 3)) if use % 500 else rng.randrange(40)
-        change.prefix.hold(block)
-        change.prefix.release(block)
+        change.prefix.hold(KEYS[block])
+        change.prefix.release(KEYS[block])
         uses[block] = use
     pool = change.done()
     assert pool == evolve(

@@ -15,7 +15,7 @@ def test_prompts_publish_as_their_chunks_are_done_and_outputs_as_blocks_fill() -
         bench.turn()
     assert sealed[:2] == [(20, 0), (20, 4)]
     assert dict(sealed[2:]) == {21: 5, 22: 5, 23: 5, 24: 5, 25: 6, 26: 6, 27: 6, 28: 6}
-    keys = bench.state.blocks.prefix.index
+    keys = bench.state.blocks.prefix.nodes
     assert len(keys) == 7, "the last full block is published on the way out"
 
 

@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 
 from minfer.messages import Admitted, Cancel, Submit
-from minfer.prefix import lookup
+from minfer.prefix import blocks_of, lookup
 from minfer.request import SamplingParams
 from minfer.sequence import Running
 from minfer.state import Fence
@@ -68,9 +68,9 @@ def test_the_end_of_a_chain_is_evicted_before_its_beginning_with_a_window_too() 
     bench = Bench(evolve(CONFIG, window=8, num_blocks=8, max_model_len=32))
     bench.give(Submit(ask("a", 13, 1)))
     bench.turn()
-    idle = bench.state.blocks.prefix.idle
-    order = [block for _, block in sorted(idle.items())]
-    assert order == [*reversed(bench.plans[0].opens[0].tables[0][:3])]
+    prefix = bench.state.blocks.prefix
+    order = blocks_of(prefix, [key for _, key in sorted(prefix.idle.items())])
+    assert order == tuple(reversed(bench.plans[0].opens[0].tables[0][:3]))
 
 
 @pytest.mark.parametrize("window", [0, 6])

@@ -12,7 +12,7 @@ from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import Admitted, Submit
 from minfer.pmap import Map
-from minfer.prefix import PrefixIndex
+from minfer.prefix import NONE, ROOT, PrefixIndex
 from minfer.request import Request
 from minfer.window import lookup_window, outside
 from tests.circles import seeds
@@ -96,8 +96,12 @@ def test_hits_end_where_the_window_has_a_gap() -> None:
     cached = dict(zip(keys, range(10), strict=True))
 
     def hit(*missing: int) -> int:
-        there = {key: block for key, block in cached.items() if block not in missing}
-        return lookup_window(PrefixIndex(index=Map(there)), keys, 10, 10, 4)
+        there = {
+            key: (block, ROOT, 0, 0, NONE)
+            for key, block in cached.items()
+            if block not in missing
+        }
+        return lookup_window(PrefixIndex(nodes=Map(there)), keys, 10, 10, 4)
 
     assert hit() == 10
     assert hit(0, 1, 2, 6) == 10  # position 40 reads from 31 on: blocks 7, 8 and 9

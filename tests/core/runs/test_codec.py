@@ -12,7 +12,6 @@ from minfer.messages import Cancel, Finish
 from minfer.plan import Grow
 from minfer.pmap import Map
 from minfer.policies import Ageing
-from minfer.prefix import Node
 from minfer.request import Request, SamplingParams
 from minfer.runs.codec import RECORDS, CodecError, dump, load
 from tests.circles import seeds
@@ -107,10 +106,3 @@ def test_only_known_records_are_built() -> None:
     assert {"EngineState", "Submit", "Plan", "FirstCome"} <= RECORDS.keys()
     assert load(dump(Log((1,), (2,)))) == Log((1, 2))
     assert load(dump(EngineConfig(num_blocks=3))) == EngineConfig(num_blocks=3)
-
-
-def test_a_named_tuple_comes_back_as_what_it_was() -> None:
-    node = Node(b"key", parent=3, users=1, children=0, last_use=-1)
-    again = load(json.loads(json.dumps(dump(node))))
-    assert type(again) is Node
-    assert again == node

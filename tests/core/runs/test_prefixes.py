@@ -29,7 +29,7 @@ def published(seed: int) -> tuple[EngineConfig, list[Turn], dict[Key, int]]:
     log: list[Turn] = []
 
     def spied(
-        self: PrefixChange, leaf: int, keys: tuple[Key, ...], own: tuple[int, ...]
+        self: PrefixChange, leaf: Key, keys: tuple[Key, ...], own: tuple[int, ...]
     ) -> object:
         first.update({key: len(log) for key in keys if key not in first})
         return publish(self, leaf, keys, own)

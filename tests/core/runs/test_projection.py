@@ -5,6 +5,7 @@ from typing import Any
 
 import attrs
 
+from minfer.prefix import every_node
 from minfer.runs.projection import state_digest
 from minfer.state import EngineState, Hold, Live
 from tests.core.recorded import recorded
@@ -47,7 +48,7 @@ def apart(state: Any) -> Iterator[EngineState]:
         state.fences[0],
     )
     prefix = blocks.prefix
-    first, (block, node) = state.waiting.first(), next(iter(prefix.nodes.items()))
+    first, (key, node) = state.waiting.first(), next(iter(every_node(prefix).items()))
     rest, seq = state.waiting.remove(first.place), run.seqs[0]
     seqs: dict[str, Any] = {
         "arrived": 77.5,
@@ -69,9 +70,16 @@ def apart(state: Any) -> Iterator[EngineState]:
         attrs.evolve(run, seqs=with_first(run.seqs, one))
         for one in each(seq, **seqs, **moved)
     ]
-    chains = each(run.chains[0], sealed=99, leaf=99, low=99)
+    other = next(k for k in prefix.nodes if k not in (node.parent, run.chains[0].leaf))
+    chains = each(run.chains[0], sealed=99, leaf=other, low=99)
     runs += [attrs.evolve(run, chains=with_first(run.chains, one)) for one in chains]
-    wrong = ({"parent": 999}, {"users": 999}, {"children": 999}, {"last_use": 999})
+    wrong = (
+        {"block": 999},
+        {"parent": other},
+        {"users": 999},
+        {"children": 999},
+        {"last_use": 999},
+    )
     pools = [
         *each(
             blocks.pool,
@@ -82,9 +90,12 @@ def apart(state: Any) -> Iterator[EngineState]:
         ),
     ]
     prefixes = [
-        *each(prefix, next_use=999, idle=prefix.idle.set(99, 1)),
+        *each(prefix, next_use=999, idle=prefix.idle.set(99, key)),
         *(
-            attrs.evolve(prefix, nodes=prefix.nodes.set(block, node._replace(**one)))
+            attrs.evolve(
+                prefix,
+                nodes=prefix.nodes.set(key, attrs.astuple(attrs.evolve(node, **one))),
+            )
             for one in wrong
         ),
     ]
@@ -101,7 +112,7 @@ def apart(state: Any) -> Iterator[EngineState]:
     ]
     fences = [
         with_first(state.fences, one)
-        for one in each(fence, until=99, held=(99,), private=(99,))
+        for one in each(fence, until=99, held=(other,), private=(99,))
     ]
     parts = {
         "waiting": lines,

@@ -4,12 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from attrs import evolve
+from attrs import astuple, evolve
 
 from minfer.log import Log
 from minfer.messages import (
     Submit,
 )
+from minfer.prefix import blocks_of, every_node
 from minfer.sequence import Running
 from minfer.state import EngineState, Fence, initial
 from minfer.testing import invariants
@@ -29,25 +30,26 @@ from tests.core.testing.turns import (
 def _node(
     state: EngineState, *, users: int | None = None, kids: int | None = None
 ) -> Any:
-    """The pool's nodes with the counts of block 0 changed."""
-    nodes = state.blocks.prefix.nodes
-    node = nodes[0]
-    wrong = node._replace(
+    """The prefix's nodes with the counts of block 0 changed."""
+    prefix = state.blocks.prefix
+    key, node = next((k, n) for k, n in every_node(prefix).items() if n.block == 0)
+    wrong = evolve(
+        node,
         users=node.users if users is None else users,
         children=node.children if kids is None else kids,
     )
-    return nodes.set(0, wrong)
+    return prefix.nodes.set(key, astuple(wrong))
 
 
 def _named_twice(state: EngineState, *, other: bool) -> EngineState:
     """The first published block of a table is also its second, or is another
     sequence's.
     """
-    run = state.running
+    run, prefix = state.running, state.blocks.prefix
     i = next(i for i, own in enumerate(run.chains) if own.sealed > 1)
     mine = set(run.tables[i])
     instead = (
-        next(b for b in state.blocks.prefix.nodes if b not in mine)
+        next(b for b in blocks_of(prefix, prefix.nodes) if b not in mine)
         if other
         else run.tables[i][1]
     )

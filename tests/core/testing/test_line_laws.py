@@ -14,7 +14,7 @@ from minfer.messages import (
 )
 from minfer.pmap import Map
 from minfer.policies import Priority
-from minfer.prefix import Node, PrefixIndex
+from minfer.prefix import NONE, ROOT, PrefixIndex
 from minfer.state import Fence
 from minfer.testing.accounts import Told
 from minfer.testing.books import Books
@@ -138,16 +138,16 @@ def test_who_gives_way_while_blocks_are_coming_is_named() -> None:
 
 def idlers() -> PrefixIndex:
     """Three idle blocks, last used at 4, 5 and 6."""
-    nodes = {block: Node(bytes([block]), -1, 0, 0, 4 + block) for block in range(3)}
-    idle = {4 + block: block for block in range(3)}
+    nodes = {bytes([i]): (i, ROOT, 0, 0, 4 + i) for i in range(3)}
+    idle = {4 + i: bytes([i]) for i in range(3)}
     return PrefixIndex(nodes=Map(nodes), idle=Map(idle), next_use=7)
 
 
 def test_what_was_used_last_is_evicted_last() -> None:
     before = idlers()
-    first = evolve(before, nodes=before.nodes.delete(0), idle=before.idle.delete(4))
+    first = evolve(before, nodes=before.nodes.delete(b"\0"), idle=before.idle.delete(4))
     check_evictions(before, first)
-    last = evolve(before, nodes=before.nodes.delete(2), idle=before.idle.delete(6))
+    last = evolve(before, nodes=before.nodes.delete(b"\2"), idle=before.idle.delete(6))
     with pytest.raises(InvariantError, match="eviction: last used at 6 is gone, at 4 is"):
         check_evictions(before, last)
 
@@ -156,7 +156,7 @@ def test_what_was_in_use_is_not_as_old_as_it_looks() -> None:
     before = idlers()
     live = evolve(
         before,
-        nodes=before.nodes.set(2, Node(b"\2", -1, 1, 0, -1)),
+        nodes=before.nodes.set(b"\2", (2, ROOT, 1, 0, NONE)),
         idle=before.idle.delete(6),
     )
     with pytest.raises(InvariantError, match="eviction: block 2 was in use"):
