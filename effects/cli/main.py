@@ -2,14 +2,10 @@
 
 Each command is a module that says what it takes and runs it (see `Command`). It is
 imported when its command is meant, and imports what is heavy when it runs: `--help`
-needs no torch. Exit codes: 0; 1 if a request failed; 2 for bad arguments, settings or
-checkpoints, with one line on standard error that names the thing and the remedy; 3 if
-the engine, which must not, raised in a replay or a simulation; 130 after an interrupt.
+needs no torch. Exit codes are those of `minfer.effects.cli.errors`.
 """
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, Final, NoReturn, Protocol, cast
@@ -17,17 +13,8 @@ from typing import Any, Final, NoReturn, Protocol, cast
 from attrs import frozen
 
 import minfer
-from minfer.config import ConfigError
+from minfer.effects.cli.errors import BAD_INPUT, guarded
 from minfer.effects.cli.plugins import policies_option
-from minfer.effects.models.config_reader import CheckpointError
-from minfer.request import ParameterError
-from minfer.runs.journal import JournalError
-from minfer.runs.turns import EngineRaisedError
-
-BAD_INPUT: Final = 2
-ENGINE_RAISED: Final = 3
-INTERRUPTED: Final = 130  # 128 and SIGINT, as a shell counts
-READER_LEFT: Final = 141  # 128 and SIGPIPE
 
 
 class Command(Protocol):
@@ -82,40 +69,13 @@ COMMANDS: Final = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    try:
+
+    def run() -> int:
         options = parser().parse_args(argv)
         code: int = options.run(options)
-        sys.stdout.flush()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except EngineRaisedError as error:
-        print(f"minfer: {error}", file=sys.stderr)
-        return ENGINE_RAISED
-    except BrokenPipeError:
-        # Whoever read us has gone. Python would complain when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return READER_LEFT
-    except ValueError as error:
-        if not isinstance(error, _users_errors()):
-            raise
-        print(f"minfer: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return code
+        return code
 
-
-def _users_errors() -> tuple[type[ValueError], ...]:
-    """Errors that say what was wrong with what we were given."""
-    from minfer.effects.live.edge import RequestError
-    from minfer.effects.text.chat import ChatTemplateError
-
-    return (
-        ConfigError,
-        RequestError,
-        CheckpointError,
-        ParameterError,
-        ChatTemplateError,
-        JournalError,
-    )
+    return guarded(run)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -23,8 +23,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: whose are looked at decides nothing."
     ),
-    "admit.py | _prefix | condition | if len(table) > hit and table[hit - 1] == last -> if "
-    "False": (
+    "admit.py | _prefix | condition | if len(table) > hit and table[hit - 1] == last -> "
+    "if False": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: without it they are looked up."
     ),
