@@ -231,6 +231,7 @@ async def _client(
     busy = (time.process_time() - cpu) / max(1e-9, time.monotonic() - wall)
     reporter.cancel()
     loop.remove_reader(pipe.fileno())
+    pipe.send(client.counts)
     return Part(records, busy)
 
 

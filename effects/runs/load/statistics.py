@@ -160,8 +160,8 @@ def in_flight(records: Sequence[Record]) -> InFlight:
     """How many requests were on their way, over time."""
     begun = np.array([one.sent for one in records], np.float64)
     ended = np.array([one.ended for one in records], np.float64)
-    moments = np.concatenate([begun, ended])
-    steps = np.concatenate([np.ones_like(begun), -np.ones_like(ended)])
+    moments = np.concatenate([ended, begun])  # one that ends makes room for another
+    steps = np.concatenate([-np.ones_like(ended), np.ones_like(begun)])
     order = np.argsort(moments, kind="stable")
     return InFlight(moments[order], np.cumsum(steps[order]))
 
