@@ -62,8 +62,8 @@ def _heading(load: Load, options: argparse.Namespace) -> str:
     how = []
     if load.due:
         last = load.due[-1]
-        rate = f", {(len(load.due) - 1) / last:.3g} a second" if last > 0 else ""
-        how.append(("as the trace has them" if options.trace else "on time") + rate)
+        rate = f"{(len(load.due) - 1) / last:.3g} a second" if last > 0 else "at once"
+        how.append(f"{rate} as the trace has them" if options.trace else rate)
     if load.max_concurrency is not None:
         how.append(f"at most {load.max_concurrency:,} at once")
     if load.duration is not None:

@@ -21,6 +21,7 @@ from minfer.effects.runs.load.statistics import Span, Spread, spread
 MS: Final = 1000.0
 GOALS: Final = ("ttft", "tpot", "e2el")
 BUSY: Final = 0.8  # of a core: above it, a client may be what is slow
+SHORT: Final = 1.0  # seconds of a run, of which the clients' beginning is a large part
 LATE: Final = 10.0  # milliseconds
 Figures = dict[str, Any]
 
@@ -173,7 +174,7 @@ def warnings(figures: Figures, *, open_loop: bool, lanes: int | None) -> list[st
     """What casts doubt on the figures."""
     found: list[str] = []
     busiest = max(figures["client_cpu"], default=0.0)
-    if busiest > BUSY:
+    if busiest > BUSY and figures["duration"] >= SHORT:
         found.append(
             f"a client process used {busiest:.0%} of a core, so these figures may be the "
             "clients' and not the server's; use more --processes, or another machine"

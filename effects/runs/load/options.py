@@ -17,7 +17,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
     _add_server(parser.add_argument_group("the server").add_argument)
     _add_pace(parser.add_argument_group("how many requests, how fast").add_argument)
-    _add_prompts(parser.add_argument_group("what they ask").add_argument)
+    asked = parser.add_argument_group("what they ask").add_argument
+    _add_random(asked)
+    _add_sources(asked)
+    _add_bodies(asked)
     _add_clients(parser.add_argument_group("clients").add_argument)
     _add_results(parser.add_argument_group("results").add_argument)
 
@@ -85,7 +88,7 @@ def _add_pace(add: Callable[..., Any]) -> None:
     )
 
 
-def _add_prompts(add: Callable[..., Any]) -> None:
+def _add_random(add: Callable[..., Any]) -> None:
     for name, default, least, text in (
         ("input", 512, 1, "tokens of a prompt"),
         ("output", 128, 1, "tokens of an answer, at most"),
@@ -113,6 +116,9 @@ def _add_prompts(add: Callable[..., Any]) -> None:
         help="random token ids are below it; the model must know them (default: "
         "%(default)s)",
     )
+
+
+def _add_sources(add: Callable[..., Any]) -> None:
     add(
         "--trace",
         metavar="FILE",
@@ -132,6 +138,9 @@ def _add_prompts(add: Callable[..., Any]) -> None:
         help='a prompt a line, or JSON lines with "prompt" (text or token ids) or '
         '"messages", and "max_tokens" if it is not --random-output-len',
     )
+
+
+def _add_bodies(add: Callable[..., Any]) -> None:
     add("--seed", type=whole(0), default=0, metavar="N", help="of all that is random")
     add("--ignore-eos", action="store_true", help="write all tokens that are asked for")
     add(

@@ -94,6 +94,7 @@ def test_a_clients_doubts_are_told_aside(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(figures, "BUSY", 0.0)
+    monkeypatch.setattr(figures, "SHORT", 0.0)
     with stub() as server:
         assert bench_serve(options("--base-url", server.url, *FEW)) == 0
     assert "minfer: a client process used" in capsys.readouterr().err

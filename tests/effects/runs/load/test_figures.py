@@ -133,6 +133,8 @@ def test_doubtful_figures_are_told() -> None:
     assert "the server tells no usage" in doubts(counted=True)
     late = figures_of(Outcome([Record(0, 0, 1, 2)], 2.0, (0.1,)), {})
     assert warnings(late, open_loop=True, lanes=4) == []  # it waited for a lane
+    short = figures_of(Outcome([Record(0, 0, 0, 0.5)], 0.5, (1.0,)), {})
+    assert warnings(short, open_loop=False, lanes=4) == []
     lost = figures_of(Outcome([], 2.0, (0.1,), lost=1), {})
     assert warnings(lost, open_loop=False, lanes=4) == ["1 client processes died"]
 

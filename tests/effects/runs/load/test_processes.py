@@ -4,6 +4,7 @@ import _thread
 import os
 import signal
 import threading
+from collections import Counter
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_two_processes_share_a_line_and_the_lanes() -> None:
     assert [one.number for one in outcome.records] == [*range(60)]
     assert all(one.good for one in outcome.records)
     assert len(outcome.cpu) == 2
-    assert 0 < max(outcome.cpu) < 1
+    assert 0 < max(outcome.cpu) < 2
     assert outcome.seconds == max(one.ended for one in outcome.records)
     assert not outcome.stopped
     assert shown[-1] == Counts(sent=60, ended=60, failed=0, events=240)
@@ -57,9 +58,9 @@ def test_an_interrupt_reports_what_there_was() -> None:
         outcome = put(load_on(server.url, 100, max_concurrency=2), 2, interrupt)
         timers[0].join()
     assert outcome.stopped
-    first, *others = outcome.records
-    assert first.good
-    assert {one.failure.kind for one in others if one.failure} == {INTERRUPTED}
+    kinds = Counter(one.failure and one.failure.kind for one in outcome.records)
+    assert kinds[None] == 1
+    assert set(kinds) == {None, INTERRUPTED}
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
