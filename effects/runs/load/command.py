@@ -51,8 +51,11 @@ def _check_files(options: argparse.Namespace) -> None:
         plot.check_plot(options.plot)
     paths: list[Path] = [path for path in (options.json, options.plot) if path]
     for path in paths:
+        there = path.exists()
         try:
             path.open("a").close()
+            if not there:
+                path.unlink()
         except OSError as error:
             raise LoadError(f"{path}: {error.strerror}; name another place") from None
 

@@ -85,8 +85,10 @@ def test_what_cannot_be_measured_or_written_is_told_before_any_load(
             with pytest.raises(LoadError, match=message):
                 bench_serve(options("--base-url", server.url, *words))
         assert server.asked == []
+        path = tmp_path / "found.json"
         with pytest.raises(ConfigError, match=r"\(HTTP 400\): no such field"):
-            bench_serve(options("--base-url", server.url))
+            bench_serve(options("--base-url", server.url, "--json", str(path)))
+        assert not path.exists()
         assert len(server.asked) == 1
 
 
