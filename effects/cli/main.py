@@ -1,42 +1,18 @@
 """The command line: which commands there are, and what their errors become.
 
-Each command is a module that says what it takes and runs it (see `Command`). It is
+Each command is a module that says what it takes and runs it (see `commands.py`). It is
 imported when its command is meant, and imports what is heavy when it runs: `--help`
 needs no torch. Exit codes are those of `minfer.effects.cli.errors`.
 """
 
 import argparse
 from collections.abc import Sequence
-from importlib import import_module
-from typing import Any, Final, NoReturn, Protocol, cast
-
-from attrs import frozen
+from typing import Final
 
 import minfer
-from minfer.effects.cli.errors import BAD_INPUT, guarded
+from minfer.effects.cli.commands import Entry, Parser, add_commands
+from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.plugins import policies_option
-
-
-class Command(Protocol):
-    """What the module of a command has."""
-
-    DESCRIPTION: str
-
-    def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Tell the parser what the command takes."""
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Run it; returns the exit code."""
-
-
-@frozen
-class Entry:
-    """A command as the list of all shows it, and the module that has it."""
-
-    name: str
-    help: str
-    module: str
-
 
 COMMANDS: Final = (
     Entry("generate", "continue a text", "minfer.effects.cli.generate"),
@@ -64,6 +40,7 @@ COMMANDS: Final = (
         "predict how a load would be served, without a model",
         "minfer.effects.cli.simulate",
     ),
+    Entry("bench", "measure a server under load", "minfer.effects.cli.bench"),
 )
 
 
@@ -78,34 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(run)
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(BAD_INPUT, f"minfer: {message}; see {self.prog} --help\n")
-
-
-class _CommandParser(_Parser):
-    """The parser of a command, which learns its options when it is asked to parse."""
-
-    def __init__(self, *, module: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.module = module
-
-    def parse_known_args(  # type: ignore[override]  # a parser's overloads, all of them
-        self, args: Sequence[str] | None = None, namespace: Any = None
-    ) -> tuple[Any, list[str]]:
-        command = cast("Command", import_module(self.module))
-        self.description = command.DESCRIPTION
-        command.add_options(self)
-        policies_option(self, default=argparse.SUPPRESS)
-        self.set_defaults(run=command.run)
-        return super().parse_known_args(args, namespace)
-
-
 def parser() -> argparse.ArgumentParser:
     """The parser of the whole command line."""
-    made = _Parser(
+    made = Parser(
         prog="minfer",
         description="Run a language model. Without --model, a small one that writes "
         "Python and comes with minfer: try `minfer generate`.",
@@ -114,9 +66,5 @@ def parser() -> argparse.ArgumentParser:
     version = f"minfer {minfer.__version__}"
     made.add_argument("--version", action="version", version=version)
     policies_option(made, default=None)
-    commands = made.add_subparsers(
-        title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
-    )
-    for entry in COMMANDS:
-        commands.add_parser(entry.name, help=entry.help, module=entry.module)
+    add_commands(made, COMMANDS)
     return made

@@ -42,7 +42,7 @@ def test_plain_is_plain() -> None:
     assert is_plain(Died(("a",), "why"))
     assert is_plain({("a", 0): [([1, 2], [0.5])]})
     assert not is_plain(Died(("a",), object()))  # type: ignore[arg-type]  # the point
-    assert not is_plain([lambda _before: None])
+    assert not is_plain([lambda: None])
 
 
 def test_messages_are_frozen_and_plain(
@@ -53,7 +53,7 @@ def test_messages_are_frozen_and_plain(
     snapshots: list[Snapshot] = []
     with LLM(str(write_checkpoint(tmp_path / "tiny")), **SMALL) as llm:
         llm.client.listen(messages.append)
-        llm.front.after.append(lambda _before: snapshots.append(llm.client.snapshot()))
+        llm.front.after.append(lambda: snapshots.append(llm.client.snapshot()))
         params = [
             SamplingParams(max_tokens=3 + 5 * i, temperature=0, ignore_eos=True)
             for i in range(9)
