@@ -14,6 +14,7 @@ import uvicorn
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
 
 DRAIN: Final = 5  # seconds that answers have to end when the server does
@@ -72,7 +73,8 @@ def serve(options: argparse.Namespace) -> int:
             log_level="warning",
             access_log=options.access_log,
             lifespan="off",
-            ws="none",
+            **SOCKETS,
+            ws_max_size=options.max_body_size + ENVELOPE,
             proxy_headers=False,
             server_header=False,
             timeout_graceful_shutdown=DRAIN,

@@ -1,4 +1,4 @@
-"""A third transport is one module and one row: here a WebSocket, each event a message."""
+"""A third transport is one module and one row: here a WebSocket for each request."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ROUTES
 from minfer.effects.serving.transports.transport import Event, Failure, Handler
 
-# --- what would be transports/websocket.py ----------------------------------------------
+# --- what would be a transport's module ------------------------------------------------
 
 
 class Socket:
@@ -26,6 +26,10 @@ class Socket:
     def __init__(self, receive: Receive, send: Send) -> None:
         self.receive = receive
         self.send = send
+
+    @property
+    def chosen(self) -> str:
+        return ""
 
     async def read(self, most: int) -> bytes:
         assert (await self.receive())["type"] == "websocket.connect"
