@@ -5,6 +5,7 @@ bounds, and what is known and not supported, with the values at which it asks fo
 Of answers it says their kinds, and the shape of errors.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -101,11 +102,12 @@ class _Schemas(GenerateJsonSchema):
 
 
 def _or_null(field: JsonObject) -> JsonObject:
-    choices = field.get("anyOf", [field])
+    plain = {name: value for name, value in field.items() if name != "default"}
+    choices = field.get("anyOf", [plain])
     if {"type": "null"} in choices:
         return field
     made: JsonObject = {"anyOf": [*choices, {"type": "null"}]}
-    if "default" in field:
+    if field.get("default") not in (None, math.inf):  # which JSON cannot say
         made["default"] = field["default"]
     return made
 

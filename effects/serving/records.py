@@ -102,7 +102,7 @@ class Records:
         name, _, number = job.request.id.rpartition("-")
         with self._lock:
             record = self._found(name)
-            if record is not None and len(record.ended) < PARTS:
+            if record is not None and int(number) < PARTS:
                 record.ended[int(number)] = _told(job)
 
 
