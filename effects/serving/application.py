@@ -92,7 +92,7 @@ class Application:
                 for route in ROUTES
             ),
             socket_route("/v1/stream", serve),
-            Route("/v1/requests/{name}", self._request),
+            Route("/v1/requests/{name:path}", self._request),
             Route("/reset_prefix_cache", self._reset, methods=["POST"]),
             *(Route(path, self._health) for path in ("/health", "/healthz")),
             Route("/metrics", self._metrics),

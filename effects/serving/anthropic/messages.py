@@ -17,7 +17,7 @@ from pydantic import Field
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.live.served import ServedModel
-from minfer.effects.serving.anthropic.conversation import ConversationBody, Few, Metadata
+from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
 from minfer.effects.serving.anthropic.errors import failure
 from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.protocol import (
@@ -31,9 +31,12 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.params import MAX_STOP_LENGTH, MAX_STOPS
 
 JsonObject = dict[str, object]
-Stop = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH)]
+
+Stops = Field(fail_fast=True, max_length=MAX_STOPS)
 
 
 class MessagesBody(ConversationBody):
@@ -41,7 +44,7 @@ class MessagesBody(ConversationBody):
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     metadata: Metadata | None = None
-    stop_sequences: Annotated[list[Stop], Few] | None = None
+    stop_sequences: Annotated[list[Stop], Stops] | None = None
     stream: bool = False
     temperature: float | None = None
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None

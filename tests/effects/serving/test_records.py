@@ -53,9 +53,9 @@ def test_of_one_that_has_ended(bundled: Serving) -> None:
 def test_by_the_id_that_the_client_chose(bundled: Serving) -> None:
     url = f"{bundled.url}/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-    answer = bundled.http.post(url, json=body, headers={"x-request-id": "mine"}).json()
-    found = ended(bundled, "mine")
-    assert (found["id"], found["request_id"]) == (answer["id"], "mine")
+    answer = bundled.http.post(url, json=body, headers={"x-request-id": "of/mine"}).json()
+    found = ended(bundled, "of/mine")
+    assert (found["id"], found["request_id"]) == (answer["id"], "of/mine")
     assert found == told(bundled, answer["id"])
 
 

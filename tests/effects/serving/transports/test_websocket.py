@@ -15,7 +15,7 @@ from minfer.effects.serving.transports import websocket
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.serving.transports.websocket import Socket
 from tests.effects.served import Serving, serving
-from tests.effects.serving.wire import NEIGHBOUR, SLOW
+from tests.effects.serving.wire import NEIGHBOUR
 
 ENDLESS = {"prompt": "x", "max_tokens": 50_000, "ignore_eos": True, "stream": True}
 
