@@ -18,6 +18,7 @@ from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
 from minfer.effects.serving.bodies import ANYTHING, StrictObject
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
 from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.typed import TypedObject
 
 JsonObject = dict[str, Any]
 _REF: Final = "#/components/schemas/{model}"
@@ -93,6 +94,8 @@ class _Schemas(GenerateJsonSchema):
         fields = made.get("properties", {})
         for name in fields.keys() - needed:
             fields[name] = _or_null(fields[name])
+        if issubclass(kind, TypedObject):
+            fields["type"] = {"enum": [*kind.kinds]}
         unsupported = {name: _neutral(values) for name, values in kind.neutral.items()}
         return {
             **made,

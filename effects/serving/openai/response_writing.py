@@ -73,13 +73,14 @@ class _Shape:
         self, status: str, output: Sequence[JsonObject], served: Served | None = None
     ) -> JsonObject:
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        cost = {} if served is None else {"usage": usage_of(served)}
         return {
             **self._head,
+            **cost,
             "status": status,
             "completed_at": int(time.time()) if status == "completed" else None,
             "incomplete_details": cut,
             "output": output,
-            "usage": None if served is None else usage_of(served),
         }
 
     def item(self, status: str, content: Sequence[JsonObject]) -> JsonObject:

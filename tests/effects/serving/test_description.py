@@ -64,6 +64,7 @@ def test_what_is_said_of_fields() -> None:
     assert (n["minimum"], n["maximum"], null["type"]) == (1, 128, "null")
     prompt = made["CompletionBody"]["properties"]["prompt"]["anyOf"]
     assert {"type": "string"} in prompt
+    assert made["TextBlock"]["properties"]["type"] == {"enum": ["text"]}
 
 
 def test_errors_have_the_shape_of_their_protocol() -> None:

@@ -58,7 +58,7 @@ def test_events_come_in_order(end: str, status: str) -> None:
     assert [one["sequence_number"] for one in told] == list(range(10))
     assert told[4]["delta"] + told[5]["delta"] == told[6]["text"] == "ab"
     assert told[0]["response"]["status"] == "in_progress"
-    assert told[0]["response"]["usage"] is None
+    assert "usage" not in told[0]["response"]  # which is null for SDKs
     last = told[-1]["response"]
     assert (last["status"], last["output"][0]["status"]) == (status, status)
     assert last["output"][0] == told[8]["item"]
