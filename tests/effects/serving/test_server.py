@@ -73,8 +73,8 @@ def test_a_dry_run_is_healthy_in_two_seconds() -> None:
             body = {"prompt": "x", "max_tokens": 1}
             link.send(json.dumps({"id": "a", "endpoint": "completions", "body": body}))
             assert "choices" in json.loads(link.recv())["event"]
-            with pytest.raises(ConnectionClosedError, match="1009|no close frame"):
-                # More than any body may have. What is never read may cost the close frame.
+            with pytest.raises(ConnectionClosedError, match=r"1009|no close frame"):
+                # More than any body may have; what is not read may cost the close frame.
                 sent(link, "x" * 5_000_000)
         running.send_signal(signal.SIGTERM)
         out, err = running.communicate(timeout=30)
