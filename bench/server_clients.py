@@ -37,11 +37,12 @@ Cell = defaultdict[
 ]  # what was measured at one number of clients, over all repeats
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, model: dict[str, Any] = MODEL) -> None:
     """The shape's configuration and a tokenizer for it; the weights are the server's."""
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(model))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *(f"{i:x}Ġ" for i in range(len(alphabet), VOCABULARY))]
+    ids = range(len(alphabet), int(model["vocab_size"]))
+    words = [*alphabet, *(f"{i:x}Ġ" for i in ids)]
     made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
