@@ -1,6 +1,8 @@
 """Reads the files of effects/deploy: a Dockerfile as stages, YAML and JSON as data."""
 
 import argparse
+import contextlib
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -114,3 +116,11 @@ def served(arguments: list[str]) -> argparse.Namespace:
 def option(arguments: list[str], name: str) -> str:
     """The value of an option of a container's command."""
     return arguments[arguments.index(name) + 1]
+
+
+def minfer_help() -> str:
+    """What `minfer serve --help` says."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
+        parser().parse_args(["serve", "--help"])
+    return said.getvalue()

@@ -3,23 +3,23 @@ end in.
 """
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from starlette.routing import Match
 
 import minfer
-from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.serving.application import Application
 from tests.effects.deploy.room import (
     COMING,
     PORT,
     USER,
+    minfer_help,
     option,
     read_all_yaml,
     served,
     whole,
 )
+from tests.effects.served import Serving, serving
 
 OBJECTS = read_all_yaml("kubernetes.yaml")
 POD: dict[str, Any] = OBJECTS["Deployment"]["spec"]["template"]
@@ -88,10 +88,9 @@ def test_probes_ask_what_they_mean() -> None:
 
 
 @pytest.fixture(scope="module")
-def application() -> Any:
-    llm = AsyncLLM(executor="dry")
-    yield Application(llm, ["tiny"])
-    llm.close()
+def server() -> Iterator[Serving]:
+    with serving(executor="dry") as made:
+        yield made
 
 
 ASKED = {probe["httpGet"]["path"] for probe in PROBES.values()}
@@ -100,12 +99,18 @@ ASKED = {probe["httpGet"]["path"] for probe in PROBES.values()}
 @pytest.mark.parametrize(
     "path", [*sorted(ASKED), POD["metadata"]["annotations"]["prometheus.io/path"]]
 )
-def test_what_is_asked_is_there(application: Application, path: str) -> None:
+def test_what_is_asked_is_there(server: Serving, path: str) -> None:
     if path in COMING:
         pytest.skip(f"the server has no {path} yet")
-    scope = {"type": "http", "method": "GET", "path": path, "root_path": ""}
-    found = [route.matches(scope)[0] for route in application.app.routes]
-    assert Match.FULL in found
+    assert server.get(path).status_code == 200
+
+
+def test_what_is_coming_is_not_there_yet(server: Serving) -> None:
+    """Else it is to be taken out of COMING, so that it is asked for like all others."""
+    have = re.findall(r"--[\w-]+", minfer_help())
+    assert not COMING & set(have), "take it out of COMING in room.py"
+    for path in (one for one in COMING if one.startswith("/")):
+        assert server.get(path).status_code == 404, f"take {path} out of COMING"
 
 
 def test_answers_may_end_before_it_is_killed() -> None:
