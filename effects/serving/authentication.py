@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
 
-OPEN: Final = ("/health", "/healthz", "/metrics")  # what needs no key
+OPEN: Final = ("/health", "/healthz", "/ready", "/metrics")  # what needs no key
 
 
 class RequireKey:
