@@ -1,8 +1,5 @@
 """Reads the files of effects/deploy: a Dockerfile as stages, YAML and JSON as data."""
 
-import argparse
-import contextlib
-import io
 import json
 import re
 from collections.abc import Iterator
@@ -12,14 +9,10 @@ from typing import Any, Final
 import yaml
 from attrs import frozen
 
-from minfer.effects.cli.main import parser
-
 ROOT: Final = Path(__file__).resolve().parents[3]
 ROOM: Final = ROOT / "effects" / "deploy"
 USER: Final = 10001
 PORT: Final = 8000
-# What manifests name and a server does not have yet. An entry goes when it has.
-COMING: Final = frozenset({"--shutdown-timeout", "/ready"})
 
 
 @frozen
@@ -102,25 +95,6 @@ def read_json(name: str) -> Any:
     return json.loads((ROOM / name).read_text("utf-8"))
 
 
-def served(arguments: list[str]) -> argparse.Namespace:
-    """What `minfer` makes of the arguments of a container; what is coming is left out."""
-    kept: list[str] = []
-    skip = False
-    for each in arguments:
-        if not skip and each not in COMING:
-            kept.append(each)
-        skip = each in COMING
-    return parser().parse_args(kept)
-
-
 def option(arguments: list[str], name: str) -> str:
     """The value of an option of a container's command."""
     return arguments[arguments.index(name) + 1]
-
-
-def minfer_help() -> str:
-    """What `minfer serve --help` says."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):
-        parser().parse_args(["serve", "--help"])
-    return said.getvalue()

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.effects.deploy.room import PORT, ROOM, option, read_yaml, served, stages
+from minfer.effects.cli.main import parser
+from minfer.effects.serving.supervisor import LAST_MOMENTS
+from tests.effects.deploy.room import PORT, ROOM, option, read_yaml, stages
 
 WHOLE = read_yaml("compose.yaml")
 SERVICES: dict[str, Any] = WHOLE["services"]
@@ -19,15 +21,15 @@ def seconds(text: str) -> int:
 
 
 def test_the_server_is_started_with_options_that_it_has() -> None:
-    options = served(COMMAND)
+    options = parser().parse_args(COMMAND)
     assert (options.host, options.port) == ("0.0.0.0", PORT)  # noqa: S104  # inside
     more = shlex.split("--model Qwen/Qwen2.5-0.5B-Instruct")  # as its comment says
-    assert served([*COMMAND, *more]).model == "Qwen/Qwen2.5-0.5B-Instruct"
+    assert parser().parse_args([*COMMAND, *more]).model == "Qwen/Qwen2.5-0.5B-Instruct"
 
 
 def test_answers_may_end_before_it_is_killed() -> None:
     longest = int(option(COMMAND, "--shutdown-timeout"))
-    assert seconds(MINFER["stop_grace_period"]) >= longest + 10
+    assert seconds(MINFER["stop_grace_period"]) >= longest + LAST_MOMENTS
 
 
 def test_the_server_may_do_little() -> None:

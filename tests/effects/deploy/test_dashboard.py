@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
 from minfer.effects.serving.metrics import Metrics
-from tests.effects.deploy.room import read_json, read_yaml
+from tests.effects.deploy.room import read_json
 
 BOARD: dict[str, Any] = read_json("grafana-dashboard.json")
 PANELS: list[dict[str, Any]] = BOARD["panels"]
@@ -22,7 +22,7 @@ ASKED = {
     for panel in PANELS
     for target in panel["targets"]
 }
-NAMED = re.compile(r"\b((?:minfer|process)_\w+)")
+NAMED = re.compile(r"\b(minfer_\w+)")
 # Labels: those that select, those that are summed by.
 LABELS = re.compile(r"(\w+)=~?\"|by \((\w+)\)")
 WIDTH = 24  # Grafana's
@@ -53,8 +53,13 @@ def test_what_it_names_is_exported(
     names = set(NAMED.findall(expression))
     assert names
     assert names <= exported.keys()
-    known = set().union(*(exported[name] for name in names)) | {"le", "job"}
+    known = set().union(*(exported[name] for name in names)) | {"le"}
     assert {one or other for one, other in LABELS.findall(expression)} <= known
+
+
+def test_nothing_is_shown_that_is_of_one_process_alone() -> None:
+    """Of several that speak HTTP, another one may answer each time."""
+    assert not any("process_" in expression for expression in ASKED.values())
 
 
 def test_brackets_are_closed() -> None:
@@ -115,6 +120,3 @@ def test_its_variables_are_there() -> None:
     used = set(re.findall(r"\$(\w+)", text)) - {"__rate_interval"}
     assert used == {"model"}
     assert {panel["datasource"]["uid"] for panel in PANELS} == {"${source}"}
-    (job,) = {*re.findall(r'job="(\w+)"', text)}
-    (scraped,) = read_yaml("prometheus.yml")["scrape_configs"]
-    assert scraped["job_name"] == job
