@@ -130,6 +130,7 @@ class Worker:
             waiting_for=waiting_for,
             blocks=driver.config.num_blocks,
             blocks_free=state.blocks.available,
+            blocks_cached=state.blocks.idle,
             resets=self.resets,
             stalled=self._stalled(now),
             totals=self.tally.totals(),

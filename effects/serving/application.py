@@ -22,9 +22,11 @@ from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.endpoints import ENDPOINTS, ROUTES
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.health import Health
+from minfer.effects.serving.live_view import LiveView
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.page.files import page_routes
 from minfer.effects.serving.protocol import Endpoint
 from minfer.effects.serving.stamp import new_stamp
 from minfer.effects.serving.transports.http import failure_response
@@ -48,9 +50,13 @@ class Application:
     ) -> None:
         self.backend = Backend(llm)
         self.max_body = max_body  # bytes
-        self.models = Models(names, int(time.time()), llm.setup.config.max_model_len)
+        config = llm.setup.config
+        chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
+        self.models = Models(names, int(time.time()), config.max_model_len, chat)
         self.metrics = Metrics(llm, names[0])
         self.health = Health(self.backend, stall)
+        backend, illness = self.backend, self.health.illness
+        self.live = LiveView(llm.client, config, illness, lambda: backend.closing)
         errors = (ApiError, HTTPException, Exception)
         self.app = Starlette(
             routes=self._routes(),
@@ -78,6 +84,8 @@ class Application:
             *(Route(path, self._health) for path in ("/health", "/healthz")),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
+            Route("/live", self.live.serve),
+            *page_routes(),
         ]
 
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:

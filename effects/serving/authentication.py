@@ -7,8 +7,9 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.page.files import PATHS
 
-OPEN: Final = ("/health", "/healthz", "/metrics")  # what needs no key
+OPEN: Final = ("/health", "/healthz", "/metrics", *PATHS)  # what needs no key
 
 
 class RequireKey:

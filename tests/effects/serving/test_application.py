@@ -54,7 +54,7 @@ def test_health_metrics_and_version(bundled: Serving) -> None:
     ("method", "path", "status"),
     [
         ("GET", "/v1/nothing", 404),
-        ("GET", "/", 404),
+        ("POST", "/", 405),
         ("DELETE", "/v1/models", 405),
         ("GET", "/v1/completions", 405),
         ("POST", "/health", 405),

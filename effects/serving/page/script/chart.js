@@ -1,0 +1,83 @@
+// Small charts of the last minutes: areas on top of each other, drawn as SVG, so that the
+// style sheet says their colors.
+
+import { el, svg } from "./dom.js";
+import { SPAN } from "./history.js";
+
+const WIDE = 360;
+const HIGH = 100;
+const STEPS = [1, 1.5, 2, 3, 5, 7.5, 10];
+const HEADROOM = 1.05; // of an axis, above what is shown
+
+// A chart whose layers have these names, which are classes, from the bottom up. `told`
+// is what an axis says of its upper end.
+export function chart(names, told) {
+  const areas = names.map((name) => svg("path", { class: `area ${name}` }));
+  const lines = names.map((name) => svg("path", { class: `line ${name}` }));
+  const cross = svg("path", { class: "cross" });
+  const picture = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img" });
+  picture.append(svg("path", { class: "grid", d: `M0 0H${WIDE}M0 ${HIGH / 2}H${WIDE}M0 ${HIGH}H${WIDE}` }), ...areas, ...lines, cross);
+  const top = el("span", { className: "top" });
+  const ends = el("div", { className: "ends" }, el("span", {}, `${SPAN / 60} min ago`), el("span", {}, "now"));
+  const element = el("div", { className: "chart" }, top, picture, ends);
+
+  // Draw layers of points {time, value}; `most` is where the axis ends, if it is fixed.
+  function draw(layers, { now, at, most, words }) {
+    const from = now - SPAN;
+    const x = (time) => ((time - from) / SPAN) * WIDE;
+    const seen = layers.map((points) => visible(points, from));
+    const stacked = stack(seen);
+    const end = most ?? nice(Math.max(0, ...stacked.flatMap((points) => points.map(({ high }) => high))));
+    const y = (value) => HIGH - (value / end) * HIGH;
+    stacked.forEach((points, i) => {
+      areas[i].setAttribute("d", area(points, x, y));
+      lines[i].setAttribute("d", outline(points, x, y));
+    });
+    cross.setAttribute("d", at === null ? "" : `M${x(at)} 0V${HIGH}`);
+    top.textContent = told(end);
+    picture.setAttribute("aria-label", words);
+  }
+
+  return { element, picture, draw };
+}
+
+// The points from a time on, and the one before.
+function visible(points, from) {
+  const first = points.findIndex(({ time }) => time >= from);
+  return first < 0 ? [] : points.slice(Math.max(0, first - 1));
+}
+
+function stack(layers) {
+  const base = new Map();
+  return layers.map((points) =>
+    points.map(({ time, value }) => {
+      const low = base.get(time) ?? 0;
+      base.set(time, low + value);
+      return { time, low, high: low + value };
+    }),
+  );
+}
+
+function area(points, x, y) {
+  if (!points.length) return "";
+  const up = points.map(({ time, high }) => `${x(time).toFixed(1)} ${y(high).toFixed(2)}`);
+  const down = points.map(({ time, low }) => `${x(time).toFixed(1)} ${y(low).toFixed(2)}`).reverse();
+  return `M${[...up, ...down].join("L")}Z`;
+}
+
+function outline(points, x, y) {
+  return points.length ? `M${points.map(({ time, high }) => `${x(time).toFixed(1)} ${y(high).toFixed(2)}`).join("L")}` : "";
+}
+
+// Where an axis ends that has to show so much: at a number that is easy to read.
+export function nice(value) {
+  if (value <= 1) return 1;
+  const size = 10 ** Math.floor(Math.log10(value * HEADROOM));
+  return size * STEPS.find((step) => step * size >= value * HEADROOM);
+}
+
+// The time that a place of a chart stands for.
+export function timeAt(picture, place, now) {
+  const { left, width } = picture.getBoundingClientRect();
+  return now - SPAN * (1 - (place - left) / width);
+}
