@@ -23,8 +23,8 @@ const shows = []; // what draws each card
 
 export function makeCards() {
   $("cards").replaceChildren(
-    rateCard("Tokens written", "generation_tokens", "decode", "tokens/s"),
-    rateCard("Prompt tokens read", "prompt_tokens", "fill", "tokens/s"),
+    rateCard("Generated tokens", "generation_tokens", "decode", "tokens/s"),
+    rateCard("Prompt tokens", "prompt_tokens", "fill", "tokens/s"),
     batchCard(),
     cacheCard(),
     timeCard("Time to first token", "ttft", "fill"),
@@ -86,9 +86,12 @@ function rateCard(title, name, look, unit) {
 
 function batchCard() {
   const made = listen(chart(["decode", "waiting"], count));
-  const { element, tell } = card("Sequences", made.element);
+  const waiting = el("b");
+  const legend = [el("span", {}, el("i", { className: "decode" }), "running"), el("span", {}, el("i", { className: "waiting" }), waiting, " waiting")];
+  const { element, tell } = card("Sequences", el("div", { className: "legend" }, ...legend), made.element);
   shows.push((frame, when) => {
-    tell(count(frame.running), "running", frame.waiting ? `${count(frame.waiting)} waiting` : "nobody waits");
+    tell(count(frame.running), "running", `of ${count(frame.rows)} seats`);
+    waiting.textContent = count(frame.waiting);
     const layers = [values(({ running }) => running), values(({ waiting }) => waiting)];
     made.draw(layers, { ...when, words: `${frame.running} sequences run of at most ${frame.rows}, ${frame.waiting} wait` });
   });
@@ -105,7 +108,7 @@ function cacheCard() {
   const bar = el("div", { className: "bar" }, ...parts);
   const { element, tell } = card("KV cache", bar, el("div", { className: "legend" }, ...legend), made.element);
   shows.push((frame, when) => {
-    tell(percent(frame.blocks_used, frame.blocks), "used", `${short(frame.blocks)} blocks of ${frame.block_size} tokens`);
+    tell(percent(frame.blocks_used, frame.blocks), "used", `of ${short(frame.blocks)} blocks`);
     POOL.forEach((name, i) => {
       parts[i].style.flexGrow = frame[`blocks_${name}`];
       counts[i].textContent = short(frame[`blocks_${name}`]);
@@ -141,14 +144,14 @@ function waitCard() {
     tell(count(frame.waiting), frame.waiting === 1 ? "sequence" : "sequences");
     const causes = Object.entries(frame.waiting_for).filter(([, many]) => many);
     const lines = causes.map(([cause, many]) => el("li", {}, el("b", {}, count(many)), WAITS[cause] ?? cause));
-    list.replaceChildren(...(lines.length ? lines : [el("li", { className: "soft" }, "Whoever comes is served at once.")]));
+    list.replaceChildren(...(lines.length ? lines : [el("li", { className: "soft" }, "Nobody waits.")]));
   });
   return element;
 }
 
 const TOTALS = {
-  "prompt tokens read": ({ counts }) => count(counts.prompt_tokens),
-  "tokens written": ({ counts }) => count(counts.generation_tokens),
+  "prompt tokens": ({ counts }) => count(counts.prompt_tokens),
+  "generated tokens": ({ counts }) => count(counts.generation_tokens),
   preemptions: ({ counts }) => count(counts.num_preemptions),
   "failed steps": ({ counts }) => count(counts.failed_steps),
 };
@@ -159,7 +162,7 @@ function totalCard() {
   const { element, tell } = card("Since the start", list);
   shows.push((frame) => {
     const { prefix_cache_hits: hits, prefix_cache_queries: asked } = frame.counts;
-    tell(percent(hits, asked), "of prompt tokens were cached");
+    tell(percent(hits, asked), "prefix hit rate");
     for (const { of, value } of told) value.textContent = of(frame);
   });
   return element;

@@ -2,11 +2,13 @@
 // style sheet says their colors.
 
 import { el, svg } from "./dom.js";
-import { SPAN } from "./history.js";
+import { duration } from "./format.js";
+import { SPAN, since } from "./history.js";
 
 const WIDE = 360;
 const HIGH = 100;
 const STEPS = [1, 1.5, 2, 3, 5, 7.5, 10];
+const SPANS = [30, 60, 120, SPAN]; // seconds that a chart may show
 const HEADROOM = 1.05; // of an axis, above what is shown
 
 // A chart whose layers have these names, which are classes, from the bottom up. `told`
@@ -16,15 +18,17 @@ export function chart(names, told) {
   const lines = names.map((name) => svg("path", { class: `line ${name}` }));
   const cross = svg("path", { class: "cross" });
   const picture = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img" });
-  picture.append(svg("path", { class: "grid", d: `M0 0H${WIDE}M0 ${HIGH / 2}H${WIDE}M0 ${HIGH}H${WIDE}` }), ...areas, ...lines, cross);
+  picture.append(svg("path", { class: "grid", d: `M0 0H${WIDE}M0 ${HIGH / 2}H${WIDE}M0 ${HIGH}H${WIDE}` }), ...areas, ...lines.toReversed(), cross);
   const top = el("span", { className: "top" });
-  const ends = el("div", { className: "ends" }, el("span", {}, `${SPAN / 60} min ago`), el("span", {}, "now"));
+  const begins = el("span");
+  const ends = el("div", { className: "ends" }, begins, el("span", {}, "now"));
   const element = el("div", { className: "chart" }, top, picture, ends);
 
   // Draw layers of points {time, value}; `most` is where the axis ends, if it is fixed.
   function draw(layers, { now, at, most, words }) {
-    const from = now - SPAN;
-    const x = (time) => ((time - from) / SPAN) * WIDE;
+    const span = spanShown(now);
+    const from = now - span;
+    const x = (time) => ((time - from) / span) * WIDE;
     const seen = layers.map((points) => visible(points, from));
     const stacked = stack(seen);
     const end = most ?? nice(Math.max(0, ...stacked.flatMap((points) => points.map(({ high }) => high))));
@@ -35,10 +39,16 @@ export function chart(names, told) {
     });
     cross.setAttribute("d", at === null ? "" : `M${x(at)} 0V${HIGH}`);
     top.textContent = told(end);
+    begins.textContent = `${duration(span)} ago`;
     picture.setAttribute("aria-label", words);
   }
 
   return { element, picture, draw };
+}
+
+// As much as there is to show, in few steps, so that charts stay calm.
+function spanShown(now) {
+  return SPANS.find((span) => now - since() <= span) ?? SPAN;
 }
 
 // The points from a time on, and the one before.
@@ -79,5 +89,5 @@ export function nice(value) {
 // The time that a place of a chart stands for.
 export function timeAt(picture, place, now) {
   const { left, width } = picture.getBoundingClientRect();
-  return now - SPAN * (1 - (place - left) / width);
+  return now - spanShown(now) * (1 - (place - left) / width);
 }

@@ -23,6 +23,7 @@ export function listenToComposer() {
   document.addEventListener("keydown", ({ key }) => {
     if (key === "Escape" && !document.querySelector("dialog[open]")) stop(current());
   });
+  window.addEventListener("resize", fit);
   fit();
 }
 

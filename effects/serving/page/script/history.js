@@ -22,6 +22,11 @@ export function frames() {
   return kept;
 }
 
+// When it begins.
+export function since() {
+  return kept[0]?.time ?? 0;
+}
+
 // Points {time, value} of what each frame says.
 export function values(of) {
   return kept.map((frame) => ({ time: frame.time, value: of(frame) }));

@@ -3,7 +3,7 @@
 import { ask, events } from "./api.js";
 import { drawCards } from "./cards.js";
 import { $ } from "./dom.js";
-import { duration } from "./format.js";
+import { count, duration } from "./format.js";
 import { keep } from "./history.js";
 
 const AGAIN = 2000; // milliseconds after which a lost view is asked for again
@@ -35,8 +35,12 @@ function show(figures) {
   keep(figures);
   const well = figures.health === "ok";
   health(well ? "well" : "ill", well ? "Healthy" : figures.health);
-  $("facts").textContent = `up ${duration(figures.uptime)} · minfer ${figures.version}`;
+  $("facts").textContent = facts(figures);
   drawCards();
+}
+
+function facts({ uptime, version, blocks, block_size: size }) {
+  return `up ${duration(uptime)} · minfer ${version} · ${count(blocks)} KV blocks of ${size} tokens`;
 }
 
 function lost(words) {

@@ -15,6 +15,7 @@ const RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/;
 const QUOTE = /^ {0,3}> ?/;
 const TABLE_RULE = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
+const DEEPEST = 8; // of quotes and lists within each other
 const LOWEST = 3; // headings in an answer are below those of the page
 // What an answer begins with that is source and nothing else.
 const SOURCE = /^(?:(?:async )?def \w+\(|class \w+[(:]|import [\w.]+ *$|from [\w.]+ import |#include|@\w+\n|"""|    )/m;
@@ -27,7 +28,7 @@ export function render(into, text) {
   const from = same < 0 ? blocks.length : same;
   const kept = from + (grown(into.children[from], blocks[from]) ? 1 : 0);
   while (into.childNodes.length > kept) into.lastChild.remove();
-  into.append(...blocks.slice(kept).map(element));
+  into.append(...blocks.slice(kept).map((block) => element(block, 0)));
   into.shown = blocks.map(signature);
 }
 
@@ -131,8 +132,8 @@ function listEnd(lines, at) {
   }
 }
 
-function element(block) {
-  return makers[block.kind](block);
+function element(block, depth) {
+  return makers[block.kind](block, depth);
 }
 
 const makers = {
@@ -143,29 +144,35 @@ const makers = {
   },
   rule: () => el("hr"),
   table,
-  quote: ({ lines }) => el("blockquote", {}, ...inner(lines.map((line) => line.replace(QUOTE, "")))),
+  quote: ({ lines }, depth) => el("blockquote", {}, ...inner(lines.map((line) => line.replace(QUOTE, "")), depth)),
   list,
-  paragraph: ({ lines }) => el("p", {}, ...inline(lines.join("\n"))),
+  paragraph: ({ lines }) => el("p", {}, ...inline(lines.map(atMargin).join("\n"))),
 };
 
-function inner(lines) {
-  return split(lines.join("\n")).map(element);
+// Few spaces in front mean nothing; many are the indentation of source.
+function atMargin(line) {
+  return line.replace(/^ {1,3}(?! )/, "");
 }
 
-function list({ lines }) {
+function inner(lines, depth) {
+  const text = lines.join("\n");
+  return depth < DEEPEST ? split(text).map((block) => element(block, depth + 1)) : [el("p", {}, text)];
+}
+
+function list({ lines }, depth) {
   const items = [];
   const [, indent, mark] = ITEM.exec(lines[0]);
   for (const line of lines) {
     const found = ITEM.exec(line);
     if (found && found[1].length <= indent.length + 1) {
-      items.push({ lines: [found[3]], depth: line.length - found[3].length });
+      items.push({ lines: [found[3]], margin: line.length - found[3].length });
     } else {
-      const { lines: own, depth } = items.at(-1);
-      own.push(line.slice(Math.min(depth, line.search(/\S|$/))));
+      const { lines: own, margin } = items.at(-1);
+      own.push(line.slice(Math.min(margin, line.search(/\S|$/))));
     }
   }
   const ordered = /\d/.test(mark);
-  const made = el(ordered ? "ol" : "ul", {}, ...items.map((item) => el("li", {}, ...tight(inner(item.lines)))));
+  const made = el(ordered ? "ol" : "ul", {}, ...items.map((item) => el("li", {}, ...tight(inner(item.lines, depth)))));
   if (ordered) made.start = parseInt(mark, 10);
   return made;
 }

@@ -9,7 +9,7 @@ import { settings } from "./store.js";
 
 const FEW = 2; // tokens before there is a rate to speak of
 const LONG_WAIT = 0.05; // seconds in line that are worth a word
-const ENDS = { length: "reached its most tokens", stopped: "stopped", cancelled: "cancelled", error: "failed" };
+const ENDS = { length: "cut off at max tokens", stopped: "stopped", cancelled: "cancelled", error: "failed" };
 
 // The element of a message, with an `update` that shows what it is by now.
 export function messageView(talk, message, acts) {

@@ -20,7 +20,6 @@ def visit(
     """Open the page of a server in a browser that knows nothing of it yet."""
     size = {"width": wide, "height": 800, "deviceScaleFactor": 1, "mobile": False}
     chromium.call("Emulation.setDeviceMetricsOverride", **size)
-    chromium.call("Page.navigate", url="about:blank")
     everything = {"origin": served.url, "storageTypes": "all"}
     chromium.call("Storage.clearDataForOrigin", **everything)
     chromium.complaints.clear()
@@ -29,7 +28,8 @@ def visit(
 
 
 def go(chromium: Browser, url: str) -> None:
-    """Go to an address, and wait until the page is there."""
+    """Open an address anew, and wait until the page is there."""
+    chromium.call("Page.navigate", url="about:blank")
     chromium.call("Page.navigate", url=url)
     chromium.wait(
         "['drawn', 'failed'].some((is) => is in (document.documentElement?.dataset "
@@ -46,7 +46,9 @@ def write(chromium: Browser, text: str) -> None:
 
 def press(chromium: Browser, selector: str) -> None:
     """Press what a selector finds last."""
-    chromium.value(f"[...document.querySelectorAll({json.dumps(selector)})].at(-1).click()")
+    chromium.value(
+        f"[...document.querySelectorAll({json.dumps(selector)})].at(-1).click()"
+    )
 
 
 def text(chromium: Browser, selector: str) -> list[str]:
