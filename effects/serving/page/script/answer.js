@@ -6,7 +6,6 @@
 
 import { ask, chunks } from "./api.js";
 import { news, request } from "./asking.js";
-import { model } from "./server.js";
 import { save } from "./store.js";
 
 const SAVE_EVERY = 1000; // milliseconds, while text comes
@@ -50,7 +49,16 @@ export async function write(talk, message, changed) {
 
 function begin(message) {
   message.error = "";
-  message.about = { first: null, seconds: 0, tokens: 0, exact: false, finish: "", cached: 0, prompt: 0, waited: 0 };
+  message.about = {
+    first: null,
+    seconds: 0,
+    tokens: 0,
+    exact: false,
+    finish: "",
+    cached: 0,
+    prompt: 0,
+    waited: 0,
+  };
   return performance.now();
 }
 
@@ -70,11 +78,15 @@ function take(message, { text, finish, usage, timing }, clock) {
     about.cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
     about.exact = true;
   }
-  if (timing) about.waited = Object.values(timing.queue_times ?? {}).reduce((sum, one) => sum + one, 0);
+  if (timing)
+    about.waited = Object.values(timing.queue_times ?? {}).reduce(
+      (sum, one) => sum + one,
+      0,
+    );
 }
 
-function inWords(error) {
-  const words = error.message;
-  if (!/context|max_model_len|tokens/.test(words) || !/too long|exceed|longer|fit|room/.test(words)) return words;
-  return `${words} This model holds ${model.max_model_len} tokens in all: begin a new conversation, or edit an earlier message.`;
+// What the server says of a prompt is, here, about a whole conversation.
+function inWords({ message, code }) {
+  const remedy = "Begin a new conversation, or edit an earlier message.";
+  return code === "context_length_exceeded" ? `${message} ${remedy}` : message;
 }

@@ -3,9 +3,10 @@
 import { key, askForKey } from "./key.js";
 
 export class Refused extends Error {
-  constructor(words, status = 0) {
+  constructor(words, status = 0, code = "") {
     super(words);
     this.status = status;
+    this.code = code;
   }
 }
 
@@ -46,7 +47,11 @@ async function sent(path, body, signal) {
 async function refusal(response) {
   const told = await response.json().catch(() => ({}));
   const words = told.error?.message ?? `it answered with status ${response.status}`;
-  return new Refused(`${opening(response)} ${sentence(words)}`, response.status);
+  return new Refused(
+    `${opening(response)} ${sentence(words)}`,
+    response.status,
+    told.error?.code,
+  );
 }
 
 function opening(response) {
@@ -88,7 +93,8 @@ export async function* chunks(response) {
   for await (const data of events(response)) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
-    if (chunk.error) throw new Refused(`The server gave up: ${sentence(chunk.error.message)}`);
+    if (chunk.error)
+      throw new Refused(`The server gave up: ${sentence(chunk.error.message)}`);
     yield chunk;
   }
   throw new Refused("The connection broke off before the answer was whole.");

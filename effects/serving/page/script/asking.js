@@ -8,7 +8,12 @@ const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
 // Where to ask, and for what, so that the answer `message` is written or goes on.
 export function request(messages, message) {
-  const common = { model: model.id, stream: true, stream_options: { include_usage: true }, timing: true };
+  const common = {
+    model: model.id,
+    stream: true,
+    stream_options: { include_usage: true },
+    timing: true,
+  };
   const wishes = { ...common, ...numbers() };
   const before = messages.slice(0, messages.indexOf(message));
   if (!model.chat) {
@@ -19,7 +24,9 @@ export function request(messages, message) {
   const system = settings().system.trim();
   const said = [
     ...(system ? [{ role: "system", content: system }] : []),
-    ...before.filter(({ content, role }) => content || role === "user").map(({ role, content }) => ({ role, content })),
+    ...before
+      .filter(({ content, role }) => content || role === "user")
+      .map(({ role, content }) => ({ role, content })),
   ];
   if (message.content) {
     said.push({ role: "assistant", content: message.content });

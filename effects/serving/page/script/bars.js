@@ -11,7 +11,12 @@ export function bars(name) {
   const picture = svg("svg", { preserveAspectRatio: "none", role: "img" });
   const low = el("span");
   const high = el("span");
-  const element = el("div", { className: "chart spread" }, picture, el("div", { className: "ends" }, low, high));
+  const element = el(
+    "div",
+    { className: "chart spread" },
+    picture,
+    el("div", { className: "ends" }, low, high),
+  );
 
   function draw({ bounds, counts, many }, words) {
     const { from, to } = range(counts);
@@ -19,13 +24,25 @@ export function bars(name) {
     const shapes = [];
     for (let i = from; many && i <= to; i++) {
       const tall = counts[i] ? Math.max(2, (counts[i] / most) * HIGH) : 0;
-      shapes.push(svg("rect", { class: `bar ${name}`, x: i - from + GAP / 2, y: HIGH - tall, width: 1 - GAP, height: tall }));
+      shapes.push(
+        svg("rect", {
+          class: `bar ${name}`,
+          x: i - from + GAP / 2,
+          y: HIGH - tall,
+          width: 1 - GAP,
+          height: tall,
+        }),
+      );
     }
     picture.setAttribute("viewBox", `0 0 ${to - from + 1} ${HIGH}`);
     picture.setAttribute("aria-label", words);
     picture.replaceChildren(...shapes);
     low.textContent = many ? seconds(bounds[from - 1] ?? 0).replace("0.0 ms", "0") : "";
-    high.textContent = many ? (to < bounds.length ? seconds(bounds[to]) : `over ${seconds(bounds.at(-1))}`) : "";
+    high.textContent = many
+      ? to < bounds.length
+        ? seconds(bounds[to])
+        : `over ${seconds(bounds.at(-1))}`
+      : "";
   }
 
   return { element, draw };
@@ -33,8 +50,14 @@ export function bars(name) {
 
 // The bars to show: those with something in them, and some to either side.
 function range(counts) {
-  let from = Math.max(0, counts.findIndex((one) => one > 0));
-  let to = Math.max(0, counts.findLastIndex((one) => one > 0));
+  let from = Math.max(
+    0,
+    counts.findIndex((one) => one > 0),
+  );
+  let to = Math.max(
+    0,
+    counts.findLastIndex((one) => one > 0),
+  );
   while (to - from + 1 < Math.min(FEWEST, counts.length)) {
     if (to < counts.length - 1) to++;
     if (from > 0 && to - from + 1 < FEWEST) from--;

@@ -17,8 +17,20 @@ export function chart(names, told) {
   const areas = names.map((name) => svg("path", { class: `area ${name}` }));
   const lines = names.map((name) => svg("path", { class: `line ${name}` }));
   const cross = svg("path", { class: "cross" });
-  const picture = svg("svg", { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img" });
-  picture.append(svg("path", { class: "grid", d: `M0 0H${WIDE}M0 ${HIGH / 2}H${WIDE}M0 ${HIGH}H${WIDE}` }), ...areas, ...lines.toReversed(), cross);
+  const picture = svg("svg", {
+    viewBox: `0 0 ${WIDE} ${HIGH}`,
+    preserveAspectRatio: "none",
+    role: "img",
+  });
+  picture.append(
+    svg("path", {
+      class: "grid",
+      d: `M0 0H${WIDE}M0 ${HIGH / 2}H${WIDE}M0 ${HIGH}H${WIDE}`,
+    }),
+    ...areas,
+    ...lines.toReversed(),
+    cross,
+  );
   const top = el("span", { className: "top" });
   const begins = el("span");
   const ends = el("div", { className: "ends" }, begins, el("span", {}, "now"));
@@ -31,7 +43,9 @@ export function chart(names, told) {
     const x = (time) => ((time - from) / span) * WIDE;
     const seen = layers.map((points) => visible(points, from));
     const stacked = stack(seen);
-    const end = most ?? nice(Math.max(0, ...stacked.flatMap((points) => points.map(({ high }) => high))));
+    const end =
+      most ??
+      nice(Math.max(0, ...stacked.flatMap((points) => points.map(({ high }) => high))));
     const y = (value) => HIGH - (value / end) * HIGH;
     stacked.forEach((points, i) => {
       areas[i].setAttribute("d", area(points, x, y));
@@ -70,13 +84,18 @@ function stack(layers) {
 
 function area(points, x, y) {
   if (!points.length) return "";
-  const up = points.map(({ time, high }) => `${x(time).toFixed(1)} ${y(high).toFixed(2)}`);
-  const down = points.map(({ time, low }) => `${x(time).toFixed(1)} ${y(low).toFixed(2)}`).reverse();
+  const up = points.map(({ time, high }) => spot(x(time), y(high)));
+  const down = points.map(({ time, low }) => spot(x(time), y(low))).reverse();
   return `M${[...up, ...down].join("L")}Z`;
 }
 
 function outline(points, x, y) {
-  return points.length ? `M${points.map(({ time, high }) => `${x(time).toFixed(1)} ${y(high).toFixed(2)}`).join("L")}` : "";
+  const spots = points.map(({ time, high }) => spot(x(time), y(high)));
+  return spots.length ? `M${spots.join("L")}` : "";
+}
+
+function spot(x, y) {
+  return `${x.toFixed(1)} ${y.toFixed(2)}`;
 }
 
 // Where an axis ends that has to show so much: at a number that is easy to read.

@@ -10,8 +10,22 @@ import { model } from "./server.js";
 import { newTalk, save, talks } from "./store.js";
 
 const FRAME = 50; // milliseconds from one look of a growing answer to the next
-const EXAMPLES = ["Explain how a hash map works.", "Write a haiku about waiting in line.", "What is the difference between a process and a thread?"];
-const OF_BUNDLED = ["Return the size of a file.", "Read all lines of a file.", "Return True if the object is a module."];
+const EXAMPLES = [
+  "Explain how a hash map works.",
+  "Write a haiku about waiting in line.",
+  "What is the difference between a process and a thread?",
+];
+const OF_BUNDLED = [
+  "Return the size of a file.",
+  "Read all lines of a file.",
+  "Return True if the object is a module.",
+];
+const BUNDLED = "bundled"; // what minfer's own small model is called
+const OF_ITSELF =
+  "This is the small model that comes with minfer: 2 million parameters, taught to " +
+  "take a docstring for a question. For answers that mean something, serve a real model.";
+const NO_TEMPLATE =
+  "It has no chat template: give it the beginning of a text, and it goes on.";
 const TO_GO_ON = ["def read_lines(path", "import os\n\nclass Stack:", "Once upon a time"];
 
 let shown = newTalk();
@@ -22,7 +36,9 @@ export function current() {
 
 export function open(talk) {
   shown = talk;
-  $("talk").replaceChildren(...talk.messages.filter(visible).map((one) => messageView(talk, one, acts)));
+  $("talk").replaceChildren(
+    ...talk.messages.filter(visible).map((one) => messageView(talk, one, acts)),
+  );
   if (!talk.messages.length) $("talk").append(welcome());
   refresh();
   toEnd();
@@ -44,17 +60,28 @@ export function openLast() {
 }
 
 function welcome() {
-  const what = model.chat ? "Ask it something" : "It has no chat template: give it the beginning of a text, and it goes on";
-  const small = "This is the small model that comes with minfer: 2 million parameters, taught to take a docstring for a question. For answers that mean something, serve a real model.";
-  const offered = !model.chat ? TO_GO_ON : model.id === "bundled" ? OF_BUNDLED : EXAMPLES;
-  const examples = offered.map((text) => el("button", { className: "example", type: "button", onclick: () => submit(text) }, text));
+  const offer = (text) => {
+    const act = () => submit(text);
+    return el("button", { className: "example", type: "button", onclick: act }, text);
+  };
   return el(
     "section",
     { className: "welcome" },
     el("h2", {}, model.id || "minfer"),
-    el("p", {}, model.id === "bundled" ? small : `${what}. It holds ${count(model.max_model_len)} tokens of a conversation.`),
-    el("div", { className: "examples" }, ...examples),
+    el("p", {}, introduction()),
+    el("div", { className: "examples" }, ...examples().map(offer)),
   );
+}
+
+function introduction() {
+  if (model.chat && model.id === BUNDLED) return OF_ITSELF;
+  const holds = `It holds ${count(model.max_model_len)} tokens of a conversation.`;
+  return model.chat ? `Ask it something. ${holds}` : `${NO_TEMPLATE} ${holds}`;
+}
+
+function examples() {
+  if (!model.chat) return TO_GO_ON;
+  return model.id === BUNDLED ? OF_BUNDLED : EXAMPLES;
 }
 
 export function submit(text) {

@@ -18,12 +18,18 @@ function entry(talk, shown, acts) {
     if (!own) acts.open(talk);
     closeSide();
   };
-  const busy = isRunning(talk) ? [el("i", { className: "busy", title: "An answer is being written" })] : [];
+  const busy = isRunning(talk)
+    ? [el("i", { className: "busy", title: "An answer is being written" })]
+    : [];
   return el("li", {}, name, ...busy, bin(talk, own, shown, acts));
 }
 
 function bin(talk, own, shown, acts) {
-  const button = el("button", { className: "quiet tool bin", title: "Delete", ariaLabel: `Delete: ${title(talk)}` }, icon("bin"));
+  const button = el(
+    "button",
+    { className: "quiet tool bin", title: "Delete", ariaLabel: `Delete: ${title(talk)}` },
+    icon("bin"),
+  );
   button.onclick = () => {
     if (!button.classList.contains("sure")) {
       button.classList.add("sure");
@@ -40,7 +46,8 @@ function bin(talk, own, shown, acts) {
 
 // Where there is little room the list lies over the page.
 export function listenToSide(begin) {
-  $("menu").onclick = () => (document.body.dataset.side === "open" ? closeSide() : openSide());
+  $("menu").onclick = () =>
+    document.body.dataset.side === "open" ? closeSide() : openSide();
   $("shade").onclick = closeSide;
   $("side").onkeydown = ({ key }) => {
     if (key === "Escape") closeSide();

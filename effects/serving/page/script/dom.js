@@ -31,7 +31,11 @@ export function changeIcon(button, name) {
 
 // A button that is an icon; its words are for who hovers, and who listens.
 export function tool(name, words, act) {
-  const button = el("button", { className: "quiet tool", title: words, type: "button" }, icon(name));
+  const button = el(
+    "button",
+    { className: "quiet tool", title: words, type: "button" },
+    icon(name),
+  );
   button.setAttribute("aria-label", words);
   button.onclick = () => act(button);
   return button;

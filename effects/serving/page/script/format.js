@@ -21,7 +21,7 @@ export function short(value) {
 }
 
 export function rate(value) {
-  return value < 10 ? value.toFixed(1) : short(value);
+  return value > 0 && value < 10 ? value.toFixed(1) : short(value);
 }
 
 export function percent(part, all) {
@@ -43,7 +43,12 @@ export function seconds(value) {
 export function duration(value) {
   const all = Math.floor(value);
   if (all < MINUTE) return `${all} s`;
-  const units = [["d", DAY], ["h", HOUR], ["min", MINUTE], ["s", 1]];
+  const units = [
+    ["d", DAY],
+    ["h", HOUR],
+    ["min", MINUTE],
+    ["s", 1],
+  ];
   const first = units.findIndex(([, size]) => all >= size);
   const [[big, bigger], [small, smaller]] = units.slice(first, first + 2);
   const rest = Math.floor((all % bigger) / smaller);

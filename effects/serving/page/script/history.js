@@ -9,7 +9,9 @@ let kept = [];
 
 export function keep(figures) {
   const last = kept.at(-1);
-  if (last && (figures.time < last.time || shrank(figures, last))) kept = []; // another engine
+  if (last && (figures.time < last.time || shrank(figures, last))) {
+    kept = []; // another engine
+  }
   kept.push(figures);
   while (kept[0].time < figures.time - SPAN - WINDOW) kept.shift();
 }
@@ -39,7 +41,11 @@ export function rates(name) {
   for (const { time, counts } of kept) {
     while (kept[from + 1]?.time <= time - RATE) from++;
     const before = kept[from];
-    if (time > before.time) points.push({ time, value: (counts[name] - before.counts[name]) / (time - before.time) });
+    if (time > before.time)
+      points.push({
+        time,
+        value: (counts[name] - before.counts[name]) / (time - before.time),
+      });
   }
   return points;
 }

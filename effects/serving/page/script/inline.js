@@ -8,13 +8,31 @@ const SAFE = /^(?:https?:\/\/|mailto:)/i;
 
 // The earliest of these in a text is made first; what is in it may hold others.
 const marks = [
-  { find: /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/, make: ([, , text]) => el("code", {}, text) },
+  {
+    find: /(`+)([^`]|[^`][\s\S]*?[^`])\1(?!`)/,
+    make: ([, , text]) => el("code", {}, text),
+  },
   { find: /\\([\\`*_{}[\]()#+\-.!|~<>])/, make: ([, char]) => char },
-  { find: /!?\[([^\]\n]*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?(?:\s+"[^"]*")?\s*\)/, make: link },
-  { find: /\bhttps?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*]/, make: ([url]) => anchor(url, url) },
-  { find: /\*\*(?=\S)([\s\S]*?\S)\*\*(?!\*)/, make: ([, text], depth) => el("strong", {}, ...inline(text, depth)) },
-  { find: /(?<![\w*])\*(?=[^\s*])([^*]*[^\s*])\*(?![\w*])/, make: ([, text], depth) => el("em", {}, ...inline(text, depth)) },
-  { find: /~~(?=\S)([\s\S]*?\S)~~/, make: ([, text], depth) => el("s", {}, ...inline(text, depth)) },
+  {
+    find: /!?\[([^\]\n]*)\]\(\s*<?([^\s()<>]*(?:\([^\s()]*\)[^\s()<>]*)*)>?( +"[^"]*")?\)/,
+    make: link,
+  },
+  {
+    find: /\bhttps?:\/\/[^\s<>"'`]*[^\s<>"'`.,;:!?)\]*]/,
+    make: ([url]) => anchor(url, url),
+  },
+  {
+    find: /\*\*(?=\S)([\s\S]*?\S)\*\*(?!\*)/,
+    make: ([, text], depth) => el("strong", {}, ...inline(text, depth)),
+  },
+  {
+    find: /(?<![\w*])\*(?=[^\s*])([^*]*[^\s*])\*(?![\w*])/,
+    make: ([, text], depth) => el("em", {}, ...inline(text, depth)),
+  },
+  {
+    find: /~~(?=\S)([\s\S]*?\S)~~/,
+    make: ([, text], depth) => el("s", {}, ...inline(text, depth)),
+  },
 ];
 
 // Text and elements for a text with marks in it.

@@ -21,7 +21,9 @@ export function askForKey(wrong) {
 
 function dialog(wrong) {
   const box = $("key");
-  $("key-title").textContent = wrong ? "That key is not right" : "This server asks for a key";
+  $("key-title").textContent = wrong
+    ? "That key is not right"
+    : "This server asks for a key";
   $("key-input").value = "";
   box.showModal();
   return new Promise((resolve) => {

@@ -20,7 +20,8 @@ export function look(on) {
 async function listen({ signal }) {
   while (!signal.aborted) {
     try {
-      for await (const data of events(await ask("live", { signal }))) show(JSON.parse(data));
+      for await (const data of events(await ask("live", { signal })))
+        show(JSON.parse(data));
       lost("The server has stopped.");
     } catch (error) {
       if (signal.aborted) return;
@@ -40,7 +41,8 @@ function show(figures) {
 }
 
 function facts({ uptime, version, blocks, block_size: size }) {
-  return `up ${duration(uptime)} · minfer ${version} · ${count(blocks)} KV blocks of ${size} tokens`;
+  const cache = `${count(blocks)} KV blocks of ${size} tokens`;
+  return `up ${duration(uptime)} · minfer ${version} · ${cache}`;
 }
 
 function lost(words) {

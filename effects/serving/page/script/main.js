@@ -23,6 +23,7 @@ async function main() {
   document.title = `${model.id} · minfer`;
   openLast();
   listenToComposer();
+  if (!matchMedia("(hover: none)").matches) $("input").focus(); // else a keyboard opens
   listenToViews();
   window.addEventListener("storage", ({ key }) => {
     changedElsewhere(key);
@@ -32,7 +33,19 @@ async function main() {
 }
 
 main().catch((error) => {
-  const again = el("button", { className: "main", onclick: () => location.reload() }, "Try again");
-  $("talk").replaceChildren(el("section", { className: "welcome" }, el("h2", {}, "Not connected"), el("p", {}, error.message), again));
+  const again = el(
+    "button",
+    { className: "main", onclick: () => location.reload() },
+    "Try again",
+  );
+  $("talk").replaceChildren(
+    el(
+      "section",
+      { className: "welcome" },
+      el("h2", {}, "Not connected"),
+      el("p", {}, error.message),
+      again,
+    ),
+  );
   document.documentElement.dataset.failed = String(error);
 });

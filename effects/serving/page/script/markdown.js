@@ -18,11 +18,14 @@ const TABLE_RULE = /^ *\|? *:?-+:? *(?:\| *:?-+:? *)*\|? *$/;
 const DEEPEST = 8; // of quotes and lists within each other
 const LOWEST = 3; // headings in an answer are below those of the page
 // What an answer begins with that is source and nothing else.
-const SOURCE = /^(?:(?:async )?def \w+\(|class \w+[(:]|import [\w.]+ *$|from [\w.]+ import |#include|@\w+\n|"""|    )/m;
+const SOURCE =
+  /^(?:(async )?def \w|class \w|import \w|from [\w.]+ import |#include|@\w+\n|"""| {4})/;
 
 // Show text in an element, leaving alone what has not changed.
 export function render(into, text) {
-  const blocks = isSource(text) ? [{ kind: "code", lines: text.split("\n"), name: "" }] : split(text);
+  const blocks = isSource(text)
+    ? [{ kind: "code", lines: text.split("\n"), name: "" }]
+    : split(text);
   const shown = into.shown ?? [];
   const same = blocks.findIndex((block, i) => signature(block) !== shown[i]);
   const from = same < 0 ? blocks.length : same;
@@ -40,7 +43,7 @@ function grown(there, block) {
 }
 
 export function isSource(text) {
-  return SOURCE.exec(text)?.index === 0 && !text.includes("```");
+  return SOURCE.test(text) && !text.includes("```");
 }
 
 function signature({ kind, name, lines }) {
@@ -65,7 +68,12 @@ function split(text) {
 const alone = (_, at) => at + 1;
 
 const kinds = [
-  { name: "blank", begins: (lines, at) => !lines[at].trim(), end: alone, block: () => null },
+  {
+    name: "blank",
+    begins: (lines, at) => !lines[at].trim(),
+    end: alone,
+    block: () => null,
+  },
   {
     name: "code",
     begins: (lines, at) => FENCE.test(lines[at]),
@@ -79,7 +87,10 @@ const kinds = [
       const closed = lines.length > 1 && closes(lines.at(-1), fence);
       const inner = lines.slice(1, closed ? -1 : undefined);
       const less = new RegExp(`^ {0,${indent.length}}`);
-      return { lines: inner.map((line) => line.replace(less, "")), name: name.trim().split(" ")[0] };
+      return {
+        lines: inner.map((line) => line.replace(less, "")),
+        name: name.trim().split(" ")[0],
+      };
     },
   },
   {
@@ -88,10 +99,18 @@ const kinds = [
     end: alone,
     block: (lines) => ({ lines }),
   },
-  { name: "rule", begins: (lines, at) => RULE.test(lines[at]), end: alone, block: (lines) => ({ lines }) },
+  {
+    name: "rule",
+    begins: (lines, at) => RULE.test(lines[at]),
+    end: alone,
+    block: (lines) => ({ lines }),
+  },
   {
     name: "table",
-    begins: (lines, at) => lines[at].includes("|") && TABLE_RULE.test(lines[at + 1] ?? "") && lines[at + 1].includes("|"),
+    begins: (lines, at) =>
+      lines[at].includes("|") &&
+      TABLE_RULE.test(lines[at + 1] ?? "") &&
+      lines[at + 1].includes("|"),
     end: (lines, at) => until(lines, at + 2, (line) => !line.includes("|")),
     block: (lines) => ({ lines }),
   },
@@ -101,11 +120,19 @@ const kinds = [
     end: (lines, at) => until(lines, at, (line) => !QUOTE.test(line)),
     block: (lines) => ({ lines }),
   },
-  { name: "list", begins: (lines, at) => ITEM.test(lines[at]), end: listEnd, block: (lines) => ({ lines }) },
+  {
+    name: "list",
+    begins: (lines, at) => ITEM.test(lines[at]),
+    end: listEnd,
+    block: (lines) => ({ lines }),
+  },
   {
     name: "paragraph",
     begins: () => true,
-    end: (lines, at) => until(lines, at + 1, (_, i) => kinds.slice(0, -1).some(({ begins }) => begins(lines, i))),
+    end: (lines, at) =>
+      until(lines, at + 1, (_, i) =>
+        kinds.slice(0, -1).some(({ begins }) => begins(lines, i)),
+      ),
     block: (lines) => ({ lines }),
   },
 ];
@@ -126,7 +153,8 @@ function listEnd(lines, at) {
   for (;;) {
     let next = i;
     while (next < lines.length && !lines[next].trim()) next++;
-    const goesOn = next < lines.length && (ITEM.test(lines[next]) || /^ {2,}/.test(lines[next]));
+    const goesOn =
+      next < lines.length && (ITEM.test(lines[next]) || /^ {2,}/.test(lines[next]));
     if (!goesOn || (next > i && RULE.test(lines[next]))) return i;
     i = next + 1;
   }
@@ -144,7 +172,15 @@ const makers = {
   },
   rule: () => el("hr"),
   table,
-  quote: ({ lines }, depth) => el("blockquote", {}, ...inner(lines.map((line) => line.replace(QUOTE, "")), depth)),
+  quote: ({ lines }, depth) =>
+    el(
+      "blockquote",
+      {},
+      ...inner(
+        lines.map((line) => line.replace(QUOTE, "")),
+        depth,
+      ),
+    ),
   list,
   paragraph: ({ lines }) => el("p", {}, ...inline(lines.map(atMargin).join("\n"))),
 };
@@ -156,7 +192,9 @@ function atMargin(line) {
 
 function inner(lines, depth) {
   const text = lines.join("\n");
-  return depth < DEEPEST ? split(text).map((block) => element(block, depth + 1)) : [el("p", {}, text)];
+  return depth < DEEPEST
+    ? split(text).map((block) => element(block, depth + 1))
+    : [el("p", {}, text)];
 }
 
 function list({ lines }, depth) {
@@ -172,22 +210,39 @@ function list({ lines }, depth) {
     }
   }
   const ordered = /\d/.test(mark);
-  const made = el(ordered ? "ol" : "ul", {}, ...items.map((item) => el("li", {}, ...tight(inner(item.lines, depth)))));
+  const made = el(
+    ordered ? "ol" : "ul",
+    {},
+    ...items.map((item) => el("li", {}, ...tight(inner(item.lines, depth)))),
+  );
   if (ordered) made.start = parseInt(mark, 10);
   return made;
 }
 
 // An item's first paragraph stands on the line of its mark.
 function tight(elements) {
-  return elements.flatMap((one, i) => (i === 0 && one.tagName === "P" ? [...one.childNodes] : [one]));
+  return elements.flatMap((one, i) =>
+    i === 0 && one.tagName === "P" ? [...one.childNodes] : [one],
+  );
 }
 
 function table({ lines }) {
   const [head, rule, ...rows] = lines.map(cells);
-  const sides = rule.map((cell) => (/^:?-+:$/.test(cell) ? (cell.startsWith(":") ? "center" : "right") : "left"));
+  const sides = rule.map((cell) =>
+    /^:?-+:$/.test(cell) ? (cell.startsWith(":") ? "center" : "right") : "left",
+  );
   const row = (tag) => (values) =>
-    el("tr", {}, ...sides.map((side, i) => el(tag, { className: side }, ...inline(values[i] ?? ""))));
-  const made = el("table", {}, el("thead", {}, row("th")(head)), el("tbody", {}, ...rows.map(row("td"))));
+    el(
+      "tr",
+      {},
+      ...sides.map((side, i) => el(tag, { className: side }, ...inline(values[i] ?? ""))),
+    );
+  const made = el(
+    "table",
+    {},
+    el("thead", {}, row("th")(head)),
+    el("tbody", {}, ...rows.map(row("td"))),
+  );
   return el("div", { className: "table" }, made);
 }
 

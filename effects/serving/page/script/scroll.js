@@ -7,7 +7,9 @@ let following = true;
 
 export function listenToScrolling() {
   const box = $("scroll");
-  box.addEventListener("scroll", () => set(box.scrollHeight - box.scrollTop - box.clientHeight < NEAR));
+  box.addEventListener("scroll", () =>
+    set(box.scrollHeight - box.scrollTop - box.clientHeight < NEAR),
+  );
   new ResizeObserver(keepUp).observe(box);
   new ResizeObserver(keepUp).observe($("talk"));
   $("latest").onclick = toEnd;

@@ -9,11 +9,22 @@ const SETTINGS = "minfer.settings";
 const TITLE = 60; // characters
 const known = new Map(); // conversations that were read or written, by name
 
-export const DEFAULTS = { system: "", temperature: "", top_p: "", max_tokens: "", seed: "", markdown: true };
+export const DEFAULTS = {
+  system: "",
+  temperature: "",
+  top_p: "",
+  max_tokens: "",
+  seed: "",
+  markdown: true,
+};
 
 export function newTalk() {
   const random = Math.random().toString(36).slice(2, 10);
-  return { id: `${Date.now().toString(36)}-${random}`, changed: Date.now(), messages: [] };
+  return {
+    id: `${Date.now().toString(36)}-${random}`,
+    changed: Date.now(),
+    messages: [],
+  };
 }
 
 // All conversations, the last changed first; each is one object, whoever asks.
@@ -60,7 +71,9 @@ export function forget(id) {
 export function title(talk) {
   const first = talk.messages.find(({ role }) => role === "user")?.content.trim() ?? "";
   const line = first.split("\n", 1)[0];
-  return line.length > TITLE ? `${line.slice(0, TITLE - 1)}…` : line || "New conversation";
+  return line.length > TITLE
+    ? `${line.slice(0, TITLE - 1)}…`
+    : line || "New conversation";
 }
 
 export function settings() {

@@ -15,7 +15,11 @@ export function listenToViews() {
 
 function show() {
   const asked = location.hash.slice(1);
-  const view = !VIEWS.includes(asked) ? "chat" : asked === "both" && !ROOM.matches ? "live" : asked;
+  const view = !VIEWS.includes(asked)
+    ? "chat"
+    : asked === "both" && !ROOM.matches
+      ? "live"
+      : asked;
   document.body.dataset.view = view;
   for (const link of document.querySelectorAll(".segments a")) {
     if (link.dataset.view === view) link.setAttribute("aria-current", "page");

@@ -65,7 +65,7 @@ def test_stop_ends_the_request_and_it_can_go_on(page: Browser, dry: Serving) -> 
     assert any(isinstance(e, Cancel) for events, _ in dry.turns[before:] for e in events)
     assert text(page, ".about")[0].endswith("stopped")
     part = text(page, ".assistant .text")[0]
-    press(page, "button.words")  # Continue
+    press(page, ".words:not([hidden])")  # Continue
     settled(page)
     whole = text(page, ".assistant .text")[0]
     assert whole.startswith(part)
@@ -150,9 +150,26 @@ def test_what_goes_wrong_is_said(page: Browser) -> None:
     assert text(page, ".error")[0].startswith("The server refused this:")
     page.complaints.clear()  # the browser notes the status
     set_to(page)
-    press(page, "[aria-label='Write it again']")
+    press(page, ".words:not([hidden])")  # Try again
     settled(page)
     assert text(page, ".error") == [""]
+    write(page, "long " * 3000)
+    settled(page, 2)
+    assert text(page, ".error")[1].endswith(
+        "Begin a new conversation, or edit an earlier message."
+    )
+    page.complaints.clear()
+
+
+def test_a_context_that_fills_is_told(page: Browser) -> None:
+    write(page, "hello " * 500)
+    settled(page)
+    assert "context 80% full" in text(page, ".about")[0]
+    press(page, "#new")
+    write(page, "hello " * 640)
+    settled(page)
+    assert text(page, ".about")[0].endswith("the context is full")
+    assert text(page, ".words:not([hidden])") == []  # it cannot go on
 
 
 def test_who_is_overloaded_says_so_and_who_is_gone_too(chromium: Browser) -> None:
@@ -163,7 +180,7 @@ def test_who_is_overloaded_says_so_and_who_is_gone_too(chromium: Browser) -> Non
         settled(chromium)
         told = "The server cannot serve this now: the server is shutting down."
         assert text(chromium, ".error") == [told]
-    press(chromium, "[aria-label='Write it again']")
+    press(chromium, ".words:not([hidden])")  # Try again
     chromium.wait("/reached/.test(document.querySelector('.error')?.textContent)")
 
 

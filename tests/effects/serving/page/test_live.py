@@ -25,7 +25,7 @@ def test_the_view_moves_and_listens_only_while_it_is_seen(
     chromium.wait("!/^0/.test(document.querySelector('.card strong').textContent)")
     chromium.wait("document.querySelector('.card .line').getAttribute('d').length > 20")
     cards = dict(zip(text(chromium, ".card h2"), text(chromium, ".card"), strict=True))
-    assert "of 256 seats" in cards["Sequences"]
+    assert "of at most 256" in cards["Sequences"]
     assert "of 400 blocks" in cards["KV cache"]
     assert "median" in cards["Time between tokens"]
     assert "Nobody waits." in cards["Waiting in line"]

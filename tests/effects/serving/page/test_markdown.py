@@ -65,7 +65,7 @@ def test_code(page: Browser) -> None:
         made = shown(page, source)
         assert made.count("<figure") == 1, source
         assert "<h3>" not in made
-    assert "<figure" not in shown(page, "define f(x), import of cars")
+    assert "<figure" not in shown(page, "Classes, and define f(x)")
 
 
 def test_tables(page: Browser) -> None:
