@@ -26,7 +26,7 @@ const OF_ITSELF =
   "take a docstring for a question. For answers that mean something, serve a real model.";
 const NO_TEMPLATE =
   "It has no chat template: give it the beginning of a text, and it goes on.";
-const TO_GO_ON = ["def read_lines(path", "import os\n\nclass Stack:", "Once upon a time"];
+const TO_GO_ON = ["def read_lines(path", "class Stack:", "Once upon a time"];
 
 let shown = newTalk();
 
@@ -75,7 +75,8 @@ function welcome() {
 
 function introduction() {
   if (model.chat && model.id === BUNDLED) return OF_ITSELF;
-  const holds = `It holds ${count(model.max_model_len)} tokens of a conversation.`;
+  const kind = model.chat ? "a conversation" : "text";
+  const holds = `It holds ${count(model.max_model_len)} tokens of ${kind}.`;
   return model.chat ? `Ask it something. ${holds}` : `${NO_TEMPLATE} ${holds}`;
 }
 

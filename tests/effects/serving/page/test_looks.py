@@ -15,7 +15,16 @@ def test_both_schemes_can_be_read(chromium: Browser, dry: Serving, dark: bool) -
     chromium.dark(dark)
     try:
         visit(chromium, dry)
-        names = ("page", "panel", "sunken", "tint", "ink", "soft", "accent", "wrong")
+        names: tuple[str, ...] = (
+            "page",
+            "panel",
+            "sunken",
+            "tint",
+            "ink",
+            "soft",
+            "accent",
+            "wrong",
+        )
         names += ("on-accent", "well", "decode", "fill", "waiting", "used", "cached")
         color = chromium.value(
             f"Object.fromEntries({[*names]}.map((name) => [name, "
