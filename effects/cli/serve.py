@@ -4,6 +4,7 @@ import argparse
 import os
 from typing import Final
 
+from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.options import dry_run_option, engine_options
 from minfer.effects.setup.values import read_bytes
 
@@ -55,6 +56,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="answer 503 to whoever comes while N samples wait in line (default: about "
         "a million)",
     )
+    add(
+        "--api-processes",
+        type=int,
+        metavar="N",
+        help="processes that speak HTTP, beside the engine's; 0: one process for all "
+        "(default: by the number of cores)",
+    )
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long requests that run may take to end after a SIGTERM; a second one "
+        "stops them (default: %(default)g)",
+    )
     add("--access-log", action="store_true", help="write a line for each request")
     engine_options(parser)
     dry_run_option(parser)
@@ -62,6 +78,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
-    from minfer.effects.serving.server import serve  # it imports the HTTP server
+    # They import the HTTP server.
+    from minfer.effects.serving import server
+    from minfer.effects.serving.supervisor import serve_in_processes
 
-    return serve(options)
+    args, http = server.read_options(options)
+    host, port, fronts = options.host, options.port, options.api_processes
+    if fronts is None:
+        fronts = server.fronts_by_cores()
+    if fronts:
+        return serve_in_processes(args, http, host, port, fronts, guarded)
+    (listener,) = server.bound(host, port)
+    with listener:
+        return server.serve_in_process(args, listener, http)

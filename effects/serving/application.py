@@ -82,6 +82,7 @@ class Application:
                 for route in ROUTES
             ),
             *(Route(path, self._health) for path in ("/health", "/healthz")),
+            Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
             Route("/live", self.live.serve),
@@ -112,6 +113,10 @@ class Application:
     async def _health(self, _: Request) -> Response:
         illness = self.health.illness()
         return JSONResponse({"status": illness or "ok"}, 503 if illness else 200)
+
+    async def _ready(self, _: Request) -> Response:
+        why = self.health.unreadiness()
+        return JSONResponse({"status": why or "ready"}, 503 if why else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.
     def _metrics(self, request: Request) -> Response:

@@ -9,7 +9,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.page.files import PATHS
 
-OPEN: Final = ("/health", "/healthz", "/metrics", *PATHS)  # what needs no key
+# What needs no key.
+OPEN: Final = ("/health", "/healthz", "/ready", "/metrics", *PATHS)
 
 
 class RequireKey:

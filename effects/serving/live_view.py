@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 import minfer
 from minfer.config import EngineConfig
 from minfer.effects.live.client import EngineClient, Snapshot
-from minfer.effects.live.totals import FIRST, GAP, Histogram
+from minfer.effects.live.totals import COUNTERS, FIRST, GAP, SECONDS, Buckets, Histogram
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.transports.sse import EventStream
 from minfer.effects.serving.transports.transport import Event
@@ -46,9 +46,9 @@ class Spread:
 
     @classmethod
     def of(cls, histogram: Histogram | None) -> "Spread":
-        """A histogram of an engine's totals; nothing, if it has none."""
+        """A histogram of an engine's totals; empty, if it has none."""
         if histogram is None:
-            return cls((), (0,), 0.0)
+            histogram = Buckets(SECONDS).histogram()
         return cls(histogram.bounds, histogram.counts, histogram.total)
 
 
@@ -94,7 +94,7 @@ class Figures:
             blocks_cached=now.blocks_cached,
             blocks_free=now.blocks_free - now.blocks_cached,
             block_size=config.block_size,
-            counts=now.totals.counts,
+            counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
             ttft=Spread.of(now.totals.histograms.get(FIRST)),
             itl=Spread.of(now.totals.histograms.get(GAP)),
         )

@@ -139,7 +139,7 @@ def serving(
     if step:
         llm.worker.driver.executor = Slow(llm.worker.driver.executor, step)
     app = Application(llm, names, **(service or {}))
-    listener = bound("127.0.0.1", 0)
+    (listener,) = bound("127.0.0.1", 0)
     config = uvicorn.Config(app, log_level="critical", lifespan="off", ws="none")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

@@ -34,6 +34,7 @@ def snapshot(**changes: Any) -> Snapshot:
         "blocks_cached": 25,
         "resets": 0,
         "stalled": 0.0,
+        "failing": 0,
         "totals": Totals({"generation_tokens": 7}, histograms),
     }
     return Snapshot(**{**usual, **changes})
@@ -47,7 +48,9 @@ def test_figures_of_a_snapshot() -> None:
     assert (found.ttft.counts, found.itl.total) == ((3, 2, 1), 0.5)
     bare = snapshot(totals=Totals({}, {}), time=10.0)
     ill = Figures.of(bare, config, started=20.0, illness="it broke")
-    assert (ill.uptime, ill.health, ill.ttft.counts) == (0.0, "it broke", (0,))
+    assert (ill.uptime, ill.health, sum(ill.ttft.counts)) == (0.0, "it broke", 0)
+    assert len(ill.ttft.counts) == len(ill.ttft.bounds) + 1
+    assert ill.counts["generation_tokens"] == 0
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ llm.close()
 def test_a_signal_ends_what_runs_politely(
     folder: str, stop: signal.Signals, code: int
 ) -> None:
-    options = ("--model", folder, "--dry-run", "--access-log")
+    options = ("--model", folder, "--dry-run", "--access-log", "--shutdown-timeout=0.2")
     with process(*options, MINFER_API_KEY="secret") as (running, url):
         assert httpx.get(f"{url}/v1/models").status_code == 401
         key = {"authorization": "Bearer secret"}
@@ -130,8 +130,18 @@ def test_an_address_that_cannot_be_is_named(host: str, port: int) -> None:
 
 
 def test_a_port_is_taken_from_the_start_on() -> None:
-    with bound("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="in use"):
+    (first,) = bound("127.0.0.1", 0)
+    with first, pytest.raises(ConfigError, match="in use"):
         bound("127.0.0.1", first.getsockname()[1])
+
+
+def test_several_sockets_share_an_address_and_no_other_server_does() -> None:
+    with contextlib.ExitStack() as stack:
+        mine = [stack.enter_context(one) for one in bound("127.0.0.1", 0, 3)]
+        (port,) = {one.getsockname()[1] for one in mine}
+        for count in (1, 2):
+            with pytest.raises(ConfigError, match="in use"):
+                bound("127.0.0.1", port, count)
 
 
 def test_a_model_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
