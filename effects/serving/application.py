@@ -1,5 +1,8 @@
 """The ASGI application: what is served at which path, and who is let in."""
 
+import asyncio
+import json
+import logging
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -10,27 +13,34 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 import minfer
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.authentication import RequireKey
 from minfer.effects.serving.backend import Backend
-from minfer.effects.serving.endpoints import ENDPOINTS, ROUTES
-from minfer.effects.serving.errors import ApiError, told_of
+from minfer.effects.serving.description import description
+from minfer.effects.serving.docs import page
+from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
+from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
 from minfer.effects.serving.health import Health
 from minfer.effects.serving.live_view import LiveView
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.origins import foreign
 from minfer.effects.serving.page.files import page_routes
-from minfer.effects.serving.protocol import Endpoint
+from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.records import KEPT, Records
+from minfer.effects.serving.request_ids import LONGEST, RequestIds
 from minfer.effects.serving.stamp import new_stamp
 from minfer.effects.serving.transports.http import failure_response
-from minfer.effects.serving.transports.transport import Connection
+from minfer.effects.serving.transports.transport import Connection, Event
+from minfer.effects.serving.transports.websocket import socket_route
 
 LONG: Final = 4096  # bytes of a body whose prompts are prepared in a thread
 
@@ -54,15 +64,19 @@ class Application:
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
         self.models = Models(names, int(time.time()), config.max_model_len, chat)
         self.metrics = Metrics(llm, names[0])
+        self.records = Records(llm)
         self.health = Health(self.backend, stall)
         backend, illness = self.backend, self.health.illness
         self.live = LiveView(llm.client, config, illness, lambda: backend.closing)
         errors = (ApiError, HTTPException, Exception)
-        self.app = Starlette(
+        app = Starlette(
             routes=self._routes(),
             middleware=[Middleware(RequireKey, api_key, refusal)],
-            exception_handlers=dict.fromkeys(errors, lambda _, error: refusal(error)),
+            exception_handlers=dict.fromkeys(
+                errors, lambda request, error: refusal(error, request.scope)
+            ),
         )
+        self.app = RequestIds(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -73,20 +87,27 @@ class Application:
         self.backend.close()
 
     def _routes(self) -> list[BaseRoute]:
+        serve = {one.name: partial(self._generate, one) for one in ENDPOINTS}
         return [
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
+            *(route(one.path, serve[one.name]) for one in ENDPOINTS for route in ROUTES),
             *(
-                route(endpoint.path, partial(self._generate, endpoint))
-                for endpoint in ENDPOINTS
+                route(one.path, partial(self._ask, one))
+                for one in QUESTIONS
                 for route in ROUTES
             ),
+            socket_route("/v1/stream", serve),
+            Route("/v1/requests/{name:path}", self._request),
+            Route("/reset_prefix_cache", self._reset, methods=["POST"]),
             *(Route(path, self._health) for path in ("/health", "/healthz")),
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
             Route("/live", self.live.serve),
             *page_routes(),
+            Route("/openapi.json", self._description),
+            Route("/docs", self._docs),
         ]
 
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:
@@ -101,14 +122,56 @@ class Application:
             await connection.refuse(endpoint.failure(error))
             return
         stamp = new_stamp(endpoint.id_prefix, model)
-        answer = Answer(self.backend, endpoint, inquiry, stamp, connection)
-        await answer.run(long=len(data) > LONG)
+        self.records.begin(stamp, endpoint.path, connection.chosen)
+        try:
+            answer = Answer(self.backend, endpoint, inquiry, stamp, connection)
+            await answer.run(long=len(data) > LONG)
+        finally:
+            self.records.close(stamp.id)
+
+    async def _ask(self, question: Question, connection: Connection) -> None:
+        """Read a question, and answer it."""
+        try:
+            asking = question.read(await connection.read(self.max_body))
+            self.models.named(asking.model)
+            # In a thread: templates and tokenizers take a while, as long as they are fed.
+            loop = asyncio.get_running_loop()
+            llm = self.backend.llm
+            answer = await loop.run_in_executor(self.backend.pool, asking.answer, llm)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            told = told_of(error, question.prompt_field)
+            if told.status == INTERNAL:
+                logging.getLogger("uvicorn.error").exception("%s failed", question.path)
+            await connection.refuse(question.failure(told))
+            return
+        transport = connection.transport(stream=False, name="")
+        await transport.write([Event(json.dumps(answer))], last=True)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse(self.models.listed())
 
     async def _model(self, request: Request) -> Response:
         return JSONResponse(self.models.card(request.path_params["name"]))
+
+    async def _request(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        told = self.records.told(name)
+        if told is None:
+            why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
+            raise ApiError(f"{why} remembered", "id", "request_not_found", 404)
+        return JSONResponse(told)
+
+    # Not async, as below: an engine may be far away.
+    def _reset(self, request: Request) -> Response:
+        if foreign(request.scope):
+            raise ApiError("a page of another address may not do this", status=403)
+        try:
+            self.backend.llm.reset_prefix_cache()
+        except EngineDeadError as error:
+            raise told_of(error) from None
+        return JSONResponse({"success": True})
 
     async def _health(self, _: Request) -> Response:
         illness = self.health.illness()
@@ -126,7 +189,20 @@ class Application:
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": minfer.__version__})
 
+    def _description(self, _: Request) -> Response:
+        return JSONResponse(description())
 
-def refusal(error: Exception) -> Response:
-    """What a client is told where no endpoint speaks."""
-    return failure_response(openai_errors.failure(told_of(error)))
+    def _docs(self, _: Request) -> Response:
+        return HTMLResponse(page(description()))
+
+
+def refusal(error: Exception, scope: Scope) -> Response:
+    """What a client is told before an endpoint speaks, in the words of the endpoint that
+    has the path; OpenAI's, if none has.
+    """
+    every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
+    known = {one.path: one.failure for one in every}
+    spelled = known.get(scope["path"], openai_errors.failure)
+    response = failure_response(spelled(told_of(error)))
+    response.headers.update(getattr(error, "headers", None) or {})  # such as Allow
+    return response

@@ -3,14 +3,17 @@ told so at once, and how far it is.
 """
 
 from collections.abc import Callable
+from typing import Final
 
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocketClose
 
 from minfer.effects.serving.application import Application, refusal
 from minfer.effects.serving.errors import ApiError
 
-LIVE = ("/health", "/healthz")
+LIVE: Final = ("/health", "/healthz")
+_TRY_AGAIN: Final = 1013  # a WebSocket's close code
 
 
 class Gate:
@@ -26,19 +29,21 @@ class Gate:
         if self.application is not None:
             await self.application(scope, receive, send)
         elif scope["type"] == "http":
-            await self._early(scope["path"])(scope, receive, send)
+            await self._early(scope)(scope, receive, send)
+        else:
+            await WebSocketClose(_TRY_AGAIN)(scope, receive, send)
 
     def close(self) -> None:
         """End all answers: their clients are told that the server stops."""
         if self.application is not None:
             self.application.close()
 
-    def _early(self, path: str) -> Response:
+    def _early(self, scope: Scope) -> Response:
+        path = scope["path"]
         why = self._unready() or "starting"
         if path in LIVE:  # the process lives, and does what it should
             return JSONResponse({"status": f"loading: {why}"})
         if path == "/ready":
             return JSONResponse({"status": why}, 503)
-        return refusal(
-            ApiError(f"the server is not ready: {why}", code="overloaded", status=503)
-        )
+        early = f"the server is not ready: {why}"
+        return refusal(ApiError(early, code="overloaded", status=503), scope)

@@ -4,15 +4,18 @@
     Event <----------- Writer.write, Writer.end <----- RequestOutput
 
 An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it.
+What needs no tokens, as counting those of a prompt, is a `Question` instead: its body is
+answered at once, with one object.
 Reading has two steps, because the second takes a while where a prompt is long, and then
 happens in a thread: `read` checks fields, `generation` renders and tokenizes. Nothing
 here, and nothing in an endpoint's module, knows how events reach the client.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from attrs import frozen
+from attrs import field, frozen
+from pydantic import BaseModel
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
@@ -33,6 +36,7 @@ class Include:
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
     echo: tuple[str, ...] = ()  # by prompt: what comes before the text of its samples
+    repeat: Mapping[str, object] = field(factory=dict)  # fields that the answer has too
 
 
 @frozen(kw_only=True)
@@ -89,9 +93,35 @@ class Writer(Protocol):
 class Endpoint:
     """One endpoint that generates."""
 
+    name: str  # where all endpoints are reached at one path
     path: str
+    summary: str = ""  # a line about it, for the description of all
+    body: type[BaseModel] | None = None  # what is read, likewise
     id_prefix: str  # of its answers' ids
     prompt_field: str  # that errors of a prompt are about
     read: Callable[[bytes], Inquiry]  # raises ApiError
     writer: Callable[[Stamp, GenerationRequest, Tokenizer | None], Writer]
     failure: Callable[[ApiError], Failure]  # how the protocol spells an error
+
+
+class Asking(Protocol):
+    """A body that asks a question of a model."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that is asked for; None: whichever there is."""
+
+    def answer(self, llm: ServedModel) -> Mapping[str, object]:
+        """The answer. It may take a while. Raises errors of which `told_of` knows."""
+
+
+@frozen(kw_only=True)
+class Question:
+    """One endpoint that answers without the engine."""
+
+    path: str
+    summary: str
+    prompt_field: str  # that errors of a prompt are about
+    body: type[BaseModel]
+    read: Callable[[bytes], Asking]  # raises ApiError
+    failure: Callable[[ApiError], Failure]

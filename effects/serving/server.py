@@ -23,6 +23,7 @@ from starlette.types import ASGIApp
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
 
 DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
@@ -94,7 +95,8 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
         log_level="warning",
         access_log=options.access_log,
         lifespan="off",
-        ws="none",
+        **SOCKETS,
+        ws_max_size=options.max_body + ENVELOPE,
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN,

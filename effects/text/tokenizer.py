@@ -99,6 +99,10 @@ class Tokenizer:
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them; nothing for ids without a token."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
+
     def token_bytes(self, token: int) -> bytes:
         """Bytes of one token, as behind another; none for ids without a token."""
         if token not in self._bytes and not self.byte_level:

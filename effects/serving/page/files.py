@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from attrs import frozen
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -26,6 +27,7 @@ _KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascri
 _FOLDERS: Final = ("style", "script")
 _NAME: Final = 32  # characters of a digest that name a content
 _NOT_MODIFIED: Final = 304
+_NOT_FOUND: Final = 404
 
 
 @frozen
@@ -74,6 +76,17 @@ FILES: Final = _read()
 PATHS: Final = tuple(file.path for file in FILES)  # none of which needs a key
 
 
+_BY_PATH: Final = {file.path: file for file in FILES}
+
+
+async def _serve(request: Request) -> Response:
+    """The file at a request's path."""
+    file = _BY_PATH.get(request.scope["path"])
+    if file is None:
+        raise HTTPException(_NOT_FOUND)
+    return await file.serve(request)
+
+
 def page_routes() -> list[BaseRoute]:
-    """Every file at its path."""
-    return [Route(file.path, file.serve) for file in FILES]
+    """The page, and the files that it loads."""
+    return [Route("/", _serve), Route("/page/{folder}/{name}", _serve)]

@@ -1,23 +1,24 @@
 """What answers over HTTP have in common: a head, parts of one body, failures."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minfer.effects.serving.transports.transport import Event, Failure
 
+_ID: Final = "x-request-id"
+_JSON: Final = "application/json"
 
-def failure_response(failure: Failure) -> Response:
-    """A failure as a whole response."""
+
+def failure_response(failure: Failure, name: str = "") -> Response:
+    """A failure as a whole response, of the answer with the id `name`."""
     wait = failure.retry_after
-    return Response(
-        failure.event.data,
-        failure.status,
-        None if wait is None else {"Retry-After": str(wait)},
-        media_type="application/json",
-    )
+    headers = {} if wait is None else {"Retry-After": str(wait)}
+    if name:
+        headers[_ID] = name
+    return Response(failure.event.data, failure.status, headers, _JSON)
 
 
 class HttpTransport:
@@ -28,6 +29,7 @@ class HttpTransport:
     """
 
     content_type: ClassVar[bytes]
+    headers: ClassVar[tuple[tuple[bytes, bytes], ...]] = ()  # more of them
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, name: str) -> None:
         self._scope = scope
@@ -45,10 +47,9 @@ class HttpTransport:
         """Send events as one part of the body."""
         part = self.frame(events).encode()
         if not self._begun:
-            head = [
-                (b"content-type", self.content_type),
-                (b"x-request-id", self._name.encode()),
-            ]
+            head = [(b"content-type", self.content_type), *self.headers]
+            if self._name:
+                head.append((_ID.encode(), self._name.encode()))
             start = {"type": "http.response.start", "status": 200, "headers": head}
             await self._send(start)
             self._begun = True
@@ -61,5 +62,5 @@ class HttpTransport:
         if self._begun:
             await self.write((failure.event,), last=True)
         else:
-            response = failure_response(failure)
+            response = failure_response(failure, self._name)
             await response(self._scope, self._receive, self._send)

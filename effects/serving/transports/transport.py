@@ -19,6 +19,9 @@ class Event:
 
     data: str  # JSON as a rule, in one line
     name: str = ""  # its kind, where a protocol names its events
+    mark: bool = (
+        False  # it says that there are no more, which a transport may know itself
+    )
 
 
 @frozen
@@ -42,6 +45,10 @@ class Transport(Protocol):
 
 class Connection(Protocol):
     """A client that asks for one thing, and waits for the answer."""
+
+    @property
+    def chosen(self) -> str:
+        """The x-request-id that the client chose, or nothing."""
 
     async def read(self, most: int) -> bytes:
         """The request's body, of `most` bytes. Raises ApiError and ClientDisconnect."""

@@ -82,7 +82,10 @@ def test_arguments_that_make_no_sense(
     ("options", "message"),
     [
         ([""], "the prompt is empty; give at least one token"),
-        (["a" * 300], "the prompt has 300 tokens; the context holds 256"),
+        (
+            ["a" * 300],
+            "the prompt has 300 tokens; this model's maximum context length is 256",
+        ),
         (["a", "--temperature", "nan"], "temperature: must be from 0 to 100, not nan"),
         (["a", "--top-p", "2"], "top_p: must be from 0 to 1"),
         (["a", "--n", "0"], "n: must be from 1"),

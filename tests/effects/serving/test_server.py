@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import ClientConnection, connect
 
 from minfer.config import ConfigError
 from minfer.effects.cli.main import main
@@ -48,6 +50,12 @@ def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str],
             running.kill()
 
 
+def sent(link: ClientConnection, text: str) -> list[str | bytes]:
+    """What comes back on a socket until it is closed."""
+    link.send(text)
+    return list(link)
+
+
 def test_a_dry_run_is_healthy_in_two_seconds() -> None:
     started = time.monotonic()
     with process("--dry-run") as (running, url):
@@ -61,6 +69,13 @@ def test_a_dry_run_is_healthy_in_two_seconds() -> None:
         assert (
             "not written by a model" in found.json()["choices"][0]["message"]["content"]
         )
+        with connect(f"{url.replace('http', 'ws')}/v1/stream") as link:
+            body = {"prompt": "x", "max_tokens": 1}
+            link.send(json.dumps({"id": "a", "endpoint": "completions", "body": body}))
+            assert "choices" in json.loads(link.recv())["event"]
+            with pytest.raises(ConnectionClosedError, match=r"1009|no close frame"):
+                # More than any body may have; what is not read may cost the close frame.
+                sent(link, "x" * 5_000_000)
         running.send_signal(signal.SIGTERM)
         out, err = running.communicate(timeout=30)
         assert (running.returncode, out, err) == (0, "", "")
