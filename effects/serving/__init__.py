@@ -2,6 +2,7 @@
 
     server        starts and stops: socket, signals, uvicorn
     application   routes, key, health, metrics: an ASGI application
+    live_view     how the engine is, for as long as somebody looks; page/ shows it
     endpoints     the tables: which endpoints there are, and over what they are reached
     description   all of them in OpenAPI's terms; docs makes a page of it
     answer        one request followed through the engine, and written as outputs come

@@ -28,10 +28,12 @@ from minfer.effects.serving.docs import page
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
 from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
 from minfer.effects.serving.health import Health
+from minfer.effects.serving.live_view import LiveView
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.origins import foreign
+from minfer.effects.serving.page.files import page_routes
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.records import KEPT, Records
 from minfer.effects.serving.request_ids import LONGEST, RequestIds
@@ -58,10 +60,14 @@ class Application:
     ) -> None:
         self.backend = Backend(llm)
         self.max_body = max_body  # bytes
-        self.models = Models(names, int(time.time()), llm.setup.config.max_model_len)
+        config = llm.setup.config
+        chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
+        self.models = Models(names, int(time.time()), config.max_model_len, chat)
         self.metrics = Metrics(llm, names[0])
         self.records = Records(llm)
         self.health = Health(self.backend, stall)
+        backend, illness = self.backend, self.health.illness
+        self.live = LiveView(llm.client, config, illness, lambda: backend.closing)
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
             routes=self._routes(),
@@ -98,6 +104,8 @@ class Application:
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
+            Route("/live", self.live.serve),
+            *page_routes(),
             Route("/openapi.json", self._description),
             Route("/docs", self._docs),
         ]

@@ -7,6 +7,7 @@ from typing import Final
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.page.files import PATHS
 
 # What needs no key: probes and scrapers have none, and browsers send none.
 OPEN: Final = (
@@ -16,6 +17,7 @@ OPEN: Final = (
     "/metrics",
     "/docs",
     "/openapi.json",
+    *PATHS,
 )
 
 
