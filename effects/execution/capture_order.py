@@ -1,0 +1,112 @@
+"""Which kinds of steps get CUDA graphs before the first request, and in which order.
+
+Theory. There are more kinds than there is time for: two hundred of some 15 ms each, and
+many of them never come. What every request needs comes first: steps in which all rows
+feed themselves, at every size, drawing as requests do that say nothing of it. Then
+prompts, alone and beside those rows; then what few ask for: other ways to draw, contexts
+that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
+them takes no longer than their work.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.device_rows import Wants
+from minfer.effects.execution.kinds import (
+    CHUNK_SIZES,
+    DECODE,
+    LONGEST,
+    Kind,
+    bucket_of,
+    mixed_bucket_of,
+)
+from minfer.effects.models.shapes import padded_tokens
+
+MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
+Splits = Callable[[int, int], int]  # of so many rows, of contexts up to so many tokens
+
+
+def capture_order(
+    config: EngineConfig,
+    most: int,
+    likely: Wants,
+    contexts: Sequence[int],
+    splits: Splits,
+) -> list[Kind]:
+    """Kinds that can have graphs, the most useful first, each once.
+
+    most: inputs from history that a graph may have. likely: how those draw who say
+    nothing of it. contexts: lengths by which kernels are chosen, the shortest first.
+    """
+    short, longer = contexts[:1], contexts[1:]
+    other = evolve(likely, filtered=not likely.filtered)
+    scored = evolve(likely, scored=not likely.scored)
+    decode = _decode(config)
+    prompts, large = _prompts(config, most)
+    beside, beside_large = _beside(config, most, decode)
+
+    def told(kinds: Sequence[Kind], wants: Wants, of: Sequence[int]) -> Iterator[Kind]:
+        for context in of:
+            for kind in kinds:
+                cut = splits(kind.alone, context) if kind.alone else 1
+                yield evolve(
+                    kind, filtered=wants.filtered, scored=wants.scored, splits=cut
+                )
+
+    order = (
+        told(decode, likely, short),
+        told(prompts, likely, short),
+        told(beside, likely, short),
+        told(decode, other, short),
+        told(decode, likely, longer),
+        told(prompts, other, short),
+        told(beside, other, short),
+        told(decode, scored, short),
+        told(prompts, scored, short),
+        told(beside_large, likely, short),
+        told(large, likely, short),
+        told(beside, likely, longer),
+        told(decode, other, longer),
+    )
+    return [*dict.fromkeys(kind for part in order for kind in part)]
+
+
+def _decode(config: EngineConfig) -> list[Kind]:
+    """Steps in which every row feeds itself, by size."""
+    sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
+    return [Kind(alone=n, draws=n) for n in sorted(sizes)]
+
+
+def _prompts(config: EngineConfig, most: int) -> tuple[list[Kind], list[Kind]]:
+    """Steps of prompts alone: few inputs, then many, or many prompts."""
+    return _with_history([0], config, most)
+
+
+def _beside(
+    config: EngineConfig, most: int, decode: Sequence[Kind]
+) -> tuple[list[Kind], list[Kind]]:
+    """Steps of prompts beside rows that feed themselves, likewise."""
+    sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
+    return _with_history(sizes, config, most)
+
+
+def _with_history(
+    sizes: Sequence[int], config: EngineConfig, most: int
+) -> tuple[list[Kind], list[Kind]]:
+    budget = min(most, padded_tokens(config.max_num_batched_tokens))
+    sizes_of = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
+    inputs = [(n, m) for n in sizes_of for m in sorted({min(n, LONGEST), n})]
+    first, then = list[Kind](), list[Kind]()
+    for alone in sizes:
+        for chunks in CHUNK_SIZES:
+            kind = Kind(alone=alone, draws=alone + chunks, chunks=chunks)
+            for tokens, longest in inputs:
+                sized = evolve(kind, tokens=tokens, longest=longest)
+                whole = longest == tokens
+                if sized.padded() == sized and sized.fits(most) and (chunks > 1 or whole):
+                    many = tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]
+                    (then if many else first).append(sized)
+    return first, then
