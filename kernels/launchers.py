@@ -42,7 +42,7 @@ def build_launchers(kernels: Iterable[Any]) -> str:
                 list(pool.map(_build, kernels))
                 _build_utilities(places)
     except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
-        return f"{error!r}"
+        return f"{type(error).__name__}: {error}"
     return ""
 
 

@@ -53,9 +53,7 @@ class Specialization(NamedTuple):
         """What is known of arguments when the kernel is compiled."""
         names = [*self.signature]
         keys, values = self._part("constant_keys"), self._part("constant_vals")
-        return {
-            names[at]: value for (at, *_), value in zip(keys, values, strict=True)
-        }
+        return {names[at]: value for (at, *_), value in zip(keys, values, strict=True)}
 
     @property
     def divisible(self) -> frozenset[str]:
@@ -81,7 +79,7 @@ class Nowhere:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.dtype = tensor.dtype
-        offset = tensor.storage_offset() * tensor.element_size()
+        offset = int(tensor.storage_offset()) * tensor.element_size()
         self.begins = ALIGNED + offset if tensor.numel() else 0
 
     def data_ptr(self) -> int:

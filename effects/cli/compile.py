@@ -42,15 +42,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         type=capability_of,
         metavar="sm_NN",
-        help="compute capability of the GPUs: sm_80 (A100), sm_89 (L4, L40), sm_90 (H100, "
-        "H200), sm_100 (B200), ... (default: that of the GPU here)",
+        help="compute capability of the GPUs: sm_80 (A100), sm_89 (L4, L40), sm_90 "
+        "(H100, H200), sm_100 (B200), ... (default: that of the GPU here)",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="DIR",
-        help="folder for what is compiled, which the environment's TRITON_CACHE_DIR is to "
-        "name when it is used (default: where Triton looks anyway, ~/.triton/cache)",
+        help="folder for what is compiled, which the environment's TRITON_CACHE_DIR is "
+        "to name when it is used (default: where Triton looks anyway, ~/.triton/cache)",
     )
     engine_options(parser)
 
@@ -95,7 +95,7 @@ def _setup(args: EngineArgs) -> Setup:
         raise ConfigError("nothing is compiled for the CPU: leave --device out")
     setup = prepare(evolve(args, device="cuda"), limit=ROOM)
     blocks = min(setup.config.num_blocks, BLOCKS)
-    return evolve(setup, config=evolve(setup.config, num_blocks=blocks))
+    return evolve(setup, config=evolve(setup.config, num_blocks=blocks, watermark=0))
 
 
 def _compile(setup: Setup, target: tuple[int, int]) -> int:

@@ -27,13 +27,13 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.cuda_backend import CudaBackend
 from minfer.effects.execution.device_rows import Wants, aligned
-from minfer.effects.execution.kinds import DECODE, MIXED, Kind, bucket_of, most_draws
+from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model
-from minfer.effects.models.shapes import captured_tokens, padded_tokens
+from minfer.effects.models.shapes import captured_tokens
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights, empty_weights
 from minfer.kernels import linear_tunes, norm, pdl, rope
@@ -71,7 +71,7 @@ class Shapes(TorchFunctionMode):
     out what shape they have.
     """
 
-    def __torch_function__(  # noqa: D105 - torch's
+    def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func is F.linear:
@@ -120,22 +120,22 @@ def counts(most: int) -> list[int]:
 def kinds(spec: ModelSpec, config: EngineConfig) -> list[Kind]:
     """Kinds of steps that stand for all, each once."""
     seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
-    made = [*_decoding(spec, config)]
-    for tokens in counts(budget):  # inputs, in one chunk
-        made.append(_prompts(tokens, 1))
-    for draws in counts(min(seqs, budget)):  # chunks, each of which draws
-        made.append(_prompts(min(budget, draws * 2), draws))
-    sizes = [1 << power for power in range(ROWS.bit_length())]
-    for longest in (one for one in sizes if one <= budget):  # in few inputs, and in many
-        for tokens in (longest, max(longest, FEW), pdl.MOST + 1):
-            if longest <= tokens <= budget:
-                made.append(evolve(_prompts(tokens, 1), longest=longest))
-    made.append(evolve(_prompts(1, 1), draws=0))
-    made += [_beside(alone, budget) for alone in counts(seqs)]
+    inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
+    draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
+    nobody = evolve(_prompts(1, 1), draws=0)
+    beside = [_beside(alone, budget) for alone in counts(seqs)]
+    made = [*_decoding(spec, config), *inputs, *draws, *_lengths(budget), nobody, *beside]
     captured = captured_tokens(spec, budget)
     padded = [one.padded() for one in made if one.fits(captured)]
-    made += [one for one in padded if one.tokens <= padded_tokens(budget)]
-    return [*dict.fromkeys(made)]
+    return [*dict.fromkeys((*made, *padded))]
+
+
+def _lengths(budget: int) -> Iterator[Kind]:
+    """Chunks of all lengths that attention tells apart, among few inputs and many."""
+    for longest in (1 << power for power in range(ROWS.bit_length())):
+        for tokens in (longest, max(longest, FEW), max(longest, pdl.MOST + 1)):
+            if tokens <= budget:
+                yield evolve(_prompts(tokens, 1), longest=longest)
 
 
 def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[Kind]:
@@ -175,9 +175,7 @@ def _besides(runner: ModelRunner) -> None:
     dtype = torch_dtype(runner.spec.dtype)
     for draws in counts(most_draws(runner.config.max_num_seqs)):
         who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
-        logits = torch.empty(
-            (draws, runner.spec.vocab_size), dtype=dtype, device=NOWHERE
-        )
+        logits = torch.empty((draws, runner.spec.vocab_size), dtype=dtype, device=NOWHERE)
         for filtered, scored in product((False, True), repeat=2):
             wants = Wants(filtered=filtered, scored=scored)
             runner.sampler.sample(logits, who, positions, wants)

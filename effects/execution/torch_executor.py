@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 import torch
 from attrs import define, field, frozen
@@ -51,12 +52,15 @@ class Flight:
     gone: list[int] = field(factory=list)  # of these, whose rows were others' by then
 
 
+PLAIN: Final = Wants(filtered=False, scored=False)
+
+
 @frozen
 class Readiness:
     """What an executor is to do before it is ready, and whom it tells."""
 
     report: Report = to_nobody
-    likely: Wants = Wants(filtered=False, scored=False)  # of requests that say nothing
+    likely: Wants = PLAIN  # of requests that say nothing
     capturing: float = SECONDS  # how long, at most
 
 

@@ -26,7 +26,8 @@ def open_executor(
 ) -> Executor:
     """The executor that the settings ask for, with its weights where it has any.
 
-    `report` is told how far it is, by whatever thread. Raises CheckpointError if they cannot be used, and NotEnoughMemoryError.
+    `report` is told how far it is, by whatever thread. Raises CheckpointError if they
+    cannot be used, and NotEnoughMemoryError.
     """
     vocab_size = setup.spec.vocab_size
     match setup.args.executor:

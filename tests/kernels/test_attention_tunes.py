@@ -1,6 +1,5 @@
 """Which constants attention takes."""
 
-import pytest
 import torch
 
 from minfer.kernels.attention_tunes import (

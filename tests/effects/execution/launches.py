@@ -45,12 +45,13 @@ class Case:
     budget: int = 1100
     graphs: bool = True
     capability: tuple[int, int] = HOPPER
+    crowds: tuple[int, ...] = (1, 1, 1, 2, 3, 5, 12, 30, 100)  # requests at once
 
 
 CASES: Final = {
     "graphs": Case(),
     "eager": Case(graphs=False),
-    "few": Case(seqs=3, budget=40),
+    "few": Case(seqs=3, budget=40, crowds=(1, 2, 3, 12, 20)),
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
     "norms": Case(with_attention(BASE, qk_norm=True, heads=6, kv_heads=1)),
@@ -101,7 +102,7 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
         runner._replay = runner._step  # what would be captured
         driver = Driver(config, executor)
         wanted = requests(rng, 160)
-        for crowd in (1, 1, 1, 2, 3, 5, 12, 30, 100):
+        for crowd in case.crowds:
             for request in wanted[:crowd]:
                 driver.post(Submit(evolve(request, id=f"{crowd} {request.id}")))
             rng.shuffle(wanted)
