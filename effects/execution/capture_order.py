@@ -9,15 +9,17 @@ them takes no longer than their work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import Final
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.kinds import (
     CHUNK_SIZES,
     DECODE,
+    LONELY,
     LONGEST,
     Kind,
     bucket_of,
@@ -45,8 +47,9 @@ def capture_order(
     other = evolve(likely, filtered=not likely.filtered)
     scored = evolve(likely, scored=not likely.scored)
     decode = _decode(config)
-    prompts, large = _prompts(config, most)
-    beside, beside_large = _beside(config, most, decode)
+    sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
+    prompts = _with_history([0], config, most)
+    beside = _with_history(sizes, config, most)
 
     def told(kinds: Sequence[Kind], wants: Wants, of: Sequence[int]) -> Iterator[Kind]:
         for context in of:
@@ -58,20 +61,29 @@ def capture_order(
 
     order = (
         told(decode, likely, short),
-        told(prompts, likely, short),
-        told(beside, likely, short),
+        told(prompts.few, likely, short),
+        told(beside.few, likely, short),
+        told([*prompts.several, *beside.several], likely, short),
         told(decode, other, short),
         told(decode, likely, longer),
-        told(prompts, other, short),
-        told(beside, other, short),
+        told([*prompts.few, *beside.few], other, short),
         told(decode, scored, short),
-        told(prompts, scored, short),
-        told(beside_large, likely, short),
-        told(large, likely, short),
-        told(beside, likely, longer),
+        told([*prompts.several, *prompts.few], scored, short),
+        told([*prompts.several, *beside.several], other, short),
+        told([*beside.many, *prompts.many], likely, short),
+        told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
     )
     return [*dict.fromkeys(kind for part in order for kind in part)]
+
+
+@frozen
+class WithHistory:
+    """Kinds with inputs from history."""
+
+    few: list[Kind]  # as few chunks as there is a size for
+    several: list[Kind]
+    many: list[Kind]  # chunks, or inputs
 
 
 def _decode(config: EngineConfig) -> list[Kind]:
@@ -80,33 +92,30 @@ def _decode(config: EngineConfig) -> list[Kind]:
     return [Kind(alone=n, draws=n) for n in sorted(sizes)]
 
 
-def _prompts(config: EngineConfig, most: int) -> tuple[list[Kind], list[Kind]]:
-    """Steps of prompts alone: few inputs, then many, or many prompts."""
-    return _with_history([0], config, most)
-
-
-def _beside(
-    config: EngineConfig, most: int, decode: Sequence[Kind]
-) -> tuple[list[Kind], list[Kind]]:
-    """Steps of prompts beside rows that feed themselves, likewise."""
-    sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
-    return _with_history(sizes, config, most)
-
-
-def _with_history(
-    sizes: Sequence[int], config: EngineConfig, most: int
-) -> tuple[list[Kind], list[Kind]]:
+def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> WithHistory:
+    """Those beside `sizes` of rows that feed themselves."""
     budget = min(most, padded_tokens(config.max_num_batched_tokens))
-    sizes_of = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
-    inputs = [(n, m) for n in sizes_of for m in sorted({min(n, LONGEST), n})]
-    first, then = list[Kind](), list[Kind]()
+    counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
+    inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
+    found = WithHistory([], [], [])
     for alone in sizes:
-        for chunks in CHUNK_SIZES:
-            kind = Kind(alone=alone, draws=alone + chunks, chunks=chunks)
-            for tokens, longest in inputs:
-                sized = evolve(kind, tokens=tokens, longest=longest)
-                whole = longest == tokens
-                if sized.padded() == sized and sized.fits(most) and (chunks > 1 or whole):
-                    many = tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]
-                    (then if many else first).append(sized)
-    return first, then
+        for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
+            kind = Kind(
+                alone=alone,
+                draws=alone + chunks,
+                tokens=tokens,
+                chunks=chunks,
+                longest=longest,
+            )
+            if kind.padded() != kind or not kind.fits(most):
+                continue
+            if chunks == 1 and longest < tokens:  # it cannot be
+                continue
+            fewest = 1 if alone <= LONELY else CHUNK_SIZES[1]
+            if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:
+                found.many.append(kind)
+            elif chunks == fewest:
+                found.few.append(kind)
+            else:
+                found.several.append(kind)
+    return found

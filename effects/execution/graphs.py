@@ -25,9 +25,9 @@ from minfer.effects.execution.kinds import Kind
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name of it
 
-MOST_KINDS: Final = 512  # graphs, after which only pure decode steps are captured
-OFTEN: Final = 64  # launches one by one, after which a capture has paid for itself
-PAUSE: Final = 0.5  # seconds between two captures that steps wait for
+MOST_KINDS: Final = 384  # graphs, after which only pure decode steps are captured
+OFTEN: Final = 16  # launches one by one, which have cost some six captures
+PAUSE: Final = 0.25  # seconds between two captures that steps wait for
 
 
 @define(eq=False)

@@ -67,8 +67,8 @@ def needed(
 
 
 class Shapes(TorchFunctionMode):
-    """Products of matrices that are nowhere: torch takes a thousand times as long to find
-    out what shape they have.
+    """What torch takes a thousand times as long for, to find out what shape something has
+    that is nowhere: it imports its compiler for that.
     """
 
     def __torch_function__(
@@ -77,8 +77,13 @@ class Shapes(TorchFunctionMode):
         if func is F.linear:
             x, weight = args[:2]
             return x.new_empty(x.shape[0], weight.shape[0])
+        if func is F.embedding:
+            ids, weight = args[:2]
+            return weight.new_empty(*ids.shape, weight.shape[1])
         if func is Tensor.addmm_:
             return args[0]
+        if func is torch.empty_like:
+            return args[0].new_empty(args[0].shape)
         return func(*args, **(kwargs or {}))
 
 

@@ -129,7 +129,8 @@ class ModelRunner:
 
     def step_of_nobody(self, kind: Kind) -> None:
         """Make a step for its own sake, while none is under way: it changes no row."""
-        words = nobodys(kind, self.rows.scratch)
+        length = self.rows.blocks * self.config.block_size
+        words = nobodys(kind, self.rows.scratch, min(length, self.config.max_model_len))
         self.staging[: len(words)].copy_(torch.from_numpy(words))
         self._step(kind, dry=True)
 

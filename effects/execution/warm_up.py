@@ -24,7 +24,7 @@ from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress, Report
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.models.spec import ModelSpec
 
-SECONDS: Final = 4.0  # of captures before an executor is ready
+SECONDS: Final = 2.5  # of captures before an executor is ready
 _log = logging.getLogger("minfer.executor")
 
 

@@ -149,13 +149,14 @@ def test_there_is_room_for_the_largest_step() -> None:
 
 def test_what_is_nobodys_is_the_scratch_rows() -> None:
     kind = Kind(alone=3, draws=5, tokens=64, chunks=2, longest=64, apart=True)
-    inputs = Inputs.of(nobodys(kind, 9), kind)
+    inputs = Inputs.of(nobodys(kind, 9, 50), kind)
     assert inputs.history is not None
     assert inputs.apart is not None
     ids, positions, rows = inputs.history.tokens
-    assert {*ids} == {*positions} == {0}
-    who, starts, sizes, _ = inputs.history.chunks
-    assert {*starts} == {*sizes} == {0}
+    assert {*ids} == {0}
+    assert [*positions] == [*range(50), *range(14)]
+    who, starts, sizes, offsets = inputs.history.chunks
+    assert [*starts, *sizes, *offsets] == [0, 0, 50, 0, 3, 0]
     assert {*rows} == {*who} == {*inputs.history.draws[0]} == {9}
     assert {*inputs.apart.flatten()} == {9}
-    assert len(nobodys(Kind(alone=3, draws=3), 9)) == 0
+    assert len(nobodys(Kind(alone=3, draws=3), 9, 50)) == 0
