@@ -23,7 +23,7 @@ class Background:
         *,
         quiet: Callable[[], bool],
         lock: threading.Lock,
-        wait: float = QUIET,
+        wait: float | None = None,
     ) -> None:
         """`work` does a piece and says whether another remains; `quiet` says whether no
         plan is on its way. Both are called with the lock.
@@ -31,7 +31,7 @@ class Background:
         self.work = work
         self.quiet = quiet
         self.lock = lock
-        self.wait = wait
+        self.wait = QUIET if wait is None else wait
         self.last = time.monotonic()  # when the owner was asked for something
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None

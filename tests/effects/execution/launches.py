@@ -108,6 +108,10 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
             rng.shuffle(wanted)
             while driver.busy:
                 driver.turn()
+        for request in wanted[: case.seqs]:  # many short chunks
+            driver.post(Submit(evolve(request, id=f"short {request.id}", prompt=(1, 2))))
+        while driver.busy:
+            driver.turn()
     return found
 
 

@@ -1,6 +1,7 @@
 """Kernels and graphs before they are needed, with a stand-in for captures."""
 
 import logging
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -8,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.execution import needs
+from minfer.effects.execution import background, needs
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress
 from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warm_up import WarmUp
 from minfer.kernels import ahead
 from tests.effects.execution.tiny_engine import Model, Run, Tokens, requests
@@ -162,3 +164,24 @@ def test_a_capture_that_fails_is_the_last(
     assert executor.runner.shortcuts.graphs == graphs
     assert run.serve(requests(0)) == reference
     assert not captured
+
+
+def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
+    run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(monkeypatch)
+    monkeypatch.setattr(background, "QUIET", 0.01)
+    executor: Any = run.driver.executor
+    told = list[Progress]()
+    executor._warm_up(executor.runner.spec, Readiness(told.append, capturing=0.0))
+    assert {one.stage for one in told} == {KERNELS}
+    assert not captured
+    assert run.serve(requests(0)) == reference  # whatever is captured meanwhile
+    end = time.monotonic() + 5
+    while len(captured) < 20:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    executor.close()
+    count = len(captured)
+    assert not executor.background.thread.is_alive()
+    assert len(captured) == count
