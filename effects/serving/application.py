@@ -3,7 +3,6 @@
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -19,9 +18,13 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.authentication import RequireKey
 from minfer.effects.serving.backend import Backend
+from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.endpoints import ENDPOINTS, ROUTES
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.health import Health
+from minfer.effects.serving.intake import Intake
+from minfer.effects.serving.keys import read_keys
+from minfer.effects.serving.limits import Limits
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
@@ -29,8 +32,6 @@ from minfer.effects.serving.protocol import Endpoint
 from minfer.effects.serving.stamp import new_stamp
 from minfer.effects.serving.transports.http import failure_response
 from minfer.effects.serving.transports.transport import Connection
-
-LONG: Final = 4096  # bytes of a body whose prompts are prepared in a thread
 
 
 class Application:
@@ -43,20 +44,25 @@ class Application:
         llm: AsyncLLM,
         names: Sequence[str],
         api_key: str = "",
-        max_body: int = 2**22,
+        max_body: int | None = None,
         stall: float = 60.0,
+        bounds: Bounds | None = None,
     ) -> None:
-        self.backend = Backend(llm)
-        self.max_body = max_body  # bytes
+        bounds = bounds or Bounds(keys=read_keys([api_key], None))
+        limits = Limits.of(llm, max_body)
+        self.backend = Backend(llm, limits, bounds)
         self.models = Models(names, int(time.time()), llm.setup.config.max_model_len)
+        self.intake = Intake(self.backend, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
         self.health = Health(self.backend, stall)
         errors = (ApiError, HTTPException, Exception)
         self.app = Starlette(
             routes=self._routes(),
-            middleware=[Middleware(RequireKey, api_key, refusal)],
+            middleware=[Middleware(RequireKey, bounds.keys, refusal)],
             exception_handlers=dict.fromkeys(errors, lambda _, error: refusal(error)),
         )
+        # A redirect would send clients, and their keys, where their own Host says.
+        self.app.router.redirect_slashes = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -64,6 +70,7 @@ class Application:
 
     def close(self) -> None:
         """End all answers: their clients are told that the server stops."""
+        self.intake.close()
         self.backend.close()
 
     def _routes(self) -> list[BaseRoute]:
@@ -83,17 +90,16 @@ class Application:
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:
         """Read a body, and answer it."""
         try:
-            data = await connection.read(self.max_body)
-            inquiry = endpoint.read(data)
-            model = self.models.named(inquiry.model)
+            prepared = await self.intake.take(endpoint, connection)
         except ClientDisconnect:
             return  # nobody is there to be told
-        except ApiError as error:
-            await connection.refuse(endpoint.failure(error))
+        except Exception as error:
+            told = self.backend.told(error, endpoint.prompt_field, endpoint.path)
+            await connection.refuse(endpoint.failure(told))
             return
-        stamp = new_stamp(endpoint.id_prefix, model)
-        answer = Answer(self.backend, endpoint, inquiry, stamp, connection)
-        await answer.run(long=len(data) > LONG)
+        stamp = new_stamp(endpoint.id_prefix, prepared.model)
+        answer = Answer(self.backend, endpoint, prepared.request, stamp, connection)
+        await answer.run()
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse(self.models.listed())

@@ -14,6 +14,8 @@ import uvicorn
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.bounds import bounds_of
+from minfer.effects.serving.connections import bounded
 from minfer.effects.setup.settings import EngineArgs, engine_args
 
 DRAIN: Final = 5  # seconds that answers have to end when the server does
@@ -63,12 +65,14 @@ def serve(options: argparse.Namespace) -> int:
     Raises ConfigError and the like.
     """
     args = engine_args(options, executor="dry" if options.dry_run else "torch")
+    bounds = bounds_of(options)
     with bound(options.host, options.port) as listener:
         llm = AsyncLLM(**attrs.asdict(args, recurse=False))
         names = options.served_model_name or [_model_name(args)]
-        app = Application(llm, names, options.api_key, options.max_body_size)
+        app = Application(llm, names, max_body=options.max_body_size, bounds=bounds)
         config = uvicorn.Config(
             app,
+            http=bounded(bounds.patience),
             log_level="warning",
             access_log=options.access_log,
             lifespan="off",

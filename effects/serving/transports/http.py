@@ -1,22 +1,25 @@
 """What answers over HTTP have in common: a head, parts of one body, failures."""
 
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from minfer.effects.serving.transports.transport import Event, Failure
 
+_NO_KEY: Final = 401
+
 
 def failure_response(failure: Failure) -> Response:
     """A failure as a whole response."""
-    wait = failure.retry_after
+    headers: dict[str, str] = {}
+    if failure.retry_after is not None:
+        headers["Retry-After"] = str(failure.retry_after)
+    if failure.status == _NO_KEY:
+        headers["WWW-Authenticate"] = "Bearer"
     return Response(
-        failure.event.data,
-        failure.status,
-        None if wait is None else {"Retry-After": str(wait)},
-        media_type="application/json",
+        failure.event.data, failure.status, headers, media_type="application/json"
     )
 
 
