@@ -116,8 +116,8 @@ def run(options: argparse.Namespace) -> int:
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
     if options.max_waiting is None:
-        seats = EngineArgs().max_num_seqs if options.max_num_seqs is None else None
-        options.max_waiting = LINES_PER_SEAT * (seats or options.max_num_seqs)
+        seats = options.max_num_seqs or EngineArgs().max_num_seqs
+        options.max_waiting = LINES_PER_SEAT * seats
     if options.scheduling_policy is None:
         options.scheduling_policy = POLICY
     return serve(options)

@@ -181,9 +181,7 @@ class Answer:
 
     def _too_late(self) -> NoReturn:
         seconds = self.backend.time_for(self.request)
-        why = (
-            f"the answer was not there after {seconds:g} s, which is all the time it has"
-        )
+        why = f"the answer was not there after {seconds:g} s: that is its time limit"
         raise ApiError(why, None, "timeout", 504)
 
     async def _write(self, events: list[Event], *, last: bool) -> None:

@@ -204,6 +204,9 @@ class Pool:
             try:
                 return await slot.worker.prepare(job)
             except WorkerGoneError:
+                slot.worker.close()
+                if self._closed:
+                    raise
                 _log.exception("bodies are prepared in a thread from now on")
                 slot.worker = None
         return await self._threads.prepare(job)

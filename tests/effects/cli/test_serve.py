@@ -1,6 +1,11 @@
 """`minfer serve`: its options; what it serves is tested beside the server."""
 
-from minfer.effects.cli.main import parser
+from typing import Any
+
+import pytest
+
+from minfer.effects.cli.main import main, parser
+from minfer.effects.serving import server
 
 
 def test_serve_takes_its_model_as_vllm_does() -> None:
@@ -8,3 +13,34 @@ def test_serve_takes_its_model_as_vllm_does() -> None:
     assert options.model == "org/name"
     assert parser().parse_args(["serve", "--model", "x"]).model == "x"
     assert parser().parse_args(["serve"]).model is None
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ("fair", 16 * 256, [""])),
+        (["--max-num-seqs", "8"], ("fair", 16 * 8, [""])),
+        (
+            ["--max-waiting", "5", "--scheduling-policy", "fcfs", "--api-key", "k"],
+            ("fcfs", 5, ["k"]),
+        ),
+        (["--api-key", "a", "--api-key", "b"], ("fair", 16 * 256, ["a", "b"])),
+    ],
+)
+def test_a_servers_defaults_are_not_a_librarys(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], expected: tuple[Any, ...]
+) -> None:
+    monkeypatch.delenv("MINFER_API_KEY", raising=False)
+    seen: list[Any] = []
+    monkeypatch.setattr(server, "serve", lambda given: seen.append(given) or 0)
+    assert main(["serve", *options]) == 0
+    (given,) = seen
+    assert (given.scheduling_policy, given.max_waiting, given.api_key) == expected
+
+
+def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINFER_API_KEY", "secret")
+    seen: list[Any] = []
+    monkeypatch.setattr(server, "serve", lambda given: seen.append(given) or 0)
+    assert main(["serve"]) == 0
+    assert seen[0].api_key == ["secret"]
