@@ -118,7 +118,7 @@ class _Worker:
 class _Slot:
     """A place where one body is prepared at a time; `most`: bytes of those it takes."""
 
-    worker: _Worker | None  # None: a thread
+    preparer: _Worker | None  # None: a thread
     most: int | None = None
     busy: bool = False
     task: "asyncio.Task[None] | None" = field(default=None)
@@ -152,7 +152,7 @@ class Pool:
     @property
     def pids(self) -> list[int]:
         """The ids of the processes, as they are now."""
-        return [slot.worker.process.pid for slot in self._slots if slot.worker]
+        return [slot.preparer.process.pid for slot in self._slots if slot.preparer]
 
     def __len__(self) -> int:
         """Bodies in line."""
@@ -179,8 +179,8 @@ class Pool:
         while (job := self._line.take()) is not None:
             _settle(job, EngineDeadError(SHUTTING_DOWN))
         for slot in self._slots:
-            if slot.worker is not None:
-                slot.worker.close()
+            if slot.preparer is not None:
+                slot.preparer.close()
 
     def _dispatch(self) -> None:
         """Give what waits to whoever is free; small bodies to whom they are kept for."""
@@ -200,15 +200,15 @@ class Pool:
                 self._dispatch()
 
     async def _prepared(self, slot: _Slot, job: _Job) -> Prepared:
-        if slot.worker is not None:
+        if slot.preparer is not None:
             try:
-                return await slot.worker.prepare(job)
+                return await slot.preparer.prepare(job)
             except WorkerGoneError:
-                slot.worker.close()
+                slot.preparer.close()
                 if self._closed:
                     raise
                 _log.exception("bodies are prepared in a thread from now on")
-                slot.worker = None
+                slot.preparer = None
         return await self._threads.prepare(job)
 
 

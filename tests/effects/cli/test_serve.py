@@ -32,7 +32,12 @@ def test_a_servers_defaults_are_not_a_librarys(
 ) -> None:
     monkeypatch.delenv("MINFER_API_KEY", raising=False)
     seen: list[Any] = []
-    monkeypatch.setattr(server, "serve", lambda given: seen.append(given) or 0)
+
+    def serve(given: Any) -> int:
+        seen.append(given)
+        return 0
+
+    monkeypatch.setattr(server, "serve", serve)
     assert main(["serve", *options]) == 0
     (given,) = seen
     assert (given.scheduling_policy, given.max_waiting, given.api_key) == expected
@@ -41,6 +46,11 @@ def test_a_servers_defaults_are_not_a_librarys(
 def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINFER_API_KEY", "secret")
     seen: list[Any] = []
-    monkeypatch.setattr(server, "serve", lambda given: seen.append(given) or 0)
+
+    def serve(given: Any) -> int:
+        seen.append(given)
+        return 0
+
+    monkeypatch.setattr(server, "serve", serve)
     assert main(["serve"]) == 0
     assert seen[0].api_key == ["secret"]

@@ -150,11 +150,18 @@ def test_timing_is_told_to_who_asks(served: Serving) -> None:
         assert set(one) == FIELDS
         assert one["latency"] >= one["ttft"] >= sum(one["queue_times"].values())
         assert set(one["queue_times"]) <= CAUSES
-    assert done["timing"][2]["queue_times"]["rows"] > 0
     cached = [one["cached_tokens"] for one in done["timing"]]
     assert cached == [16] * 3
     assert done["usage"]["prompt_tokens_details"]["cached_tokens"] == sum(cached)
     assert done.keys() - plain.keys() == {"timing"}
+
+
+def test_timing_tells_what_a_request_waited_for(served: Serving) -> None:
+    before = {"prompt": [5], "n": 2, "max_tokens": 40, "ignore_eos": True}
+    with asking(served, json.dumps(before).encode()):
+        served.until(lambda: len(served.llm.worker.driver.state.running) == 2)
+        done = served.post("completions", prompt=[6], max_tokens=2, timing=True).json()
+    assert done["timing"][0]["queue_times"]["rows"] > 0
 
 
 @pytest.mark.parametrize("usage", [False, True])

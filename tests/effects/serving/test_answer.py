@@ -223,8 +223,10 @@ def test_prompts_behind_others_are_tried_again(
         refused: list[str] = []
 
         async def full() -> AsyncGenerator[RequestOutput]:
+            nothing: tuple[RequestOutput, ...] = ()
+            for output in nothing:
+                yield output
             raise OverloadedError("the line is full")
-            yield
 
         def sometimes(*prompt: Any, request_id: str, **how: Any) -> Any:
             if request_id.endswith(f"-{which}") and len(refused) < 2:

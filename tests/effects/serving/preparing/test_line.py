@@ -57,10 +57,10 @@ def test_turns_are_fair_whatever_comes(jobs: list[tuple[str, int]]) -> None:
         line.add(client, client, size)
     left, had = Counter(client for client, _ in jobs), Counter[str]()
     for _ in jobs:
-        client = line.take()
-        assert client is not None
-        left[client] -= 1
-        had[client] += 1
+        taken = line.take()
+        assert taken is not None
+        left[taken] -= 1
+        had[taken] += 1
         waiting = [had[one] for one in left if left[one]]
         assert max(waiting, default=0) - min(waiting, default=0) <= 1
     assert line.take() is None

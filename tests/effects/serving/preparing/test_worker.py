@@ -80,7 +80,7 @@ def test_what_goes_wrong_in_it_is_not_told(
 def test_it_ends_when_it_has_grown(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module.signal, "alarm", lambda _: 0)  # of the main thread
+    monkeypatch.setattr("signal.alarm", lambda _: 0)  # of the main thread
     ours, theirs = socket.socketpair()
     with ours, theirs:
         thread = threading.Thread(target=serve, args=(theirs, worker))
