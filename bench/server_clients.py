@@ -1,91 +1,66 @@
 """Throughput of the server at 1, 2, 4 and 8 clients that stream, as the clients see it.
 
 A process, `minfer serve`, with the 0.5B shape (Qwen2.5's, random weights) and a tokenizer
-that has a text for each token, so that each token is an event. Clients send one request
-after the other, each with a prompt of its own. The numbers of clients take turns, so that
-a slow minute hits all.
+that has a text for each token, so that each token is an event. Clients, those of
+`minfer bench serve`, send one request after the other, each with a prompt of its own. The
+numbers of clients take turns, so that a slow minute hits all.
 """
 
 import argparse
 import itertools
 import json
-import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections import defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from bench.results import canvas, percentiles, run, show, spread
 from bench.shapes import qwen
+from minfer.effects.runs.load.http import read_address
+from minfer.effects.runs.load.load import Load, Target
+from minfer.effects.runs.load.processes import put
+from minfer.effects.runs.load.prompts import RandomPrompts, Tokens
+from minfer.effects.runs.load.server import find_model
+from minfer.effects.runs.load.statistics import gaps
 
 CLIENTS = (1, 2, 4, 8)
 PROMPT, OUTPUT = 32, 32  # tokens
 MODEL = qwen("0.5B")
 VOCABULARY = int(MODEL["vocab_size"])
-BODY = {
-    "max_tokens": OUTPUT,
-    "temperature": 0,
-    "ignore_eos": True,
-    "stream": True,
-    "stream_options": {"include_usage": True},
-}
+BODY = {"temperature": 0, "ignore_eos": True}
 Cell = defaultdict[
     str, list[float]
 ]  # what was measured at one number of clients, over all repeats
 
 
-def write_model(folder: Path) -> None:
+def write_model(folder: Path, model: dict[str, Any] = MODEL) -> None:
     """The shape's configuration and a tokenizer for it; the weights are the server's."""
-    (folder / "config.json").write_text(json.dumps(MODEL))
+    (folder / "config.json").write_text(json.dumps(model))
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    words = [*alphabet, *(f"{i:x}Ġ" for i in range(len(alphabet), VOCABULARY))]
+    ids = range(len(alphabet), int(model["vocab_size"]))
+    words = [*alphabet, *(f"{i:x}Ġ" for i in ids)]
     made = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.save(str(folder / "tokenizer.json"))
 
 
-def request(client: httpx.Client, prompt: list[int], cell: Cell) -> int:
-    """Stream one completion; returns its output tokens."""
-    times, tokens = [time.perf_counter()], 0
-    with client.stream(
-        "POST", "/v1/completions", json={"prompt": prompt, **BODY}
-    ) as answer:
-        answer.raise_for_status()
-        for line in answer.iter_lines():
-            if line.startswith("data: {"):
-                times.append(time.perf_counter())
-                usage = json.loads(line[6:])["usage"]
-                tokens = usage["completion_tokens"] if usage else 0
-    gaps = [
-        later - sooner for sooner, later in itertools.pairwise(times[:-1])
-    ]  # less the usage's
-    cell["ttft_seconds"].append(gaps[0])
-    cell["itl_seconds"] += gaps[1:]
-    return tokens
-
-
-def repeat(url: str, clients: int, requests: int, cell: Cell, rng: random.Random) -> None:
+def repeat(url: str, clients: int, requests: int, cell: Cell, seed: int) -> None:
     """So many clients at once, each with so many requests in a row."""
-    prompts = [
-        rng.choices(range(VOCABULARY), k=PROMPT) for _ in range(clients * requests)
-    ]
-
-    def one(i: int) -> int:
-        with httpx.Client(base_url=url, timeout=300) as client:
-            return sum(request(client, prompt, cell) for prompt in prompts[i::clients])
-
-    began = time.perf_counter()
-    with ThreadPoolExecutor(clients) as pool:
-        tokens = sum(pool.map(one, range(clients)))
-    cell["output_tokens_per_second"].append(tokens / (time.perf_counter() - began))
+    prompts = RandomPrompts(Tokens(VOCABULARY), PROMPT, OUTPUT, seed=str(seed))
+    address = read_address(url)
+    model = find_model(address, "", None).model
+    target = Target(address, model, body=BODY)
+    outcome = put(Load(target, prompts, clients * requests, max_concurrency=clients))
+    assert all(one.good for one in outcome.records), outcome.records
+    tokens = sum(one.output_tokens for one in outcome.records)
+    cell["output_tokens_per_second"].append(tokens / outcome.seconds)
+    cell["ttft_seconds"] += (one.ttft for one in outcome.records if one.ttft)
+    cell["itl_seconds"] += map(float, gaps(outcome.records).each)
 
 
 def figures(cell: Cell) -> dict[str, Any]:
@@ -119,7 +94,8 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
-    rng, cells = random.Random(args.seed), {clients: Cell(list) for clients in CLIENTS}
+    seeds = itertools.count(args.seed)  # another for each: no prompt comes twice
+    cells = {clients: Cell(list) for clients in CLIENTS}
     with tempfile.TemporaryDirectory() as path:
         write_model(Path(path))
         command = [
@@ -136,10 +112,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             assert server.stdout is not None
             try:
                 url = server.stdout.readline().split()[-1].removesuffix("/v1")
-                repeat(url, 1, 1, Cell(list), rng)  # warms up
+                repeat(url, 1, 1, Cell(list), next(seeds))  # warms up
                 for _ in range(args.repeats):
                     for clients, cell in cells.items():
-                        repeat(url, clients, args.requests, cell, rng)
+                        repeat(url, clients, args.requests, cell, next(seeds))
                         show({"clients": clients, **figures(cell)})
             finally:
                 server.terminate()

@@ -34,6 +34,9 @@ class Request:
         frozenset()
     )  # token ids that end a sample, and are part of it
     n: int = 1
+    # The number, in the draws of the seed, of its first sample: who resumes one of
+    # several samples has it go on with its own.
+    first_sample: int = 0
     seed: int = 0
     sampling: SamplingParams = (
         SamplingParams()
@@ -73,6 +76,7 @@ class Request:
             check_text(getattr(self, param), param)
         for param in ("max_tokens", "n", "seed"):
             check_whole(getattr(self, param), param)
+        check_number(self.first_sample, "first_sample", 0, MAX_SAMPLES, whole=True)
         check_number(self.priority, "priority", -MAX_PRIORITY, MAX_PRIORITY, whole=True)
         if type(self.deadline) is not float or not self.deadline >= 0:
             check_number(self.deadline, "deadline", 0, MOST)

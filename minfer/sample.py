@@ -100,7 +100,8 @@ class RowSampling(RowValues):
 
 def row_sampling(request: Request, sample: int) -> RowSampling:
     """The sampling values of one sample of a request."""
-    return RowSampling.of(request.sampling, request.seed, sample, request.stop_ids)
+    number = request.first_sample + sample
+    return RowSampling.of(request.sampling, request.seed, number, request.stop_ids)
 
 
 def stream(seed: int, sample: int) -> int:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.options import dry_run_option, engine_options
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.setup.values import read_bytes
@@ -40,6 +41,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     _key_options(add)
     _bound_options(add)
+    add(
+        "--api-processes",
+        type=int,
+        metavar="N",
+        help="processes that speak HTTP, beside the engine's; 0: one process for all "
+        "(default: by the number of cores)",
+    )
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long requests that run may take to end after a SIGTERM; a second one "
+        "stops them (default: %(default)g)",
+    )
     add("--access-log", action="store_true", help="write a line for each request")
     engine_options(parser)
     dry_run_option(parser)
@@ -111,7 +127,9 @@ def _bound_options(add: Callable[..., Any]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
-    from minfer.effects.serving.server import serve  # it imports the HTTP server
+    # They import the HTTP server.
+    from minfer.effects.serving import server
+    from minfer.effects.serving.supervisor import serve_in_processes
 
     if options.api_key is None:
         options.api_key = [os.environ.get("MINFER_API_KEY", "")]
@@ -120,4 +138,12 @@ def run(options: argparse.Namespace) -> int:
         options.max_waiting = LINES_PER_SEAT * seats
     if options.scheduling_policy is None:
         options.scheduling_policy = POLICY
-    return serve(options)
+    args, http = server.read_options(options)
+    host, port, fronts = options.host, options.port, options.api_processes
+    if fronts is None:
+        fronts = server.fronts_by_cores()
+    if fronts:
+        return serve_in_processes(args, http, host, port, fronts, guarded)
+    (listener,) = server.bound(host, port)
+    with listener:
+        return server.serve_in_process(args, listener, http)

@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from minfer.effects.live.client import EngineClient
 from minfer.effects.live.edge import (
     Asked,
     OverloadedError,
@@ -22,7 +23,6 @@ from minfer.effects.live.edge import (
 )
 from minfer.effects.live.prompts import Prompt
 from minfer.effects.live.served import ServedModel
-from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.outputs import RequestOutput
 from minfer.request import SamplingParams
@@ -36,8 +36,8 @@ class AsyncLLM(ServedModel):
     `ServedModel`'s.
     """
 
-    def _open(self, args: EngineArgs) -> None:
-        super()._open(args)
+    def _attach(self, client: EngineClient, first: int) -> None:
+        super()._attach(client, first)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = 0  # in that loop
         self._fresh: deque[asyncio.Event] = deque()  # of readers whose requests have news

@@ -23,7 +23,7 @@ from typing import Protocol
 
 from attrs import field, frozen
 
-from minfer.effects.live.totals import Totals
+from minfer.effects.live.totals import NOTHING_COUNTED, Totals
 from minfer.messages import (
     Admitted,
     Ended,
@@ -92,7 +92,10 @@ class Snapshot:
     # Seconds in which requests waited and no step was planned. 0 if nobody waits, or the
     # policy has them wait.
     stalled: float
+    failing: int  # steps that failed since the last good one
     totals: Totals  # since the start
+    # What all fronts have counted, where they are processes of their own.
+    fronts: Totals = NOTHING_COUNTED
 
 
 class EngineClient(Protocol):
@@ -101,6 +104,13 @@ class EngineClient(Protocol):
     @property
     def dead(self) -> BaseException | None:
         """Why the engine serves nobody any more, if so."""
+        ...
+
+    @property
+    def unready(self) -> str:
+        """Why requests have to wait for the engine itself now, or nothing: it is in
+        another process, and is being loaded.
+        """
         ...
 
     @property
@@ -117,8 +127,13 @@ class EngineClient(Protocol):
         """The time, in seconds, on the clock of all messages."""
         ...
 
-    def listen(self, listener: Listener) -> None:
-        """Have a listener hear all messages from now on."""
+    def listen(self, listener: Listener, *, early: bool = False) -> None:
+        """Have a listener hear all messages from now on.
+
+        With `early`, news that samples start come before the step that runs them, apart
+        from the other news of their turn: should that step kill the engine's process, it
+        is known whose it was.
+        """
         ...
 
     def check(self, request: Request) -> None:

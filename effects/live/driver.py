@@ -78,8 +78,10 @@ class Driver:
         """Add an event to the next turn."""
         self.inbox.append(event)
 
-    def turn(self) -> Transition:
-        """Take one turn; waits for the earliest step in flight, if there is one."""
+    def turn(self, before: Callable[[Transition], None] | None = None) -> Transition:
+        """Take one turn; waits for the earliest step in flight, if there is one. `before`
+        sees what was decided before it is done.
+        """
         result = (self.executor.collect(),) if self.state.inflight else ()
         waiting = [self.inbox.popleft() for _ in range(len(self.inbox))]
         events: tuple[Event, ...] = (Tick(self.clock()), *result, *waiting)
@@ -90,6 +92,8 @@ class Driver:
         self.state = transition.state
         self.taken = events
         self.wake = None
+        if before is not None:
+            before(transition)
         apart: list[Plan] = []
         for command in transition.commands:
             match command:

@@ -148,9 +148,11 @@ def _most(setup: Setup, length: int, params: SamplingParams) -> int:
     whole = config.max_model_len
     able = setup.spec.max_position_embeddings
     if length >= whole:
+        # Programs look for the words "maximum context length is".
         why = (
-            f"the prompt has {length} tokens; the context holds {whole}, of which at "
-            f"least one must be left for the output: shorten the prompt"
+            f"the prompt has {length} tokens; this model's maximum context length is "
+            f"{whole} tokens, of which at least one must be left for the output: shorten "
+            f"the prompt"
         )
         raise TooLongError(
             f"{why}, or raise max_model_len (this model can do {able})"

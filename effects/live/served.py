@@ -4,7 +4,7 @@ import gc
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING, Any, Never, Self
 
 import attrs
 
@@ -43,7 +43,8 @@ class ServedModel:
 
     setup: Setup
     tokenizer: Tokenizer | None
-    worker: Worker  # the engine's own insides, which tests and benchmarks look into
+    # The insides of an engine in this process, which tests and benchmarks look into.
+    worker: Worker
     client: EngineClient
     front: Front
 
@@ -107,23 +108,40 @@ class ServedModel:
 
     def _open(self, args: EngineArgs) -> None:
         """Load the model, and have an engine ready."""
-        setup = prepare(args)
+        self._read(prepare(args))
+        setup = self.setup
+        executor = opening.open_executor(setup, self.tokenizer)
+        journal = opening.open_journal(setup, executor)
+        self.worker = Worker(Driver(setup.config, executor, record=journal))
+        self._attach(self.worker, 0)
+
+    @classmethod
+    def over(cls, client: EngineClient, setup: Setup, first: int = 0) -> Self:
+        """The model that the engine behind `client` has, which was set up as `setup`
+        says; the first request made here is one after `first` others.
+        """
+        model = cls.__new__(cls)
+        model._read(setup)
+        model._attach(client, first)
+        return model
+
+    def _read(self, setup: Setup) -> None:
+        """Load what turns text into tokens and back."""
         self.tokenizer = None
-        if not args.skip_tokenizer_init:
+        if not setup.args.skip_tokenizer_init:
             self.tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
-        executor = opening.open_executor(setup, self.tokenizer)
-        journal = opening.open_journal(setup, executor)
-        self.worker = Worker(Driver(setup.config, executor, record=journal))
-        self.client = self.worker
-        self.front = Front(self.client)
+
+    def _attach(self, client: EngineClient, first: int) -> None:
+        self.client = client
+        self.front = Front(client)
         # What has been imported and loaded stays: collections need not look at it again
         # and again.
         gc.freeze()
         self.numbers = threading.Lock()
-        self.count = 0  # requests made so far
+        self.count = first  # requests made so far
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that names none: of the model's

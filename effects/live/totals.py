@@ -8,6 +8,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from itertools import compress
+from operator import add
 from typing import Final
 
 from attrs import define, frozen
@@ -52,13 +53,33 @@ class Histogram:
     counts: tuple[int, ...]  # up to each bound, from the one before; then above all
     total: float  # the sum of the values
 
+    def plus(self, other: "Histogram") -> "Histogram":
+        """The values of both, which have the same bounds."""
+        counts = tuple(map(add, self.counts, other.counts))
+        return Histogram(self.bounds, counts, self.total + other.total)
+
 
 @frozen
 class Totals:
     """All counts at a moment, by name."""
 
-    counts: Mapping[str, int]
+    counts: Mapping[str, float]
     histograms: Mapping[str, Histogram]
+
+
+NOTHING_COUNTED: Final = Totals({}, {})
+
+
+def joined_totals(each: Iterable[Totals]) -> Totals:
+    """What several have counted, together."""
+    counts = Counter[str]()
+    histograms: dict[str, Histogram] = {}
+    for totals in each:
+        counts.update(totals.counts)
+        for name, one in totals.histograms.items():
+            before = histograms.get(name)
+            histograms[name] = one if before is None else before.plus(one)
+    return Totals(counts, histograms)
 
 
 class Buckets:
@@ -97,6 +118,7 @@ class Tally:
         self.buckets = {FIRST: Buckets(SECONDS), GAP: Buckets(SECONDS)}
         self.buckets[STEP] = Buckets(SIZES)
         self.moved = 0.0  # when the last step was planned
+        self.failing = 0  # steps that failed since the last good one
         self.last: dict[SampleId, _Since] = {}  # its last output, or its arrival
         self.ids: SampleIds | None = None  # all these, and nobody else, share `since`
         self.since = _Since(GAP, 0.0)
@@ -117,6 +139,8 @@ class Tally:
             match command:
                 case Emit(ids, tokens):
                     self.counts["generation_tokens"] += sum(map(len, tokens))
+                    if ids:
+                        self.failing = 0
                     self._emitted(ids, tokens, now)
                 case Execute(plan):
                     self.moved = now
@@ -140,6 +164,7 @@ class Tally:
                     counts["num_preemptions"] += 1
                 case Voided(plans=plans):
                     counts["failed_steps"] += plans
+                    self.failing += plans
                 case Overruled():
                     counts["overruled_policy_answers"] += 1
                 case _:

@@ -10,6 +10,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Final, TypeVar
 
@@ -19,6 +20,7 @@ from minfer.effects.live.errors import DrainingError, OverloadedError, RequestEr
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.totals import Tally
 from minfer.messages import (
+    Admitted,
     Cancel,
     Emit,
     Finish,
@@ -41,6 +43,7 @@ class Worker:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.listeners: list[Listener] = []
+        self.early = False  # news of who starts come before the step
         self.tally = Tally()
         # Guards all below, and is notified when events are posted.
         self.posted = threading.Condition()
@@ -58,6 +61,11 @@ class Worker:
     # --- what callers ask for -----------------------------------------------------------
 
     @property
+    def unready(self) -> str:
+        """As `EngineClient` says."""
+        return ""
+
+    @property
     def working(self) -> bool:
         """As `EngineClient` says."""
         return self.running
@@ -66,9 +74,10 @@ class Worker:
         """As `EngineClient` says."""
         return self.driver.clock()
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener, *, early: bool = False) -> None:
         """As `EngineClient` says."""
         self.listeners.append(listener)
+        self.early = self.early or early
 
     def check(self, request: Request) -> None:
         """As `EngineClient` says."""
@@ -132,6 +141,7 @@ class Worker:
             blocks_free=state.blocks.available,
             resets=self.resets,
             stalled=self._stalled(now),
+            failing=self.tally.failing,
             totals=self.tally.totals(),
         )
 
@@ -221,11 +231,29 @@ class Worker:
 
     def _turn(self) -> None:
         before = self.driver.state
-        transition = self.driver.turn()
-        self._account(before, transition.state)
+        transition = self.driver.turn(partial(self._decided, before))
         if (news := self._news_of(transition)) is not None:
             self._tell(news)
         self.tally.turn(transition)
+
+    def _decided(self, before: EngineState, transition: Transition) -> None:
+        """Before anything of it is done: keep accounts, and tell who starts."""
+        self._account(before, transition.state)
+        starts = [one for one in transition.reasons if isinstance(one, Admitted)]
+        if self.early and starts:
+            self._tell(
+                News(
+                    time=transition.state.time,
+                    arrived=self._arrived(),
+                    reasons=tuple(starts),
+                    waits=self.waits,
+                )
+            )
+
+    def _arrived(self) -> tuple[str, ...]:
+        """The requests that came in line in the last turn."""
+        taken = self.driver.taken
+        return tuple(event.request.id for event in taken if isinstance(event, Submit))
 
     def _tell(self, message: Message) -> None:
         for hear in self.listeners:
@@ -250,9 +278,7 @@ class Worker:
         """What a turn brought, if anything. Ids of requests that ended are free."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         reasons = tuple(one for one in transition.reasons if isinstance(one, About))
-        arrived = tuple(
-            event.request.id for event in self.driver.taken if isinstance(event, Submit)
-        )
+        arrived = self._arrived()
         finished = tuple(done for emit in emits for done in emit.finished)
         for done in finished:
             if done.id not in transition.state.requests:

@@ -1,3 +1,3 @@
 """Recorded and simulated runs as a user meets them: replay, explain, simulate, view,
-traces.
+traces; and load, put on a server that runs.
 """

@@ -9,11 +9,15 @@
     bounds        what whoever runs the server may choose
     connections   how many there are, and how slow their clients may be
     keys          who may ask for how much; authentication lets them in
+    description   all of them in OpenAPI's terms; docs makes a page of it
     answer        one request followed through the engine, and written as outputs come
     protocol      what an endpoint is: a body is read into one inner request (a
                   GenerationRequest), and a Writer makes events of the engine's outputs
+    records       what is known of requests: those that are served, and the last that were
     openai/       OpenAI's endpoints, one module each, and what they share
-    transports/   how events reach a client: as a body, as server-sent events
+    anthropic/    Anthropic's, likewise
+    tokens/       text to token ids and back, as vLLM's servers do it
+    transports/   how events reach a client: as a body, as server-sent events, on a socket
 
 A protocol knows no transport and a transport knows no protocol: between them are events.
 """

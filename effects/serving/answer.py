@@ -117,8 +117,8 @@ class Answer:
             following: Outputs | None = outputs
             while following is not None:
                 following = await self._follow(prompt, following)
-            # Others are heard between two prompts, however quickly these end.
-            await asyncio.sleep(0)
+            if self.left:  # others are heard in between, however quickly prompts end
+                await asyncio.sleep(0)
 
     async def _follow(self, prompt: int, outputs: Outputs) -> Outputs | None:
         """Write what comes of one prompt: one write for a turn.

@@ -9,17 +9,20 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 import minfer
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.authentication import RequireKey
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
-from minfer.effects.serving.endpoints import ENDPOINTS, ROUTES
+from minfer.effects.serving.description import description
+from minfer.effects.serving.docs import page
+from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.health import Health
 from minfer.effects.serving.intake import Intake
@@ -28,10 +31,14 @@ from minfer.effects.serving.limits import Limits
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.protocol import Endpoint
+from minfer.effects.serving.origins import foreign
+from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.records import KEPT, Records
+from minfer.effects.serving.request_ids import LONGEST, RequestIds
 from minfer.effects.serving.stamp import new_stamp
 from minfer.effects.serving.transports.http import failure_response
-from minfer.effects.serving.transports.transport import Connection
+from minfer.effects.serving.transports.transport import Connection, Event
+from minfer.effects.serving.transports.websocket import socket_route
 
 
 class Application:
@@ -54,15 +61,19 @@ class Application:
         self.models = Models(names, int(time.time()), llm.setup.config.max_model_len)
         self.intake = Intake(self.backend, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
+        self.records = Records(llm)
         self.health = Health(self.backend, stall)
         errors = (ApiError, HTTPException, Exception)
-        self.app = Starlette(
+        app = Starlette(
             routes=self._routes(),
             middleware=[Middleware(RequireKey, bounds.keys, refusal)],
-            exception_handlers=dict.fromkeys(errors, lambda _, error: refusal(error)),
+            exception_handlers=dict.fromkeys(
+                errors, lambda request, error: refusal(error, request.scope)
+            ),
         )
         # A redirect would send clients, and their keys, where their own Host says.
-        self.app.router.redirect_slashes = False
+        app.router.redirect_slashes = False
+        self.app = RequestIds(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -74,17 +85,25 @@ class Application:
         self.backend.close()
 
     def _routes(self) -> list[BaseRoute]:
+        serve = {one.name: partial(self._generate, one) for one in ENDPOINTS}
         return [
             Route("/v1/models", self._models),
             Route("/v1/models/{name:path}", self._model),
+            *(route(one.path, serve[one.name]) for one in ENDPOINTS for route in ROUTES),
             *(
-                route(endpoint.path, partial(self._generate, endpoint))
-                for endpoint in ENDPOINTS
+                route(one.path, partial(self._ask, one))
+                for one in QUESTIONS
                 for route in ROUTES
             ),
+            socket_route("/v1/stream", serve),
+            Route("/v1/requests/{name:path}", self._request),
+            Route("/reset_prefix_cache", self._reset, methods=["POST"]),
             *(Route(path, self._health) for path in ("/health", "/healthz")),
+            Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
+            Route("/openapi.json", self._description),
+            Route("/docs", self._docs),
         ]
 
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:
@@ -98,8 +117,26 @@ class Application:
             await connection.refuse(endpoint.failure(told))
             return
         stamp = new_stamp(endpoint.id_prefix, prepared.model)
-        answer = Answer(self.backend, endpoint, prepared.request, stamp, connection)
-        await answer.run()
+        self.records.begin(stamp, endpoint.path, connection.chosen)
+        try:
+            request = prepared.request
+            answer = Answer(self.backend, endpoint, request, stamp, connection)
+            await answer.run()
+        finally:
+            self.records.close(stamp.id)
+
+    async def _ask(self, question: Question, connection: Connection) -> None:
+        """Read a question, and answer it."""
+        try:
+            answer = await self.intake.ask(question, connection)
+        except ClientDisconnect:
+            return
+        except Exception as error:
+            told = self.backend.told(error, question.prompt_field, question.path)
+            await connection.refuse(question.failure(told))
+            return
+        transport = connection.transport(stream=False, name="")
+        await transport.write([Event(answer)], last=True)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse(self.models.listed())
@@ -107,9 +144,31 @@ class Application:
     async def _model(self, request: Request) -> Response:
         return JSONResponse(self.models.card(request.path_params["name"]))
 
+    async def _request(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        told = self.records.told(name)
+        if told is None:
+            why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
+            raise ApiError(f"{why} remembered", "id", "request_not_found", 404)
+        return JSONResponse(told)
+
+    # Not async, as below: an engine may be far away.
+    def _reset(self, request: Request) -> Response:
+        if foreign(request.scope):
+            raise ApiError("a page of another address may not do this", status=403)
+        try:
+            self.backend.llm.reset_prefix_cache()
+        except EngineDeadError as error:
+            raise told_of(error) from None
+        return JSONResponse({"success": True})
+
     async def _health(self, _: Request) -> Response:
         illness = self.health.illness()
         return JSONResponse({"status": illness or "ok"}, 503 if illness else 200)
+
+    async def _ready(self, _: Request) -> Response:
+        why = self.health.unreadiness()
+        return JSONResponse({"status": why or "ready"}, 503 if why else 200)
 
     # Not async, so that Starlette runs it in a thread: writing metrics out takes a while.
     def _metrics(self, request: Request) -> Response:
@@ -119,7 +178,20 @@ class Application:
     async def _version(self, _: Request) -> Response:
         return JSONResponse({"version": minfer.__version__})
 
+    def _description(self, _: Request) -> Response:
+        return JSONResponse(description())
 
-def refusal(error: Exception) -> Response:
-    """What a client is told where no endpoint speaks."""
-    return failure_response(openai_errors.failure(told_of(error)))
+    def _docs(self, _: Request) -> Response:
+        return HTMLResponse(page(description()))
+
+
+def refusal(error: Exception, scope: Scope) -> Response:
+    """What a client is told before an endpoint speaks, in the words of the endpoint that
+    has the path; OpenAI's, if none has.
+    """
+    every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
+    known = {one.path: one.failure for one in every}
+    spelled = known.get(scope["path"], openai_errors.failure)
+    response = failure_response(spelled(told_of(error)))
+    response.headers.update(getattr(error, "headers", None) or {})  # such as Allow
+    return response

@@ -14,7 +14,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.keys import Key, Keys
 
-OPEN: Final = ("/health", "/healthz", "/metrics")  # what needs no key
+# What needs no key: probes and scrapers have none, and browsers send none.
+OPEN: Final = (
+    "/health",
+    "/healthz",
+    "/ready",
+    "/metrics",
+    "/docs",
+    "/openapi.json",
+)
 _OWNER: Final = "minfer.key"  # of a scope: whose key came with the request
 _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
 
@@ -40,7 +48,7 @@ class RequireKey:
     """Middleware: a request without a key gets what `refuse` makes of the error."""
 
     def __init__(
-        self, app: ASGIApp, keys: Keys, refuse: Callable[[Exception], ASGIApp]
+        self, app: ASGIApp, keys: Keys, refuse: Callable[[Exception, Scope], ASGIApp]
     ) -> None:
         self._app = app
         self._keys = keys
@@ -51,9 +59,9 @@ class RequireKey:
         if scope["path"] in OPEN or not self._keys.known:
             await self._app(scope, receive, send)
             return
-        owner = self._keys.owner(_given(scope))
+        owner = self._owner(scope)
         if owner is None:
-            await self._refuse(_wrong_key())(scope, receive, send)
+            await self._refuse(_wrong_key(), scope)(scope, receive, send)
             return
         scope[_OWNER] = owner
 
@@ -67,8 +75,16 @@ class RequireKey:
             try:
                 pay_request(owner)
             except ApiError as error:
-                served = self._refuse(error)
+                served = self._refuse(error, scope)
         await served(scope, receive, limits_told)
+
+    def _owner(self, scope: Scope) -> Key | None:
+        """Whose key came with a request: as OpenAI's clients send one, or Anthropic's."""
+        headers = dict(scope["headers"])
+        given: bytes = headers.get(b"authorization", b"")
+        scheme, _, key = given.partition(b" ")  # of any case: RFC 9110, 11.1
+        bearer = self._keys.owner(key.strip() if scheme.lower() == b"bearer" else b"")
+        return bearer or self._keys.owner(headers.get(b"x-api-key", b""))
 
 
 def pay_request(key: Key) -> None:
@@ -93,15 +109,6 @@ def pay_output(key: Key | None, tokens: int) -> None:
     """Take what was written from a key's limit, whether it is there or not."""
     if key is not None and key.tokens is not None:
         key.tokens.take(tokens)
-
-
-def _given(scope: Scope) -> bytes:
-    """The key that came with a request."""
-    headers = dict(scope["headers"])
-    given: bytes = headers.get(b"authorization", b"")
-    scheme, _, key = given.partition(b" ")  # whose case does not matter: RFC 9110, 11.1
-    own: bytes = headers.get(b"x-api-key", b"")  # as Anthropic's clients send it
-    return key.strip() if scheme.lower() == b"bearer" else own
 
 
 def _wrong_key() -> ApiError:

@@ -35,7 +35,7 @@ class Backend:
         self.llm = llm
         self.limits = limits or Limits.of(llm)
         self.bounds = bounds or Bounds()
-        self.pace = Pace()
+        self.pace = Pace(llm.client.clock)
         llm.front.on_end.append(self.pace.ended)
         self.pool = ThreadPoolExecutor(2, "minfer-edge")
         self.closing = False

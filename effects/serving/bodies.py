@@ -13,9 +13,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError, from_json
 
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.wording import worded
 
 ANYTHING: Final = object()  # among a field's neutral values: all of them are
-_LONGEST_NAME: Final = 64  # characters of a name or a value that an error shows
+_LONGEST_NAME: Final = 64  # characters of a name that an error shows
 _LONGEST_VALUE: Final = 80  # of a value as JSON
 
 
@@ -88,10 +89,5 @@ def _refused(first: ErrorDetails) -> ApiError:
     place = [*first["loc"], *([] if field is None else [field])]
     dotted = "".join(f"[{p}]" if isinstance(p, int) else f".{p}" for p in place)
     where = dotted.removeprefix(".")
-    said = first["msg"]
-    given = first["input"]
-    if isinstance(given, str | int | float) and said.startswith("Input"):
-        cut = given[:_LONGEST_NAME] if isinstance(given, str) else given
-        said += f", not {shown(cut)}"
-    said = said.replace("Field required", "is missing").replace("Input should", "must")
+    said = worded(first)
     return ApiError(f"{where or 'the body'}: {said}", where or None)

@@ -1,16 +1,28 @@
 """The tables: which endpoints there are, and over what each of them can be reached.
 
-A protocol is one more module with an `Endpoint` and a row here, as OpenAI's responses
-(`openai/responses.py`) and Anthropic's messages (`anthropic/messages.py`) would be; a
-transport is one more module with a `RouteMaker` and a row, as a WebSocket would be.
+A protocol is one more module with an `Endpoint` and a row here, a question one with a
+`Question`; a transport is one more module with a `RouteMaker` and a row. The WebSocket
+(`transports/websocket.py`) is no row: one path of its own reaches all endpoints.
 """
 
 from typing import Final
 
-from minfer.effects.serving.openai import chat, completions
-from minfer.effects.serving.protocol import Endpoint
+from minfer.effects.serving.anthropic import count_tokens, messages
+from minfer.effects.serving.openai import chat, completions, responses
+from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.tokens import detokenize, tokenize
 from minfer.effects.serving.transports.post import post_route
 from minfer.effects.serving.transports.transport import RouteMaker
 
-ENDPOINTS: Final[tuple[Endpoint, ...]] = (completions.ENDPOINT, chat.ENDPOINT)
+ENDPOINTS: Final[tuple[Endpoint, ...]] = (
+    completions.ENDPOINT,
+    chat.ENDPOINT,
+    responses.ENDPOINT,
+    messages.ENDPOINT,
+)
+QUESTIONS: Final[tuple[Question, ...]] = (
+    count_tokens.QUESTION,
+    tokenize.QUESTION,
+    detokenize.QUESTION,
+)
 ROUTES: Final[tuple[RouteMaker, ...]] = (post_route,)

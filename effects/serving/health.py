@@ -1,7 +1,13 @@
-"""Whether requests are served: ready only while steps make progress."""
+"""Whether requests are served: healthy only while steps make progress, and ready only
+while new requests are taken, too.
+"""
+
+from typing import Final
 
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import SHUTTING_DOWN
+
+FAILING: Final = 8  # steps that fail in a row: nobody gets anything
 
 
 class Health:
@@ -20,4 +26,15 @@ class Health:
             return f"the engine broke: {engine.dead}"
         if engine.stalled > self._stall:
             return f"requests wait, and no step for {engine.stalled:.0f} s"
+        if engine.failing >= FAILING:
+            return f"the last {engine.failing} steps failed"
         return ""
+
+    def unreadiness(self) -> str:
+        """Why no new request should come now, or nothing."""
+        client = self._backend.llm.client
+        if why := client.unready:
+            return why
+        if client.snapshot().draining:
+            return SHUTTING_DOWN
+        return self.illness()

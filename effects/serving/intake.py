@@ -8,6 +8,7 @@ the event loop, because that takes less than handing it over would; others go to
 """
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from typing import Any, Final, TypeVar
 
@@ -22,8 +23,8 @@ from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.limits import Holding, Limits
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.pool import Pool
-from minfer.effects.serving.preparing.task import Prepared, Recipe, prepare
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest
+from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prepare
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
 from minfer.effects.serving.transports.transport import Connection
 
 LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
@@ -50,35 +51,48 @@ class Intake:
         knows.
         """
         caller = caller_of(connection.scope)
-        size = _announced(connection.scope, self._limits.body)
-        with self._holding.hold(caller.name, min(size, self._limits.body)):
+        with self._held(caller, connection):
             data = await self._received(connection)
-            self._limits.check_body(data)
-            prepared = await self._prepared(endpoint, data, caller, connection)
+            if len(data) <= LONG:
+                prepared = prepare(endpoint, data, self._backend.llm, self._models)
+            else:
+                work = self.pool.prepare(endpoint, data, caller.name)
+                prepared = await _while_there(connection, work)
         self._limits.check_samples(prepared.request)
         tokens = sum(len(prompt.ids) for prompt in prepared.request.prompts)
         pay_prompt(caller.key, tokens)
         return attrs.evolve(prepared, request=_asked_by(caller, prepared.request))
 
+    async def ask(self, question: Question, connection: Connection) -> str:
+        """The answer to a question, in JSON. Raises as `take` does."""
+        caller = caller_of(connection.scope)
+        with self._held(caller, connection):
+            data = await self._received(connection)
+            if len(data) <= LONG:
+                return answer(question, data, self._backend.llm, self._models)
+            work = self.pool.answer(question, data, caller.name)
+            return await _while_there(connection, work)
+
     def close(self) -> None:
         """End what prepares."""
         self.pool.close()
 
+    def _held(
+        self, caller: Caller, connection: Connection
+    ) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile a body counts as its client's. Raises OverloadedError."""
+        size = _announced(connection.scope, self._limits.body)
+        return self._holding.hold(caller.name, min(size, self._limits.body))
+
     async def _received(self, connection: Connection) -> bytes:
         try:
             async with asyncio.timeout(self._seconds):
-                return await connection.read(self._limits.body)
+                data = await connection.read(self._limits.body)
         except TimeoutError:
             why = f"the body did not come within {self._seconds:g} s"
             raise ApiError(why, status=408) from None
-
-    async def _prepared(
-        self, endpoint: Endpoint, data: bytes, caller: Caller, connection: Connection
-    ) -> Prepared:
-        if len(data) <= LONG:
-            return prepare(endpoint, data, self._backend.llm, self._models)
-        work = self.pool.prepare(endpoint, data, caller.name)
-        return await _while_there(connection, work)
+        self._limits.check_body(data)
+        return data
 
 
 async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found]) -> Found:

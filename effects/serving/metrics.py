@@ -6,7 +6,7 @@ What the engine counts comes from its snapshot when somebody asks
 (`minfer.effects.live.totals`); histograms of requests are filled here, as they end.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import accumulate
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
 from minfer.effects.live.served import ServedModel
-from minfer.effects.live.totals import SECONDS, SIZES, Buckets
+from minfer.effects.live.totals import SECONDS, SIZES, Buckets, Totals
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.timeline import Timeline
 
@@ -34,6 +34,17 @@ _SIZES: Final = (
     "request_preemptions",
 )
 _ENDS: Final = {"stop": "stop", "length": "length", "cancelled": "abort"}  # else "error"
+
+
+# Counts of what a front counts, by label: the name is one of these, and the label.
+_ENDED: Final = "ended "
+_WAITED: Final = "waited "
+
+
+def _with_prefix(counts: Mapping[str, float], prefix: str) -> dict[str, float]:
+    """The counts whose names begin so, by what follows."""
+    found = {name: count for name, count in counts.items() if name.startswith(prefix)}
+    return {name.removeprefix(prefix): count for name, count in found.items()}
 
 
 class Metrics(Collector):
@@ -87,9 +98,18 @@ class Metrics(Collector):
             each = (times.last - times.first) / (longest - 1)
             self._see("request_time_per_output_token_seconds", each)
 
+    def counted(self) -> Totals:
+        """What is counted here, of requests that came through this front."""
+        ends = {f"{_ENDED}{why}": float(count) for why, count in self.ends.items()}
+        waits = {f"{_WAITED}{cause}": s for cause, s in self.waits.items()}
+        filled = {name: one.histogram() for name, one in self.buckets.items()}
+        return Totals(ends | waits, filled)
+
     def collect(self) -> Iterator[core.Metric]:
         """Everything, as it is now."""
         now = self.client.snapshot()
+        # Of all fronts, if there are several; this one has told of its own by then.
+        ours = now.fronts if now.fronts.histograms else self.counted()
         used = 1 - now.blocks_free / now.blocks
         gauge = core.GaugeMetricFamily
         counter = core.CounterMetricFamily
@@ -99,12 +119,13 @@ class Metrics(Collector):
             gauge, "num_requests_waiting_by_reason", now.waiting_for, "reason"
         )
         yield self._family(gauge, "kv_cache_usage_perc", used)
-        yield self._family(counter, "request_success", self.ends, "finished_reason")
-        yield self._family(counter, "request_wait_seconds", dict(self.waits), "cause")
+        ends = _with_prefix(ours.counts, _ENDED)
+        yield self._family(counter, "request_success", ends, "finished_reason")
+        waits = _with_prefix(ours.counts, _WAITED)
+        yield self._family(counter, "request_wait_seconds", waits, "cause")
         for name, count in now.totals.counts.items():
             yield self._family(counter, name, count)
-        own = {name: one.histogram() for name, one in self.buckets.items()}
-        for name, histogram in {**now.totals.histograms, **own}.items():
+        for name, histogram in {**now.totals.histograms, **ours.histograms}.items():
             bounds = [*map(str, histogram.bounds), "+Inf"]
             found = list(zip(bounds, accumulate(histogram.counts), strict=True))
             yield self._family(core.HistogramMetricFamily, name, (found, histogram.total))

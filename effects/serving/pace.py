@@ -1,7 +1,6 @@
 """How fast the waiting line moves: what `Retry-After` tells whoever met it full."""
 
 import math
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Final
@@ -26,7 +25,7 @@ class _End:
 class Pace:
     """Samples that ended lately, and when. `ended` may be called in any thread."""
 
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float]  # seconds
     _ends: deque[_End] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
 
     def ended(self, job: Assembly) -> None:

@@ -4,6 +4,8 @@
     Event <----------- Writer.write, Writer.end <----- RequestOutput
 
 An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it.
+What needs no tokens, as counting those of a prompt, is a `Question` instead: its body is
+answered at once, with one object.
 Reading has two steps: `read` checks fields, `generation` renders and tokenizes. Both may
 take a while where a body is long, and then happen in a process of their own
 (`preparing`), where there is no engine: a body is held against `Grounds`, and nothing
@@ -13,7 +15,8 @@ else. Nothing here, and nothing in an endpoint's module, knows how events reach 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from attrs import frozen
+from attrs import field, frozen
+from pydantic import BaseModel
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
@@ -36,6 +39,7 @@ class Include:
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
     echo: tuple[str, ...] = ()  # by prompt: what comes before the text of its samples
+    repeat: Mapping[str, object] = field(factory=dict)  # fields that the answer has too
 
 
 @frozen(kw_only=True)
@@ -71,12 +75,24 @@ class Vocabulary(Protocol):
         """Token ids are below it."""
 
 
+class Context(Protocol):
+    """An engine's configuration, as far as prompts are concerned."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output."""
+
+
 class Sizes(Protocol):
     """A model's setup, as far as prompts are concerned."""
 
     @property
     def spec(self) -> Vocabulary:
         """What the model is."""
+
+    @property
+    def config(self) -> Context:
+        """How its engine is configured."""
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The makers' advice, changed by `overrides`. Raises ParameterError."""
@@ -134,9 +150,35 @@ class Writer(Protocol):
 class Endpoint:
     """One endpoint that generates."""
 
+    name: str  # where all endpoints are reached at one path
     path: str
+    summary: str = ""  # a line about it, for the description of all
+    body: type[BaseModel] | None = None  # what is read, likewise
     id_prefix: str  # of its answers' ids
     prompt_field: str  # that errors of a prompt are about
     read: Callable[[bytes], Inquiry]  # raises ApiError
     writer: Callable[[Stamp, GenerationRequest, Tokenizer | None], Writer]
     failure: Callable[[ApiError], Failure]  # how the protocol spells an error
+
+
+class Asking(Protocol):
+    """A body that asks a question of a model."""
+
+    @property
+    def model(self) -> str | None:
+        """The name of the model that is asked for; None: whichever there is."""
+
+    def answer(self, llm: Grounds) -> Mapping[str, object]:
+        """The answer. It may take a while. Raises errors of which `told_of` knows."""
+
+
+@frozen(kw_only=True)
+class Question:
+    """One endpoint that answers without the engine."""
+
+    path: str
+    summary: str
+    prompt_field: str  # that errors of a prompt are about
+    body: type[BaseModel]
+    read: Callable[[bytes], Asking]  # raises ApiError
+    failure: Callable[[ApiError], Failure]

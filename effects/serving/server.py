@@ -1,93 +1,187 @@
-"""`minfer serve`: a socket, a model behind an application, and what ends it."""
+"""`minfer serve`: sockets, a model behind an application, and what ends it.
+
+A server is one process, in which the engine runs too, or several: an engine, fronts that
+speak HTTP, and this one, which watches them (`minfer.effects.serving.supervisor`).
+"""
 
 import argparse
+import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import attrs
 import uvicorn
+from attrs import field, frozen
+from starlette.types import ASGIApp
 
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.bounds import bounds_of
+from minfer.effects.serving.bounds import Bounds, bounds_of
 from minfer.effects.serving.connections import bounded
+from minfer.effects.serving.limits import LEAST_BODY
+from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
 
-DRAIN: Final = 5  # seconds that answers have to end when the server does
+DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
+_STOP: Final = 2  # signals after which nothing is waited for
 _LINE: Final = 2048  # connections that wait to be accepted
+_LOOK: Final = 0.05  # seconds from one look at what runs to the next, while it ends
+# One front is enough for so many cores, of which the engine needs some itself.
+_CORES: Final = 4
+_MOST_FRONTS: Final = 4
 
 
-class _Server(uvicorn.Server):
-    """Says when it is ready, and ends what runs when it is told to stop."""
+@frozen(kw_only=True)
+class HttpOptions:
+    """How a model is served over HTTP."""
 
-    config: Any  # its app is an Application
+    names: Sequence[str]  # of the model
+    bounds: Bounds = field(factory=Bounds)
+    max_body: int | None = None  # bytes; None: by the model's context
+    access_log: bool = False
+    shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        host, port = self.servers[0].sockets[0].getsockname()[:2]
-        where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        name = self.config.app.models.names[0]
-        print(f"minfer: {name} is served at http://{where}/v1", flush=True)
+
+class HttpServer(uvicorn.Server):
+    """Ends as it should: after a SIGTERM nothing new is begun, and what runs has time to
+    end; after a second one, or an interrupt, it stops.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        options: HttpOptions,
+        application: Callable[[], Application | None],
+    ) -> None:
+        super().__init__(config)
+        self._options = options
+        self._application = application
+        self._signals = 0
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Learn of a signal."""
+        self._signals += _STOP if sig == signal.SIGINT else 1
+        super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self.config.app.close()
+        """Drain, then stop."""
+        application = self._application()
+        if application is not None:
+            await self._drained(application)
+            application.close()
         await super().shutdown(sockets)
 
+    async def _drained(self, application: Application) -> None:
+        """Take no new requests, and wait for those that run."""
+        client = application.backend.llm.client
+        client.drain(0)
+        end = asyncio.get_running_loop().time() + self._options.shutdown_timeout
+        while (
+            application.backend.llm.front.jobs
+            and self._signals < _STOP
+            and asyncio.get_running_loop().time() < end
+        ):
+            await asyncio.sleep(_LOOK)
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens: who comes before the model is loaded waits. Raises
+
+def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
+    """How uvicorn is to run."""
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=options.access_log,
+        lifespan="off",
+        **SOCKETS,
+        http=bounded(options.bounds.patience),
+        ws_max_size=(options.max_body or LEAST_BODY) + ENVELOPE,
+        proxy_headers=False,
+        server_header=False,
+        timeout_graceful_shutdown=DRAIN,
+    )
+    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
+    return config
+
+
+def bound(host: str, port: int, count: int = 1) -> list[socket.socket]:
+    """So many sockets that listen at one address, between which the system divides who
+    comes: those who come before the model is loaded wait, or are told. Raises
     ConfigError.
     """
+    listeners: list[socket.socket] = []
     try:
         if not 0 <= port < 2**16:
             # The system's words.
             raise OSError("the port must be from 0 to 65535")  # noqa: TRY301
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
         family, _, _, _, address = found[0]
-        listener = socket.create_server((address[0], port), family=family, backlog=_LINE)
+        if count > 1:
+            # Sockets that share an address would share it with another server's, too.
+            with socket.create_server((address[0], port), family=family) as free:
+                port = free.getsockname()[1]
+        for _ in range(count):
+            one = socket.create_server(
+                (address[0], port), family=family, backlog=_LINE, reuse_port=count > 1
+            )
+            # Connections inherit it. Without it, what follows a first packet waits 40 ms
+            # for its receipt.
+            one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listeners.append(one)
     except (OSError, UnicodeError) as error:
+        for one in listeners:
+            one.close()
         why = f"cannot listen at {host}:{port}: {error}; choose with --host and --port"
         raise ConfigError(why) from None
-    # Connections inherit it. Without it, what follows a first packet waits 40 ms for its
-    # receipt.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
+    return listeners
 
 
-def serve(options: argparse.Namespace) -> int:
-    """Serve until a signal comes; returns the exit code.
+def told_address(listener: socket.socket, name: str) -> str:
+    """The line that says that a model is served, and where."""
+    host, port = listener.getsockname()[:2]
+    where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return f"minfer: {name} is served at http://{where}/v1"
 
-    Raises ConfigError and the like.
-    """
-    args = engine_args(options, executor="dry" if options.dry_run else "torch")
-    bounds = bounds_of(options)
-    with bound(options.host, options.port) as listener:
-        llm = AsyncLLM(**attrs.asdict(args, recurse=False))
-        names = options.served_model_name or [_model_name(args)]
-        app = Application(llm, names, max_body=options.max_body_size, bounds=bounds)
-        config = uvicorn.Config(
-            app,
-            http=bounded(bounds.patience),
-            log_level="warning",
-            access_log=options.access_log,
-            lifespan="off",
-            ws="none",
-            proxy_headers=False,
-            server_header=False,
-            timeout_graceful_shutdown=DRAIN,
-        )
-        logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-        # uvicorn raises again what stopped it. An interrupt is our caller's, this one
-        # ends here.
-        signal.signal(signal.SIGTERM, lambda *_: None)
-        with contextlib.closing(llm):
-            _Server(config).run(sockets=[listener])
+
+def fronts_by_cores() -> int:
+    """How many fronts help on this machine."""
+    return max(1, min(_MOST_FRONTS, (os.cpu_count() or 1) // _CORES))
+
+
+def serve_in_process(
+    args: EngineArgs, listener: socket.socket, options: HttpOptions
+) -> int:
+    """Serve until a signal comes, all in this process; returns the exit code."""
+    llm = AsyncLLM(**attrs.asdict(args, recurse=False))
+    app = Application(
+        llm, options.names, max_body=options.max_body, bounds=options.bounds
+    )
+    server = HttpServer(http_config(app, options), options, lambda: app)
+    # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends
+    # here.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    print(told_address(listener, options.names[0]), flush=True)
+    with contextlib.closing(llm):
+        server.run(sockets=[listener])
     return 0
+
+
+def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
+    """What the command line says. Raises ConfigError."""
+    args = engine_args(options, executor="dry" if options.dry_run else "torch")
+    http = HttpOptions(
+        names=options.served_model_name or [_model_name(args)],
+        bounds=bounds_of(options),
+        max_body=options.max_body_size,
+        access_log=options.access_log,
+        shutdown_timeout=options.shutdown_timeout,
+    )
+    return args, http
 
 
 def _model_name(args: EngineArgs) -> str:

@@ -5,6 +5,7 @@ into a device, a memory plan and the core's configuration. It imports no torch, 
 `minfer plan` is instant and a setting that cannot work fails before gigabytes are read.
 """
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -99,6 +100,19 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         fingerprint=fingerprint(args, raw, spec.dtype, folder),
         default_params=_default_params(folder / "generation_config.json"),
     )
+
+
+def prepared_elsewhere(args: EngineArgs, device: str, num_blocks: int) -> Setup:
+    """The setup of an engine that another process has prepared, on a device of the kind
+    `device`, with so many KV blocks. Raises as `prepare`.
+    """
+    known = evolve(
+        args,
+        device=device,
+        num_gpu_blocks_override=num_blocks,
+        kv_cache_memory_bytes=None,
+    )
+    return prepare(known, limit=sys.maxsize)
 
 
 def _device(args: EngineArgs, limit: int | None) -> Device:

@@ -84,6 +84,7 @@ class Tokenizer:
         longest = longest_token(backend) if context else None
         # Characters of a text that may fit, if that is known.
         self.most = longest * context if longest and context else None
+        self.context = context
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone
@@ -91,8 +92,9 @@ class Tokenizer:
         """
         if self.most is not None and len(text) > self.most:
             raise TextTooLongError(
-                f"the text has {len(text)} characters; the context holds {self.most} at "
-                f"most, whatever they are: shorten it"
+                f"the text has {len(text)} characters; this model's maximum context "
+                f"length is {self.context} tokens, which hold {self.most} at most: "
+                f"shorten it"
             )
         try:
             text.encode()
@@ -112,6 +114,10 @@ class Tokenizer:
         text.
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary spells them; nothing for ids without a token."""
+        return [self._backend.id_to_token(token) or "" for token in ids]
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes of one token, as behind another; none for ids without a token."""

@@ -23,9 +23,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
         "one: whose are looked at decides nothing."
     ),
-    "admit.py | _prefix | offset | 1 -> 0": (
+    "admit.py | _prefix | condition | if len(table) > hit and table[hit - 1] == last -> "
+    "if False": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "
-        "one: a chain's last block is never one place on, so that none is found."
+        "one: without it they are looked up."
     ),
     "admit.py | _prefix | swap | hit - 1 -> 1 - hit": (
         "A neighbour's table is a shortcut to the blocks that the index gives one by "

@@ -45,3 +45,11 @@ def test_first_inputs_come_from_history_and_a_row_is_opened_once() -> None:
     assert [len(plan.opens) for plan in bench.plans] == [1] + [0] * (len(bench.plans) - 1)
     assert not any(plan.fills for plan in rest)
     assert first.opens[0].tables[0][:5] == (0, 1, 2, 3, 4)
+
+
+def test_a_resumed_sample_draws_as_the_one_that_it_was() -> None:
+    bench = Bench()
+    bench.give(Submit(evolve(ask("a", 9, 2), n=2, first_sample=3)))
+    bench.drain()
+    rows = {opened.name: opened for plan in bench.plans for opened in plan.opens}
+    assert [rows["a", i].sampling.sample for i in (0, 1)] == [3, 4]

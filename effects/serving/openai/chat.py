@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.bodies import StrictObject, read_body, shown, wrong
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
 from minfer.effects.serving.openai.logprobs import chat_logprobs
@@ -24,9 +24,17 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "function_call": (),
     "refusal": ("",),
+    "tool_call_id": (ANYTHING,),  # of tool messages, which are refused by their role
     "tool_calls": ([],),
 }
 Options: Final = Field(max_length=256)  # names for a template
+
+
+class TextPart(StrictObject):
+    """A part of a message's content, as it is described: `_text` reads it."""
+
+    type: Literal["text"]
+    text: str
 
 
 def _text(content: Any) -> Any:
@@ -46,6 +54,8 @@ def _text(content: Any) -> Any:
 
 def _role(role: object) -> object:
     """A role by the name that models were trained with."""
+    if role in ("tool", "function"):  # their calls cannot be asked for either
+        raise wrong(f"{shown(role)} messages are not supported; leave them out")
     return "system" if role == "developer" else role
 
 
@@ -54,11 +64,16 @@ class Message(StrictObject):
 
     neutral = _NEUTRAL
     role: Annotated[
-        Literal["system", "user", "assistant", "tool"], BeforeValidator(_role)
+        Literal["system", "user", "assistant"],
+        BeforeValidator(
+            _role,
+            json_schema_input_type=Literal["system", "developer", "user", "assistant"],
+        ),
     ]
-    content: Annotated[str, BeforeValidator(_text)]
+    content: Annotated[
+        str, BeforeValidator(_text, json_schema_input_type=str | list[TextPart])
+    ]
     name: str | None = None
-    tool_call_id: str | None = None
 
 
 class ChatBody(GenerationBody):
@@ -175,7 +190,10 @@ def writer(
 
 
 ENDPOINT: Final = Endpoint(
+    name="chat",
     path="/v1/chat/completions",
+    summary="Answer a conversation.",
+    body=ChatBody,
     id_prefix="chatcmpl",
     prompt_field="messages",
     read=partial(read_body, ChatBody),

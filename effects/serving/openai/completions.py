@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Annotated, Any, Final, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
@@ -36,12 +36,20 @@ def _no_false(logprobs: object) -> object:
     return None if logprobs is False else logprobs
 
 
+Prompts = BeforeValidator(
+    _prompts, json_schema_input_type=str | list[int] | list[str | list[int]]
+)
+
+
 class CompletionBody(GenerationBody):
     """Texts, and how they are to be continued."""
 
-    prompt: Annotated[list[Any], Few, BeforeValidator(_prompts)]  # strings, lists of ids
+    prompt: Annotated[list[Any], Few, Prompts]  # strings, lists of ids
     echo: bool = False
-    logprobs: Annotated[Top | None, BeforeValidator(_no_false)] = None
+    logprobs: Annotated[
+        Top | None,
+        BeforeValidator(_no_false, json_schema_input_type=Top | Literal[False]),
+    ] = None
 
     @model_validator(mode="after")
     def _all_fit(self) -> Self:
@@ -134,7 +142,10 @@ def writer(
 
 
 ENDPOINT: Final = Endpoint(
+    name="completions",
     path="/v1/completions",
+    summary="Continue texts.",
+    body=CompletionBody,
     id_prefix="cmpl",
     prompt_field="prompt",
     read=partial(read_body, CompletionBody),

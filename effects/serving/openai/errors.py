@@ -2,6 +2,8 @@
 
 import json
 
+import attrs
+
 from minfer.effects.serving.errors import INTERNAL, ApiError
 from minfer.effects.serving.transports.transport import Event, Failure
 
@@ -17,3 +19,9 @@ def failure(error: ApiError) -> Failure:
     }
     said = json.dumps({"error": about}, ensure_ascii=False, separators=(",", ":"))
     return Failure(error.status, Event(said), error.retry_after)
+
+
+def stream_failure(error: ApiError) -> Failure:
+    """Likewise, where the events of a stream have names: it is one called "error"."""
+    said = failure(error)
+    return attrs.evolve(said, event=attrs.evolve(said.event, name="error"))

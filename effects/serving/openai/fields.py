@@ -62,7 +62,9 @@ def _as_list(stop: object) -> object:
 
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Stops = Annotated[list[str], Few, BeforeValidator(_as_list)]
+Stops = Annotated[
+    list[str], Few, BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
 
@@ -88,7 +90,7 @@ class GenerationBody(StrictObject):
     seed: Whole | None = None
     stop: Stops | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions | None = None  # without stream, they say nothing
     user: Client = ""
     safety_identifier: Client = ""
     # vLLM's:
@@ -104,8 +106,6 @@ class GenerationBody(StrictObject):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if self.stream_options is not None and not self.stream:
-            raise wrong("needs stream to be true", "stream_options")
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise wrong("leave it out; max_completion_tokens is set", "max_tokens")
         if self.best_of not in (None, self.n):

@@ -16,7 +16,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
 
 JsonObject = dict[str, object]
-DONE: Final = Event("[DONE]")  # the last of every stream
+DONE: Final = Event("[DONE]", mark=True)  # the last of every stream
 
 
 def _head(stamp: Stamp, kind: str) -> JsonObject:

@@ -20,7 +20,7 @@ LARGEST: Final = 2**31
 class Ask:
     """A body, and where it was posted."""
 
-    path: str  # of the endpoint
+    path: str  # of the endpoint or question
     data: bytes
 
 
@@ -39,6 +39,7 @@ class Reply:
     """What became of a body; `last` if the worker ends now, having grown."""
 
     prepared: Prepared | None = None
+    answer: str | None = None  # to a question
     refusal: Refusal | None = None
     last: bool = False
 

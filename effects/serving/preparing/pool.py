@@ -18,8 +18,8 @@ from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.line import Line
 from minfer.effects.serving.preparing.process import Process, WorkerGoneError
-from minfer.effects.serving.preparing.task import Prepared, Recipe, prepare
-from minfer.effects.serving.protocol import Endpoint, Grounds
+from minfer.effects.serving.preparing.task import Prepared, Recipe, work
+from minfer.effects.serving.protocol import Endpoint, Grounds, Question
 
 LIMIT: Final = 10.0  # seconds that a body may take
 BOOT: Final = 60.0  # seconds that a worker has to start
@@ -35,9 +35,9 @@ _log: Final = logging.getLogger("uvicorn.error")
 class _Job:
     """A body that is to be prepared, and who waits for it."""
 
-    endpoint: Endpoint
+    target: Endpoint | Question
     data: bytes
-    done: asyncio.Future[Prepared]
+    done: asyncio.Future[Prepared | str]
 
 
 class _Threads:
@@ -47,11 +47,11 @@ class _Threads:
         self._threads = threads
         self._about = grounds, models
 
-    async def prepare(self, job: _Job) -> Prepared:
-        """Prepare a body. Raises what `prepare` does."""
+    async def prepare(self, job: _Job) -> Prepared | str:
+        """Prepare a body. Raises what `work` does."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._threads, prepare, job.endpoint, job.data, *self._about
+            self._threads, work, job.target, job.data, *self._about
         )
 
 
@@ -64,13 +64,13 @@ class _Worker:
         self._closed = False
         self.process = Process(recipe)
 
-    async def prepare(self, job: _Job) -> Prepared:
+    async def prepare(self, job: _Job) -> Prepared | str:
         """Prepare a body. Raises ApiError, and WorkerGoneError if none can be started."""
         await self._started()
         loop = asyncio.get_running_loop()
         current = self.process
 
-        def left(done: asyncio.Future[Prepared]) -> None:
+        def left(done: asyncio.Future[Prepared | str]) -> None:
             if done.cancelled():
                 timer.append(loop.call_later(GRACE, current.kill))
 
@@ -78,7 +78,7 @@ class _Worker:
         job.done.add_done_callback(left)
         try:
             async with asyncio.timeout(self._limit):
-                return await current.prepare(job.endpoint, job.data)
+                return await current.work(job.target, job.data)
         except TimeoutError:
             current.kill()
             raise ApiError(TOO_LONG, status=413) from None
@@ -163,9 +163,24 @@ class Pool:
 
         Raises ApiError, what `told_of` knows, and EngineDeadError once it is closed.
         """
+        found = await self._done(endpoint, data, client)
+        if isinstance(found, str):
+            raise TypeError(f"{endpoint.path} was answered like a question")
+        return found
+
+    async def answer(self, question: Question, data: bytes, client: str) -> str:
+        """Answer a question in JSON, when its client's turn has come. Raises likewise."""
+        found = await self._done(question, data, client)
+        if not isinstance(found, str):
+            raise TypeError(f"{question.path} was prepared like a request")
+        return found
+
+    async def _done(
+        self, target: Endpoint | Question, data: bytes, client: str
+    ) -> Prepared | str:
         if self._closed:
             raise EngineDeadError(SHUTTING_DOWN)
-        job = _Job(endpoint, data, asyncio.get_running_loop().create_future())
+        job = _Job(target, data, asyncio.get_running_loop().create_future())
         place = self._line.add(job, client, len(data))
         self._dispatch()
         try:
@@ -199,7 +214,7 @@ class Pool:
             if not self._closed:
                 self._dispatch()
 
-    async def _prepared(self, slot: _Slot, job: _Job) -> Prepared:
+    async def _prepared(self, slot: _Slot, job: _Job) -> Prepared | str:
         if slot.preparer is not None:
             try:
                 return await slot.preparer.prepare(job)
@@ -212,7 +227,7 @@ class Pool:
         return await self._threads.prepare(job)
 
 
-def _settle(job: _Job, found: Prepared | Exception) -> None:
+def _settle(job: _Job, found: Prepared | str | Exception) -> None:
     """Tell who waits for a job; nobody does if it was given up, or the loop is closed."""
     if job.done.done():
         return

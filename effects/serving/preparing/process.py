@@ -21,7 +21,7 @@ from minfer.effects.serving.preparing.frames import (
     read_reply,
 )
 from minfer.effects.serving.preparing.task import Prepared, Recipe
-from minfer.effects.serving.protocol import Endpoint
+from minfer.effects.serving.protocol import Endpoint, Question
 
 MODULE: Final = "minfer.effects.serving.preparing.worker"
 
@@ -67,17 +67,18 @@ class Process:
             self._streams = await asyncio.open_connection(sock=self._link)
             await self._reply()
 
-    async def prepare(self, endpoint: Endpoint, data: bytes) -> Prepared:
-        """Have a body prepared. Raises ApiError, and WorkerGoneError."""
+    async def work(self, target: Endpoint | Question, data: bytes) -> Prepared | str:
+        """Have a body prepared, or answered. Raises ApiError, and WorkerGoneError."""
         await self.ready()
         reader_writer = self._streams
         assert reader_writer is not None  # noqa: S101 - it is ready
-        reader_writer[1].write(packed(Ask(path=endpoint.path, data=data)))
+        reader_writer[1].write(packed(Ask(path=target.path, data=data)))
         reply = await self._reply()
         self.spent = reply.last
-        if reply.prepared is None:
+        found = reply.prepared or reply.answer
+        if found is None:
             raise _told(reply.refusal)
-        return reply.prepared
+        return found
 
     async def _reply(self) -> Reply:
         assert self._streams is not None  # noqa: S101 - called when connected

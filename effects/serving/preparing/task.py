@@ -1,5 +1,6 @@
 """What is prepared, out of what: the work itself, wherever it is done."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,12 @@ from attrs import field, frozen
 from minfer.effects.live.prompts import rendered
 from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
+from minfer.effects.serving.protocol import (
+    Endpoint,
+    GenerationRequest,
+    Grounds,
+    Question,
+)
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.request import SamplingParams
 
@@ -23,7 +29,7 @@ class Recipe:
 
     folder: str | None  # of the tokenizer; None: token ids alone are taken
     vocab_size: int
-    context: int  # tokens
+    max_model_len: int  # tokens
     default_params: Mapping[str, int | float]  # of sampling, as the model's makers advise
     names: tuple[str, ...]  # of the model
 
@@ -34,7 +40,7 @@ class Recipe:
         return cls(
             folder=None if llm.tokenizer is None else str(setup.folder),
             vocab_size=setup.spec.vocab_size,
-            context=setup.config.max_model_len,
+            max_model_len=setup.config.max_model_len,
             default_params=dict(setup.default_params),
             names=names,
         )
@@ -58,7 +64,9 @@ class Likeness:
     @tokenizer.default
     def _load(self) -> Tokenizer | None:
         folder = self.recipe.folder
-        return None if folder is None else Tokenizer(Path(folder), self.recipe.context)
+        return (
+            None if folder is None else Tokenizer(Path(folder), self.recipe.max_model_len)
+        )
 
     @property
     def setup(self) -> "Likeness":
@@ -68,6 +76,11 @@ class Likeness:
     @property
     def spec(self) -> Recipe:
         """What has the size of the vocabulary."""
+        return self.recipe
+
+    @property
+    def config(self) -> Recipe:
+        """What has the length of the context."""
         return self.recipe
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
@@ -100,3 +113,19 @@ def prepare(
     inquiry = endpoint.read(data)
     model = models.named(inquiry.model)
     return Prepared(model=model, request=inquiry.generation(grounds))
+
+
+def answer(question: Question, data: bytes, grounds: Grounds, models: Models) -> str:
+    """Read a question, and answer it in JSON. Raises as `prepare` does."""
+    asking = question.read(data)
+    models.named(asking.model)
+    return json.dumps(asking.answer(grounds))
+
+
+def work(
+    target: Endpoint | Question, data: bytes, grounds: Grounds, models: Models
+) -> Prepared | str:
+    """Do what a body asks for, up to where an engine is needed."""
+    if isinstance(target, Endpoint):
+        return prepare(target, data, grounds, models)
+    return answer(target, data, grounds, models)

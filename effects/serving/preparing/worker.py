@@ -23,7 +23,7 @@ import msgspec
 from attrs import evolve
 
 from minfer.effects.live.errors import TooLongError
-from minfer.effects.serving.endpoints import ENDPOINTS
+from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
 from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.frames import (
@@ -34,7 +34,8 @@ from minfer.effects.serving.preparing.frames import (
     read_ask,
     received,
 )
-from minfer.effects.serving.preparing.task import Likeness, Prepared, Recipe, prepare
+from minfer.effects.serving.preparing.task import Likeness, Prepared, Recipe, work
+from minfer.effects.serving.protocol import Endpoint, Question
 
 GROWTH: Final = 2**27  # bytes that a worker may keep beyond what it had at first
 CEILING: Final = 2**31  # bytes beyond that which preparing may take in between
@@ -51,23 +52,27 @@ class Worker:
 
     def __init__(self, recipe: Recipe) -> None:
         self._grounds = Likeness(recipe)
-        self._models = Models(recipe.names, 0, recipe.context)
-        self._endpoints = {endpoint.path: endpoint for endpoint in ENDPOINTS}
+        self._models = Models(recipe.names, 0, recipe.max_model_len)
+        every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
+        self._targets = {one.path: one for one in every}
 
     def reply(self, ask: Ask) -> Reply:
         """What becomes of a body; never raises."""
-        endpoint = self._endpoints[ask.path]
+        target = self._targets[ask.path]
         try:
-            found: Prepared = prepare(endpoint, ask.data, self._grounds, self._models)
-            _check_lengths(found, self._models.max_model_len)
+            found = work(target, ask.data, self._grounds, self._models)
+            if isinstance(found, Prepared):
+                _check_lengths(found, self._models.max_model_len)
         except MemoryError:
             return Reply(refusal=_refusal(ApiError(TOO_LARGE, status=413)), last=True)
         except Exception as error:
-            told = told_of(error, endpoint.prompt_field)
+            told = told_of(error, target.prompt_field)
             if told.status == INTERNAL:
                 logging.getLogger(__name__).exception("%s: not prepared", ask.path)
             return Reply(refusal=_refusal(told))
-        return Reply(prepared=found)
+        if isinstance(found, Prepared):
+            return Reply(prepared=found)
+        return Reply(answer=found)
 
 
 def _check_lengths(found: Prepared, context: int) -> None:

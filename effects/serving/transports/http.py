@@ -8,19 +8,20 @@ from starlette.types import Receive, Scope, Send
 
 from minfer.effects.serving.transports.transport import Event, Failure
 
+_ID: Final = "x-request-id"
+_JSON: Final = "application/json"
 _NO_KEY: Final = 401
 
 
-def failure_response(failure: Failure) -> Response:
-    """A failure as a whole response."""
-    headers: dict[str, str] = {}
-    if failure.retry_after is not None:
-        headers["Retry-After"] = str(failure.retry_after)
+def failure_response(failure: Failure, name: str = "") -> Response:
+    """A failure as a whole response, of the answer with the id `name`."""
+    wait = failure.retry_after
+    headers = {} if wait is None else {"Retry-After": str(wait)}
     if failure.status == _NO_KEY:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(
-        failure.event.data, failure.status, headers, media_type="application/json"
-    )
+    if name:
+        headers[_ID] = name
+    return Response(failure.event.data, failure.status, headers, _JSON)
 
 
 class HttpTransport:
@@ -31,6 +32,7 @@ class HttpTransport:
     """
 
     content_type: ClassVar[bytes]
+    headers: ClassVar[tuple[tuple[bytes, bytes], ...]] = ()  # more of them
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, name: str) -> None:
         self._scope = scope
@@ -48,10 +50,9 @@ class HttpTransport:
         """Send events as one part of the body."""
         part = self.frame(events).encode()
         if not self._begun:
-            head = [
-                (b"content-type", self.content_type),
-                (b"x-request-id", self._name.encode()),
-            ]
+            head = [(b"content-type", self.content_type), *self.headers]
+            if self._name:
+                head.append((_ID.encode(), self._name.encode()))
             start = {"type": "http.response.start", "status": 200, "headers": head}
             await self._send(start)
             self._begun = True
@@ -64,5 +65,5 @@ class HttpTransport:
         if self._begun:
             await self.write((failure.event,), last=True)
         else:
-            response = failure_response(failure)
+            response = failure_response(failure, self._name)
             await response(self._scope, self._receive, self._send)

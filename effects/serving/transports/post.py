@@ -8,6 +8,7 @@ from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.request_ids import KEY as CHOSEN_ID
 from minfer.effects.serving.transports.http import HttpTransport, failure_response
 from minfer.effects.serving.transports.plain import PlainBody
 from minfer.effects.serving.transports.sse import EventStream
@@ -25,6 +26,11 @@ class Post:
         self.scope = scope
         self._receive = receive
         self._send = send
+
+    @property
+    def chosen(self) -> str:
+        """The x-request-id that the client chose, or nothing."""
+        return str(self.scope.get(CHOSEN_ID, ""))
 
     async def read(self, most: int) -> bytes:
         """The body. Raises ApiError if it is no JSON, has more than `most` bytes or comes

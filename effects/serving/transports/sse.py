@@ -17,6 +17,8 @@ class EventStream(HttpTransport):
     """Each event has a frame of its own; those of one write go out together."""
 
     content_type = b"text/event-stream"
+    # Neither caches nor proxies are to keep events back until there are more of them.
+    headers = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
 
     @staticmethod
     def frame(events: Iterable[Event]) -> str:

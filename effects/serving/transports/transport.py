@@ -20,6 +20,9 @@ class Event:
 
     data: str  # JSON as a rule, in one line
     name: str = ""  # its kind, where a protocol names its events
+    mark: bool = (
+        False  # it says that there are no more, which a transport may know itself
+    )
 
 
 @frozen
@@ -47,6 +50,10 @@ class Connection(Protocol):
     @property
     def scope(self) -> Scope:
         """Where it came from, and its head, as ASGI has them."""
+
+    @property
+    def chosen(self) -> str:
+        """The x-request-id that the client chose, or nothing."""
 
     async def read(self, most: int) -> bytes:
         """The request's body, of `most` bytes. Raises ApiError and ClientDisconnect."""

@@ -118,7 +118,10 @@ def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -
     assert len(said) == 3
     assert "the chat template failed: No!" in said[0]
     assert "lone surrogate" in said[1]
-    assert "the prompt has 930 tokens; the context holds 100" in said[2]
+    assert (
+        "the text has 930 characters; this model's maximum context length is 100"
+        in said[2]
+    )
     assert said[2].endswith("; /undo takes the last exchange back, /clear starts anew")
     assert prompts(err) == [8, 8 + 16 + len("<user>you")]
 
@@ -126,7 +129,9 @@ def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -
 def test_a_first_message_that_is_too_long(piped: Piped) -> None:
     code, out, err = piped("x" * 900, "--max-model-len", "100")
     assert (code, out) == (1, "")
-    assert "the prompt has 906 tokens; the context holds 100" in err
+    assert (
+        "the text has 906 characters; this model's maximum context length is 100" in err
+    )
     assert "/undo" not in err
 
 
@@ -138,7 +143,9 @@ def test_a_full_context_is_said_and_can_be_cleared(piped: Piped) -> None:
         "minfer: the context is full; /undo takes the last exchange back, /clear starts "
         "anew"
     )
-    assert "the prompt has 127 tokens; the context holds 100" in said[1]
+    assert (
+        "the prompt has 127 tokens; this model's maximum context length is 100" in said[1]
+    )
     assert "; /undo takes the last exchange back, /clear starts anew" in said[1]
     assert code == 1
     assert out.splitlines()[0] == SAID[: 100 - 86]

@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import minfer
-from minfer.effects.cli.main import COMMANDS, Entry, main
+from minfer.effects.cli import bench
+from minfer.effects.cli.commands import Entry
+from minfer.effects.cli.main import COMMANDS, main
 from minfer.effects.live import opening
 from tests.effects.tiny_model import write_checkpoint
 
@@ -80,7 +82,10 @@ def test_arguments_that_make_no_sense(
     ("options", "message"),
     [
         ([""], "the prompt is empty; give at least one token"),
-        (["a" * 300], "the prompt has 300 tokens; the context holds 256"),
+        (
+            ["a" * 300],
+            "the prompt has 300 tokens; this model's maximum context length is 256",
+        ),
         (["a", "--temperature", "nan"], "temperature: must be from 0 to 100, not nan"),
         (["a", "--top-p", "2"], "top_p: must be from 0 to 1"),
         (["a", "--n", "0"], "n: must be from 1"),
@@ -254,13 +259,13 @@ def test_version_and_help_are_complete() -> None:
             assert option in shown
 
 
-def helped(command: str) -> str:
+def helped(*command: str) -> str:
     """What `minfer COMMAND --help` says, in a process that may import nothing heavy."""
     code = (
         "import sys\n"
         f"sys.modules.update(dict.fromkeys({sorted(HEAVY)}))\n"
         "from minfer.effects.cli.main import main\n"
-        f"main([{command!r}, '--help'])"
+        f"main([*{command!r}, '--help'])"
     )
     said = subprocess.run(
         [sys.executable, "-c", code],
@@ -279,6 +284,14 @@ def test_every_command_says_what_it_does_without_anything_heavy(entry: Entry) ->
     assert shown.startswith(f"usage: minfer {entry.name} ")
     assert " ".join(command.DESCRIPTION.split()) in shown
     assert "--policies MODULE" in shown
+
+
+@pytest.mark.parametrize("entry", bench.COMMANDS, ids=lambda entry: entry.name)
+def test_every_command_of_a_group_says_so_too(entry: Entry) -> None:
+    command: Any = import_module(entry.module)
+    shown = " ".join(helped("bench", entry.name).split())
+    assert shown.startswith(f"usage: minfer bench {entry.name} ")
+    assert " ".join(command.DESCRIPTION.split()) in shown
 
 
 def test_commands_are_imported_only_when_they_are_meant() -> None:

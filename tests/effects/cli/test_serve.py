@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from minfer.config import ConfigError
 from minfer.effects.cli.main import main, parser
 from minfer.effects.serving import server
 
@@ -13,6 +14,19 @@ def test_serve_takes_its_model_as_vllm_does() -> None:
     assert options.model == "org/name"
     assert parser().parse_args(["serve", "--model", "x"]).model == "x"
     assert parser().parse_args(["serve"]).model is None
+
+
+def given_to_a_server(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Any]:
+    """The options with which a server would start."""
+    seen: list[Any] = []
+
+    def read_options(given: Any) -> Any:
+        seen.append(given)
+        raise ConfigError("enough is known")
+
+    monkeypatch.setattr(server, "read_options", read_options)
+    assert main(["serve", *options]) == 2
+    return seen
 
 
 @pytest.mark.parametrize(
@@ -31,26 +45,12 @@ def test_a_servers_defaults_are_not_a_librarys(
     monkeypatch: pytest.MonkeyPatch, options: list[str], expected: tuple[Any, ...]
 ) -> None:
     monkeypatch.delenv("MINFER_API_KEY", raising=False)
-    seen: list[Any] = []
-
-    def serve(given: Any) -> int:
-        seen.append(given)
-        return 0
-
-    monkeypatch.setattr(server, "serve", serve)
-    assert main(["serve", *options]) == 0
+    seen = given_to_a_server(monkeypatch, *options)
     (given,) = seen
     assert (given.scheduling_policy, given.max_waiting, given.api_key) == expected
 
 
 def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINFER_API_KEY", "secret")
-    seen: list[Any] = []
-
-    def serve(given: Any) -> int:
-        seen.append(given)
-        return 0
-
-    monkeypatch.setattr(server, "serve", serve)
-    assert main(["serve"]) == 0
+    seen = given_to_a_server(monkeypatch)
     assert seen[0].api_key == ["secret"]

@@ -61,7 +61,7 @@ def test_messages_are_frozen_and_plain(
         llm.generate([[5] * (3 + 2 * i) for i in range(9)], params)
         assert llm.worker.thread is not None
         llm.worker.thread.join(60)
-        monkeypatch.setattr(llm.worker.driver, "turn", lambda: 1 / 0)
+        monkeypatch.setattr(llm.worker.driver, "turn", lambda _before: 1 / 0)
         with pytest.raises(RuntimeError, match="ZeroDivisionError"):
             llm.generate([1], params[0])
     *news, death = messages

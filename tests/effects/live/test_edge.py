@@ -97,7 +97,12 @@ def test_urgency_travels(setup: Setup) -> None:
 @pytest.mark.parametrize(
     ("ids", "how", "kind", "says"),
     [
-        (64, {}, TooLongError, "the prompt has 64 tokens; the context holds 64"),
+        (
+            64,
+            {},
+            TooLongError,
+            "the prompt has 64 tokens; this model's maximum context length is 64 tokens",
+        ),
         (64, {}, TooLongError, r"or raise max_model_len \(this model can do 256\)"),
         (1, {"stop_token_ids": [260]}, RequestError, "260 is outside the vocabulary"),
         (1, {"logprobs": 1}, RequestError, "the oracle executor has no model"),

@@ -28,10 +28,15 @@ class Stub:
     working: bool = True
     resets: int = 0
 
+    @property
+    def unready(self) -> str:
+        return ""
+
     def clock(self) -> float:
         return 7.0
 
-    def listen(self, listener: Listener) -> None:
+    def listen(self, listener: Listener, *, early: bool = False) -> None:
+        del early
         self.listeners.append(listener)
 
     def check(self, request: Request) -> None:

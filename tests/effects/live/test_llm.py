@@ -481,7 +481,7 @@ BAD_PROMPTS: list[tuple[Any, str]] = [
     ([[1.5]], "token ids must be whole numbers, not 1.5"),
     ([[True]], "token ids must be whole numbers, not True"),
     ([[float("nan")]], "token ids must be whole numbers, not nan"),
-    ([1] * 256, "the prompt has 256 tokens; the context holds 256"),
+    ([1] * 256, "the prompt has 256 tokens; this model's maximum context length is 256"),
     ("a" * 1000, "shorten the prompt"),
     ("bad \ud800", "lone surrogate"),
     (5, "prompts must be a string, token ids, or a list"),

@@ -2,6 +2,7 @@
 are exact.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from minfer.effects.text.outputs import RequestOutput
 from minfer.messages import Admitted, Preempted
 from tests.effects.served import Serving, Slow, events, serving
 from tests.effects.serving.test_metrics import read, settle
+from tests.effects.serving.wire import asking
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
+from minfer.effects.live.errors import EngineDeadError
 from tests.effects.served import Serving, events
 from tests.effects.serving.wire import NEIGHBOUR, raw
 
@@ -51,21 +52,69 @@ def test_health_metrics_and_version(bundled: Serving) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "allowed"),
     [
-        ("GET", "/v1/nothing", 404),
-        ("GET", "/", 404),
-        ("DELETE", "/v1/models", 405),
-        ("GET", "/v1/completions", 405),
-        ("POST", "/health", 405),
+        ("GET", "/v1/nothing", 404, None),
+        ("GET", "/", 404, None),
+        ("DELETE", "/v1/models", 405, {"GET", "HEAD"}),
+        ("GET", "/v1/completions", 405, {"POST"}),
+        ("POST", "/health", 405, {"GET", "HEAD"}),
     ],
 )
 def test_a_wrong_address_has_openais_shape(
-    slow: Serving, method: str, path: str, status: int
+    slow: Serving, method: str, path: str, status: int, allowed: set[str] | None
 ) -> None:
     found = slow.http.request(method, slow.url + path)
     assert found.status_code == status
     assert found.json()["error"]["type"] == "invalid_request_error"
+    told = found.headers.get("allow")
+    assert allowed == (None if told is None else set(told.split(", ")))
+
+
+def test_a_stream_is_held_back_by_nobody(bundled: Serving) -> None:
+    found = bundled.post("completions", prompt="x", max_tokens=1, stream=True)
+    assert found.headers["cache-control"] == "no-cache"
+    assert found.headers["x-accel-buffering"] == "no"
+
+
+def test_what_is_cached_is_forgotten_on_demand(bundled: Serving) -> None:
+    body = {"prompt": "def f(x): return x\n" * 30, "max_tokens": 1}
+    url = f"{bundled.url}/reset_prefix_cache"
+
+    def cached() -> int:
+        usage = bundled.post("completions", **body).json()["usage"]
+        count: int = usage["prompt_tokens_details"]["cached_tokens"]
+        return count
+
+    cached()
+    assert cached() > 0
+    evil = {"origin": "https://evil.example"}
+    assert bundled.http.post(url, headers=evil).status_code == 403
+    assert cached() > 0
+    assert bundled.http.post(url).json() == {"success": True}
+    assert cached() == 0
+
+
+def test_a_dead_engine_has_no_cache(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead() -> None:
+        raise EngineDeadError("it broke")
+
+    monkeypatch.setattr(bundled.llm, "reset_prefix_cache", dead)
+    found = bundled.http.post(f"{bundled.url}/reset_prefix_cache")
+    assert (found.status_code, found.json()["error"]["code"]) == (503, "engine_dead")
+
+
+def test_a_question_that_breaks_is_told_as_little(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundled.llm.tokenizer, "encode", None)
+    found = bundled.http.post(f"{bundled.url}/tokenize", json={"prompt": "x"})
+    assert (found.status_code, found.json()["error"]["message"]) == (
+        500,
+        "internal error",
+    )
 
 
 def test_nobody_is_sent_where_a_host_header_says(slow: Serving) -> None:

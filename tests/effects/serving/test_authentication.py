@@ -45,8 +45,18 @@ def test_an_api_key(folder: str) -> None:
             # Httpx takes bytes too.
             found = served.http.get(f"{url}/models", headers=headers)  # type: ignore[arg-type]
             assert found.status_code == status, odd
-        other = {"x-api-key": "secret"}
-        assert served.http.get(f"{url}/models", headers=other).status_code == 200
+        anthropics = {"x-api-key": "secret"}
+        assert served.http.get(f"{url}/models", headers=anthropics).status_code == 200
+        both = {"x-api-key": "secret", "authorization": "Bearer of another"}
+        assert served.http.get(f"{url}/models", headers=both).status_code == 200
+        for bad in ("Secret", "", "Bearer secret"):
+            found = served.http.get(f"{url}/models", headers={"x-api-key": bad})
+            assert found.status_code == 401
+        told = served.http.post(f"{url}/messages", json={}).json()
+        assert told["error"]["type"] == "authentication_error"
+        assert served.get("/docs").status_code == 200
+        assert served.get("/openapi.json").status_code == 200
+        assert served.http.post(f"{served.url}/tokenize", json={}).status_code == 401
         assert served.get("/health").status_code == 200
         assert served.get("/metrics").status_code == 200
 

@@ -46,7 +46,8 @@ def server(**patience: Any) -> Iterator[int]:
         timeout_keep_alive=1,
     )
     running = uvicorn.Server(config)
-    with bound("127.0.0.1", 0) as listener:
+    (listener,) = bound("127.0.0.1", 0)
+    with listener:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -14,7 +14,7 @@ from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import read_prompt
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
-from minfer.effects.serving.endpoints import ENDPOINTS
+from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import (
     Endpoint,
@@ -83,6 +83,7 @@ def failure(error: ApiError) -> Failure:
 
 
 TELEGRAM: Final = Endpoint(
+    name="telegrams",
     path="/telegrams",
     id_prefix="telegram",
     prompt_field="the whole",
@@ -123,5 +124,7 @@ def test_its_failures_are_its_own(app: Application) -> None:
 
 
 def test_rows_do_not_collide() -> None:
-    for values in ({one.path for one in ENDPOINTS}, {one.id_prefix for one in ENDPOINTS}):
-        assert len(values) == len(ENDPOINTS)
+    for field in ("name", "path", "id_prefix"):
+        assert len({getattr(one, field) for one in ENDPOINTS}) == len(ENDPOINTS)
+    paths = {one.path for one in ENDPOINTS} | {one.path for one in QUESTIONS}
+    assert len(paths) == len(ENDPOINTS) + len(QUESTIONS)

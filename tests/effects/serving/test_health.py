@@ -22,7 +22,7 @@ def test_a_broken_engine_is_told_and_unhealthy(
         with stream as answer:
             lines = answer.iter_lines()
             next(events(lines))
-            monkeypatch.setattr(served.llm.worker.driver, "turn", lambda: 1 / 0)
+            monkeypatch.setattr(served.llm.worker.driver, "turn", lambda _: 1 / 0)
             rest = [line for line in lines if line]
         error = json.loads(rest[-1].removeprefix("data: "))["error"]
         assert (error["type"], error["code"]) == ("server_error", "engine_dead")

@@ -41,6 +41,8 @@ class Sent:
             "headers": [(name.encode(), said.encode()) for name, said in raw],
         }
 
+    chosen = ""
+
     async def read(self, most: int) -> bytes:
         assert len(self.data) <= most
         await asyncio.sleep(self.after)

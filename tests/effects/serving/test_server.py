@@ -14,6 +14,8 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError
+from websockets.sync.client import ClientConnection, connect
 
 from minfer.config import ConfigError
 from minfer.effects.cli.main import main
@@ -48,6 +50,12 @@ def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str],
             running.kill()
 
 
+def sent(link: ClientConnection, text: str) -> list[str | bytes]:
+    """What comes back on a socket until it is closed."""
+    link.send(text)
+    return list(link)
+
+
 def test_a_dry_run_is_healthy_in_two_seconds() -> None:
     started = time.monotonic()
     with process("--dry-run") as (running, url):
@@ -61,6 +69,13 @@ def test_a_dry_run_is_healthy_in_two_seconds() -> None:
         assert (
             "not written by a model" in found.json()["choices"][0]["message"]["content"]
         )
+        with connect(f"{url.replace('http', 'ws')}/v1/stream") as link:
+            body = {"prompt": "x", "max_tokens": 1}
+            link.send(json.dumps({"id": "a", "endpoint": "completions", "body": body}))
+            assert "choices" in json.loads(link.recv())["event"]
+            with pytest.raises(ConnectionClosedError, match=r"1009|no close frame"):
+                # More than any body may have; what is not read may cost the close frame.
+                sent(link, "x" * 5_000_000)
         running.send_signal(signal.SIGTERM)
         out, err = running.communicate(timeout=30)
         assert (running.returncode, out, err) == (0, "", "")
@@ -81,7 +96,7 @@ llm.close()
 def test_a_signal_ends_what_runs_politely(
     folder: str, stop: signal.Signals, code: int
 ) -> None:
-    options = ("--model", folder, "--dry-run", "--access-log")
+    options = ("--model", folder, "--dry-run", "--access-log", "--shutdown-timeout=0.2")
     with process(*options, MINFER_API_KEY="secret") as (running, url):
         assert httpx.get(f"{url}/v1/models").status_code == 401
         key = {"authorization": "Bearer secret"}
@@ -130,8 +145,18 @@ def test_an_address_that_cannot_be_is_named(host: str, port: int) -> None:
 
 
 def test_a_port_is_taken_from_the_start_on() -> None:
-    with bound("127.0.0.1", 0) as first, pytest.raises(ConfigError, match="in use"):
+    (first,) = bound("127.0.0.1", 0)
+    with first, pytest.raises(ConfigError, match="in use"):
         bound("127.0.0.1", first.getsockname()[1])
+
+
+def test_several_sockets_share_an_address_and_no_other_server_does() -> None:
+    with contextlib.ExitStack() as stack:
+        mine = [stack.enter_context(one) for one in bound("127.0.0.1", 0, 3)]
+        (port,) = {one.getsockname()[1] for one in mine}
+        for count in (1, 2):
+            with pytest.raises(ConfigError, match="in use"):
+                bound("127.0.0.1", port, count)
 
 
 def test_a_model_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:

@@ -24,6 +24,7 @@ from minfer.effects.serving.preparing import process
 from minfer.effects.serving.preparing.frames import Reply, read_reply
 from minfer.effects.serving.preparing.pool import SMALL, Pool
 from minfer.effects.serving.preparing.task import Prepared, Recipe
+from minfer.effects.serving.tokens.tokenize import QUESTION as TOKENIZE
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +70,19 @@ def test_processes_and_threads_prepare_alike(llm: AsyncLLM, workers: int) -> Non
         assert len(pool) == 0
 
     run(llm, some, workers)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_questions_are_answered_there_too(llm: AsyncLLM, workers: int) -> None:
+    async def ask(pool: Pool) -> None:
+        data = json.dumps({"prompt": "def f("}).encode()
+        told = json.loads(await pool.answer(TOKENIZE, data, "a"))
+        assert llm.tokenizer is not None
+        assert told["tokens"] == llm.tokenizer.encode("def f(")
+        with pytest.raises(ApiError, match="prompt"):
+            await pool.answer(TOKENIZE, b"{}", "a")
+
+    run(llm, ask, workers)
 
 
 def test_a_worker_that_takes_too_long_is_replaced(llm: AsyncLLM) -> None:

@@ -12,10 +12,18 @@ import pytest
 
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.preparing.process import Process, WorkerGoneError
-from minfer.effects.serving.preparing.task import Recipe
+from minfer.effects.serving.preparing.task import Prepared, Recipe
 
-RECIPE = Recipe(folder=None, vocab_size=9, context=9, default_params={}, names=("m",))
+RECIPE = Recipe(
+    folder=None, vocab_size=9, max_model_len=9, default_params={}, names=("m",)
+)
 BODY = b'{"prompt": [5]}'
+
+
+async def prepared(one: Process) -> Prepared:
+    found = await one.work(ENDPOINT, BODY)
+    assert isinstance(found, Prepared)
+    return found
 
 
 def gone(pid: int) -> bool:
@@ -35,13 +43,13 @@ def test_it_prepares_until_it_is_killed() -> None:
     async def whole() -> None:
         one = Process(RECIPE)
         for _ in range(2):
-            found = await one.prepare(ENDPOINT, BODY)
+            found = await prepared(one)
             assert found.request.prompts[0].ids == [5]
         one.kill()
         one.kill()
         assert one.spent
         with pytest.raises(WorkerGoneError):
-            await one.prepare(ENDPOINT, BODY)
+            await prepared(one)
         until_gone(one.pid)
 
     asyncio.run(whole())
@@ -52,7 +60,7 @@ def test_an_interrupt_of_the_whole_group_is_not_its_own() -> None:
         one = Process(RECIPE)
         await one.ready()
         os.kill(one.pid, signal.SIGINT)
-        assert (await one.prepare(ENDPOINT, BODY)).model == "m"
+        assert (await prepared(one)).model == "m"
         one.kill()
 
     asyncio.run(whole())

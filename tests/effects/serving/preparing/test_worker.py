@@ -70,7 +70,7 @@ def test_what_goes_wrong_in_it_is_not_told(
     def broken(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(module, "prepare", broken)
+    monkeypatch.setattr(module, "work", broken)
     reply = asked(worker, prompt="x")
     assert reply.refusal is not None
     assert (reply.refusal.status, reply.last) == (status, last)

@@ -43,7 +43,12 @@ def test_the_head_goes_out_once_and_the_last_part_ends_it(
         await transport.write([Event("{}")], last=False)
         await transport.write([Event("{}")], last=True)
 
-    head = [(b"content-type", media), (b"x-request-id", b"a-name")]
+    unheld = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+    head = [
+        (b"content-type", media),
+        *(unheld if kind is EventStream else []),
+        (b"x-request-id", b"a-name"),
+    ]
     assert sent_by(kind, twice) == [
         {"type": "http.response.start", "status": 200, "headers": head},
         {"type": "http.response.body", "body": part, "more_body": True},
@@ -57,6 +62,7 @@ def test_a_failure_before_anything_is_a_response(kind: type[HttpTransport]) -> N
     assert start["status"] == 503
     assert dict(start["headers"]) == {
         b"retry-after": b"1",
+        b"x-request-id": b"a-name",
         b"content-length": b"14",
         b"content-type": b"application/json",
     }

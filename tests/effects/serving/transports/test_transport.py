@@ -1,4 +1,4 @@
-"""A third transport is one module and one row: here a WebSocket, each event a message."""
+"""A third transport is one module and one row: here a WebSocket for each request."""
 
 import asyncio
 import contextlib
@@ -17,7 +17,7 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ROUTES
 from minfer.effects.serving.transports.transport import Event, Failure, Handler
 
-# --- what would be transports/websocket.py ----------------------------------------------
+# --- what would be a transport's module ------------------------------------------------
 
 
 class Socket:
@@ -27,6 +27,10 @@ class Socket:
         self.scope = scope
         self.receive = receive
         self.send = send
+
+    @property
+    def chosen(self) -> str:
+        return ""
 
     async def read(self, most: int) -> bytes:
         assert (await self.receive())["type"] == "websocket.connect"
@@ -133,7 +137,7 @@ def test_every_endpoint_is_reached_over_it(
     app: Application, path: str, body: dict[str, Any]
 ) -> None:
     accepted, *frames, closed = talk(app, path, body)
-    assert accepted == {"type": "websocket.accept"}
+    assert accepted["type"] == "websocket.accept"
     assert closed == {"type": "websocket.close", "code": 1000}
     *said, done = [frame["text"] for frame in frames]
     assert done == "[DONE]"
@@ -157,7 +161,8 @@ def test_failures_are_told_over_it(app: Application) -> None:
 
 
 def test_who_leaves_is_cancelled(app: Application) -> None:
-    assert talk(app, "/v1/completions", None) == [{"type": "websocket.accept"}]
+    (accepted,) = talk(app, "/v1/completions", None)
+    assert accepted["type"] == "websocket.accept"
     long = {"prompt": "x", "stream": True, "max_tokens": 1900, "ignore_eos": True}
     sent = talk(app, "/v1/completions", long, leave_after=3)
     assert sent[-1]["type"] == "websocket.send"

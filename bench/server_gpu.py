@@ -1,0 +1,223 @@
+"""The server against its own engine: tokens per second over HTTP and as a library.
+
+One shape with random weights on a GPU, prefix cache off, 512 tokens in, 128 out, closed
+loop, streaming, eight client processes; at each number of clients the library does the
+same first, in a process of its own: as many requests at once, on the same GPU. Each part
+has a file of its own in the folder of results and is not measured again while that is
+there, so a run that was cut off goes on where it was.
+
+    python -m bench.server_gpu --shape 0.5B --fronts 1 2 4 --clients 8 64 256
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from bench.results import ROOT, circumstances, run, show
+from bench.server_clients import write_model
+from bench.shapes import SHAPES, qwen
+from minfer.effects.runs.load.figures import figures_of
+from minfer.effects.runs.load.http import read_address
+from minfer.effects.runs.load.load import Load, Target
+from minfer.effects.runs.load.processes import put
+from minfer.effects.runs.load.prompts import RandomPrompts, Tokens
+from minfer.effects.runs.load.server import find_model
+
+PROMPT, OUTPUT = 512, 128  # tokens
+EACH = 6  # requests of a client in a run, one after the other
+PROCESSES = 8  # of clients
+TICKS = os.sysconf("SC_CLK_TCK")
+BODY = {"temperature": 0, "ignore_eos": True}
+ENGINE = [
+    "--max-model-len",
+    "1024",
+    "--no-enable-prefix-caching",
+    "--load-format",
+    "dummy",
+]
+
+LIBRARY = """
+import json, random, sys, time
+from minfer import LLM, SamplingParams
+model, device, clients, each, prompt, output = json.loads(sys.argv[1])
+began = time.perf_counter()
+llm = LLM(model, device=device, load_format="dummy", max_model_len=1024,
+          enable_prefix_caching=False, max_num_seqs=max(clients))
+opened = time.perf_counter() - began
+found = {}
+rng = random.Random(0)
+params = SamplingParams(max_tokens=output, temperature=0, ignore_eos=True)
+for at_once in [max(clients), *clients]:  # the first warms up
+    llm.worker.driver.config = __import__("attrs").evolve(
+        llm.worker.driver.config, max_num_seqs=at_once)
+    prompts = [rng.choices(range(1000, 30000), k=prompt) for _ in range(at_once * each)]
+    begin = time.perf_counter()
+    llm.generate(prompts, params)
+    seconds = time.perf_counter() - begin
+    found[at_once] = at_once * each * output / seconds
+print(json.dumps({"opened_seconds": opened, "output_tokens_per_second": found}))
+"""
+
+
+def library(args: argparse.Namespace, model: Path) -> dict[str, Any]:
+    """Tokens per second of the library, in a process of its own for each number."""
+    found: dict[str, Any] = {}
+    for clients in args.clients:
+        what = [str(model), args.device, [clients], args.each, args.prompt, args.output]
+        done = subprocess.run(
+            [sys.executable, "-c", LIBRARY, json.dumps(what)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
+        told = json.loads(done.stdout.splitlines()[-1])
+        found[str(clients)] = told["output_tokens_per_second"][str(clients)]
+        show({"library": clients, "output_tokens_per_second": found[str(clients)]})
+    return found
+
+
+@contextmanager
+def server(
+    args: argparse.Namespace, model: Path, fronts: int
+) -> Iterator[tuple[str, subprocess.Popen[str], float]]:
+    """A server that is ready, its process, and how long that took in seconds."""
+    command = [sys.executable, "-m", "minfer", "serve", "--port", "0"]
+    command += ["--model", str(model), "--device", args.device, *ENGINE]
+    command += ["--api-processes", str(fronts)]
+    begin = time.perf_counter()
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    ) as process:
+        assert process.stdout is not None
+        try:
+            line = process.stdout.readline()
+            if not line:
+                raise RuntimeError("the server did not start")
+            url = line.split()[-1].removesuffix("/v1")
+            yield url, process, time.perf_counter() - begin
+        finally:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def cpu_seconds(parent: int) -> dict[int, float]:
+    """Processor time of a process's children so far."""
+    children = Path(f"/proc/{parent}/task/{parent}/children").read_text("ascii").split()
+    found = {}
+    for child in children:
+        fields = Path(f"/proc/{child}/stat").read_text("ascii").rpartition(")")[2].split()
+        found[int(child)] = (int(fields[11]) + int(fields[12])) / TICKS
+    return found
+
+
+def is_engine(process: int) -> bool:
+    """Whether a process is the engine's, by its name."""
+    return Path(f"/proc/{process}/comm").read_text("ascii").strip() == "minfer engine"
+
+
+def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[str, Any]:
+    """What the clients see of one run."""
+    address = read_address(url)
+    vocabulary = Tokens(SHAPES[args.shape][5])
+    prompts = RandomPrompts(vocabulary, args.prompt, args.output, seed=str(seed))
+    target = Target(address, find_model(address, "", None).model, body=BODY)
+    wanted = Load(target, prompts, clients * args.each, max_concurrency=clients)
+    return figures_of(put(wanted, PROCESSES), {})
+
+
+def served(args: argparse.Namespace, model: Path, fronts: int) -> dict[str, Any]:
+    """All numbers of clients, twice: the first run meets kernels and graphs that are not
+    there yet.
+    """
+    runs: dict[str, Any] = {}
+    with server(args, model, fronts) as (url, process, ready):
+        seed = 0
+        for number in ("first", "second"):
+            for clients in args.clients:
+                seed += 1
+                before = cpu_seconds(process.pid)
+                figures = load(args, url, clients, seed)
+                after = cpu_seconds(process.pid)
+                tokens = figures["total_output_tokens"]
+                spent = {p: after[p] - before.get(p, 0.0) for p in after}
+                of_fronts = [s for p, s in spent.items() if not is_engine(p)]
+                told = {
+                    "figures": figures,
+                    "front_cpu_us_per_token": 1e6 * sum(of_fronts) / tokens,
+                    "busiest_front": max(of_fronts, default=0) / figures["duration"],
+                    "engine_cpu_us_per_token": 1e6
+                    * (sum(spent.values()) - sum(of_fronts))
+                    / tokens,
+                }
+                runs.setdefault(str(clients), {})[number] = told
+                show(line(fronts, clients, number, told))
+    return {"ready_seconds": ready, "clients": runs}
+
+
+def line(fronts: int, clients: int, number: str, told: dict[str, Any]) -> dict[str, Any]:
+    """What is shown of a run."""
+    figures = told["figures"]
+    return {
+        "fronts": fronts,
+        "clients": clients,
+        "run": number,
+        "tok_s": round(figures["output_throughput"]),
+        "ttft_p99_ms": figures["ttft_ms"]["p99"],
+        "itl_p99_ms": figures["itl_ms"]["p99"],
+        "front_us": round(told["front_cpu_us_per_token"], 1),
+        "busiest": round(told["busiest_front"], 2),
+        "engine_us": round(told["engine_cpu_us_per_token"], 1),
+    }
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    parts = args.folder / f"{args.name}_{args.shape}"
+    parts.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        write_model(model, qwen(args.shape))
+        work: dict[str, Callable[[], dict[str, Any]]] = {}
+        if not args.no_library:
+            work["library"] = partial(library, args, model)
+        for fronts in args.fronts:
+            work[f"fronts {fronts}"] = partial(served, args, model, fronts)
+        for name, do in work.items():
+            path = parts / f"{name.replace(' ', '_')}.json"
+            if not path.exists():
+                told = {"circumstances": circumstances(None), "found": do()}
+                path.write_text(json.dumps(told, indent=1), "utf-8")
+            found[name] = json.loads(path.read_text("utf-8"))["found"]
+    return {"shape": args.shape, "prompt": args.prompt, "output": args.output, **found}
+
+
+if __name__ == "__main__":
+    numbers = {"type": int, "nargs": "+"}
+    run(
+        "server_gpu",
+        measure,
+        {
+            "--shape": {"choices": tuple(SHAPES), "default": "0.5B"},
+            "--device": "cuda",
+            "--clients": {**numbers, "default": [8, 64, 256]},
+            "--fronts": {**numbers, "default": [1, 2, 4]},
+            "--each": {"type": int, "default": EACH, "help": "requests of a client"},
+            "--prompt": PROMPT,
+            "--output": OUTPUT,
+            "--no-library": {"action": "store_true"},
+        },
+    )

@@ -1,0 +1,72 @@
+"""What a command is, and how a parser learns of it without importing it.
+
+A command is a module that says what it takes and runs it. It is imported when it is
+meant. A group of commands, such as `minfer bench`, is a module too: it adds its own
+commands to the parser that it is given.
+"""
+
+import argparse
+from collections.abc import Iterable, Sequence
+from importlib import import_module
+from typing import Any, NoReturn, Protocol, cast
+
+from attrs import frozen
+
+from minfer.effects.cli.errors import BAD_INPUT
+from minfer.effects.cli.plugins import policies_option
+
+
+class Command(Protocol):
+    """What the module of a command has."""
+
+    DESCRIPTION: str
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Tell the parser what the command takes."""
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Run it; returns the exit code."""
+
+
+@frozen
+class Entry:
+    """A command as the list of all shows it, and the module that has it."""
+
+    name: str
+    help: str
+    module: str
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong, and end."""
+        self.exit(BAD_INPUT, f"minfer: {message}; see {self.prog} --help\n")
+
+
+class _CommandParser(Parser):
+    """The parser of a command, which learns its options when it is asked to parse."""
+
+    def __init__(self, *, module: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.module = module
+
+    def parse_known_args(  # type: ignore[override]  # a parser's overloads, all of them
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        command = cast("Command", import_module(self.module))
+        self.description = command.DESCRIPTION
+        command.add_options(self)
+        policies_option(self, default=argparse.SUPPRESS)
+        self.set_defaults(run=command.run)
+        return super().parse_known_args(args, namespace)
+
+
+def add_commands(parser: argparse.ArgumentParser, entries: Iterable[Entry]) -> None:
+    """Add commands to a parser, of which one must be meant."""
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
+    )
+    for entry in entries:
+        commands.add_parser(entry.name, help=entry.help, module=entry.module)

@@ -1,0 +1,61 @@
+"""What a command's errors become: an exit code, and a line that says what to do.
+
+0; 1 if a request failed; 2 for bad arguments, settings or checkpoints, with one line on
+standard error that names the thing and the remedy; 3 if the engine, which must not,
+raised in a replay or a simulation; 130 after an interrupt.
+"""
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Final
+
+from minfer.config import ConfigError
+from minfer.effects.models.config_reader import CheckpointError
+from minfer.request import ParameterError
+from minfer.runs.journal import JournalError
+from minfer.runs.turns import EngineRaisedError
+
+BAD_INPUT: Final = 2
+ENGINE_RAISED: Final = 3
+INTERRUPTED: Final = 130  # 128 and SIGINT, as a shell counts
+READER_LEFT: Final = 141  # 128 and SIGPIPE
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """The exit code of what is run, or of the error that it raises; what nobody can mend
+    is raised on.
+    """
+    try:
+        code = run()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except EngineRaisedError as error:
+        print(f"minfer: {error}", file=sys.stderr)
+        return ENGINE_RAISED
+    except BrokenPipeError:
+        # Whoever read us has gone. Python would complain when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_LEFT
+    except ValueError as error:
+        if not isinstance(error, _users_errors()):
+            raise
+        print(f"minfer: {error}", file=sys.stderr)
+        return BAD_INPUT
+    return code
+
+
+def _users_errors() -> tuple[type[ValueError], ...]:
+    """Errors that say what was wrong with what we were given."""
+    from minfer.effects.live.edge import RequestError
+    from minfer.effects.text.chat import ChatTemplateError
+
+    return (
+        ConfigError,
+        RequestError,
+        CheckpointError,
+        ParameterError,
+        ChatTemplateError,
+        JournalError,
+    )

@@ -1,0 +1,61 @@
+"""The engine's process: a model, the worker that steps it, and links to the fronts.
+
+It listens before it loads, so that fronts hear how far it is. When the engine breaks the
+process ends: what it served is asked for again of the next one, which begins with a
+memory that nobody has spoiled.
+"""
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import attrs
+
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.host import Host
+from minfer.effects.live.link.sockets import LinkServer
+from minfer.effects.live.served import ServedModel
+from minfer.effects.setup.prepare import Setup
+from minfer.effects.setup.settings import EngineArgs
+
+BROKEN: Final = 70  # exit code: the engine broke, and may be started again
+log = logging.getLogger("minfer.engine")
+
+
+def run_engine(
+    args: EngineArgs, path: Path, fronts: int, ready: Callable[[], None]
+) -> int:
+    """Serve so many fronts at `path`, until a SIGTERM; returns the exit code.
+
+    `ready` is called when the model is loaded. Raises ConfigError and the like for what
+    cannot be loaded.
+    """
+    over = threading.Event()
+    causes: list[str] = []
+
+    def died(why: str) -> None:
+        causes.append(why)
+        over.set()
+
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the fronts' and our parent's
+    host = Host(fronts, died)
+    server = LinkServer(path, host)
+    server.start()
+    host.report("loading the model")
+    with contextlib.closing(ServedModel(**attrs.asdict(args, recurse=False))) as model:
+        host.open(model.client, _facts(model.setup))
+        ready()
+        over.wait()
+        server.close()
+    if causes:
+        log.error("%s", causes[0], exc_info=model.client.dead)
+    return BROKEN if causes else 0
+
+
+def _facts(setup: Setup) -> wire.Ready:
+    return wire.Ready(setup.device.kind, setup.config.num_blocks, setup.fingerprint)

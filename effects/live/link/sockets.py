@@ -1,0 +1,215 @@
+"""Both ends of links on local sockets: the engine's in a thread, a front's in its event
+loop.
+
+The engine's thread that steps must never wait for a front: what a front's socket does not
+take at once is kept for the thread of the links, which sends it when the socket is ready.
+A front that takes nothing while `MOST_KEPT` bytes wait for it is given up.
+"""
+
+import asyncio
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final, cast
+
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.live.link.host import Host, Session
+from minfer.effects.live.link.remote import Remote
+
+MOST_KEPT: Final = 2**27  # bytes that wait for a front
+TICK: Final = 0.1  # seconds from one word of the engine's state to the next
+RETRY: Final = 0.05  # seconds from one attempt to make a link to the next
+_CHUNK: Final = 2**18  # bytes read at once
+
+log = logging.getLogger("minfer.link")
+
+
+class LinkServer:
+    """Links of fronts to a host, in a thread of their own."""
+
+    def __init__(self, path: Path, host: Host) -> None:
+        """Listen at `path`, at which there is nothing yet."""
+        self._host = host
+        self._selector = selectors.DefaultSelector()
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(str(path))
+        self._listener.listen()
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._waker, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="minfer-links")
+        self._thread.daemon = True
+
+    def start(self) -> None:
+        """Take links from now on."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Make an end of all links."""
+        self._closing = True
+        self.wake()
+        self._thread.join()
+
+    def wake(self) -> None:
+        """Have the thread look at what is to be sent."""
+        with contextlib.suppress(BlockingIOError, OSError):  # it is awake, or gone
+            self._waker.send(b"\0")
+
+    def _run(self) -> None:
+        links: set[_Link] = set()
+        ticked = 0.0
+        while not self._closing:
+            for key, mask in self._selector.select(TICK):
+                if key.fileobj is self._listener:
+                    links.add(self._accept())
+                elif key.fileobj is self._woken:
+                    self._woken.recv(_CHUNK)
+                elif mask & selectors.EVENT_READ:
+                    key.data.read()
+            for link in list(links):
+                if not link.flush():
+                    links.discard(link)
+                    self._drop(link)
+            now = time.monotonic()
+            if now >= ticked + TICK:
+                self._host.tick()
+                ticked = now
+        for link in links:
+            self._drop(link)
+        self._listener.close()
+
+    def _accept(self) -> "_Link":
+        connection, _ = self._listener.accept()
+        connection.setblocking(False)
+        link = _Link(connection, self._host, self.wake)
+        self._selector.register(connection, selectors.EVENT_READ, link)
+        self._host.join(link.session)
+        return link
+
+    def _drop(self, link: "_Link") -> None:
+        self._selector.unregister(link.connection)
+        link.connection.close()
+        self._host.leave(link.session)
+
+
+class _Link:
+    """One front's link, at the engine's end."""
+
+    def __init__(
+        self, connection: socket.socket, host: Host, wake: Callable[[], None]
+    ) -> None:
+        self.connection = connection
+        self.session = Session(self.send)
+        self._host = host
+        self._wake = wake
+        self._frames = FrameReader()
+        self._numbers = FrameWriter()
+        self._lock = threading.Lock()  # of what is below
+        self._kept = bytearray()  # what the socket did not take yet
+        self._over = False
+
+    def send(self, message: bytes) -> None:
+        """Send, in any thread, at once if the socket takes it."""
+        with self._lock:
+            data = self._numbers.frame(message)
+            if not self._kept and not self._over:
+                data = data[self._sent(data) :]
+            self._kept += data
+        if data:
+            self._wake()
+
+    def flush(self) -> bool:
+        """Send what was kept; False if the link is over."""
+        with self._lock:
+            if self._kept and not self._over:
+                del self._kept[: self._sent(self._kept)]
+                if len(self._kept) > MOST_KEPT:
+                    log.warning("a front takes nothing any more: its link is cut")
+                    self._over = True
+            return not self._over
+
+    def read(self) -> None:
+        """Take what came."""
+        try:
+            data = self.connection.recv(_CHUNK)
+            if not data:
+                self._over = True
+            for message in self._frames.feed(data):
+                self._host.receive(self.session, wire.read_to_engine(message))
+        except BlockingIOError:
+            pass
+        except OSError:  # the front has gone
+            self._over = True
+        except wire.LinkError as error:
+            log.warning("a front's link is cut: %s", error)
+            self._over = True
+
+    def _sent(self, data: bytes | bytearray) -> int:
+        """How much the socket took now."""
+        try:
+            return self.connection.send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            self._over = True
+            return 0
+
+
+class LinkClient(asyncio.Protocol):
+    """A front's end of one link, in its event loop."""
+
+    def __init__(self, remote: Remote) -> None:
+        self.over = asyncio.get_running_loop().create_future()
+        self._remote = remote
+        self._frames = FrameReader()
+        self._numbers = FrameWriter()
+        self._transport: asyncio.WriteTransport
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say hello."""
+        self._transport = cast("asyncio.WriteTransport", transport)
+        self._remote.connect(self._say)
+
+    def data_received(self, data: bytes) -> None:
+        """Hand on what the engine says."""
+        try:
+            for message in self._frames.feed(data):
+                self._remote.receive(wire.read_to_front(message))
+        except wire.LinkError as error:
+            log.warning("the link to the engine is cut: %s", error)
+            self._transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The engine has gone, or the link was cut."""
+        del exc
+        self._remote.disconnect()
+        self.over.set_result(None)
+
+    def _say(self, message: wire.ToEngine) -> None:
+        self._transport.write(self._numbers.frame(wire.encoded(message)))
+
+
+async def keep_linked(remote: Remote, path: Path) -> None:
+    """Have a link to the engine that listens at `path`, and another when it is over; for
+    ever.
+    """
+    loop = asyncio.get_running_loop()
+    while True:
+        try:
+            _, client = await loop.create_unix_connection(
+                lambda: LinkClient(remote), str(path)
+            )
+        except OSError:  # no engine is there yet
+            await asyncio.sleep(RETRY)
+            continue
+        await client.over

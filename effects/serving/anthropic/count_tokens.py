@@ -1,0 +1,27 @@
+"""POST /v1/messages/count_tokens: how many tokens a conversation would be."""
+
+from functools import partial
+from typing import Final
+
+from minfer.effects.serving.anthropic.conversation import ConversationBody
+from minfer.effects.serving.anthropic.errors import failure
+from minfer.effects.serving.bodies import read_body
+from minfer.effects.serving.protocol import Grounds, Question
+
+
+class CountBody(ConversationBody):
+    """A conversation that is counted, and not answered."""
+
+    def answer(self, llm: Grounds) -> dict[str, object]:
+        """Its tokens. Raises ChatTemplateError and RequestError."""
+        return {"input_tokens": len(self.ids(llm))}
+
+
+QUESTION: Final = Question(
+    path="/v1/messages/count_tokens",
+    summary="How many tokens a conversation would be, as Anthropic's API counts.",
+    prompt_field="messages",
+    body=CountBody,
+    read=partial(read_body, CountBody),
+    failure=failure,
+)

@@ -1,0 +1,29 @@
+"""The shape of an error in Anthropic's API, and its kinds by status."""
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from minfer.effects.serving.errors import INTERNAL, ApiError
+from minfer.effects.serving.transports.transport import Event, Failure
+
+_KINDS: Final[Mapping[int, str]] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
+
+
+def failure(error: ApiError) -> Failure:
+    """An error as Anthropic's clients expect it; in a stream it is an event "error"."""
+    other = "invalid_request_error" if error.status < INTERNAL else "api_error"
+    kind = _KINDS.get(error.status, other)
+    said = str(error)
+    if error.code == "context_length_exceeded":  # programs look for these words
+        said = f"prompt is too long: {said}"
+    told = {"type": "error", "error": {"type": kind, "message": said}}
+    data = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
+    return Failure(error.status, Event(data, "error"), error.retry_after)

@@ -1,0 +1,215 @@
+"""GET /openapi.json: all endpoints, in the terms of OpenAPI 3.1.
+
+Bodies are described by what checks them, so that this cannot lag behind: their fields and
+bounds, and what is known and not supported, with the values at which it asks for nothing.
+Of answers it says their kinds, and the shape of errors.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
+from pydantic_core.core_schema import ModelSchema
+
+import minfer
+from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
+from minfer.effects.serving.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.typed import TypedObject
+
+JsonObject = dict[str, Any]
+_REF: Final = "#/components/schemas/{model}"
+_ABOUT: Final = (
+    "A null is as good as no field. Fields that are not described are refused by name, "
+    "with status 400. Every answer has a header x-request-id: the one that was sent, or "
+    "a new one."
+)
+# What is looked up or done without a body: method, path, what it does.
+_PLAIN: Final = (
+    ("get", "/v1/models", "The names under which the model is served."),
+    ("get", "/v1/models/{name}", "The model under one of its names."),
+    ("get", "/v1/requests/{name}", "What is known of a request, by its answer's id."),
+    ("get", "/v1/stream", "A WebSocket on which many requests are answered at once."),
+    ("post", "/reset_prefix_cache", "Find nothing any more of what is cached now."),
+    ("get", "/health", "200 only while steps make progress; needs no key."),
+    ("get", "/healthz", "The same as /health."),
+    ("get", "/ready", "200 only while new requests are taken; needs no key."),
+    ("get", "/metrics", "Metrics for Prometheus; needs no key."),
+    ("get", "/version", "The version of minfer."),
+    ("get", "/openapi.json", "This description; needs no key."),
+    ("get", "/docs", "This description as a page; needs no key."),
+)
+_TEXT: Final[JsonObject] = {"type": "string"}
+_OPENAI_ERROR: Final[JsonObject] = {
+    "type": "object",
+    "required": ["error"],
+    "properties": {
+        "error": {
+            "type": "object",
+            "required": ["message", "type", "param", "code"],
+            "properties": {
+                "message": {**_TEXT, "description": "what was wrong, and what to do"},
+                "type": {"enum": ["invalid_request_error", "server_error"]},
+                "param": {"type": ["string", "null"], "description": "the field"},
+                "code": {"type": ["string", "null"]},
+            },
+        }
+    },
+}
+_ANTHROPIC_ERROR: Final[JsonObject] = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": _TEXT, "message": _TEXT},
+        },
+    },
+}
+_STATUSES: Final[Mapping[str, str]] = {
+    "400": "The request makes no sense, or asks for what is not supported.",
+    "401": "The API key is missing or wrong.",
+    "404": "There is no such model.",
+    "413": "The body is too large.",
+    "415": "The body is not said to be JSON.",
+    "500": "Something failed here.",
+    "503": "Too many requests wait, or the server stops.",
+}
+
+
+class _Schemas(GenerateJsonSchema):
+    """Adds to pydantic's schemas what `StrictObject` knows."""
+
+    def model_schema(self, schema: ModelSchema) -> JsonObject:
+        """A body's schema, with the fields that must ask for nothing."""
+        made = super().model_schema(schema)
+        kind = schema["cls"]
+        if not issubclass(kind, StrictObject):
+            return made
+        needed = made.get("required", ())
+        fields = made.get("properties", {})
+        for name in fields.keys() - needed:
+            fields[name] = _or_null(fields[name])
+        if issubclass(kind, TypedObject):
+            fields["type"] = {"enum": [*kind.kinds]}
+        unsupported = {name: _neutral(values) for name, values in kind.neutral.items()}
+        return {
+            **made,
+            "properties": {**fields, **unsupported},
+            "additionalProperties": False,
+        }
+
+
+def _or_null(field: JsonObject) -> JsonObject:
+    plain = {name: value for name, value in field.items() if name != "default"}
+    choices = field.get("anyOf", [plain])
+    if {"type": "null"} in choices:
+        return field
+    made: JsonObject = {"anyOf": [*choices, {"type": "null"}]}
+    if field.get("default") not in (None, math.inf):  # which JSON cannot say
+        made["default"] = field["default"]
+    return made
+
+
+def _neutral(values: Sequence[Any]) -> JsonObject:
+    if ANYTHING in values:
+        return {"description": "accepted, and changes nothing"}
+    return {"description": "not supported but at these values", "enum": [None, *values]}
+
+
+@cache
+def description() -> JsonObject:
+    """The whole description."""
+    every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
+    bodies = [one.body for one in every if one.body is not None]
+    _, made = models_json_schema(
+        [(body, "validation") for body in bodies],
+        ref_template=_REF,
+        schema_generator=_Schemas,
+    )
+    paths: JsonObject = {}
+    for one in every:
+        paths[one.path] = {"post": _operation(one)}
+    for method, path, summary in _PLAIN:
+        paths[path] = {method: _plain(path, summary)}
+    errors = {"Error": _OPENAI_ERROR, "AnthropicError": _ANTHROPIC_ERROR}
+    key = {"type": "http", "scheme": "bearer"}
+    other = {"type": "apiKey", "in": "header", "name": "x-api-key"}
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "minfer",
+            "version": minfer.__version__,
+            "description": _ABOUT,
+        },
+        "security": [{}, {"key": []}, {"x-api-key": []}],
+        "paths": paths,
+        "components": {
+            "schemas": {**made.get("$defs", {}), **errors},
+            "securitySchemes": {"key": key, "x-api-key": other},
+        },
+    }
+
+
+def _operation(one: Endpoint | Question) -> JsonObject:
+    """A POST with a body."""
+    body = {"type": "object"} if one.body is None else _ref(one.body.__name__)
+    answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
+    if isinstance(one, Endpoint):
+        answer["text/event-stream"] = {"schema": _TEXT}
+    return {
+        "summary": one.summary,
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": body}},
+        },
+        "responses": {
+            "200": {
+                "description": "The answer; with stream, as events.",
+                "content": answer,
+            }
+            if isinstance(one, Endpoint)
+            else {"description": "The answer.", "content": answer},
+            **_failures(one),
+        },
+    }
+
+
+def _failures(one: Endpoint | Question) -> JsonObject:
+    shape = "AnthropicError" if one.failure is anthropic_failure else "Error"
+    content = {"application/json": {"schema": _ref(shape)}}
+    return {
+        status: {"description": why, "content": content}
+        for status, why in _STATUSES.items()
+    }
+
+
+def _plain(path: str, summary: str) -> JsonObject:
+    """What has no body."""
+    operation: JsonObject = {
+        "summary": summary,
+        "responses": {
+            "200": {"description": "The answer."},
+            "default": {
+                "description": "An error.",
+                "content": {"application/json": {"schema": _ref("Error")}},
+            },
+        },
+    }
+    if "{name}" in path:
+        name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
+        operation["parameters"] = [name]
+    if path == "/v1/stream":
+        switch = {"101": {"description": "It is a WebSocket from here on."}}
+        operation["responses"] = {**switch, **operation["responses"]}
+        del operation["responses"]["200"]
+    return operation
+
+
+def _ref(name: str) -> JsonObject:
+    return {"$ref": _REF.format(model=name)}

@@ -1,0 +1,103 @@
+"""A front's process: HTTP, templates and text, over an engine in another process.
+
+It takes connections at once. Until the engine is ready for the first time, everything is
+answered with 503; while an engine that died is started again, requests wait.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.link.host import to_wire
+from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.link.sockets import keep_linked
+from minfer.effects.serving.application import Application
+from minfer.effects.serving.gate import Gate
+from minfer.effects.serving.server import HttpOptions, HttpServer, http_config
+from minfer.effects.setup.prepare import prepared_elsewhere
+from minfer.effects.setup.settings import EngineArgs
+
+REQUESTS: Final = 2**40  # of one front, which is more than there will be
+LOOK: Final = 0.02  # seconds from one look for the engine to the next
+COUNT: Final = 0.1  # seconds from one report of what was counted to the next
+
+
+@frozen(kw_only=True)
+class FrontPlan:
+    """What a front is made of."""
+
+    number: int  # from 0
+    listener: socket.socket
+    path: Path  # of the engine's socket
+    args: EngineArgs
+    http: HttpOptions
+
+
+def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
+    """Serve until a signal comes; returns the exit code. `ready` is called once the
+    engine was found ready.
+    """
+    # uvicorn raises again what stopped it, which ends here.
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)
+    return asyncio.run(_serve(plan, ready))
+
+
+async def _serve(plan: FrontPlan, ready: Callable[[], None]) -> int:
+    remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
+    gate = Gate(lambda: remote.unready)
+    server = HttpServer(http_config(gate, plan.http), plan.http, lambda: gate.application)
+    tasks = [
+        asyncio.create_task(keep_linked(remote, plan.path)),
+        asyncio.create_task(_open(plan, remote, gate, ready)),
+    ]
+    try:
+        await server.serve(sockets=[plan.listener])
+    finally:
+        for task in tasks:
+            task.cancel()
+        remote.close()
+    return 0
+
+
+async def _open(
+    plan: FrontPlan, remote: Remote, gate: Gate, ready: Callable[[], None]
+) -> None:
+    """Wait for the engine, and serve it."""
+    while (facts := remote.ready) is None:
+        await asyncio.sleep(LOOK)
+    setup = await asyncio.to_thread(
+        prepared_elsewhere, plan.args, facts.device, facts.num_blocks
+    )
+    if setup.fingerprint != facts.fingerprint:
+        raise RuntimeError(
+            "front and engine have read different models: were files changed meanwhile?"
+        )
+    llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
+    gate.application = Application(
+        llm, plan.http.names, max_body=plan.http.max_body, bounds=plan.http.bounds
+    )
+    ready()
+    metrics = gate.application.metrics
+    told = None
+    while True:
+        counted = metrics.counted()
+        news = (counted, remote.links)  # a new engine knows nothing of what was told
+        if news != told:
+            remote.count(to_wire(counted))
+            told = news
+        await asyncio.sleep(COUNT)
+
+
+def announce(pipe: int, word: bytes) -> None:
+    """Say a word to our parent, who may have gone."""
+    with contextlib.suppress(OSError):
+        os.write(pipe, word)

@@ -1,0 +1,196 @@
+"""POST /v1/responses: OpenAI's newer API; a list of items is answered with one.
+
+Nothing is stored: `store` is accepted, and every response says that it was not. What
+needs stored responses, tools or other kinds of items is refused by its name.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from minfer.effects.live.edge import Urgency
+from minfer.effects.live.prompts import Asked
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
+from minfer.effects.serving.openai.errors import stream_failure
+from minfer.effects.serving.openai.fields import Client, Few
+from minfer.effects.serving.openai.response_writing import writer
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
+from minfer.effects.serving.typed import TypedObject, as_parts
+
+_SCORES: Final = "message.output_text.logprobs"  # the one thing to include that could be
+_LARGEST: Final = 2**31  # output tokens
+# Fields that are not supported, with the values at which they ask for nothing.
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "max_tool_calls": (ANYTHING,),
+    "moderation": (),
+    "parallel_tool_calls": (ANYTHING,),
+    "previous_response_id": (),
+    "prompt": (),
+    "prompt_cache_key": (ANYTHING,),
+    "prompt_cache_options": (ANYTHING,),
+    "prompt_cache_retention": (ANYTHING,),
+    "reasoning": ({}, {"effort": None}, {"effort": "none"}),
+    "service_tier": ("auto", "default"),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+
+_OF_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "annotations": ([],),
+    "logprobs": (ANYTHING,),
+    "prompt_cache_breakpoint": (ANYTHING,),
+}
+_OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "id": (ANYTHING,),
+    "phase": (ANYTHING,),
+    "status": (ANYTHING,),
+}
+_OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+
+
+class Part(TypedObject):
+    """A piece of a message's text: what was put in, or what came out before."""
+
+    kinds = ("input_text", "output_text")
+    neutral = _OF_PARTS
+    text: str
+
+
+def _role(role: object) -> object:
+    """A role by the name that models were trained with."""
+    return "system" if role == "developer" else role
+
+
+Parts = Annotated[
+    list[Part],
+    Few,
+    BeforeValidator(
+        partial(as_parts, "input_text"), json_schema_input_type=str | list[Part]
+    ),
+]
+Role = Annotated[
+    Literal["system", "user", "assistant"],
+    BeforeValidator(
+        _role,
+        json_schema_input_type=Literal["system", "developer", "user", "assistant"],
+    ),
+]
+
+
+class Item(TypedObject):
+    """A message; what is neutral is in what OpenAI's SDK hands back of a response."""
+
+    kinds = ("message",)
+    neutral = _OF_ITEMS
+    type: str = "message"
+    role: Role
+    content: Parts
+
+    def told(self) -> dict[str, str]:
+        """The message as chat templates take it; its parts are lines."""
+        return {"role": self.role, "content": "\n".join([p.text for p in self.content])}
+
+
+class Format(TypedObject):
+    """What the text must be like: any."""
+
+    kinds = ("text",)
+
+
+class Text(StrictObject):
+    """What the text must be like."""
+
+    neutral = _OF_TEXT
+    format: Format | None = None
+
+
+class ResponseStreamOptions(StrictObject):
+    """A stream is never padded."""
+
+    include_obfuscation: Literal[False] = False
+
+
+def _items(given: object) -> object:
+    """Input as a list of items: a string is what the user says."""
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+def _nothing_more(include: list[str]) -> list[str]:
+    """What is to be included: anything that could only be there with tools or images."""
+    if _SCORES in include:
+        raise wrong(f"{shown(_SCORES)} is not supported; leave it out")
+    return include
+
+
+class ResponsesBody(StrictObject):
+    """Items, and how they are to be answered."""
+
+    neutral = _NEUTRAL
+    model: str | None = None
+    input: Annotated[
+        list[Item],
+        Few,
+        Field(min_length=1),
+        BeforeValidator(_items, json_schema_input_type=str | list[Item]),
+    ]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=_LARGEST)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    stream: bool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: bool | None = None
+    include: Annotated[list[str], Few, BeforeValidator(_nothing_more)] | None = None
+    metadata: dict[str, str] | None = None
+    text: Text | None = None
+    truncation: Literal["disabled"] = "disabled"
+    user: Client = ""
+    safety_identifier: Client = ""
+
+    def generation(self, llm: Grounds) -> GenerationRequest:
+        """The items as one prompt. Raises ChatTemplateError, RequestError and
+        ParameterError.
+        """
+        items = [item.told() for item in self.input]
+        if self.instructions is not None:
+            items = [{"role": "system", "content": self.instructions}, *items]
+        given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        params = llm.setup.default_sampling_params(
+            **given, max_tokens=self.max_output_tokens
+        )
+        return GenerationRequest(
+            prompts=(Asked(None, llm.render(items)),),
+            params=params,
+            urgency=Urgency(client=self.safety_identifier or self.user),
+            stream=self.stream,
+            include=Include(repeat=self._repeated()),
+        )
+
+    def _repeated(self) -> dict[str, object]:
+        """What a response says of its request, as it was given."""
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "safety_identifier": self.safety_identifier or None,
+            "user": self.user or None,
+        }
+
+
+ENDPOINT: Final = Endpoint(
+    name="responses",
+    path="/v1/responses",
+    summary="Answer a list of items, as OpenAI's Responses API does.",
+    body=ResponsesBody,
+    id_prefix="resp",
+    prompt_field="input",
+    read=partial(read_body, ResponsesBody),
+    writer=writer,
+    failure=stream_failure,
+)

@@ -1,0 +1,138 @@
+"""What is known of requests: those that are served, and the last that were.
+
+    begun ---> Record ---> over             by whoever answers
+                 ^  what its prompts took
+    Front.on_end +                          in the thread in which the engine's news come
+
+An answer is looked up by its own id, or by the x-request-id that its client chose. What
+is told is times, counts and reasons, and never a text. Records of the last `KEPT` answers
+are kept; of each, the first `PARTS` prompts.
+"""
+
+import threading
+from collections import OrderedDict
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.live.served import ServedModel
+from minfer.effects.serving.stamp import Stamp
+from minfer.effects.text.assembly import Assembly
+
+KEPT: Final = 1000  # answers that have ended
+PARTS: Final = 64  # prompts of an answer
+
+JsonObject = dict[str, object]
+
+
+@define
+class Record:
+    """One answer: what it was asked for, and what its prompts took that have ended."""
+
+    stamp: Stamp
+    endpoint: str  # its path
+    chosen: str  # the x-request-id that its client chose, or nothing
+    over: bool = False  # nothing more is sent
+    ended: dict[int, JsonObject] = field(factory=dict)  # by prompt
+
+
+class Records:
+    """The records of a model's answers. Methods may be called from any thread."""
+
+    def __init__(self, llm: ServedModel) -> None:
+        self._front = llm.front
+        self._lock = threading.Lock()
+        self._live: dict[str, Record] = {}  # by the answer's id
+        self._over: OrderedDict[str, Record] = OrderedDict()  # the oldest is first
+        self._ids: dict[str, str] = {}  # of answers, by what their clients chose
+        llm.front.on_end.append(self._end)
+
+    def begin(self, stamp: Stamp, endpoint: str, chosen: str) -> None:
+        """Note that an answer is begun."""
+        with self._lock:
+            self._live[stamp.id] = Record(stamp, endpoint, chosen)
+            if chosen:
+                self._ids[chosen] = stamp.id
+
+    def close(self, name: str) -> None:
+        """Note that nothing more is sent of an answer; the oldest is forgotten for it."""
+        with self._lock:
+            record = self._live.pop(name)
+            record.over = True
+            self._over[name] = record
+            if len(self._over) > KEPT:
+                oldest, forgotten = self._over.popitem(last=False)
+                if self._ids.get(forgotten.chosen) == oldest:
+                    del self._ids[forgotten.chosen]
+
+    def told(self, name: str) -> JsonObject | None:
+        """What is known of the answer with an id; None if nothing is."""
+        with self._lock:
+            record = self._found(name) or self._found(self._ids.get(name, ""))
+            if record is None:
+                return None
+            ended = dict(record.ended)
+        live = self._serving(record.stamp.id, ended)
+        prompts = sorted({**ended, **{i: _told(job) for i, job in live.items()}}.items())
+        return {
+            "id": record.stamp.id,
+            "object": "request",
+            "request_id": record.chosen or record.stamp.id,
+            "endpoint": record.endpoint,
+            "model": record.stamp.model,
+            "created": record.stamp.created,
+            "state": _state(record, live, bool(ended)),
+            "prompts": [one for _, one in prompts],
+        }
+
+    def _found(self, name: str) -> Record | None:
+        return self._live.get(name) or self._over.get(name)
+
+    def _serving(self, name: str, ended: dict[int, JsonObject]) -> dict[int, Assembly]:
+        """The prompts of an answer that the engine has, of the first `PARTS`."""
+        found = {}
+        for i in range(PARTS):
+            job = self._front.jobs.get(f"{name}-{i}")
+            if job is not None and i not in ended:
+                found[i] = job
+        return found
+
+    def _end(self, job: Assembly) -> None:
+        """Take what a prompt took, whose samples have all ended."""
+        name, _, number = job.request.id.rpartition("-")
+        with self._lock:
+            record = self._found(name)
+            if record is not None and int(number) < PARTS:
+                record.ended[int(number)] = _told(job)
+
+
+def _state(record: Record, live: dict[int, Assembly], any_ended: bool) -> str:
+    """Where an answer is on its way."""
+    if any(job.times.started is not None for job in live.values()):
+        return "running"
+    if live:
+        return "waiting"
+    if not record.over:
+        return "sending" if any_ended else "preparing"
+    return "ended" if any_ended else "refused"
+
+
+def _told(job: Assembly) -> JsonObject:
+    """What one prompt took so far; null is what did not come to be."""
+    made = sum(one.count + len(one.fresh) for one in job.samples)
+    metrics = job.times.metrics(made)
+    first = job.samples[0].done
+    return {
+        "prompt_tokens": len(job.request.prompt),
+        "cached_tokens": None if first is None else first.cached,
+        "output_tokens": made,
+        "queue_times": dict(metrics.queue_times),
+        "ttft": metrics.ttft,
+        "tpot": metrics.tpot,
+        "latency": metrics.latency,
+        "preemptions": metrics.preemptions,
+        "finish_reasons": [
+            "stop" if one.stop else one.done.reason if one.done else None
+            for one in job.samples
+        ],
+    }

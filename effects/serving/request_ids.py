@@ -1,0 +1,60 @@
+"""By which id a client finds its request again: `x-request-id`, on every answer.
+
+A client may choose it, with the header of the same name, and gets it back. Otherwise it
+is the answer's own id, or a new one where nothing was generated. It names a request to
+people; the engine's own ids are never taken from a client.
+"""
+
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADER: Final = b"x-request-id"
+LONGEST: Final = 128  # characters of an id
+KEY: Final = "minfer.request_id"  # of a scope: what the client chose, or nothing
+# The messages that begin an answer, whether it is of HTTP or of a WebSocket.
+_HEADS: Final = frozenset(
+    {"http.response.start", "websocket.accept", "websocket.http.response.start"}
+)
+_PRINTABLE: Final = range(0x20, 0x7F)  # of ASCII
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class RequestIds:
+    """Middleware: the outermost, so that errors of everything inside have an id too."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a request, and put its id on the head of the answer."""
+        chosen = _chosen(scope.get("headers", ()))
+        scope[KEY] = chosen.decode()
+
+        async def named(message: Message) -> None:
+            if message["type"] in _HEADS:
+                headers = _with_id(message.get("headers", ()), chosen)
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, named)
+
+
+def _chosen(headers: Headers) -> bytes:
+    """The id that a client chose; nothing if it chose none, or nothing sane."""
+    given = dict(headers).get(HEADER, b"").strip()
+    sane = len(given) <= LONGEST and all(byte in _PRINTABLE for byte in given)
+    return given if sane else b""
+
+
+def _with_id(headers: Headers, chosen: bytes) -> list[tuple[bytes, bytes]]:
+    """Headers with an id: the client's, else the answer's own, else a new one."""
+    kept = list(headers)
+    if chosen:
+        kept = [(name, value) for name, value in kept if name.lower() != HEADER]
+    elif any(name.lower() == HEADER for name, _ in kept):
+        return kept
+    return [*kept, (HEADER, chosen or f"req-{uuid.uuid4().hex}".encode())]

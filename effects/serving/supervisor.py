@@ -1,0 +1,222 @@
+"""The process above a server's others: it starts them, starts them again, and ends them.
+
+It loads nothing itself, so that a process that it forks begins clean. Its children end
+when it does: each of them holds the end of a pipe whose other end only it has.
+"""
+
+import contextlib
+import os
+import selectors
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Final, NoReturn
+
+from minfer.effects.live.engine_process import run_engine
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.serving.front_process import FrontPlan, announce, run_front
+from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
+from minfer.effects.serving.server import HttpOptions, bound, told_address
+from minfer.effects.setup.folders import model_folder
+from minfer.effects.setup.settings import EngineArgs
+
+LAST_MOMENTS: Final = 10.0  # seconds that a process has to end in, beyond its own time
+_LOOK: Final = 0.5  # seconds from one look at the clock to the next
+
+Guard = Callable[[Callable[[], int]], int]  # makes an exit code of what a run raises
+
+
+def serve_in_processes(
+    args: EngineArgs,
+    options: HttpOptions,
+    host: str,
+    port: int,
+    fronts: int,
+    guard: Guard,
+) -> int:
+    """Serve with so many fronts until a signal comes; returns the exit code. Raises
+    ConfigError if the address cannot be had, and CheckpointError if there is no such
+    model.
+    """
+    with contextlib.ExitStack() as stack:
+        listeners = [stack.enter_context(one) for one in bound(host, port, fronts)]
+        # Once, and before anybody else: it may have to be fetched.
+        read_config(model_folder(args.model))
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minfer-"))
+        path = Path(folder) / "engine"
+        plans = [
+            FrontPlan(number=number, listener=one, path=path, args=args, http=options)
+            for number, one in enumerate(listeners)
+        ]
+        runs: dict[str, Callable[[Callable[[], None]], int]] = {
+            front_name(plan.number): partial(run_front, plan) for plan in plans
+        }
+
+        def engine(ready: Callable[[], None]) -> int:
+            path.unlink(missing_ok=True)
+            return run_engine(args, path, fronts, ready)
+
+        runs[ENGINE] = engine
+        line = told_address(listeners[0], options.names[0])
+        watcher = Supervisor(Processes(fronts), runs, guard, options.shutdown_timeout)
+        return watcher.run(lambda: print(line, flush=True))
+
+
+class Supervisor:
+    """Does what `Processes` decides. `runs` has what each process is to do; each is given
+    what to call when it is ready.
+    """
+
+    def __init__(
+        self,
+        processes: Processes,
+        runs: dict[str, Callable[[Callable[[], None]], int]],
+        guard: Guard,
+        patience: float,
+    ) -> None:
+        """`patience` is how long who was told to end may take, in seconds."""
+        self._processes = processes
+        self._runs = runs
+        self._guard = guard
+        self._patience = patience
+        self._names: dict[int, str] = {}  # by process id
+        self._due: dict[str, float] = {}  # when a process is to be started
+        self._signals: list[int] = []
+        self._deadline: float | None = None
+        self._lifeline, self._held = os.pipe()
+        self._words, self._said = os.pipe()
+
+    def run(self, ready: Callable[[], None]) -> int:
+        """Watch until all have ended; `ready` is called when all are, for the first
+        time.
+        """
+        woken, waker = os.pipe()
+        os.set_blocking(waker, False)
+        os.set_blocking(self._words, False)
+        before = {one: signal.getsignal(one) for one in _WATCHED}
+        for one in _WATCHED:
+            signal.signal(one, self._note)
+        old = signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(woken, selectors.EVENT_READ)
+                selector.register(self._words, selectors.EVENT_READ)
+                self._do(self._processes.begin())
+                while not self._processes.over:
+                    for key, _ in selector.select(self._pause()):
+                        data = os.read(key.fd, 4096)
+                        if key.fd == self._words:
+                            self._hear(data.decode(), ready)
+                    self._look()
+        finally:
+            signal.set_wakeup_fd(old)
+            for one, handler in before.items():
+                signal.signal(one, handler)
+        return self._processes.code
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if number != signal.SIGCHLD:
+            self._signals.append(number)
+
+    def _pause(self) -> float:
+        soon = min(self._due.values(), default=float("inf")) - time.monotonic()
+        return max(0.0, min(_LOOK, soon))
+
+    def _hear(self, words: str, ready: Callable[[], None]) -> None:
+        for name in words.split("\n"):
+            if name in self._runs and self._processes.said_ready(name):
+                ready()
+
+    def _look(self) -> None:
+        """See who has ended, which signals came, and what is due."""
+        while self._signals:
+            interrupt = self._signals.pop() == signal.SIGINT
+            self._do(self._processes.signalled(interrupt=interrupt))
+            wait = self._patience if self._processes.phase == "draining" else 0.0
+            self._deadline = time.monotonic() + wait + LAST_MOMENTS
+        while self._names:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if not process:
+                break
+            name = self._names.pop(process)
+            code = os.waitstatus_to_exitcode(status)
+            actions = self._processes.ended(name, code if code >= 0 else 128 - code)
+            if self._processes.phase == "watching":
+                why = f"minfer: {name} ended with {code}; it is started again"
+                print(why, file=sys.stderr, flush=True)
+            self._do(actions)
+        now = time.monotonic()
+        if self._processes.phase == "stopping" and self._deadline is None:
+            self._deadline = now + LAST_MOMENTS
+        if self._deadline is not None and now > self._deadline:
+            self._deadline = now + LAST_MOMENTS
+            self._do(self._processes.timed_out())
+        for name in [name for name, when in self._due.items() if when <= now]:
+            del self._due[name]
+            if self._processes.phase == "watching":
+                self._start(name)
+
+    def _do(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._due[action.name] = time.monotonic() + action.pause
+                continue
+            kind = _SIGNALS[action.how, action.name == ENGINE]
+            for process, name in self._names.items():
+                if name == action.name:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(process, kind)
+
+    def _start(self, name: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = os.fork()
+        if not process:
+            self._become(name)
+        self._names[process] = name
+        self._processes.started(name)
+
+    def _become(self, name: str) -> NoReturn:
+        """Be that process, from here on."""
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            for one in _WATCHED:
+                signal.signal(one, signal.SIG_DFL)
+            os.close(self._held)
+            with contextlib.suppress(OSError):  # where there is no such file
+                Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
+            threading.Thread(target=self._end_with_parent, daemon=True).start()
+            ready = f"{name}\n".encode()
+            code = self._guard(
+                lambda: self._runs[name](lambda: announce(self._said, ready))
+            )
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+    def _end_with_parent(self) -> None:
+        os.read(self._lifeline, 1)  # returns when nobody holds the other end any more
+        os._exit(1)
+
+
+_WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
+# By what is meant, and whether it is the engine that is told. Fronts know both signals;
+# the engine leaves interrupts alone, which a terminal sends to all processes.
+_SIGNALS: Final = {
+    ("drain", False): signal.SIGTERM,
+    ("stop", False): signal.SIGINT,
+    ("stop", True): signal.SIGTERM,
+    ("kill", False): signal.SIGKILL,
+    ("kill", True): signal.SIGKILL,
+}

@@ -1,0 +1,39 @@
+"""POST /detokenize: the text that token ids spell; vLLM's."""
+
+from functools import partial
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from minfer.effects.live.prompts import read_prompt
+from minfer.effects.serving.bodies import StrictObject, read_body
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.errors import failure
+from minfer.effects.serving.protocol import Grounds, Question
+
+
+class DetokenizeBody(StrictObject):
+    """Token ids."""
+
+    model: str | None = None
+    tokens: Annotated[list[int], Field(fail_fast=True)]
+
+    def answer(self, llm: Grounds) -> dict[str, object]:
+        """Their text, special tokens included. Raises RequestError and ApiError."""
+        if llm.tokenizer is None:
+            why = "token ids need a tokenizer, which was left out (skip_tokenizer_init)"
+            raise ApiError(why, "tokens")
+        if self.tokens:  # else there is nothing to be checked
+            read_prompt(self.tokens, llm.tokenizer, llm.setup.spec.vocab_size)
+        text = llm.tokenizer.decode(self.tokens, skip_special_tokens=False)
+        return {"prompt": text}
+
+
+QUESTION: Final = Question(
+    path="/detokenize",
+    summary="The text that token ids spell.",
+    prompt_field="tokens",
+    body=DetokenizeBody,
+    read=partial(read_body, DetokenizeBody),
+    failure=failure,
+)

@@ -1,0 +1,70 @@
+"""POST /tokenize: the token ids of a text, or of a conversation; vLLM's."""
+
+from functools import partial
+from typing import Annotated, Any, Final, Self
+
+from pydantic import Field, model_validator
+
+from minfer.effects.live.prompts import encoded
+from minfer.effects.serving.bodies import StrictObject, read_body, wrong
+from minfer.effects.serving.openai.chat import Message
+from minfer.effects.serving.openai.errors import failure
+from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.protocol import Grounds, Question
+
+
+class TokenizeBody(StrictObject):
+    """A text or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[Message], Few, Field(min_length=1)] | None = None
+    add_special_tokens: bool | None = None  # None: to a text; templates write their own
+    return_token_strs: bool = False
+    # Of a conversation, as POST /v1/chat/completions has them:
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> Self:
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("send either prompt or messages", "prompt")
+        if self.messages is not None and self.add_special_tokens:
+            why = "is not supported with messages: the chat template writes its own"
+            raise wrong(why, "add_special_tokens")
+        return self
+
+    def answer(self, llm: Grounds) -> dict[str, object]:
+        """The ids. Raises ChatTemplateError and RequestError."""
+        ids = self._ids(llm)
+        tokenizer = llm.tokenizer if self.return_token_strs else None
+        return {
+            "count": len(ids),
+            "max_model_len": llm.setup.config.max_model_len,
+            "tokens": ids,
+            "token_strs": None if tokenizer is None else tokenizer.names(ids),
+        }
+
+    def _ids(self, llm: Grounds) -> list[int]:
+        if self.messages is None:
+            special = self.add_special_tokens is not False
+            return encoded(self.prompt or "", llm.tokenizer, special)
+        goes_on = self.continue_final_message
+        begins = self.add_generation_prompt
+        return llm.render(
+            [message.model_dump(exclude_none=True) for message in self.messages],
+            add_generation_prompt=not goes_on if begins is None else begins,
+            continue_final_message=goes_on,
+            chat_template_kwargs=self.chat_template_kwargs,
+        )
+
+
+QUESTION: Final = Question(
+    path="/tokenize",
+    summary="The token ids of a text, or of a conversation.",
+    prompt_field="prompt",
+    body=TokenizeBody,
+    read=partial(read_body, TokenizeBody),
+    failure=failure,
+)

@@ -1,0 +1,253 @@
+"""A WebSocket on which many requests are answered at once, as JSON text messages.
+
+    client    {"id": ..., "endpoint": "chat", "body": {...}}   as POST has it
+              {"cancel": id}
+    server    {"id": ..., "event": {...}}                      one for each event
+              {"id": ..., "done": true}                        no more comes, or else
+              {"id": ..., "status": 400, "error": {...}}       this is why
+              {"id": null, "status": 400, "error": {...}}      of a message that is none
+
+Ids are the client's, and may be used again after the end. A request that is cancelled
+ends as `done`, with `"cancelled": true`. Nobody but the client closes the socket, short
+of messages far above the limit. A client that reads slowly is waited for by its own
+requests alone: they miss nothing, and what comes meanwhile comes in one piece.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NoReturn
+
+from attrs import frozen
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, WebSocketRoute
+from starlette.types import Receive, Scope, Send
+
+from minfer.effects.serving.errors import ApiError, told_of
+from minfer.effects.serving.openai.errors import failure
+from minfer.effects.serving.origins import foreign
+from minfer.effects.serving.request_ids import KEY as CHOSEN_ID
+from minfer.effects.serving.transports.transport import Event, Failure, Handler
+
+MAX_OPEN: Final = 128  # requests on one socket
+LONGEST_ID: Final = 128  # characters
+ENVELOPE: Final = 2**16  # bytes of a message above those of a body, before it is cut off
+# uvicorn's settings. Messages are not compressed: they are small, and what is small when
+# it is sent may be large here.
+SOCKETS: Final[Mapping[str, Any]] = {
+    "ws": "websockets-sansio",
+    "ws_per_message_deflate": False,
+}
+_FIELDS: Final = {"id", "endpoint", "body"}
+_POLICY: Final = 1008  # the close code of a client that may not come
+
+
+@frozen
+class Envelope:
+    """A message that asks for something."""
+
+    id: str
+    endpoint: str
+    body: bytes
+
+
+class Channel:
+    """One request on a socket, and its way back: a `Connection` and a `Transport`."""
+
+    def __init__(self, scope: Scope, send: Send, asked: Envelope) -> None:
+        self.scope = scope
+        self.chosen = str(scope.get(CHOSEN_ID, ""))
+        self.gone = asyncio.Event()  # the client went, or cancelled it
+        self.ended = False  # the client was told
+        self._send = send
+        self._asked = asked
+        self._id = json.dumps(asked.id)
+
+    async def read(self, most: int) -> bytes:
+        """The body. Raises ApiError if it has more than `most` bytes."""
+        if len(self._asked.body) > most:
+            raise ApiError(f"the body has more than {most} bytes", status=413)
+        return self._asked.body
+
+    async def departed(self) -> NoReturn:
+        """Wait until nobody wants the answer. Raises ClientDisconnect then."""
+        await self.gone.wait()
+        raise ClientDisconnect
+
+    async def refuse(self, failure: Failure) -> None:
+        """Answer with a failure and its status."""
+        await self.fail(failure)
+
+    def transport(self, *, stream: bool, name: str) -> "Channel":  # noqa: ARG002  # both are in the events
+        """The way back."""
+        return self
+
+    async def write(self, events: Iterable[Event], *, last: bool) -> None:
+        """Send each event as a message; a mark of the end is left to `done`."""
+        for event in events:
+            if not event.mark:
+                await self._say(f'{{"id": {self._id}, "event": {event.data}}}')
+        if last:
+            await self._end(f'{{"id": {self._id}, "done": true}}')
+
+    async def fail(self, failure: Failure) -> None:
+        """Send a failure, which ends the answer."""
+        await self._end(_failed(self._id, failure))
+
+    async def cancelled(self) -> None:
+        """Say that it ended because the client wanted it to."""
+        await self._end(f'{{"id": {self._id}, "done": true, "cancelled": true}}')
+
+    async def _end(self, text: str) -> None:
+        self.ended = True
+        await self._say(text)
+
+    async def _say(self, text: str) -> None:
+        """Send a message. Raises ClientDisconnect."""
+        try:
+            await self._send({"type": "websocket.send", "text": text})
+        except OSError:
+            raise ClientDisconnect from None
+
+
+class Socket:
+    """One client's connection, and the requests that are open on it."""
+
+    def __init__(
+        self, handlers: Mapping[str, Handler], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        self._handlers = handlers
+        self._scope = scope
+        self._receive = receive
+        self._send = send
+        self._open: dict[str, Channel] = {}  # by the client's ids
+
+    async def serve(self) -> None:
+        """Answer what comes, until the client goes."""
+        await self._receive()  # that somebody wants to connect
+        await self._send({"type": "websocket.accept"})
+        async with asyncio.TaskGroup() as group:
+            while (message := await self._receive())["type"] == "websocket.receive":
+                await self._heed(message.get("text"), group)
+            for channel in self._open.values():
+                channel.gone.set()
+
+    async def _heed(self, text: str | None, group: asyncio.TaskGroup) -> None:
+        """Do what a message says, or tell what is wrong with it."""
+        name: str | None = None
+        try:
+            given = _parsed(text)
+            name = self._spare(given.get("id"))
+            self._take(given, group)
+        except ApiError as error:
+            with contextlib.suppress(OSError):  # the client may be gone
+                told = _failed(json.dumps(name), failure(error))
+                await self._send({"type": "websocket.send", "text": told})
+
+    def _spare(self, name: object) -> str | None:
+        """An id that an error may bear: it must not seem to end what is open."""
+        if not isinstance(name, str) or len(name) > LONGEST_ID or name in self._open:
+            return None
+        return name
+
+    def _take(self, given: dict[str, Any], group: asyncio.TaskGroup) -> None:
+        """Begin or end a request. Raises ApiError if the message makes no sense."""
+        if "cancel" in given:
+            self._cancel(given)
+            return
+        asked = _asked(given)
+        if asked.id in self._open:
+            raise ApiError(f"id: {asked.id!r} is being answered; ids must differ", "id")
+        if len(self._open) >= MAX_OPEN:
+            why = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
+            raise ApiError(why, None, "too_many_requests", 429)
+        if asked.endpoint not in self._handlers:
+            there = ", ".join(self._handlers)
+            raise ApiError(
+                f"endpoint: there is none of this name; there is {there}", "endpoint"
+            )
+        channel = Channel(self._scope, self._send, asked)
+        self._open[asked.id] = channel
+        group.create_task(self._answer(asked, channel))
+
+    def _cancel(self, given: Mapping[str, Any]) -> None:
+        """End a request; one that is not open may have ended meanwhile."""
+        name = given["cancel"]
+        if not isinstance(name, str) or len(given) > 1:
+            raise ApiError("cancel: must be an id, and the only field", "cancel")
+        if name in self._open:
+            self._open[name].gone.set()
+
+    async def _answer(self, asked: Envelope, channel: Channel) -> None:
+        """Serve one request; whatever goes wrong, the others go on."""
+        try:
+            await self._handlers[asked.endpoint](channel)
+            if not channel.ended:  # `gone` ended it
+                await channel.cancelled()
+        except ClientDisconnect:
+            pass
+        except Exception:
+            logging.getLogger("uvicorn.error").exception("a request on a socket failed")
+            if not channel.ended:
+                with contextlib.suppress(ClientDisconnect):
+                    await channel.fail(failure(told_of(RuntimeError())))
+        finally:
+            del self._open[asked.id]
+
+
+def _parsed(text: str | None) -> dict[str, Any]:
+    """A message as an object. Raises ApiError."""
+    if text is None:
+        raise ApiError("the message is binary; send JSON as text")
+    try:
+        given = from_json(text, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        raise ApiError(f"the message is not valid JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise ApiError("the message must be an object")
+    return given
+
+
+def _asked(given: dict[str, Any]) -> Envelope:
+    """What an object asks for. Raises ApiError, which names the field."""
+    if odd := given.keys() - _FIELDS:
+        first = min(odd)[:LONGEST_ID]
+        why = f"{first}: is not a field here; there is id, endpoint, body"
+        raise ApiError(why, first)
+    name = given.get("id")
+    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID:
+        raise ApiError(f"id: must be a string of 1 to {LONGEST_ID} characters", "id")
+    if not isinstance(given.get("endpoint"), str):
+        raise ApiError("endpoint: must be a string", "endpoint")
+    if not isinstance(given.get("body"), dict):
+        raise ApiError("body: must be an object", "body")
+    return Envelope(name, given["endpoint"], json.dumps(given["body"]).encode())
+
+
+def _failed(name: str, told: Failure) -> str:
+    """A failure as a message; protocols wrap what they say in a field `error`."""
+    said = json.loads(told.event.data)
+    error = json.dumps(said.get("error", said))
+    return f'{{"id": {name}, "status": {told.status}, "error": {error}}}'
+
+
+class _Endpoint:
+    """An ASGI application: Starlette calls functions with an object of its own."""
+
+    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+        self._handlers = handlers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if foreign(scope):
+            await receive()
+            await send({"type": "websocket.close", "code": _POLICY})
+            return
+        await Socket(self._handlers, scope, receive, send).serve()
+
+
+def socket_route(path: str, handlers: Mapping[str, Handler]) -> BaseRoute:
+    """A socket at `path`, on which all of `handlers` are reached by their names."""
+    return WebSocketRoute(path, _Endpoint(handlers))

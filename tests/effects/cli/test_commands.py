@@ -1,0 +1,56 @@
+"""Commands and groups of them are imported when they are meant."""
+
+import argparse
+import sys
+from types import ModuleType
+
+import pytest
+
+from minfer.effects.cli.commands import Entry, Parser, add_commands
+
+
+def made(name: str, found: list[str]) -> ModuleType:
+    """A module of a command."""
+    module = ModuleType(name)
+
+    def run(options: argparse.Namespace) -> int:
+        found.append(f"{name} {options.word}")
+        return 7
+
+    def add_options(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--word", default="nothing")
+
+    module.__dict__.update(DESCRIPTION=f"About {name}.", add_options=add_options, run=run)
+    return module
+
+
+def test_the_command_that_is_meant_runs_also_in_a_group(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[str] = []
+    group = made("group", found)
+    group.__dict__["add_options"] = lambda parser: add_commands(
+        parser, [Entry("inner", "helps", "inner_module")]
+    )
+    monkeypatch.setitem(sys.modules, "group_module", group)
+    monkeypatch.setitem(sys.modules, "inner_module", made("inner", found))
+
+    def parser() -> Parser:
+        parser = Parser(prog="it")
+        add_commands(
+            parser, [Entry("group", "", "group_module"), Entry("x", "", "nowhere")]
+        )
+        return parser
+
+    options = parser().parse_args(["group", "inner", "--word", "hello"])
+    assert options.run(options) == 7
+    assert found == ["inner hello"]
+    with pytest.raises(SystemExit):
+        parser().parse_args(["group", "inner", "--help"])
+    out = capsys.readouterr().out
+    assert out.startswith("usage: it group inner ")
+    assert "About inner." in out
+    with pytest.raises(SystemExit) as caught:
+        parser().parse_args(["group"])
+    assert caught.value.code == 2
+    assert capsys.readouterr().err.startswith("minfer: ")

@@ -1,0 +1,1 @@
+"""Engines in other processes, without processes: tests stand between both ends."""

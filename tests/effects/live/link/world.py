@@ -1,0 +1,372 @@
+"""Fronts, an engine that dies, and links that lose things: in one thread, by a seed.
+
+A world is hostile for some moves, then it heals, and then everything must end. What each
+request got is compared with what it gets where nothing ever happens.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from random import Random
+
+from attrs import define, field
+
+from minfer.config import EngineConfig
+from minfer.effects.live.client import Message, News
+from minfer.effects.live.driver import Driver
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.live.link.host import Host, Session
+from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.worker import Worker
+from minfer.messages import Finish, Finished
+from minfer.plan import Plan
+from minfer.request import Request, SamplingParams
+from minfer.runs.oracle import Oracle
+from minfer.sequence import SampleId
+
+VOCAB = 50
+CONFIG = EngineConfig(
+    num_blocks=60,
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=6,
+    max_num_batched_tokens=32,
+    vocab_size=VOCAB,
+    depth=2,
+)
+READY = wire.Ready("cpu", CONFIG.num_blocks, b"print")
+STEP = 0.01  # seconds on the world's clock that a move takes
+MOST_MOVES = 60_000
+
+
+class Inline(Worker):
+    """An engine that turns when it is told to."""
+
+    def _wake(self) -> None:
+        self.running = True
+
+    def pump(self) -> None:
+        """Take a turn, if one is due."""
+        if self.driver.busy:
+            self._turn()
+        self.running = self.driver.busy
+
+
+class Killed(Exception):  # noqa: N818 - it is what happened, and no error of ours
+    """The engine's process is gone."""
+
+
+class Poisoned(Oracle):
+    """An executor whose process dies when a row of a poisonous request runs."""
+
+    def __init__(self, poison: str) -> None:
+        super().__init__(CONFIG.block_size, VOCAB)
+        self.poison = poison
+        self.bad: set[int] = set()  # rows
+
+    def launch(self, plan: Plan) -> None:
+        """Launch a plan, or die."""
+        for opened in plan.opens:
+            row = plan.rows[opened.index]
+            self.bad.discard(row)
+            if self.poison and opened.name[0].split("#")[0] == self.poison:
+                self.bad.add(row)
+        if self.bad.intersection(plan.rows):
+            raise Killed
+        super().launch(plan)
+
+
+def alone(request: Request) -> dict[int, tuple[int, ...]]:
+    """What each sample of a request gets where nothing happens."""
+    got: dict[int, list[int]] = {i: [] for i in range(request.n)}
+    engine = Inline(Driver(CONFIG, Oracle(CONFIG.block_size, VOCAB)))
+
+    def hear(message: Message) -> None:
+        assert isinstance(message, News)
+        for (_, sample), tokens in zip(message.ids, message.tokens, strict=True):
+            got[sample] += tokens
+
+    engine.listen(hear)
+    engine.submit([request])
+    while engine.served:
+        engine.pump()
+    return {i: tuple(tokens) for i, tokens in got.items()}
+
+
+@define(eq=False)
+class Link:
+    """One link between a front and an engine: frames on their way, both ways."""
+
+    session: Session
+    up: deque[bytes] = field(factory=deque)
+    down: deque[bytes] = field(factory=deque)
+    read_up: FrameReader = field(factory=FrameReader)
+    read_down: FrameReader = field(factory=FrameReader)
+
+
+@define(eq=False)
+class Front:
+    """A front, its link, and what its requests got."""
+
+    remote: Remote
+    link: Link | None = None
+    got: dict[SampleId, list[int]] = field(factory=dict)
+    ended: dict[SampleId, Finished] = field(factory=dict)
+    asked: dict[str, Request] = field(factory=dict)
+    cut: dict[SampleId, int] = field(factory=dict)  # at which length it was told to end
+
+    def hear(self, message: Message) -> None:
+        """Keep what the engine said, and see that it makes sense."""
+        assert isinstance(message, News), message
+        for name, tokens in zip(message.ids, message.tokens, strict=True):
+            assert not tokens or name not in self.ended or name in self.cut, name
+            if name[0] in self.asked:
+                self.got[name] += tokens
+        for done in message.finished:
+            name = (done.id, done.sample)
+            assert name not in self.ended, f"{name} ended twice"
+            self.ended[name] = done
+
+
+class World:
+    """All of it; `poison` is a request that kills the engine."""
+
+    def __init__(self, seed: int, fronts: int = 2, poison: str = "") -> None:
+        self.rng = Random(seed)
+        self.now = 0.0
+        self.poison = poison
+        self.numbers = count()
+        self.host: Host | None = None
+        self.engine: Inline | None = None
+        self.deaths = 0
+        self.fronts = [self._front(number) for number in range(fronts)]
+        self.born()
+
+    def clock(self) -> float:
+        """The world's time."""
+        return self.now
+
+    # --- what happens -------------------------------------------------------------------
+
+    def born(self) -> None:
+        """An engine starts, which is ready some time later."""
+        self.host = Host(len(self.fronts), lambda _: None)
+        self.engine = None
+
+    def ready(self) -> None:
+        """The engine has loaded."""
+        if self.host is not None and self.engine is None:
+            executor = Poisoned(self.poison)
+            self.engine = Inline(Driver(CONFIG, executor, clock=self.clock))
+            self.host.open(self.engine, READY)
+
+    def kill(self) -> None:
+        """The engine's process is gone, and with it all links; what it said before comes
+        to those whose links hold until then.
+        """
+        self.deaths += 1
+        self.host = self.engine = None
+        for front in self.fronts:
+            while front.link is not None and front.link.down:
+                self._down(front)
+            self._cut(front, told=False)
+
+    def link(self, front: Front) -> None:
+        """A front makes a link, if there is somebody at the other end."""
+        if front.link is not None or self.host is None:
+            return
+        writer = FrameWriter()
+        down: deque[bytes] = deque()
+        link = Link(Session(lambda data: down.append(writer.frame(data))), down=down)
+        front.link = link
+        numbers = FrameWriter()
+        self.host.join(link.session)
+        front.remote.connect(
+            lambda message: link.up.append(numbers.frame(wire.encoded(message)))
+        )
+
+    def ask(self, front: Front, request: Request) -> None:
+        """A request comes."""
+        front.asked[request.id] = request
+        for sample in range(request.n):
+            front.got[request.id, sample] = []
+        front.remote.submit([request])
+
+    def any_request(self) -> Request:
+        """One like others."""
+        rng = self.rng
+        return Request(
+            id=f"r{next(self.numbers)}",
+            prompt=tuple(rng.choices(range(VOCAB), k=rng.randint(1, 20))),
+            max_tokens=rng.randint(1, 40),
+            n=rng.choice((1, 1, 1, 2, 3)),
+            seed=rng.randrange(2**63),
+            sampling=SamplingParams(temperature=rng.choice((0, 1))),
+            stop_ids=frozenset(rng.choices(range(VOCAB), k=rng.choice((0, 1)))),
+        )
+
+    def move(self, *, hostile: bool) -> None:
+        """Something happens."""
+        self.now += STEP
+        if self.host is None:
+            self.born()
+        front = self.rng.choice(self.fronts)
+        friendly: list[Callable[[], object]] = [
+            self.ready,
+            lambda: self.link(front),
+            lambda: self._up(front),
+            lambda: self._down(front),
+            self._turn,
+            self._tick,
+        ]
+        bad: list[Callable[[], object]] = [
+            self.kill,
+            lambda: self._cut(front),
+            lambda: self._spoil(front),
+            lambda: self._cancel(front),
+            lambda: self._finish(front),
+        ]
+        common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
+        weights = [10, 40, 120, 120, 120, 10]
+        if hostile:
+            weights += [3, 2, 3, 5, 5, 20]
+            friendly += bad + common
+        self.rng.choices(friendly, weights)[0]()
+
+    def run(self, moves: int) -> None:
+        """Be hostile, then heal, and wait until everything has ended."""
+        for _ in range(moves):
+            self.move(hostile=True)
+        for _ in range(MOST_MOVES):
+            if all(not front.remote.working for front in self.fronts):
+                return
+            self.move(hostile=False)
+        left = [one.request.id for f in self.fronts for one in f.remote._kept.values()]
+        raise AssertionError(f"not drained: {left}")
+
+    # --- judgement ----------------------------------------------------------------------
+
+    def judge(self) -> None:
+        """Everybody got what they would get alone, and heard of its end once."""
+        for front in self.fronts:
+            for request in front.asked.values():
+                whole = alone(request)
+                for sample in range(request.n):
+                    self._judge(front, request, sample, whole[sample])
+
+    def _judge(
+        self, front: Front, request: Request, sample: int, right: tuple[int, ...]
+    ) -> None:
+        name = (request.id, sample)
+        done, got = front.ended[name], tuple(front.got[name])
+        if request.id == self.poison:
+            assert done.reason == "error", done
+            assert not got
+            return
+        assert done.length <= len(got), (name, done, got)
+        assert got[: done.length] == right[: done.length], (name, got, right)
+        if done.reason in ("length", "stop") and name not in front.cut:
+            assert got == right, (name, done)
+            assert done.length == len(right)
+        elif name in front.cut and done.reason == "cut":
+            assert done.length <= front.cut[name]
+        elif name not in front.cut:
+            assert done.reason == "cancelled", done
+
+    # --- how it happens -----------------------------------------------------------------
+
+    def _front(self, number: int) -> Front:
+        front = Front(Remote(number, clock=self.clock))
+        front.remote.listen(front.hear)
+        return front
+
+    def _cut(self, front: Front, *, told: bool = True) -> None:
+        """A link is over; `told`: the engine learns of it."""
+        link = front.link
+        if link is None:
+            return
+        front.link = None
+        if told and self.host is not None:
+            self.host.leave(link.session)
+        front.remote.disconnect()
+
+    def _up(self, front: Front) -> None:
+        self._carry(front, lambda link: link.up, self._to_engine)
+
+    def _down(self, front: Front) -> None:
+        self._carry(front, lambda link: link.down, self._to_front)
+
+    def _carry(
+        self,
+        front: Front,
+        side: Callable[[Link], deque[bytes]],
+        deliver: Callable[[Front, Link, bytes], Iterable[object]],
+    ) -> None:
+        """One frame arrives; what is no frame that was waited for ends the link."""
+        link = front.link
+        if link is None or not side(link):
+            return
+        try:
+            for _ in deliver(front, link, side(link).popleft()):
+                pass
+        except wire.LinkError:
+            self._cut(front)
+
+    def _to_engine(self, front: Front, link: Link, data: bytes) -> Iterable[object]:
+        del front
+        for message in link.read_up.feed(data):
+            assert self.host is not None
+            self.host.receive(link.session, wire.read_to_engine(message))
+            yield message
+
+    def _to_front(self, front: Front, link: Link, data: bytes) -> Iterable[object]:
+        for message in link.read_down.feed(data):
+            front.remote.receive(wire.read_to_front(message))
+            yield message
+
+    def _turn(self) -> None:
+        if self.engine is not None:
+            try:
+                self.engine.pump()
+            except Killed:
+                self.kill()
+
+    def _tick(self) -> None:
+        if self.host is not None:
+            self.host.tick()
+
+    def _spoil(self, front: Front) -> None:
+        """Frames are lost, doubled, or overtake each other."""
+        if front.link is None:
+            return
+        frames = self.rng.choice((front.link.up, front.link.down))
+        if not frames:
+            return
+        at = self.rng.randrange(len(frames))
+        match self.rng.randrange(3):
+            case 0:
+                del frames[at]
+            case 1:
+                frames.insert(at, frames[at])
+            case _:
+                frames.append(frames[at])
+                del frames[at]
+
+    def _cancel(self, front: Front) -> None:
+        names = [one for one in front.asked if one != self.poison]
+        if names:
+            front.remote.cancel([self.rng.choice(names)])
+
+    def _finish(self, front: Front) -> None:
+        """A sample is to end at some length that was reached, as at a stop string."""
+        open_ = [
+            name
+            for name, tokens in front.got.items()
+            if tokens and name not in front.ended and name not in front.cut
+        ]
+        if open_:
+            name = self.rng.choice(open_)
+            length = self.rng.randint(1, len(front.got[name]))
+            front.cut[name] = length
+            front.remote.finish([Finish(*name, length, "cut")])

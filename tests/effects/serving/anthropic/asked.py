@@ -1,0 +1,24 @@
+"""What tests of Anthropic's endpoints ask for."""
+
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.anthropic.messages import MessagesBody
+from minfer.effects.serving.bodies import read_body
+from minfer.effects.serving.errors import ApiError
+
+HI: list[Any] = [{"role": "user", "content": "hi"}]
+
+
+def body(**fields: Any) -> MessagesBody:
+    given = {"messages": HI, "max_tokens": 5, **fields}
+    return read_body(MessagesBody, json.dumps(given).encode())
+
+
+def refused(**fields: Any) -> ApiError:
+    with pytest.raises(ApiError) as caught:
+        body(**fields)
+    assert caught.value.status == 400
+    return caught.value

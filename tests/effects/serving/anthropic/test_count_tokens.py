@@ -1,0 +1,45 @@
+"""Tokens are counted as the answer would count them."""
+
+from typing import Any
+
+import anthropic as sdk
+import pytest
+from anthropic import Anthropic
+
+from tests.effects.served import Serving
+
+CONVERSATION: dict[str, Any] = {
+    "model": "bundled",
+    "system": "You write Python.",
+    "messages": [{"role": "user", "content": "Return the size of a file."}],
+}
+
+
+def test_what_is_counted_is_what_is_read(anthropic: Anthropic) -> None:
+    counted = anthropic.messages.count_tokens(**CONVERSATION).input_tokens
+    usage = anthropic.messages.create(**CONVERSATION, max_tokens=1).usage
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+def test_nothing_is_generated(bundled: Serving) -> None:
+    before = bundled.llm.count
+    assert (
+        bundled.post("messages/count_tokens", **CONVERSATION).json()["input_tokens"] > 9
+    )
+    assert bundled.llm.count == before
+
+
+def test_errors_are_anthropics(anthropic: Anthropic) -> None:
+    with pytest.raises(sdk.BadRequestError, match="max_tokens: is not a field here"):
+        anthropic.messages.count_tokens(**CONVERSATION, extra_body={"max_tokens": 5})
+    with pytest.raises(sdk.NotFoundError):
+        anthropic.messages.count_tokens(**{**CONVERSATION, "model": "claude"})
+
+
+def test_a_template_that_fails_is_told(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundled.llm.tokenizer, "chat_template", "{{ 1 / 0 }}")
+    found = bundled.post("messages/count_tokens", **CONVERSATION)
+    assert found.status_code == 400
+    assert "template" in found.json()["error"]["message"]

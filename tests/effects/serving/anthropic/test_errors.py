@@ -1,0 +1,39 @@
+"""Errors in Anthropic's shape."""
+
+import json
+
+import pytest
+
+from minfer.effects.serving.anthropic.errors import failure
+from minfer.effects.serving.errors import ApiError
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, "invalid_request_error"),
+        (401, "authentication_error"),
+        (403, "permission_error"),
+        (404, "not_found_error"),
+        (405, "invalid_request_error"),
+        (413, "request_too_large"),
+        (415, "invalid_request_error"),
+        (429, "rate_limit_error"),
+        (500, "api_error"),
+        (503, "overloaded_error"),
+    ],
+)
+def test_a_status_has_a_kind(status: int, kind: str) -> None:
+    told = failure(ApiError("é", "a.field", None, status))
+    assert (told.status, told.event.name) == (status, "error")
+    said = {"type": "error", "error": {"type": kind, "message": "é"}}
+    assert json.loads(told.event.data) == said
+
+
+def test_a_prompt_that_is_too_long_is_told_in_the_words_that_programs_know() -> None:
+    told = failure(ApiError("x", None, "context_length_exceeded", 400))
+    assert json.loads(told.event.data)["error"]["message"] == "prompt is too long: x"
+
+
+def test_who_may_come_again_is_told_when() -> None:
+    assert failure(ApiError("x", None, "overloaded", 503)).retry_after == 1

@@ -1,0 +1,92 @@
+"""Events of a response: each is in OpenAI's own description, and none is left out."""
+
+import json
+from typing import Any
+
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from minfer.effects.live.edge import Urgency
+from minfer.effects.live.prompts import Asked
+from minfer.effects.serving.openai.response_writing import writer
+from minfer.effects.serving.protocol import GenerationRequest, Include
+from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.transports.transport import Event
+from minfer.request import SamplingParams
+from tests.effects.serving.openai.asked import delta, served
+
+ANY_EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+
+
+def written(stream: bool, *texts: str, end: str) -> list[Event]:
+    """All events of a response whose text comes in these pieces."""
+    request = GenerationRequest(
+        prompts=(Asked(None, [1]),),
+        params=SamplingParams(temperature=0.5),
+        urgency=Urgency(),
+        stream=stream,
+        include=Include(repeat={"metadata": {"a": "b"}, "instructions": None}),
+    )
+    made = writer(Stamp("resp-1", "m", 5), request, None)
+    events = []
+    for text in texts[:-1] if stream else ():
+        events += made.write(0, delta(text))
+    last = texts[-1] if stream else "".join(texts)
+    return [*events, *made.write(0, delta(last, end)), *made.end(served(10, 3, 4))]
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [("stop", "completed"), ("length", "incomplete")]
+)
+def test_events_come_in_order(end: str, status: str) -> None:
+    events = written(True, "a", "b", "", end=end)
+    told = [json.loads(event.data) for event in events]
+    names = [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.delta",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        f"response.{status}",
+    ]
+    assert [event.name for event in events] == [one["type"] for one in told] == names
+    assert [one["sequence_number"] for one in told] == list(range(10))
+    assert told[4]["delta"] + told[5]["delta"] == told[6]["text"] == "ab"
+    assert told[0]["response"]["status"] == "in_progress"
+    assert "usage" not in told[0]["response"]  # which is null for SDKs
+    last = told[-1]["response"]
+    assert (last["status"], last["output"][0]["status"]) == (status, status)
+    assert last["output"][0] == told[8]["item"]
+    ids = {one["item_id"] for one in told[3:8]} | {told[2]["item"]["id"]}
+    assert ids == {"msg-1"}
+
+
+def test_sdk_and_events_agree() -> None:
+    for event in written(True, "a", "", end="stop"):
+        parsed = ANY_EVENT.validate_json(event.data, strict=True)
+        assert parsed.type == event.name
+        assert not parsed.model_extra  # it knows every field
+
+
+def test_a_response_in_one_piece() -> None:
+    (event,) = written(False, "a", "b", end="stop")
+    response = Response.model_validate_json(event.data, strict=True)
+    assert response.model_extra == {"store": False}  # the SDK knows every other field
+    assert response.output_text == "ab"
+    assert (response.status, response.incomplete_details) == ("completed", None)
+    assert (response.temperature, response.metadata) == (0.5, {"a": "b"})
+    usage = response.usage
+    assert usage is not None
+    assert (usage.input_tokens, usage.input_tokens_details.cached_tokens) == (10, 4)
+    assert (usage.output_tokens, usage.total_tokens) == (3, 13)
+
+
+def test_a_response_without_a_word() -> None:
+    told = [json.loads(event.data) for event in written(True, "", end="stop")]
+    assert [one["type"] for one in told].count("response.output_text.delta") == 0
+    assert told[-1]["response"]["output"][0]["content"][0]["text"] == ""

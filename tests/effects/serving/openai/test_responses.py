@@ -1,0 +1,170 @@
+"""Responses as OpenAI's SDK reads them, and which items may be sent."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.responses import Response, ResponseStreamEvent
+
+from minfer.effects.serving.openai.responses import ResponsesBody
+from tests.effects.served import Serving
+from tests.effects.serving.openai.asked import refused
+
+QUESTION = "Return the size of a file."
+ASKED: dict[str, Any] = {
+    "model": "bundled",
+    "input": QUESTION,
+    "instructions": "You write Python.",
+    "temperature": 0,
+    "max_output_tokens": 16,
+}
+
+
+def test_a_whole_response(client: OpenAI, bundled: Serving) -> None:
+    found = client.responses.create(**ASKED, metadata={"a": "b"}, user="me", store=True)
+    assert found.id.startswith("resp-")
+    assert found._request_id == found.id
+    assert (found.object, found.status) == ("response", "incomplete")
+    assert found.incomplete_details is not None
+    assert found.incomplete_details.reason == "max_output_tokens"
+    said = (found.instructions, found.metadata, found.user, found.temperature)
+    assert said == (ASKED["instructions"], {"a": "b"}, "me", 0)
+    assert found.model_extra == {"store": False}  # nothing is
+    messages = [{"role": "system", "content": ASKED["instructions"]}]
+    chat = bundled.post(
+        "chat/completions",
+        messages=[*messages, {"role": "user", "content": QUESTION}],
+        max_tokens=16,
+        temperature=0,
+    ).json()
+    assert found.output_text == chat["choices"][0]["message"]["content"]
+    usage = found.usage
+    assert usage is not None
+    assert usage.input_tokens == chat["usage"]["prompt_tokens"]
+    assert usage.output_tokens == 16
+    assert usage.total_tokens == usage.input_tokens + 16
+    assert usage.output_tokens_details.reasoning_tokens == 0
+
+
+def test_a_stream_adds_up_to_the_whole(client: OpenAI) -> None:
+    whole = client.responses.create(**ASKED)
+    events: list[ResponseStreamEvent] = list(
+        client.responses.create(**ASKED, stream=True)
+    )
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert last.response.output_text == whole.output_text
+    texts = [e.delta for e in events if e.type == "response.output_text.delta"]
+    assert "".join(texts) == whole.output_text
+    assert same(last.response) == same(whole)
+
+
+def same(response: Response) -> dict[str, Any]:
+    """What of a response is the same, however it comes."""
+    changing = {"id", "created_at", "output", "usage"}
+    return response.model_dump(exclude=changing)
+
+
+def test_the_sdk_puts_a_stream_together(client: OpenAI) -> None:
+    asked = {**ASKED, "max_output_tokens": 200}
+    with client.responses.stream(**asked) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    whole = client.responses.create(**asked)
+    assert final.status == whole.status == "completed"
+    assert final.output_text == whole.output_text
+
+
+def test_a_response_is_handed_back_with_the_next_question(client: OpenAI) -> None:
+    first = client.responses.create(**ASKED)
+    question = {"role": "user", "content": QUESTION}
+    again: Any = {"role": "user", "content": [{"type": "input_text", "text": "And?"}]}
+    items: Any = [question, *(item.model_dump() for item in first.output), again]
+    second = client.responses.create(**{**ASKED, "input": items})
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.input_tokens > first.usage.total_tokens
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"input": "x", **fields}).encode()
+
+
+def item(**fields: Any) -> dict[str, Any]:
+    return {"role": "user", "content": "x", **fields}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"input": None}, "input", "is missing"),
+        ({"input": []}, "input", "must have at least 1"),
+        ({"input": [5]}, "input[0]", "must be an object"),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},
+            "input[0].type",
+            '"function_call_output" is not supported; there is "message"',
+        ),
+        ({"input": [item(role="tool")]}, "input[0].role", "must be 'system'"),
+        (
+            {"input": [item(content=[{"type": "input_image", "image_url": "x"}])]},
+            "input[0].content[0].type",
+            '"input_image" is not supported',
+        ),
+        ({"previous_response_id": "resp-1"}, "previous_response_id", "is not supported"),
+        ({"conversation": "c"}, "conversation", "is not supported"),
+        ({"background": True}, "background", "is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "is not supported"),
+        ({"reasoning": {"effort": "high"}}, "reasoning", "is not supported"),
+        ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
+        (
+            {"text": {"format": {"type": "json_object"}}},
+            "text.format.type",
+            '"json_object" is not supported',
+        ),
+        (
+            {"include": ["message.output_text.logprobs"]},
+            "include",
+            "message.output_text.logprobs",
+        ),
+        ({"max_output_tokens": 0}, "max_output_tokens", "must be at least 1"),
+        ({"metadata": {"a": 5}}, "metadata.a", "must be a string"),
+        ({"messages": []}, "messages", "is not a field here"),
+    ],
+)
+def test_a_refused_field_is_named(fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused(ResponsesBody, body(**fields))
+    assert error.param == param
+    assert words in str(error)
+
+
+def test_what_asks_for_nothing_is_accepted(bundled: Serving) -> None:
+    found = bundled.post(
+        "responses",
+        input=[item(type="message", role="developer", status="completed", id="x")],
+        max_output_tokens=1,
+        tools=[],
+        tool_choice="auto",
+        include=["reasoning.encrypted_content"],
+        text={"format": {"type": "text"}, "verbosity": "medium"},
+        truncation="disabled",
+        reasoning={"effort": None},
+        stream_options={"include_obfuscation": False},
+        service_tier="auto",
+    )
+    assert found.status_code == 200
+
+
+def test_errors(client: OpenAI, bundled: Serving) -> None:
+    with pytest.raises(
+        openai.BadRequestError, match="maximum context length is"
+    ) as caught:
+        client.responses.create(model="bundled", input="a " * 3000)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "input")
+    with pytest.raises(openai.NotFoundError):
+        client.responses.create(model="gpt", input="x")
+    assert bundled.get("/v1/responses/resp-1").status_code == 404  # nothing is stored
