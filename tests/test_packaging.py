@@ -20,6 +20,7 @@ import minfer
 ROOT: Final = Path(__file__).resolve().parents[1]
 NAME: Final = f"minfer-{minfer.__version__}"
 ROOMS: Final = ("minfer", "effects", "kernels", "bench", "tests")
+DEPLOY: Final = "minfer/effects/deploy/"  # used from a clone or a source distribution
 # Kinds of files that run: code, and data that it reads.
 KINDS: Final = (
     "*.py", "py.typed", "*.json", "*.safetensors", "*.jinja", "*.html", "*.css", "*.js",
@@ -69,7 +70,9 @@ def test_the_source_distribution_is_whole(sdist: Path) -> None:
     for linked in ("effects", "kernels"):
         for name in files_of(linked):
             assert (sdist / "minfer" / name).is_file(), f"minfer/{name}"
-    for name in ("pyproject.toml", "README.md", "LICENSE", ".ci/run"):
+    deploy = (ROOT / "effects" / "deploy").iterdir()
+    others = (str(path.relative_to(ROOT)) for path in deploy)
+    for name in ("pyproject.toml", "README.md", "LICENSE", ".ci/run", *others):
         assert (sdist / name).is_file(), name
 
 
@@ -82,7 +85,9 @@ def test_a_wheel_has_all_that_runs_and_nothing_beside(
     wanted = files_of("minfer")
     for linked in ("effects", "kernels"):
         wanted |= {f"minfer/{name}" for name in files_of(linked)}
+    wanted = {name for name in wanted if not name.startswith(DEPLOY)}
     assert wanted <= of_checkout.keys()
+    assert not [name for name in of_checkout if name.startswith(DEPLOY)]
     tops = {name.split("/")[0] for name in of_checkout}
     assert tops == {"minfer", f"{NAME}.dist-info"}
     entry = of_checkout[f"{NAME}.dist-info/entry_points.txt"].decode()

@@ -87,7 +87,8 @@ class Snapshot:
     # their turn.
     waiting_for: Mapping[str, int]
     blocks: int  # KV blocks there are
-    blocks_free: int  # that could be handed out; some of them are cached
+    blocks_free: int  # that could be handed out; some of them are cached:
+    blocks_cached: int  # on which nobody stands, kept until the space is needed
     resets: int  # how often the prefix cache was reset
     # Seconds in which requests waited and no step was planned. 0 if nobody waits, or the
     # policy has them wait.

@@ -139,6 +139,7 @@ class Worker:
             waiting_for=waiting_for,
             blocks=driver.config.num_blocks,
             blocks_free=state.blocks.available,
+            blocks_cached=state.blocks.idle,
             resets=self.resets,
             stalled=self._stalled(now),
             failing=self.tally.failing,

@@ -2,6 +2,7 @@
 
     server        starts and stops: socket, signals, uvicorn
     application   routes, key, health, metrics: an ASGI application
+    live_view     how the engine is, for as long as somebody looks; page/ shows it
     endpoints     the tables: which endpoints there are, and over what they are reached
     intake        from a connection to a request that could run, each step bounded
     preparing/    bodies are read, rendered and tokenized in processes of their own

@@ -28,10 +28,12 @@ from minfer.effects.serving.health import Health
 from minfer.effects.serving.intake import Intake
 from minfer.effects.serving.keys import read_keys
 from minfer.effects.serving.limits import Limits
+from minfer.effects.serving.live_view import LiveView
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.origins import foreign
+from minfer.effects.serving.page.files import page_routes
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.records import KEPT, Records
 from minfer.effects.serving.request_ids import LONGEST, RequestIds
@@ -58,11 +60,16 @@ class Application:
         bounds = bounds or Bounds(keys=read_keys([api_key], None))
         limits = Limits.of(llm, max_body)
         self.backend = Backend(llm, limits, bounds)
-        self.models = Models(names, int(time.time()), llm.setup.config.max_model_len)
+        chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
+        self.models = Models(names, int(time.time()), limits.context, chat)
         self.intake = Intake(self.backend, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
         self.records = Records(llm)
         self.health = Health(self.backend, stall)
+        backend, illness = self.backend, self.health.illness
+        self.live = LiveView(
+            llm.client, llm.setup.config, illness, lambda: backend.closing
+        )
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
             routes=self._routes(),
@@ -102,6 +109,8 @@ class Application:
             Route("/ready", self._ready),
             Route("/metrics", self._metrics),
             Route("/version", self._version),
+            Route("/live", self.live.serve),
+            *page_routes(),
             Route("/openapi.json", self._description),
             Route("/docs", self._docs),
         ]

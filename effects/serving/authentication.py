@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.keys import Key, Keys
+from minfer.effects.serving.page.files import PATHS
 
 # What needs no key: probes and scrapers have none, and browsers send none.
 OPEN: Final = (
@@ -22,6 +23,7 @@ OPEN: Final = (
     "/metrics",
     "/docs",
     "/openapi.json",
+    *PATHS,
 )
 _OWNER: Final = "minfer.key"  # of a scope: whose key came with the request
 _HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})

@@ -39,6 +39,9 @@ _PLAIN: Final = (
     ("get", "/ready", "200 only while new requests are taken; needs no key."),
     ("get", "/metrics", "Metrics for Prometheus; needs no key."),
     ("get", "/version", "The version of minfer."),
+    ("get", "/live", "How the engine is: a stream of events, or one object if once=1."),
+    ("get", "/", "A page with a chat, and a live view of the engine; needs no key."),
+    ("get", "/page/{folder}/{name}", "What that page is made of; needs no key."),
     ("get", "/openapi.json", "This description; needs no key."),
     ("get", "/docs", "This description as a page; needs no key."),
 )

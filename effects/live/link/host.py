@@ -294,6 +294,7 @@ class Host:
             waiting_for=dict(now.waiting_for),
             blocks=now.blocks,
             blocks_free=now.blocks_free,
+            blocks_cached=now.blocks_cached,
             resets=self._resets,
             stalled=now.stalled,
             failing=now.failing,

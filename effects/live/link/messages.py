@@ -165,6 +165,7 @@ class State(Struct, tag="state", frozen=True):
     waiting_for: dict[str, int]
     blocks: int
     blocks_free: int
+    blocks_cached: int
     resets: int
     stalled: float
     failing: int

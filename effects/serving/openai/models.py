@@ -14,6 +14,7 @@ class Models:
     names: Sequence[str]
     created: int  # Unix time
     max_model_len: int  # tokens
+    chat: bool = True  # whether it has a chat template
 
     def named(self, asked: str | None) -> str:
         """The name by which a model was asked for. Raises ApiError if nobody has it."""
@@ -27,6 +28,7 @@ class Models:
             "created": self.created,
             "owned_by": "minfer",
             "max_model_len": self.max_model_len,
+            "chat": self.chat,
         }
 
     def listed(self) -> dict[str, object]:

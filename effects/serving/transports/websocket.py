@@ -149,9 +149,13 @@ class Socket:
 
     def _spare(self, name: object) -> str | None:
         """An id that an error may bear: it must not seem to end what is open."""
-        if not isinstance(name, str) or len(name) > LONGEST_ID or name in self._open:
+        if not isinstance(name, str) or len(name) > LONGEST_ID or self._is_open(name):
             return None
         return name
+
+    def _is_open(self, name: str) -> bool:
+        """Whether a request is not ended: its id is free as soon as the end is told."""
+        return name in self._open and not self._open[name].ended
 
     def _take(self, given: dict[str, Any], group: asyncio.TaskGroup) -> None:
         """Begin or end a request. Raises ApiError if the message makes no sense."""
@@ -159,7 +163,7 @@ class Socket:
             self._cancel(given)
             return
         asked = _asked(given)
-        if asked.id in self._open:
+        if self._is_open(asked.id):
             raise ApiError(f"id: {asked.id!r} is being answered; ids must differ", "id")
         if len(self._open) >= MAX_OPEN:
             why = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
@@ -195,7 +199,8 @@ class Socket:
                 with contextlib.suppress(ClientDisconnect):
                     await channel.fail(failure(told_of(RuntimeError())))
         finally:
-            del self._open[asked.id]
+            if self._open.get(asked.id) is channel:
+                del self._open[asked.id]
 
 
 def _parsed(text: str | None) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def test_health_metrics_and_version(bundled: Serving) -> None:
     ("method", "path", "status", "allowed"),
     [
         ("GET", "/v1/nothing", 404, None),
-        ("GET", "/", 404, None),
+        ("POST", "/", 405, {"GET", "HEAD"}),
         ("DELETE", "/v1/models", 405, {"GET", "HEAD"}),
         ("GET", "/v1/completions", 405, {"POST"}),
         ("POST", "/health", 405, {"GET", "HEAD"}),

@@ -25,4 +25,6 @@ def test_the_first_name_is_meant_where_none_is_asked_for() -> None:
         with pytest.raises(ApiError, match="there is a, b") as caught:
             models.card(name)
         assert (caught.value.status, caught.value.code) == (404, "model_not_found")
+    assert models.card("a")["chat"] is True
+    assert Models(("a",), 5, 99, chat=False).card("a")["chat"] is False
     assert models.listed()["data"] == [models.card("a"), models.card("b")]

@@ -1,0 +1,164 @@
+"""GET /live: how the engine is, twice a second, for as long as somebody looks.
+
+    EngineClient.snapshot() --> Figures --> one JSON object --> every viewer
+
+Theory. The engine only counts: its totals grow from its start on. Whoever looks keeps
+what came before, and has rates and percentiles of any stretch as differences; so this
+server keeps nothing for anybody, and while nobody looks, nothing is done. Viewers that
+look at the same time share one snapshot. There may be `MOST` of them: what they cost is
+bounded however many pages stay open.
+
+`GET /live` is a stream of server-sent events, `GET /live?once=1` one of the same objects.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Mapping
+from typing import Final
+
+import attrs
+from attrs import frozen
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+import minfer
+from minfer.config import EngineConfig
+from minfer.effects.live.client import EngineClient, Snapshot
+from minfer.effects.live.totals import COUNTERS, FIRST, GAP, SECONDS, Buckets, Histogram
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.transports.sse import EventStream
+from minfer.effects.serving.transports.transport import Event
+
+PERIOD: Final = 0.5  # seconds from one look to the next
+MOST: Final = 32  # viewers at a time
+OVERLOADED: Final = 503
+_ONCE: Final = {"": False, "0": False, "1": True}  # what ?once= may be
+_NO_STORE: Final = {"Cache-Control": "no-store"}
+
+
+@frozen
+class Spread:
+    """How values of one kind spread, since the engine's start."""
+
+    bounds: tuple[float, ...]  # upper ones, ascending
+    counts: tuple[int, ...]  # up to each bound, from the one before; then above all
+    total: float  # the sum of the values
+
+    @classmethod
+    def of(cls, histogram: Histogram | None) -> "Spread":
+        """A histogram of an engine's totals; empty, if it has none."""
+        if histogram is None:
+            histogram = Buckets(SECONDS).histogram()
+        return cls(histogram.bounds, histogram.counts, histogram.total)
+
+
+@frozen(kw_only=True)
+class Figures:
+    """What a viewer is shown: how things are now, and counts since the start."""
+
+    version: str
+    time: float  # seconds, on the engine's clock
+    uptime: float  # seconds
+    health: str  # "ok", or what is wrong
+    requests: int  # being served
+    running: int  # samples
+    rows: int  # samples that may run at once
+    waiting: int  # samples
+    waiting_for: Mapping[str, int]  # of these, by cause
+    blocks: int  # of the KV cache
+    blocks_used: int
+    blocks_cached: int  # in which nobody stands; handed out as space is needed
+    blocks_free: int  # whose content is known to nobody
+    block_size: int  # tokens
+    counts: Mapping[str, int]  # by name, since the start
+    ttft: Spread  # seconds to the first token
+    itl: Spread  # seconds from one token to the next
+
+    @classmethod
+    def of(
+        cls, now: Snapshot, config: EngineConfig, *, started: float, illness: str
+    ) -> "Figures":
+        """The figures of a snapshot, of a server that was `started` at that time."""
+        return cls(
+            version=minfer.__version__,
+            time=now.time,
+            uptime=max(0.0, now.time - started),
+            health=illness or "ok",
+            requests=now.requests,
+            running=now.running,
+            rows=config.max_num_seqs,
+            waiting=now.waiting,
+            waiting_for=now.waiting_for,
+            blocks=now.blocks,
+            blocks_used=now.blocks - now.blocks_free,
+            blocks_cached=now.blocks_cached,
+            blocks_free=now.blocks_free - now.blocks_cached,
+            block_size=config.block_size,
+            counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
+            ttft=Spread.of(now.totals.histograms.get(FIRST)),
+            itl=Spread.of(now.totals.histograms.get(GAP)),
+        )
+
+
+class LiveView:
+    """The live view of an engine. `illness` says what is wrong with the server, or
+    nothing; `closing`, whether it stops.
+    """
+
+    def __init__(
+        self,
+        client: EngineClient,
+        config: EngineConfig,
+        illness: Callable[[], str],
+        closing: Callable[[], bool],
+    ) -> None:
+        self._client = client
+        self._config = config
+        self._illness = illness
+        self._closing = closing
+        self._started = client.clock()
+        self._frame = ""  # what the last look came to
+        self._looked = 0.0  # when that was, on the event loop's clock
+        self.viewers = 0
+
+    def figures(self) -> Figures:
+        """The figures as they are now."""
+        illness = self._illness()
+        now = self._client.snapshot()
+        return Figures.of(now, self._config, started=self._started, illness=illness)
+
+    async def serve(self, request: Request) -> Response:
+        """Answer a GET: with a stream, or once."""
+        once = _ONCE.get(request.query_params.get("once", ""))
+        if once is None:
+            raise ApiError("must be 1 for one object, 0 for a stream", "once")
+        if once or request.method == "HEAD":  # of which a stream would never end
+            return JSONResponse(attrs.asdict(self.figures()), headers=_NO_STORE)
+        if self.viewers >= MOST:
+            why = f"{MOST} viewers look already; close one, or ask for /live?once=1"
+            raise ApiError(why, None, "too_many_viewers", OVERLOADED)
+        frames = self._frames()
+        await anext(frames)  # from here on it is counted, and counted out when it ends
+        kind = EventStream.content_type.decode()
+        return StreamingResponse(frames, media_type=kind, headers=_NO_STORE)
+
+    async def _frames(self) -> AsyncGenerator[str]:
+        """A frame each period, until the viewer goes or the server stops."""
+        self.viewers += 1
+        try:
+            yield ""
+            while not self._closing():
+                yield self._fresh()
+                await asyncio.sleep(PERIOD)
+            yield self._fresh()  # which says why there will be no more
+        finally:
+            self.viewers -= 1
+
+    def _fresh(self) -> str:
+        """The frame of now: viewers within half a period of each other see the same."""
+        now = asyncio.get_running_loop().time()
+        if not self._frame or now - self._looked > PERIOD / 2 or self._closing():
+            told = json.dumps(attrs.asdict(self.figures()))
+            self._frame = EventStream.frame([Event(told)])
+            self._looked = now
+        return self._frame

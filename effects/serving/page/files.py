@@ -1,0 +1,92 @@
+"""The files of the page, as they are served: read once, named by what is in them.
+
+Theory. The page may load what this server has under /page and talk to this server, and do
+nothing else: its policy is a header, so that text which a model wrote could not run even
+if a script of the page put it into the markup. No file is secret, so none needs a key;
+what the page asks for with a key, it asks as any client does. A browser keeps the files,
+and asks each time whether they are still the same.
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Final
+
+from attrs import frozen
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+HERE: Final = Path(__file__).parent
+INDEX: Final = "index.html"
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_KINDS: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_FOLDERS: Final = ("style", "script")
+_NAME: Final = 32  # characters of a digest that name a content
+_NOT_MODIFIED: Final = 304
+_NOT_FOUND: Final = 404
+
+
+@frozen
+class File:
+    """One file of the page, at the path where it is served."""
+
+    path: str
+    data: bytes
+    kind: str
+    tag: str  # changes with what is in it
+
+    @classmethod
+    def read(cls, path: str, file: Path) -> "File":
+        """The file that is to be served at `path`."""
+        data = file.read_bytes()
+        digest = hashlib.sha256(data).hexdigest()[:_NAME]
+        return cls(path, data, f"{_KINDS[file.suffix]}; charset=utf-8", f'"{digest}"')
+
+    async def serve(self, request: Request) -> Response:
+        """The file, or that it is still what the browser has."""
+        headers = {
+            "Cache-Control": "no-cache",
+            "Content-Security-Policy": POLICY,
+            "ETag": self.tag,
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+        }
+        # A proxy that compresses what it passes on weakens the tag.
+        known = request.headers.get("if-none-match", "").replace("W/", "").split(",")
+        if self.tag in map(str.strip, known):
+            return Response(status_code=_NOT_MODIFIED, headers=headers)
+        return Response(self.data, headers=headers, media_type=self.kind)
+
+
+def _read() -> tuple[File, ...]:
+    parts = [
+        File.read(f"/page/{folder}/{file.name}", file)
+        for folder in _FOLDERS
+        for file in sorted((HERE / folder).iterdir())
+        if file.suffix in _KINDS
+    ]
+    return (File.read("/", HERE / INDEX), *parts)
+
+
+FILES: Final = _read()
+PATHS: Final = tuple(file.path for file in FILES)  # none of which needs a key
+
+
+_BY_PATH: Final = {file.path: file for file in FILES}
+
+
+async def _serve(request: Request) -> Response:
+    """The file at a request's path."""
+    file = _BY_PATH.get(request.scope["path"])
+    if file is None:
+        raise HTTPException(_NOT_FOUND)
+    return await file.serve(request)
+
+
+def page_routes() -> list[BaseRoute]:
+    """The page, and the files that it loads."""
+    return [Route("/", _serve), Route("/page/{folder}/{name}", _serve)]

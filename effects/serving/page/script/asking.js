@@ -1,0 +1,53 @@
+// How a conversation becomes a request, and what a chunk of the answer says.
+
+import { model } from "./server.js";
+import { settings } from "./store.js";
+
+const COMPLETION = 256; // tokens of one, if nobody says how many
+const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
+
+// Where to ask, and for what, so that the answer `message` is written or goes on.
+export function request(messages, message) {
+  const common = {
+    model: model.id,
+    stream: true,
+    stream_options: { include_usage: true },
+    timing: true,
+  };
+  const wishes = { ...common, ...numbers() };
+  const before = messages.slice(0, messages.indexOf(message));
+  if (!model.chat) {
+    const prompt = before.at(-1).content + message.content;
+    const most = Math.min(COMPLETION, Math.floor(model.max_model_len / 2));
+    return { path: "v1/completions", body: { max_tokens: most, ...wishes, prompt } };
+  }
+  const system = settings().system.trim();
+  const said = [
+    ...(system ? [{ role: "system", content: system }] : []),
+    ...before
+      .filter(({ content, role }) => content || role === "user")
+      .map(({ role, content }) => ({ role, content })),
+  ];
+  if (message.content) {
+    said.push({ role: "assistant", content: message.content });
+    wishes.continue_final_message = true;
+  }
+  return { path: "v1/chat/completions", body: { ...wishes, messages: said } };
+}
+
+function numbers() {
+  const given = settings();
+  const filled = NUMBERS.filter((name) => String(given[name]).trim() !== "");
+  return Object.fromEntries(filled.map((name) => [name, Number(given[name])]));
+}
+
+// What is new in a chunk: text, why it ended, and at last what it took.
+export function news(chunk) {
+  const choice = chunk.choices?.[0];
+  return {
+    text: choice?.delta?.content ?? choice?.text ?? "",
+    finish: choice?.finish_reason ?? "",
+    usage: chunk.usage ?? null,
+    timing: chunk.timing?.[0] ?? null,
+  };
+}

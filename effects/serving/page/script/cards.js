@@ -1,0 +1,230 @@
+// The cards of the live view: each knows what it shows of a frame and of those before.
+
+import { bars } from "./bars.js";
+import { chart, timeAt } from "./chart.js";
+import { $, el } from "./dom.js";
+import { count, duration, percent, rate, seconds, short } from "./format.js";
+import { WINDOW, frames, percentile, rates, spread, values } from "./history.js";
+
+// What the first in line waits for, and the others: in words.
+const WAITS = {
+  turn: "behind the first in line",
+  blocks: "for KV blocks: the cache is full",
+  rows: "for a seat: the batch is full",
+  budget: "for room in a step: it has no tokens left",
+  sibling: "for a sibling, whose prompt it shares",
+  policy: "because the policy has them wait",
+  step: "for the next step",
+  fault: "while one runs alone, to see whose fault a failure is",
+};
+
+let at = null; // the time at which a pointer looks; null: now
+const shows = []; // what draws each card
+
+export function makeCards() {
+  $("cards").replaceChildren(
+    rateCard("Generated tokens", "generation_tokens", "decode", "tokens/s"),
+    rateCard("Prompt tokens", "prompt_tokens", "fill", "tokens/s"),
+    batchCard(),
+    cacheCard(),
+    timeCard("Time to first token", "ttft", "fill"),
+    timeCard("Time between tokens", "itl", "decode"),
+    waitCard(),
+    totalCard(),
+  );
+}
+
+// Show everything, as it is now or where the pointer is.
+export function drawCards() {
+  const all = frames();
+  if (!all.length) return;
+  const now = all.at(-1).time;
+  const frame =
+    at === null ? all.at(-1) : (all.findLast(({ time }) => time <= at) ?? all[0]);
+  $("moment").textContent =
+    at === null ? "" : `${duration(Math.max(0, now - frame.time))} ago`;
+  for (const show of shows) show(frame, { now, at: at === null ? null : frame.time });
+}
+
+// A card has a title, one large figure with its unit, a note, and what is drawn below.
+function card(title, ...inside) {
+  const number = el("strong");
+  const unit = el("span", { className: "unit" });
+  const note = el("span", { className: "note" });
+  const head = el("div", { className: "figure" }, number, unit, note);
+  const element = el(
+    "section",
+    { className: "card" },
+    el("h2", {}, title),
+    head,
+    ...inside,
+  );
+  const tell = (value, of, beside = "") => {
+    number.textContent = value;
+    unit.textContent = of;
+    note.textContent = beside;
+  };
+  return { element, tell };
+}
+
+function listen(made) {
+  made.picture.onpointermove = ({ clientX }) => {
+    at = timeAt(made.picture, clientX, frames().at(-1)?.time ?? 0);
+    drawCards();
+  };
+  made.picture.onpointerleave = () => {
+    at = null;
+    drawCards();
+  };
+  return made;
+}
+
+function rateCard(title, name, look, unit) {
+  const made = listen(chart([look], rate));
+  const { element, tell } = card(title, made.element);
+  shows.push((frame, when) => {
+    const points = rates(name);
+    const value = (points.findLast(({ time }) => time <= frame.time) ?? { value: 0 })
+      .value;
+    tell(rate(value), unit);
+    const most = Math.max(0, ...points.map((point) => point.value));
+    made.draw([points], {
+      ...when,
+      words: `${title}: ${rate(value)} ${unit} now, at most ${rate(most)}`,
+    });
+  });
+  return element;
+}
+
+function batchCard() {
+  const made = listen(chart(["decode", "waiting"], count));
+  const waiting = el("b");
+  const legend = [
+    el("span", {}, el("i", { className: "decode" }), "running"),
+    el("span", {}, el("i", { className: "waiting" }), waiting, " waiting"),
+  ];
+  const { element, tell } = card(
+    "Sequences",
+    el("div", { className: "legend" }, ...legend),
+    made.element,
+  );
+  shows.push((frame, when) => {
+    tell(count(frame.running), "running", `of at most ${count(frame.rows)}`);
+    waiting.textContent = count(frame.waiting);
+    const layers = [values(({ running }) => running), values(({ waiting }) => waiting)];
+    made.draw(layers, {
+      ...when,
+      words: `${frame.running} sequences run, ${frame.waiting} wait`,
+    });
+  });
+  return element;
+}
+
+const POOL = ["used", "cached", "free"];
+
+function cacheCard() {
+  const made = listen(chart(["used", "cached"], (end) => short(end)));
+  const parts = POOL.map((name) => el("i", { className: name }));
+  const counts = POOL.map(() => el("b"));
+  const legend = POOL.map((name, i) =>
+    el("span", {}, el("i", { className: name }), counts[i], ` ${name}`),
+  );
+  const bar = el("div", { className: "bar" }, ...parts);
+  const { element, tell } = card(
+    "KV cache",
+    bar,
+    el("div", { className: "legend" }, ...legend),
+    made.element,
+  );
+  shows.push((frame, when) => {
+    tell(
+      percent(frame.blocks_used, frame.blocks),
+      "used",
+      `of ${short(frame.blocks)} blocks`,
+    );
+    POOL.forEach((name, i) => {
+      parts[i].style.flexGrow = frame[`blocks_${name}`];
+      counts[i].textContent = short(frame[`blocks_${name}`]);
+    });
+    const most = Math.max(
+      ...values((one) => one.blocks_used + one.blocks_cached).map(({ value }) => value),
+    );
+    const layers = [values((one) => one.blocks_used), values((one) => one.blocks_cached)];
+    const { blocks, blocks_used: used, blocks_cached: cached } = frame;
+    const words = `Of ${blocks} KV blocks ${used} are used and ${cached} cached`;
+    made.draw(layers, {
+      ...when,
+      words,
+      ...(most > frame.blocks / 2 ? { most: frame.blocks } : {}),
+    });
+  });
+  return element;
+}
+
+function timeCard(title, name, look) {
+  const drawn = bars(look);
+  const shares = [0.9, 0.99].map((share) => ({ share, value: el("b") }));
+  const more = shares.map(({ share, value }) =>
+    el("span", {}, `${share * 100}% within `, value),
+  );
+  const { element, tell } = card(
+    title,
+    el("div", { className: "legend" }, ...more),
+    drawn.element,
+  );
+  shows.push((frame) => {
+    const found = spread(name, frame);
+    const told = (share) => (found.many ? seconds(percentile(found, share)) : "–");
+    const when = found.recent ? `last ${WINDOW} s` : "since the start";
+    tell(told(0.5), "median", found.many ? when : "nothing yet");
+    for (const { share, value } of shares) value.textContent = told(share);
+    drawn.draw(
+      found,
+      `${title}, ${when}: half within ${told(0.5)}, 99 percent within ${told(0.99)}`,
+    );
+  });
+  return element;
+}
+
+function waitCard() {
+  const list = el("ul", { className: "waits" });
+  const { element, tell } = card("Waiting in line", list);
+  shows.push((frame) => {
+    tell(count(frame.waiting), frame.waiting === 1 ? "sequence" : "sequences");
+    const causes = Object.entries(frame.waiting_for).filter(([, many]) => many);
+    const lines = causes.map(([cause, many]) =>
+      el("li", {}, el("b", {}, count(many)), WAITS[cause] ?? cause),
+    );
+    list.replaceChildren(
+      ...(lines.length ? lines : [el("li", { className: "soft" }, "Nobody waits.")]),
+    );
+  });
+  return element;
+}
+
+const TOTALS = {
+  "prompt tokens": ({ counts }) => count(counts.prompt_tokens),
+  "generated tokens": ({ counts }) => count(counts.generation_tokens),
+  preemptions: ({ counts }) => count(counts.num_preemptions),
+  "failed steps": ({ counts }) => count(counts.failed_steps),
+};
+
+function totalCard() {
+  const told = Object.entries(TOTALS).map(([name, of]) => ({
+    name,
+    of,
+    value: el("dd"),
+  }));
+  const list = el(
+    "dl",
+    {},
+    ...told.map(({ name, value }) => el("div", {}, el("dt", {}, name), value)),
+  );
+  const { element, tell } = card("Since the start", list);
+  shows.push((frame) => {
+    const { prefix_cache_hits: hits, prefix_cache_queries: asked } = frame.counts;
+    tell(percent(hits, asked), "prefix hit rate");
+    for (const { of, value } of told) value.textContent = of(frame);
+  });
+  return element;
+}

@@ -1,0 +1,61 @@
+"""The files of the page: whole, the server's own, and asked for once."""
+
+import re
+
+import pytest
+
+from minfer.effects.serving.page.files import FILES, INDEX, PATHS
+from tests.effects.served import Serving, serving
+from tests.effects.serving.page.visits import DRY
+
+OWN = re.compile(r"""(?:from|import|href=|src=)\s*["']([^"'#]+)["']""")
+
+
+def test_every_file_that_one_names_is_served() -> None:
+    named = set()
+    for file in FILES:
+        folder = file.path.rpartition("/")[0]
+        for name in OWN.findall(file.data.decode()):
+            if not name.startswith("data:"):
+                named.add(f"{folder}/{name.removeprefix('./')}")
+    assert named | {"/"} == set(PATHS), INDEX
+
+
+def test_nothing_is_named_that_is_elsewhere() -> None:
+    allowed = ("http://www.w3.org/2000/svg",)  # a name, which nobody loads
+    for file in FILES:
+        text = file.data.decode()
+        for name in allowed:
+            text = text.replace(name, "")
+        assert not re.search(r"https?://[a-z0-9]", text), file.path
+        assert "innerHTML" not in text, file.path
+
+
+def test_files_are_served_with_their_policy_and_kept_by_their_tag(dry: Serving) -> None:
+    for file in FILES:
+        found = dry.get(file.path)
+        assert (found.status_code, found.content) == (200, file.data)
+        assert found.headers["content-type"] == file.kind
+        policy = found.headers["content-security-policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'")
+        assert "unsafe" not in policy
+        assert found.headers["x-content-type-options"] == "nosniff"
+        for known in (file.tag, f"W/{file.tag}", f'"other", {file.tag}'):
+            again = dry.http.get(dry.url + file.path, headers={"if-none-match": known})
+            assert (again.status_code, again.content) == (304, b"")
+        other = dry.http.get(dry.url + file.path, headers={"if-none-match": '"other"'})
+        assert other.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "path", ["/page", "/page/", "/page/files.py", "/page/script/no.js"]
+)
+def test_nothing_else_is_served(dry: Serving, path: str) -> None:
+    assert dry.get(path).status_code == 404
+
+
+def test_the_files_need_no_key_and_all_else_does() -> None:
+    with serving(service={"api_key": "secret"}, **DRY) as served:
+        assert {served.get(path).status_code for path in PATHS} == {200}
+        for path in ("/live", "/live?once=1", "/v1/models", "/page/secret"):
+            assert served.get(path).status_code == 401

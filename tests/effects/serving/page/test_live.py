@@ -1,0 +1,97 @@
+"""The live view moves while somebody looks, and tells what the engine does."""
+
+import json
+import time
+from typing import Any
+
+from tests.effects.browser import Browser
+from tests.effects.served import Serving
+from tests.effects.serving.page.visits import go, press, seen, text, visit, write
+
+pytestmark = seen
+
+
+def test_the_view_moves_and_listens_only_while_it_is_seen(
+    chromium: Browser, dry: Serving
+) -> None:
+    visit(chromium, dry)
+    live = dry.service.live
+    assert live.viewers == 0
+    press(chromium, "[data-view=live]")
+    chromium.wait("document.querySelector('#health').dataset.state === 'well'")
+    assert live.viewers == 1
+    for _ in range(3):
+        dry.post("completions", prompt="x" * 400, max_tokens=50, ignore_eos=True)
+    chromium.wait("!/^0/.test(document.querySelector('.card strong').textContent)")
+    chromium.wait("document.querySelector('.card .line').getAttribute('d').length > 20")
+    cards = dict(zip(text(chromium, ".card h2"), text(chromium, ".card"), strict=True))
+    assert "of at most 256" in cards["Sequences"]
+    assert "of 400 blocks" in cards["KV cache"]
+    assert "median" in cards["Time between tokens"]
+    assert "Nobody waits." in cards["Waiting in line"]
+    assert "preemptions0" in cards["Since the start"]
+    labels = "[...document.querySelectorAll('.card svg')].map((one) => one.ariaLabel)"
+    assert all(chromium.value(labels))
+    press(chromium, "[data-view=chat]")
+    dry.until(lambda: live.viewers == 0)
+    assert chromium.complaints == []
+
+
+def test_a_server_that_stops_looking_well_is_told_of(
+    chromium: Browser, dry: Serving
+) -> None:
+    visit(chromium, dry, "live")
+    chromium.wait("document.querySelector('#health').dataset.state === 'well'")
+    dry.service.live._illness = lambda: "requests wait, and no step for 61 s"
+    try:
+        chromium.wait("document.querySelector('#health').dataset.state === 'ill'")
+        assert text(chromium, "#health span") == ["requests wait, and no step for 61 s"]
+    finally:
+        dry.service.live._illness = dry.service.health.illness
+
+
+def test_both_are_seen_side_by_side(chromium: Browser, dry: Serving) -> None:
+    visit(chromium, dry, "both")
+    chromium.wait("document.querySelector('#health').dataset.state === 'well'")
+    wide = "['chat', 'live'].map((id) => document.getElementById(id).clientWidth > 400)"
+    assert chromium.value(wide) == [True, True]
+    write(chromium, "Hello?")
+    chromium.wait("document.querySelector('.assistant .about')?.textContent")
+    assert chromium.complaints == []
+    visit(chromium, dry, "both", wide=390)
+    assert chromium.value("document.body.dataset.view") == "live"
+
+
+def frame(time: float, tokens: int, itl: tuple[int, ...] = (0, 0, 0)) -> dict[str, Any]:
+    return {
+        "time": time,
+        "counts": {"generation_tokens": tokens},
+        "itl": {"bounds": [0.1, 0.2], "counts": itl},
+    }
+
+
+def told(chromium: Browser, frames: list[dict[str, Any]], expression: str) -> Any:
+    """What the history says once it was given some frames; nobody else gives it any."""
+    return chromium.value(
+        f"import('/page/script/history.js?{time.monotonic()}').then((history) => "
+        f"{{ for (const one of {json.dumps(frames)}) history.keep(one);"
+        f"return {expression}; }})"
+    )
+
+
+def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) -> None:
+    go(chromium, dry.url)
+    frames = [frame(10 + i / 2, 5 * i) for i in range(5)]
+    rates = told(chromium, frames, "history.rates('generation_tokens')")
+    assert [round(one["value"], 9) for one in rates] == [10.0] * 4
+    restarted = [*frames, frame(20, 0)]
+    assert told(chromium, restarted, "history.frames().length") == 1
+    old = [frame(0, 0, (50, 0, 0)), frame(100, 0, (50, 0, 0)), frame(101, 0, (50, 4, 0))]
+    spread = "history.spread('itl', history.frames().at(-1))"
+    assert told(chromium, old, f"{spread}.recent")
+    median = told(chromium, old, f"history.percentile({spread}, 0.5)")
+    assert abs(median - 0.15) < 1e-9
+    quiet = [frame(0, 0, (8, 0, 0)), frame(100, 0, (8, 0, 0))]
+    assert told(chromium, quiet, f"[{spread}.recent, {spread}.many]") == [False, 8]
+    nothing = [frame(0, 0)]
+    assert told(chromium, nothing, f"history.percentile({spread}, 0.5)") is None

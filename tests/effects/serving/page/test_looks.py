@@ -1,0 +1,69 @@
+"""Both schemes can be read, and everything that can be pressed has a name."""
+
+import pytest
+
+from tests.effects.browser import Browser
+from tests.effects.runs.page.test_looks import contrast
+from tests.effects.served import Serving
+from tests.effects.serving.page.visits import press, seen, settled, visit, write
+
+pytestmark = seen
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_both_schemes_can_be_read(chromium: Browser, dry: Serving, dark: bool) -> None:
+    chromium.dark(dark)
+    try:
+        visit(chromium, dry)
+        names: tuple[str, ...] = (
+            "page",
+            "panel",
+            "sunken",
+            "tint",
+            "ink",
+            "soft",
+            "accent",
+            "wrong",
+        )
+        names += ("on-accent", "well", "decode", "fill", "waiting", "used", "cached")
+        color = chromium.value(
+            f"Object.fromEntries({[*names]}.map((name) => [name, "
+            "getComputedStyle(document.documentElement).getPropertyValue('--' + name)]))"
+        )
+        assert (contrast(color["page"], "#ffffff") > 10) == dark
+        for paper in ("page", "panel", "sunken"):
+            for ink in ("ink", "soft", "accent", "wrong"):
+                assert contrast(color[ink], color[paper]) > 4.5, (ink, paper)
+        assert contrast(color["ink"], color["tint"]) > 7
+        assert contrast(color["on-accent"], color["accent"]) > 4.5
+        for mark in ("well", "decode", "fill", "used"):
+            assert contrast(color[mark], color["panel"]) > 2.9, mark
+        for mark in ("waiting", "cached"):  # beside one of the others, and a number
+            assert contrast(color[mark], color["panel"]) > 2, mark
+    finally:
+        chromium.dark(False)
+
+
+def test_everything_has_a_name(chromium: Browser, dry: Serving) -> None:
+    visit(chromium, dry, "both")
+    write(chromium, "Hello?")
+    settled(chromium)
+    press(chromium, "#open-settings")
+    nodes = chromium.call("Accessibility.getFullAXTree")["nodes"]
+    roles = {"button", "link", "textbox", "spinbutton", "checkbox", "dialog", "article"}
+    met = set()
+    for node in nodes:
+        role = node.get("role", {}).get("value")
+        if role in roles and not node["ignored"]:
+            met.add(role)
+            assert node["name"]["value"].strip(), node
+    assert {"button", "textbox", "spinbutton", "checkbox", "dialog"} <= met
+    press(chromium, "#close-settings")
+    nodes = chromium.call("Accessibility.getFullAXTree")["nodes"]
+    named = {
+        (node["role"]["value"], node["name"]["value"])
+        for node in nodes
+        if not node["ignored"] and "name" in node
+    }
+    assert {("button", "Send"), ("link", "Live"), ("textbox", "Message")} <= named
+    assert ("article", "You") in named

@@ -1,0 +1,66 @@
+"""What tests of the page share: a visit to it, and what one does there."""
+
+import json
+from typing import Any, Final
+
+import pytest
+
+from tests.effects.browser import Browser, found
+from tests.effects.served import Serving
+
+seen = pytest.mark.skipif(
+    found() is None, reason="no Chromium on PATH (Debian: chromium)"
+)
+DRY: Final[dict[str, Any]] = {"executor": "dry", "num_gpu_blocks_override": 400}
+
+
+def visit(
+    chromium: Browser, served: Serving, view: str = "chat", *, wide: int = 1280
+) -> None:
+    """Open the page of a server in a browser that knows nothing of it yet."""
+    size = {"width": wide, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+    chromium.call("Emulation.setDeviceMetricsOverride", **size)
+    everything = {"origin": served.url, "storageTypes": "all"}
+    chromium.call("Storage.clearDataForOrigin", **everything)
+    chromium.complaints.clear()
+    chromium.requested.clear()
+    go(chromium, f"{served.url}/#{view}")
+
+
+def go(chromium: Browser, url: str) -> None:
+    """Open an address anew, and wait until the page is there."""
+    chromium.call("Page.navigate", url="about:blank")
+    chromium.call("Page.navigate", url=url)
+    chromium.wait(
+        "['drawn', 'failed'].some((is) => is in (document.documentElement?.dataset "
+        "?? {})) || document.querySelector('#key')?.open"
+    )
+
+
+def write(chromium: Browser, text: str) -> None:
+    """Write a message, and send it."""
+    chromium.value("document.querySelector('#input').focus()")
+    chromium.write(text)
+    chromium.key("Enter")
+
+
+def press(chromium: Browser, selector: str) -> None:
+    """Press what a selector finds last."""
+    chromium.value(
+        f"[...document.querySelectorAll({json.dumps(selector)})].at(-1).click()"
+    )
+
+
+def text(chromium: Browser, selector: str) -> list[str]:
+    """The text of all that a selector finds."""
+    every = f"[...document.querySelectorAll({json.dumps(selector)})]"
+    told: list[str] = chromium.value(f"{every}.map((one) => one.textContent)")
+    return told
+
+
+def settled(chromium: Browser, answers: int = 1) -> None:
+    """Wait until there are so many answers, and all have ended."""
+    chromium.wait(
+        f"document.querySelectorAll('.assistant').length === {answers} && "
+        "!document.querySelector('.assistant.busy')"
+    )

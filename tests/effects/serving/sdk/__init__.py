@@ -1,0 +1,1 @@
+"""What other people's clients do with a server: a table of cases for each of them."""

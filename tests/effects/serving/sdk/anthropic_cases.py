@@ -1,0 +1,132 @@
+"""Anthropic's SDK against POST /v1/messages."""
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from tests.effects.serving.sdk.cases import Table
+from tests.effects.serving.sdk.servers import KEY, Servers
+
+TABLE: Final = Table("anthropic", ("anthropic", "minfer.effects.serving.anthropic"))
+case: Final = TABLE
+ASKED: Final[dict[str, Any]] = {
+    "model": "bundled",
+    "max_tokens": 8,
+    "messages": [{"role": "user", "content": "Return the size of a file."}],
+    "temperature": 0,
+}
+# What its second major version took out of the signatures goes as extra fields.
+_EXTRA: Final = ("temperature", "top_k", "top_p")
+
+
+def asked(**more: Any) -> dict[str, Any]:
+    """Arguments of a message, whichever of them the SDK's version has by name."""
+    fields = {**ASKED, **more}
+    extra = {name: fields.pop(name) for name in _EXTRA if name in fields}
+    return {**fields, "extra_body": extra}
+
+
+def to(servers: Servers, **more: Any) -> Any:
+    """A client of the bundled model."""
+    import anthropic
+
+    settings = {"base_url": servers.bundled.url, "api_key": "-", "max_retries": 0}
+    return servers.kept(anthropic.Anthropic(**{**settings, **more}))
+
+
+@case("messages.create: a text block, why it ended, usage")
+def _(servers: Servers) -> None:
+    done = to(servers).messages.create(**asked())
+    (block,) = done.content
+    assert (done.type, done.role, block.type) == ("message", "assistant", "text")
+    assert block.text
+    assert done.stop_reason == "max_tokens"
+    assert (done.usage.output_tokens, done.usage.input_tokens > 0) == (8, True)
+
+
+@case("messages.create: an answer handed back as the SDK made it, and a system")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    first = client.messages.create(**asked(system="You write Python."))
+    messages = [
+        *ASKED["messages"],
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": [{"type": "text", "text": "And its name?"}]},
+    ]
+    assert client.messages.create(**asked(messages=messages)).content[0].text
+
+
+@case("messages.create(stop_sequences=...): the text ends before it")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    whole = client.messages.create(**asked()).content[0].text
+    stop = whole[4:6]
+    done = client.messages.create(**asked(stop_sequences=[stop]))
+    assert (done.stop_reason, done.stop_sequence) == ("stop_sequence", stop)
+    assert done.content[0].text == whole[: whole.index(stop)]
+
+
+@case("messages.create(stream=True): events in Anthropic's order")
+def _(servers: Servers) -> None:
+    kinds = [event.type for event in to(servers).messages.create(**asked(), stream=True)]
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert "content_block_delta" in kinds
+
+
+@case("messages.stream(): text as it comes, and the message put together")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    with client.messages.stream(**asked()) as stream:
+        text = "".join(stream.text_stream)
+        done = stream.get_final_message()
+    assert text == done.content[0].text
+    assert text == client.messages.create(**asked()).content[0].text
+    assert done.usage.output_tokens == 8
+
+
+@case("messages.count_tokens: what the message then costs")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    talk = {name: ASKED[name] for name in ("model", "messages")}
+    counted = client.messages.count_tokens(**talk).input_tokens
+    usage = client.messages.create(**asked()).usage
+    assert counted == usage.input_tokens + (usage.cache_read_input_tokens or 0)
+
+
+@case("AsyncAnthropic: many at once")
+def _(servers: Servers) -> None:
+    import anthropic
+
+    async def all_of_them() -> set[str]:
+        settings: dict[str, Any] = {"base_url": servers.bundled.url, "api_key": "-"}
+        async with anthropic.AsyncAnthropic(**settings) as client:
+            made = (client.messages.create(**asked()) for _ in range(4))
+            return {str(done.content[0].text) for done in await asyncio.gather(*made)}
+
+    assert len(asyncio.run(all_of_them())) == 1
+
+
+@case("BadRequestError, NotFoundError: with Anthropic's type of error")
+def _(servers: Servers) -> None:
+    import anthropic
+
+    client = to(servers)
+    with pytest.raises(anthropic.BadRequestError) as caught:
+        client.messages.create(**asked(messages=[]))
+    told: Any = caught.value.body
+    assert told["error"]["type"] == "invalid_request_error"
+    with pytest.raises(anthropic.NotFoundError):
+        client.messages.create(**asked(model="claude-9"))
+
+
+@case("AuthenticationError: a wrong x-api-key")
+def _(servers: Servers) -> None:
+    import anthropic
+
+    wrong = to(servers, base_url=servers.locked.url, api_key="guess")
+    with pytest.raises(anthropic.AuthenticationError):
+        wrong.messages.create(**asked())
+    right = to(servers, base_url=servers.locked.url, api_key=KEY)
+    assert right.models.list().data[0].id == "tiny"

@@ -1,0 +1,95 @@
+"""LangChain's ChatOpenAI and OpenAI, pointed at a server."""
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from tests.effects.serving.sdk.cases import Table
+from tests.effects.serving.sdk.servers import Servers
+
+TABLE: Final = Table("langchain-openai", ("langchain_openai", "langchain_core"))
+case: Final = TABLE
+ASKED: Final = "Return the size of a file."
+
+
+def to(servers: Servers, **more: Any) -> Any:
+    """A chat model that is the bundled one."""
+    from langchain_openai import ChatOpenAI
+
+    settings = {"model": "bundled", "temperature": 0, "max_retries": 0, "api_key": "-"}
+    url = f"{servers.bundled.url}/v1"
+    limit = {"max_completion_tokens": 8}
+    return ChatOpenAI(base_url=url, **{**settings, **limit, **more})
+
+
+@case("ChatOpenAI.invoke: a message with usage")
+def _(servers: Servers) -> None:
+    message = to(servers).invoke(ASKED)
+    assert message.content
+    assert message.usage_metadata["output_tokens"] == 8
+    assert message.response_metadata["finish_reason"] == "length"
+
+
+@case("ChatOpenAI.stream: parts of what comes whole")
+def _(servers: Servers) -> None:
+    model = to(servers)
+    parts = [part.content for part in model.stream(ASKED)]
+    assert len(parts) > 1
+    assert "".join(parts) == model.invoke(ASKED).content
+
+
+@case("ChatOpenAI.batch: answers in order")
+def _(servers: Servers) -> None:
+    model = to(servers)
+    asked = [ASKED, "Return the lines of a file.", ASKED]
+    one, two, three = (message.content for message in model.batch(asked))
+    assert one == three != two
+
+
+@case("ChatOpenAI.ainvoke, astream: in an event loop")
+def _(servers: Servers) -> None:
+    model = to(servers)
+
+    async def both() -> tuple[str, str]:
+        parts = [part.content async for part in model.astream(ASKED)]
+        return str((await model.ainvoke(ASKED)).content), "".join(parts)
+
+    whole, streamed = asyncio.run(both())
+    assert whole == streamed
+
+
+@case("a chain: a template with a system and turns, a model, a parser; stop")
+def _(servers: Servers) -> None:
+    from langchain_core.output_parsers import StrOutputParser
+    from langchain_core.prompts import ChatPromptTemplate
+
+    turns = [
+        ("system", "You write Python."),
+        ("human", "Open a file."),
+        ("ai", "def open(self):"),
+        ("human", "Return the {what} of a file."),
+    ]
+    model = to(servers).bind(stop=["("])
+    chain = ChatPromptTemplate.from_messages(turns) | model | StrOutputParser()
+    said = chain.invoke({"what": "size"})
+    assert said
+    assert "(" not in said
+
+
+@case("OpenAI.invoke, stream: completions")
+def _(servers: Servers) -> None:
+    from langchain_openai import OpenAI
+
+    url = f"{servers.bundled.url}/v1"
+    limit: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "max_retries": 0}
+    model = OpenAI(base_url=url, api_key="-", model="bundled", **limit)
+    assert model.invoke("import os\n") == "".join(model.stream("import os\n"))
+
+
+@case("an error is OpenAI's, as LangChain passes it on")
+def _(servers: Servers) -> None:
+    import openai
+
+    with pytest.raises(openai.NotFoundError):
+        to(servers, model="gpt-9").invoke(ASKED)

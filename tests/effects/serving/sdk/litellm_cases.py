@@ -1,0 +1,87 @@
+"""litellm, which turns one function into many providers' calls: two of them are ours."""
+
+import asyncio
+from typing import Any, Final
+
+import pytest
+
+from tests.effects.serving.sdk.cases import Table
+from tests.effects.serving.sdk.servers import Servers
+
+TABLE: Final = Table("litellm", ("litellm",))
+case: Final = TABLE
+
+
+def asked(servers: Servers, **more: Any) -> dict[str, Any]:
+    """Arguments of a completion, for a server like vLLM's."""
+    return {
+        "model": "hosted_vllm/bundled",
+        "api_base": f"{servers.bundled.url}/v1",
+        "messages": [{"role": "user", "content": "Return the size of a file."}],
+        "max_tokens": 8,
+        "temperature": 0,
+        "num_retries": 0,
+        **more,
+    }
+
+
+@case("completion: a message, why it ended, usage")
+def _(servers: Servers) -> None:
+    import litellm
+
+    done = litellm.completion(**asked(servers))
+    assert done.choices[0].message.content
+    assert done.choices[0].finish_reason == "length"
+    assert done.usage.completion_tokens == 8
+
+
+@case("completion(stream=True): parts of what comes whole")
+def _(servers: Servers) -> None:
+    import litellm
+
+    parts = litellm.completion(**asked(servers, stream=True))
+    text = "".join(part.choices[0].delta.content or "" for part in parts)
+    whole = litellm.completion(**asked(servers)).choices[0].message.content
+    assert text == whole
+
+
+@case("completion: as the provider `openai`")
+def _(servers: Servers) -> None:
+    import litellm
+
+    done = litellm.completion(**asked(servers, model="openai/bundled", api_key="-"))
+    assert done.choices[0].message.content
+
+
+@case("acompletion: in an event loop, whole and streamed")
+def _(servers: Servers) -> None:
+    import litellm
+
+    async def both() -> tuple[str, str]:
+        done = await litellm.acompletion(**asked(servers))
+        stream = await litellm.acompletion(**asked(servers, stream=True))
+        parts = [part.choices[0].delta.content or "" async for part in stream]
+        return done.choices[0].message.content, "".join(parts)
+
+    whole, streamed = asyncio.run(both())
+    assert whole == streamed
+
+
+@case("text_completion: a prompt is continued")
+def _(servers: Servers) -> None:
+    import litellm
+
+    fields = asked(servers, prompt="import os\n", model="text-completion-openai/bundled")
+    del fields["messages"]
+    done = litellm.text_completion(**fields, api_key="-")
+    assert done.choices[0].text
+
+
+@case("NotFoundError, BadRequestError: litellm's own classes")
+def _(servers: Servers) -> None:
+    import litellm
+
+    with pytest.raises(litellm.NotFoundError):
+        litellm.completion(**asked(servers, model="hosted_vllm/gpt-9"))
+    with pytest.raises(litellm.BadRequestError):
+        litellm.completion(**asked(servers, temperature=-1))

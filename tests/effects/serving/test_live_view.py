@@ -1,0 +1,140 @@
+"""How the engine is, told once or for as long as somebody looks."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from minfer.config import EngineConfig
+from minfer.effects.live.client import Snapshot
+from minfer.effects.live.totals import FIRST, GAP, Histogram, Totals
+from minfer.effects.serving import live_view
+from minfer.effects.serving.live_view import Figures
+from tests.effects.served import Serving, events, serving
+
+DRY: dict[str, Any] = {"executor": "dry", "num_gpu_blocks_override": 400}
+
+
+def snapshot(**changes: Any) -> Snapshot:
+    histograms = {
+        FIRST: Histogram((0.1, 1.0), (3, 2, 1), 4.5),
+        GAP: Histogram((0.1, 1.0), (9, 0, 0), 0.5),
+    }
+    usual: dict[str, Any] = {
+        "time": 50.0,
+        "dead": "",
+        "draining": False,
+        "requests": 4,
+        "running": 2,
+        "waiting": 3,
+        "waiting_for": {"turn": 2, "rows": 1},
+        "blocks": 100,
+        "blocks_free": 70,
+        "blocks_cached": 25,
+        "resets": 0,
+        "stalled": 0.0,
+        "failing": 0,
+        "totals": Totals({"generation_tokens": 7}, histograms),
+    }
+    return Snapshot(**{**usual, **changes})
+
+
+def test_figures_of_a_snapshot() -> None:
+    config = EngineConfig(num_blocks=100, block_size=16, max_num_seqs=8)
+    found = Figures.of(snapshot(), config, started=20.0, illness="")
+    assert (found.uptime, found.health, found.rows) == (30.0, "ok", 8)
+    assert (found.blocks_used, found.blocks_cached, found.blocks_free) == (30, 25, 45)
+    assert (found.ttft.counts, found.itl.total) == ((3, 2, 1), 0.5)
+    bare = snapshot(totals=Totals({}, {}), time=10.0)
+    ill = Figures.of(bare, config, started=20.0, illness="it broke")
+    assert (ill.uptime, ill.health, sum(ill.ttft.counts)) == (0.0, "it broke", 0)
+    assert len(ill.ttft.counts) == len(ill.ttft.bounds) + 1
+    assert ill.counts["generation_tokens"] == 0
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Serving]:
+    with serving(**DRY) as made:
+        yield made
+
+
+def test_once(served: Serving) -> None:
+    served.post("completions", prompt="x" * 200, max_tokens=5)
+    tokens = "generation_tokens"
+    served.until(lambda: served.get("/live?once=1").json()["counts"][tokens] >= 5)
+    served.idle()
+    found = served.get("/live?once=1")
+    assert found.headers["cache-control"] == "no-store"
+    told = found.json()
+    assert told["health"] == "ok"
+    assert (told["running"], told["waiting"], told["waiting_for"]) == (0, 0, {})
+    parts = [told[f"blocks_{part}"] for part in ("used", "cached", "free")]
+    assert sum(parts) == told["blocks"] == 400
+    assert parts[0] == 0
+    assert sum(told["ttft"]["counts"]) >= 1
+    assert len(told["ttft"]["counts"]) == len(told["ttft"]["bounds"]) + 1
+
+
+def test_bad_questions(served: Serving) -> None:
+    found = served.get("/live?once=maybe")
+    assert found.status_code == 400
+    assert found.json()["error"]["param"] == "once"
+    assert served.http.head(served.url + "/live").status_code == 200
+    assert served.http.post(served.url + "/live").status_code == 405
+
+
+def test_a_stream_goes_on_and_viewers_are_counted(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_view, "PERIOD", 0.02)
+    monkeypatch.setattr(live_view, "MOST", 1)
+    live = served.service.live
+    with served.http.stream("GET", served.url + "/live") as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        stream = events(answer.iter_lines())
+        times = [next(stream)["time"] for _ in range(4)]
+        assert times == sorted(times)
+        assert times[0] < times[-1]
+        assert live.viewers == 1
+        refused = served.get("/live")
+        assert refused.status_code == 503
+        assert "1 viewers look already" in refused.json()["error"]["message"]
+        assert served.get("/live?once=1").status_code == 200
+    served.until(lambda: live.viewers == 0)
+
+
+def test_viewers_share_a_look_and_nobody_looking_costs_nothing(
+    served: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live, looks = served.service.live, list[float]()
+    whole = live.figures
+
+    def figures() -> Figures:
+        found = whole()
+        looks.append(found.time)
+        return found
+
+    monkeypatch.setattr(live, "figures", figures)
+    monkeypatch.setattr(live, "_frame", "")
+    with served.http.stream("GET", served.url + "/live") as one:
+        first = next(events(one.iter_lines()))
+        with served.http.stream("GET", served.url + "/live") as other:
+            assert next(events(other.iter_lines())) == first
+        assert len(looks) == 1
+    served.until(lambda: live.viewers == 0)
+    seen = len(looks)
+    served.post("completions", prompt="x", max_tokens=3)
+    assert len(looks) == seen
+
+
+def test_a_server_that_stops_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "PERIOD", 0.02)
+    with serving(**DRY) as served:
+        with served.http.stream("GET", served.url + "/live") as answer:
+            lines = answer.iter_lines()
+            next(events(lines))
+            served.service.close()
+            rest = [line for line in lines if line]
+        last = json.loads(rest[-1].removeprefix("data: "))
+        assert last["health"] == "the server is shutting down"

@@ -1,0 +1,27 @@
+"""Many requests at once, through OpenAI's async SDK: the server batches them."""
+
+import asyncio
+import os
+
+from openai import AsyncOpenAI
+
+SERVER = os.environ.get("MINFER_URL", "http://127.0.0.1:8000")
+PROMPTS = [f"def {name}(" for name in ("read", "write", "close", "seek", "tell", "open")]
+
+
+async def main() -> None:
+    """Ask for all of them, and print them in the order in which they were asked."""
+    async with AsyncOpenAI(base_url=f"{SERVER}/v1", api_key="-") as client:
+        model = (await client.models.list()).data[0].id
+
+        async def completed(prompt: str) -> str:
+            done = await client.completions.create(
+                model=model, prompt=prompt, max_tokens=24, temperature=0
+            )
+            return prompt + done.choices[0].text
+
+        for text in await asyncio.gather(*map(completed, PROMPTS)):
+            print(text, "\n")
+
+
+asyncio.run(main())

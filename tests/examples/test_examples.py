@@ -1,0 +1,113 @@
+"""The examples do what they say, against one server of the bundled model."""
+
+import ast
+import os
+import re
+import runpy
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from attrs import frozen
+
+from tests.effects.optional import lacking
+from tests.effects.served import Serving, serving
+
+HERE: Final = Path(__file__).parent
+PROGRAMS: Final = sorted(
+    path.name
+    for path in (*HERE.glob("*.py"), *HERE.glob("*.sh"))
+    if path.name not in ("__init__.py", "test_examples.py")
+)
+LONGEST: Final = 44  # lines
+
+
+@frozen
+class Example:
+    """What a program must print, and what has to be there."""
+
+    prints: str  # a regular expression
+    needs: tuple[str, ...] = ()  # packages, and modules of minfer
+
+
+# The small model's text is what it is, but it answers such questions with a function.
+EXAMPLES: Final = {
+    "anthropic_messages.py": Example(
+        r"(?s)^def .*\n(end_turn|max_tokens) \d+\ndef ",
+        ("anthropic", "minfer.effects.serving.anthropic"),
+    ),
+    "curl.sh": Example(r'(?s)"id":"bundled".*"text_completion".*data: \[DONE\]'),
+    "journal_replay.py": Example(
+        r"(?s)verified +every decision.*Request '4'.*held for: rows"
+    ),
+    "langchain_chat.py": Example(
+        r"(?s)^def .*\n--\ndef ", ("langchain_openai", "langchain_core")
+    ),
+    "litellm_chat.py": Example(r"(?s)^def size\(.* \d+ tokens\ndef size\(", ("litellm",)),
+    "openai_async.py": Example(r"(?s)^def read\(.*def write\(.*def tell\(.*def open\("),
+    "openai_chat.py": Example(r"(?s)^def size\(.*\ndef .*completion_tokens=\d+"),
+    "openai_logprobs.py": Example(r"^'def' +of 'def' \d\d%, '\w+' \d+%"),
+    "openai_reproducible.py": Example(r"^5 seeds, [2-5] answers"),
+    "openai_stream.py": Example(r"(?s)^def .*\n[1-9]\d* tokens$"),
+    "own_policy.py": Example(r"no law is broken\nended in this order: \['2', '1', '0'\]"),
+    "python_async.py": Example(r"(?s)^def read\(.*class Stack.*left after '.+'"),
+    "python_batch.py": Example(r"(?s)^def read\(.*first token after 0\.\d+ s"),
+    "requests_http.py": Example(
+        r"(?s)\n400 prompt: must be .*\n.*    [\w\"]", ("requests",)
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Serving]:
+    with serving(names=("bundled",), num_gpu_blocks_override=128) as made:
+        yield made
+
+
+@pytest.mark.filterwarnings("default")  # theirs are not ours
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_an_example(
+    name: str,
+    server: Serving,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    example = EXAMPLES[name]
+    if why := lacking(example.needs):
+        pytest.skip(why)
+    if name.endswith(".sh"):
+        said = in_shell(HERE / name, server.url)
+    else:
+        monkeypatch.setenv("MINFER_URL", server.url)
+        runpy.run_path(str(HERE / name), run_name="__main__")
+        said = capsys.readouterr().out
+    assert re.search(example.prints, said.strip("\n")), said
+
+
+def in_shell(path: Path, url: str) -> str:
+    """What a script prints."""
+    if shutil.which("curl") is None:
+        pytest.skip("curl is not there")
+    env = {**os.environ, "MINFER_URL": url}
+    done = subprocess.run(
+        ["sh", str(path)], check=True, capture_output=True, text=True, env=env, timeout=60
+    )
+    return done.stdout
+
+
+def test_each_has_its_expectation_and_is_named_in_the_readme() -> None:
+    assert list(EXAMPLES) == PROGRAMS
+    readme = (HERE / "README.md").read_text("utf-8")
+    for name in PROGRAMS:
+        assert f"[{name}]({name})" in readme
+
+
+@pytest.mark.parametrize("name", [one for one in PROGRAMS if one.endswith(".py")])
+def test_it_is_short_and_says_what_it_shows(name: str) -> None:
+    text = (HERE / name).read_text("utf-8")
+    assert len(text.splitlines()) <= LONGEST
+    first = (ast.get_docstring(ast.parse(text)) or "").splitlines()[0]
+    assert first.endswith(".")
