@@ -203,15 +203,20 @@ async def drips(port: int, pid: int) -> dict[str, Any]:
 
 
 def memory_of(pid: int) -> int:
-    """Megabytes of a process and its children, what they share counted once each."""
-    total = 0
+    """Megabytes of a process and all below it; what they share counts once for each."""
+    parents: dict[int, int] = {}
+    sizes: dict[int, int] = {}  # KB
     for status in Path("/proc").glob("[0-9]*/status"):
         with contextlib.suppress(OSError):
             lines = status.read_text().splitlines()
             facts = dict(line.split(":", 1) for line in lines if ":" in line)
-            if str(pid) in (status.parent.name, facts["PPid"].strip()):
-                total += int(facts.get("VmRSS", "0 kB").split()[0])
-    return total // 1024
+            one = int(status.parent.name)
+            parents[one] = int(facts["PPid"])
+            sizes[one] = int(facts.get("VmRSS", "0 kB").split()[0])
+    family = {pid}
+    while more := {one for one, by in parents.items() if by in family} - family:
+        family |= more
+    return sum(sizes.get(one, 0) for one in family) // 1024
 
 
 @contextlib.contextmanager
