@@ -13,7 +13,7 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
-from minfer.effects.live.prompts import Prompt, encoded, read_prompt
+from minfer.effects.live.prompts import Prompt, read_prompt, rendered
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -129,7 +129,7 @@ class ServedModel:
         """Load what turns text into tokens and back."""
         self.tokenizer = None
         if not setup.args.skip_tokenizer_init:
-            self.tokenizer = Tokenizer(setup.folder)
+            self.tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
@@ -168,7 +168,7 @@ class ServedModel:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return list(self._rendered(messages, how).ids)
+        return list(rendered(self.tokenizer, messages, how).ids)
 
     def reset_prefix_cache(self) -> None:
         """Find nothing any more of what the prefix cache holds, for requests to come.
@@ -183,11 +183,7 @@ class ServedModel:
         gc.unfreeze()
 
     def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
-        from minfer.effects.text.chat import render_chat
-
-        text = render_chat(self.tokenizer, messages, how)
-        # Templates write begin and end tokens themselves.
-        return Asked(text, encoded(text, self.tokenizer, add_special_tokens=False))
+        return rendered(self.tokenizer, messages, how)
 
     def _job(
         self,
