@@ -36,7 +36,7 @@ from minfer.effects.runs.load.server import find_model
 PROMPT, OUTPUT = 512, 128  # tokens
 # Requests of a client in a run, one after the other: few clients ask more often, so that
 # the ramps at both ends of a run are little of it.
-LEAST, MOST, ALTOGETHER = 6, 48, 384
+LEAST, MOST, ALTOGETHER = 12, 48, 1536
 PROCESSES = 8  # of clients
 TICKS = os.sysconf("SC_CLK_TCK")
 BODY = {"temperature": 0, "ignore_eos": True}
