@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     if find_spec("triton") is None:
         raise ConfigError("there is no Triton here: pip install triton (on Linux)")
     targets = options.target or [_here()]
-    setup = _setup(engine_args(options))
+    setup = _setup(engine_args(options, streaming=True))
     codes = [_compile(setup, target) for target in targets]
     return max(codes)
 

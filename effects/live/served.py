@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import attrs
 
+from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.live import edge, opening
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
@@ -74,6 +75,7 @@ class ServedModel:
         skip_tokenizer_init: bool = False,
         max_waiting: int = 2**20,
         executor: str = "torch",
+        streaming: bool = False,
         check_steps: bool = False,
         **unknown: Never,
     ) -> None:
@@ -102,15 +104,25 @@ class ServedModel:
             skip_tokenizer_init=skip_tokenizer_init,
             max_waiting=max_waiting,
             executor=executor,
+            streaming=streaming,
             check_steps=check_steps,
         )
         self._open(args)
 
-    def _open(self, args: EngineArgs) -> None:
+    @classmethod
+    def opened(cls, args: EngineArgs, report: Report) -> Self:
+        """The model that `args` say, as the constructor makes it; `report` is told how
+        far that is.
+        """
+        model = cls.__new__(cls)
+        model._open(args, report)
+        return model
+
+    def _open(self, args: EngineArgs, report: Report = to_nobody) -> None:
         """Load the model, and have an engine ready."""
         self._read(prepare(args))
         setup = self.setup
-        executor = opening.open_executor(setup, self.tokenizer)
+        executor = opening.open_executor(setup, self.tokenizer, report)
         journal = opening.open_journal(setup, executor)
         self.worker = Worker(Driver(setup.config, executor, record=journal))
         self._attach(self.worker, 0)

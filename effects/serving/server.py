@@ -173,7 +173,8 @@ def serve_in_process(
 
 def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     """What the command line says. Raises ConfigError."""
-    args = engine_args(options, executor="dry" if options.dry_run else "torch")
+    executor = "dry" if options.dry_run else "torch"
+    args = engine_args(options, executor=executor, streaming=True)
     http = HttpOptions(
         names=options.served_model_name or [_model_name(args)],
         bounds=bounds_of(options),

@@ -13,7 +13,8 @@ import torch
 from triton import knobs
 
 from minfer.effects.cli.compile import capability_of
-from minfer.effects.cli.main import BAD_INPUT, main
+from minfer.effects.cli.errors import BAD_INPUT
+from minfer.effects.cli.main import main
 from minfer.effects.execution import needs
 from minfer.kernels import ahead, launchers
 from tests.circles import long
