@@ -226,24 +226,28 @@ class LinkClient(asyncio.Protocol):
         """The engine has gone, or the link was cut."""
         del exc
         self._remote.disconnect()
-        self.over.set_result(None)
+        if not self.over.done():  # nobody waits for it any more
+            self.over.set_result(None)
 
     def _say(self, message: wire.ToEngine) -> None:
         self._transport.write(self._numbers.frame(wire.encoded(message)))
 
 
 async def keep_linked(remote: Remote, path: Path) -> None:
-    """Have a link to the engine that listens at `path`, and another when it is over; for
-    ever.
+    """Have a link to the engine that listens at `path`, and another when it is over,
+    until the task is cancelled.
     """
     loop = asyncio.get_running_loop()
     while True:
         try:
-            _, client = await loop.create_unix_connection(
+            transport, client = await loop.create_unix_connection(
                 lambda: LinkClient(remote), str(path)
             )
         except OSError:  # no engine is there yet
             pass
         else:
-            await client.over
+            try:
+                await client.over
+            finally:
+                transport.abort()
         await asyncio.sleep(RETRY)
