@@ -60,7 +60,9 @@ def test_an_engine_that_raises_and_an_interrupt(
 ) -> None:
     assert guarded(raising(KeyboardInterrupt())) == 130
     assert capsys.readouterr() == ("", "")
-    assert guarded(raising(EngineRaisedError(7, 1.0, ValueError("x")))) == 3
+    with pytest.raises(ValueError, match="x") as raised:
+        raising(ValueError("x"))()
+    assert guarded(raising(EngineRaisedError(7, 1.0, raised.value))) == 3
     assert capsys.readouterr().err.startswith("minfer: ")
 
 
