@@ -20,11 +20,12 @@ from attrs import define, field
 from minfer.effects.live.client import News
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link import sockets
-from minfer.effects.live.link.frames import FrameReader, FrameWriter
+from minfer.effects.live.link.frames import FrameWriter
 from minfer.effects.live.link.host import PATIENCE, Host
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import LinkServer, keep_linked
 from tests.effects.live.link.ends import READY, MadeUp, request
+from tests.effects.live.link.plain import plain
 
 TOKEN = 100_000  # five bytes on the line
 
@@ -68,40 +69,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path / "engine")
     yield made
     made.server.close()
-
-
-@define(eq=False)
-class Plain:
-    """A front that does only what it is told to."""
-
-    socket: socket.socket
-    writer: FrameWriter = field(factory=FrameWriter)
-    reader: FrameReader = field(factory=FrameReader)
-
-    def say(self, *messages: wire.ToEngine) -> None:
-        for message in messages:
-            self.socket.sendall(self.writer.frame(wire.encoded(message)))
-
-    def hear(self) -> list[wire.ToFront]:
-        data = self.socket.recv(2**16)
-        return [wire.read_to_front(one) for one in self.reader.feed(data)]
-
-    def is_cut(self) -> bool:
-        """Whether the other end has closed, once all was read that was sent."""
-        self.socket.settimeout(5)
-        with contextlib.suppress(ConnectionError):
-            while self.socket.recv(2**20):
-                pass
-        return True
-
-
-@contextlib.contextmanager
-def plain(path: Path, *messages: wire.ToEngine) -> Iterator[Plain]:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
-        link.connect(str(path))
-        made = Plain(link)
-        made.say(*messages)
-        yield made
 
 
 HELLO = wire.Hello(0, 1, 0, ())
