@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -81,7 +81,7 @@ class Supervisor:
     def __init__(
         self,
         processes: Processes,
-        runs: dict[str, Callable[[Callable[[], None]], int]],
+        runs: Mapping[str, Callable[[Callable[[], None]], int]],
         guard: Guard,
         patience: float,
     ) -> None:
