@@ -19,6 +19,7 @@ from typing import Final
 
 import attrs
 
+from minfer.effects.execution.progress import Progress
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
@@ -60,7 +61,11 @@ def run_engine(
     server.start()
     host.report("loading the model")
     args = _as_before(args, path)
-    with contextlib.closing(ServedModel(**attrs.asdict(args, recurse=False))) as model:
+
+    def report(progress: Progress) -> None:
+        host.report(progress.stage, progress.done, progress.total)
+
+    with contextlib.closing(ServedModel.opened(args, report)) as model:
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)
         host.open(model.client, _facts(model.setup))

@@ -107,7 +107,7 @@ async def _open(
     _check_same(setup.fingerprint, remote)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
     gate.application = Application(
-        llm, plan.http.names, plan.http.api_key, plan.http.max_body
+        llm, plan.http.names, max_body=plan.http.max_body, bounds=plan.http.bounds
     )
     ready()
     metrics = gate.application.metrics
