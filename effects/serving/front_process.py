@@ -30,6 +30,7 @@ from minfer.effects.setup.settings import EngineArgs
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
 DRAIN: Final = signal.SIGUSR1  # its parent: end when what is served has ended
+AGAIN: Final = 1.0  # seconds after which it is reported though nothing has changed
 COUNT: Final = 0.1  # seconds from one report of what was counted to the next
 
 
@@ -115,7 +116,9 @@ async def _open(
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
         counted = metrics.counted()
-        news = (counted, remote.links)  # a new engine knows nothing of what was told
+        # A new engine knows nothing of what was told. And a link on which something was
+        # lost shows it only when something follows.
+        news = (counted, remote.links, remote.clock() // AGAIN)
         if news != told:
             remote.count(to_wire(counted))
             told = news

@@ -2,6 +2,7 @@
 with.
 """
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +23,7 @@ from websockets.sync.client import ClientConnection, connect
 from minfer.config import ConfigError
 from minfer.effects.cli.main import main
 from minfer.effects.serving import server
-from minfer.effects.serving.server import bound
+from minfer.effects.serving.server import HttpOptions, HttpServer, bound, http_config
 from tests.effects.served import Serving, events
 from tests.effects.test_imports import loaded_by
 
@@ -173,3 +176,28 @@ def test_an_answer_does_not_wait_for_the_receipt_of_its_first_packet(
         assert slow.get("/version").status_code == 200
         times.append(time.monotonic() - started)
     assert min(times) < 0.03  # 3 ms on an idle machine; each 44 without TCP_NODELAY
+
+
+def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() -> None:
+    told: list[float] = []
+    client = SimpleNamespace(drain=told.append)
+    records = SimpleNamespace(live=1)  # the engine is done with it, its client is not
+    application: Any = SimpleNamespace(
+        backend=SimpleNamespace(llm=SimpleNamespace(client=client)), records=records
+    )
+
+    async def seconds(patience: float, signals: int = 0) -> float:
+        options = HttpOptions(names=["x"], shutdown_timeout=patience)
+        made = HttpServer(http_config(application, options), options, lambda: None)
+        for _ in range(signals):
+            made.handle_exit(signal.SIGTERM, None)
+        started = time.monotonic()
+        asyncio.get_running_loop().call_later(0.3, setattr, records, "live", 0)
+        await made._drained(application)
+        return time.monotonic() - started
+
+    assert 0.3 <= asyncio.run(seconds(20)) < 5
+    records.live = 1
+    assert 0.05 <= asyncio.run(seconds(0.05)) < 0.3
+    assert asyncio.run(seconds(20, signals=2)) < 0.3
+    assert told == [0, 0, 0]
