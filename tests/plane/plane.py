@@ -25,7 +25,7 @@ import anyio.to_thread
 from minfer.effects.live import async_llm, served, worker
 from minfer.effects.live import journal_files as files
 from minfer.effects.live import journal_writer as journal
-from minfer.effects.serving import application, stamp
+from minfer.effects.serving import application, request_ids, stamp
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.messages import Emit, Submit
@@ -110,9 +110,12 @@ class Plane:
         """Take away all that is random, a clock, a thread, or a disk."""
         rng, stack = Random(self.rng.random()), contextlib.ExitStack()
         fakes: dict[tuple[Any, str], Any] = {
-            (stamp, "uuid"): SimpleNamespace(
-                uuid4=lambda: UUID(int=rng.getrandbits(128))
-            ),
+            **{
+                (module, "uuid"): SimpleNamespace(
+                    uuid4=lambda: UUID(int=rng.getrandbits(128))
+                )
+                for module in (stamp, request_ids)
+            },
             (stamp, "time"): SimpleNamespace(time=lambda: 0.0),
             (application, "time"): SimpleNamespace(time=lambda: 0.0),
             (worker, "threading"): SimpleNamespace(
@@ -371,9 +374,7 @@ class Plane:
         log, kept, failed = self.record.log, self.record.kept, self.writer.failed
         found = files.read_journal(self.folder)
         turns = list(found.turns())
-        unsure = self.died or not isinstance(
-            failed, JournalError
-        )  # the last may be there, or not
+        unsure = self.died or failed is not None  # the last may be there, or not
         assert kept <= found.count <= kept + unsure, f"{found.count} turns, not {kept}"
         assert self.told <= found.count or kept < len(log), (
             "somebody heard of a lost turn"

@@ -300,6 +300,8 @@ class Host:
             failing=now.failing,
             totals=to_wire(now.totals),
             fronts=to_wire(fronts),
+            journal_writing=now.journal_writing,
+            journal_errors=now.journal_errors,
         )
 
 

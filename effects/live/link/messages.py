@@ -171,6 +171,8 @@ class State(Struct, tag="state", frozen=True):
     failing: int
     totals: Totals
     fronts: Totals  # what all fronts have counted, together
+    journal_writing: bool | None
+    journal_errors: int
 
 
 class Probing(Struct, tag="probing", frozen=True):

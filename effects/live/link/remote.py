@@ -209,6 +209,8 @@ class Remote:
             stalled=max(state.stalled, quiet if quiet > QUIET else 0.0),
             totals=_totals(state.totals),
             fronts=_totals(state.fronts),
+            journal_writing=state.journal_writing,
+            journal_errors=state.journal_errors,
         )
 
     def drain(self, timeout: float | None = None) -> bool:

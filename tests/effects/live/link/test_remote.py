@@ -1,16 +1,18 @@
 """Whatever happens to engines and links, a front's requests get what they would get."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 from attrs import evolve
 
 from minfer.effects.live.errors import DrainingError, EngineDeadError, RequestError
+from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.remote import Remote
 from minfer.request import Request
 from tests.circles import seeds
-from tests.effects.live.link.world import World
+from tests.effects.live.link.world import CONFIG, World
 
 
 @seeds(30, 600)
@@ -97,3 +99,19 @@ def test_a_reset_of_the_cache_is_not_forgotten_by_the_next_engine() -> None:
     for _ in range(200):
         world.move(hostile=False)
     assert (first.resets, second.resets) == (2, 2)
+
+
+def test_a_front_knows_whether_the_engine_writes_its_journal(tmp_path: Path) -> None:
+    world = World(0, fronts=1)
+    remote = world.fronts[0].remote
+    assert remote.snapshot().journal_writing is None
+    for _ in range(200):
+        world.move(hostile=False)
+    assert world.engine is not None
+    world.engine.journal = journal = Writer(tmp_path, CONFIG, {})
+    journal.failed, journal.errors = OSError(), 3
+    for _ in range(200):
+        world.move(hostile=False)
+    now = remote.snapshot()
+    assert (now.journal_writing, now.journal_errors) == (False, 3)
+    journal.close(world.engine.driver.state)
