@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator
+from typing import Final
 
 from starlette.requests import ClientDisconnect
 
@@ -25,6 +26,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
+CANCELLED: Final = 499  # the status that servers agree upon; no standard has one
 Outputs = AsyncGenerator[RequestOutput]
 
 
@@ -116,7 +118,8 @@ class Answer:
         if self.backend.closing:
             raise EngineDeadError(SHUTTING_DOWN)
         if delta.finish_reason == "cancelled":
-            raise EngineDeadError("the request was cancelled")
+            # A status after which clients do not ask again by themselves.
+            raise ApiError("the request was cancelled", None, "cancelled", CANCELLED)
 
     async def _write(self, events: list[Event], *, last: bool) -> None:
         """Write a part; those of other prompts wait: a slow client's must not be

@@ -29,6 +29,7 @@ from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
 from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
 from minfer.effects.serving.health import Health
 from minfer.effects.serving.live_view import LiveView
+from minfer.effects.serving.lookup import Lookup
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
@@ -65,6 +66,7 @@ class Application:
         self.models = Models(names, int(time.time()), config.max_model_len, chat)
         self.metrics = Metrics(llm, names[0])
         self.records = Records(llm)
+        self.lookup = Lookup(self.records)
         self.health = Health(self.backend, stall)
         backend, illness = self.backend, self.health.illness
         self.live = LiveView(llm.client, config, illness, lambda: backend.closing)
@@ -98,7 +100,7 @@ class Application:
                 for route in ROUTES
             ),
             socket_route("/v1/stream", serve),
-            Route("/v1/requests/{name:path}", self._request),
+            Route("/v1/requests/{name:path}", self._request, methods=["GET", "DELETE"]),
             Route("/reset_prefix_cache", self._reset, methods=["POST"]),
             *(Route(path, self._health) for path in ("/health", "/healthz")),
             Route("/ready", self._ready),
@@ -157,7 +159,10 @@ class Application:
 
     async def _request(self, request: Request) -> Response:
         name = request.path_params["name"]
-        told = self.records.told(name)
+        cancel = request.method == "DELETE"
+        if cancel and foreign(request.scope):
+            raise ApiError("a page of another address may not do this", status=403)
+        told = await self.lookup.find(name, cancel=cancel)
         if told is None:
             why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
             raise ApiError(f"{why} remembered", "id", "request_not_found", 404)

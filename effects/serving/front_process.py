@@ -85,6 +85,7 @@ async def _open(
     gate.application = Application(
         llm, plan.http.names, plan.http.api_key, plan.http.max_body
     )
+    gate.application.lookup.join(remote.inquirer)
     ready()
     metrics = gate.application.metrics
     told = None

@@ -85,6 +85,19 @@ class Records:
             "prompts": [one for _, one in prompts],
         }
 
+    def cancel(self, name: str) -> JsonObject | None:
+        """End an answer's prompts that the engine has; as `told`, before they have ended,
+        with how many these are as `cancelled`.
+        """
+        told = self.told(name)
+        if told is None:
+            return None
+        jobs = [
+            one for one in list(self._front.jobs) if one.rpartition("-")[0] == told["id"]
+        ]
+        self._front.cancel(jobs)
+        return {**told, "cancelled": len(jobs)}
+
     def _found(self, name: str) -> Record | None:
         return self._live.get(name) or self._over.get(name)
 

@@ -5,6 +5,7 @@
     remote        a front's end: an `EngineClient` that outlives the engine it speaks to
     host          the engine's end: the fronts that are there, and what each of them hears
     quarantine    who runs alone after engines have died, and who is given up
+    questions     what fronts ask each other, by way of the host
     sockets       both ends on local sockets
 
 Theory. A front knows all of a request: what was asked, and every token that came. So an

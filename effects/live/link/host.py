@@ -22,6 +22,7 @@ from minfer.effects.live.client import Died, EngineClient, Message, News, Snapsh
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
+from minfer.effects.live.link.questions import Questions
 from minfer.effects.live.totals import (
     NOTHING_COUNTED,
     Histogram,
@@ -63,6 +64,7 @@ class Host:
         self._batch: SampleIds = ()
         self._resets = 0  # of the prefix cache, by all fronts that there ever were
         self._quarantine = Quarantine()
+        self._questions = Questions()
         self._missing = set(range(fronts))
         self._opened = 0.0
         self._counted: dict[int, Totals] = {}  # by front
@@ -117,6 +119,7 @@ class Host:
         """A link is over: nobody wants what was asked for over it."""
         with self._lock:
             self._sessions.remove(session)
+            self._questions.leave(session)
             gone = set(session.ids)
             for name in gone:
                 self._forget(name)
@@ -144,6 +147,12 @@ class Host:
                         self._client.finish(ends)
                 case wire.ResetCache():
                     self._resets += 1
+                case wire.Ask():
+                    others = [one for one in self._sessions if one.front is not None]
+                    others = [one for one in others if one is not session]
+                    self._questions.ask(session, message, others)
+                case wire.Answer():
+                    self._questions.answer(session, message)
                 case wire.Counted(totals):
                     if session.front is not None:
                         self._counted[session.front] = _from_wire(totals)

@@ -63,7 +63,22 @@ class Counted(Struct, tag="counted", frozen=True):
     totals: "Totals"
 
 
-ToEngine: TypeAlias = Hello | Submit | Cancel | End | ResetCache | Counted
+class Ask(Struct, tag="ask", frozen=True):
+    """Ask all other fronts what they know of a request, by its answer's id."""
+
+    number: int  # of the question
+    name: str
+    cancel: bool = False  # whoever has it is to end it
+
+
+class Answer(Struct, tag="answer", frozen=True):
+    """What this front knows of what it was `Asked`."""
+
+    number: int
+    record: bytes = b""  # JSON, or nothing
+
+
+ToEngine: TypeAlias = Hello | Submit | Cancel | End | ResetCache | Counted | Ask | Answer
 
 # --- from the engine to a front ---------------------------------------------------------
 
@@ -181,7 +196,22 @@ class Probing(Struct, tag="probing", frozen=True):
     id: str = ""
 
 
-ToFront: TypeAlias = Progress | Ready | News | State | Probing
+class Asked(Struct, tag="asked", frozen=True):
+    """Another front asks: see `Ask`. The number is the host's."""
+
+    number: int
+    name: str
+    cancel: bool = False
+
+
+class Told(Struct, tag="told", frozen=True):
+    """The answer to an `Ask`."""
+
+    number: int
+    record: bytes = b""  # JSON, or nothing: nobody knows
+
+
+ToFront: TypeAlias = Progress | Ready | News | State | Probing | Asked | Told
 
 _encoder: Final = msgspec.msgpack.Encoder()
 # Of unions, which type checkers take for no types.
