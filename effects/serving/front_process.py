@@ -21,7 +21,13 @@ from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.gate import Gate
-from minfer.effects.serving.server import HttpOptions, HttpServer, http_config
+from minfer.effects.serving.logs import configure_logs
+from minfer.effects.serving.server import (
+    HttpOptions,
+    HttpServer,
+    http_config,
+    surrounded,
+)
 from minfer.effects.setup.prepare import prepared_elsewhere
 from minfer.effects.setup.settings import EngineArgs
 
@@ -39,12 +45,15 @@ class FrontPlan:
     path: Path  # of the engine's socket
     args: EngineArgs
     http: HttpOptions
+    name: str  # of the process
+    announced: Callable[[], bool]  # whether the first line of the output is out
 
 
 def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
     """Serve until a signal comes; returns the exit code. `ready` is called once the
     engine was found ready.
     """
+    configure_logs(plan.name)
     # uvicorn raises again what stopped it, which ends here.
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, lambda *_: None)
@@ -54,13 +63,17 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
 async def _serve(plan: FrontPlan, ready: Callable[[], None]) -> int:
     remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
     gate = Gate(lambda: remote.unready)
-    server = HttpServer(http_config(gate, plan.http), plan.http, lambda: gate.application)
     tasks = [
         asyncio.create_task(keep_linked(remote, plan.path)),
         asyncio.create_task(_open(plan, remote, gate, ready)),
     ]
     try:
-        await server.serve(sockets=[plan.listener])
+        with surrounded(
+            gate, plan.http, plan.name, lambda: gate.application, plan.announced
+        ) as app:
+            config = http_config(app, plan.http)
+            server = HttpServer(config, plan.http, lambda: gate.application)
+            await server.serve(sockets=[plan.listener])
     finally:
         for task in tasks:
             task.cancel()

@@ -5,6 +5,7 @@ when it does: each of them holds the end of a pipe whose other end only it has.
 """
 
 import contextlib
+import mmap
 import os
 import selectors
 import signal
@@ -21,6 +22,7 @@ from typing import Final, NoReturn
 from minfer.effects.live.engine_process import run_engine
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.serving.front_process import FrontPlan, announce, run_front
+from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
 from minfer.effects.serving.server import HttpOptions, bound, told_address
 from minfer.effects.setup.folders import model_folder
@@ -50,8 +52,17 @@ def serve_in_processes(
         read_config(model_folder(args.model))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minfer-"))
         path = Path(folder) / "engine"
+        said = mmap.mmap(-1, 1)  # shared: whether the first line is out
         plans = [
-            FrontPlan(number=number, listener=one, path=path, args=args, http=options)
+            FrontPlan(
+                number=number,
+                listener=one,
+                path=path,
+                args=args,
+                http=options,
+                name=front_name(number),
+                announced=lambda: said[0] == 1,
+            )
             for number, one in enumerate(listeners)
         ]
         runs: dict[str, Callable[[Callable[[], None]], int]] = {
@@ -59,13 +70,18 @@ def serve_in_processes(
         }
 
         def engine(ready: Callable[[], None]) -> int:
+            configure_logs(ENGINE)
             path.unlink(missing_ok=True)
             return run_engine(args, path, fronts, ready)
 
         runs[ENGINE] = engine
-        line = told_address(listeners[0], options.names[0])
+
+        def announced() -> None:
+            print(told_address(listeners[0], options), flush=True)
+            said[0] = 1
+
         watcher = Supervisor(Processes(fronts), runs, guard, options.shutdown_timeout)
-        return watcher.run(lambda: print(line, flush=True))
+        return watcher.run(announced)
 
 
 class Supervisor:
