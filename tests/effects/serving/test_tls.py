@@ -13,7 +13,7 @@ from minfer.effects.cli.main import main
 from minfer.effects.serving.tls import Tls
 from tests.effects.serving.test_server import process
 
-SECRET = "of-a-test"
+WORD = "of-a-test"
 needs_openssl = pytest.mark.skipif(not shutil.which("openssl"), reason="makes the files")
 
 
@@ -23,7 +23,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tls")
     make = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes "
     make += "-days 2 -subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 "
-    lock = "openssl ec -aes128 -in key.pem -out locked.pem -passout pass:" + SECRET
+    lock = "openssl ec -aes128 -in key.pem -out locked.pem -passout pass:" + WORD
     for command in (f"{make} -keyout key.pem -out cert.pem", lock):
         subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
     return folder
@@ -35,7 +35,7 @@ def test_https_for_those_who_have_a_certificate(files: Path, fronts: str) -> Non
     cert, key = files / "cert.pem", files / "locked.pem"
     options = ["--dry-run", "--api-processes", fronts, "--ssl-certfile", str(cert)]
     options += ["--ssl-keyfile", str(key), "--ssl-ca-certs", str(cert)]
-    with process(*options, MINFER_SSL_KEYFILE_PASSWORD=SECRET) as (_, url):
+    with process(*options, MINFER_SSL_KEYFILE_PASSWORD=WORD) as (_, url):
         assert url.startswith("https://127.0.0.1:")
         trusting = ssl.create_default_context(cafile=cert)
         with pytest.raises((httpx.ReadError, httpx.RemoteProtocolError)):
@@ -50,7 +50,7 @@ def test_what_is_wrong_is_named_before_anything_is_loaded(
 ) -> None:
     cert, key, locked = (str(files / f"{one}.pem") for one in ("cert", "key", "locked"))
     Tls(certfile=cert, keyfile=key, ca_certs=cert).check()
-    Tls(certfile=cert, keyfile=locked, password=SECRET).check()
+    Tls(certfile=cert, keyfile=locked, password=WORD).check()
     Tls().check()
     for wrong, why in (
         (Tls(certfile="/no/such"), "--ssl-certfile /no/such: No such file"),

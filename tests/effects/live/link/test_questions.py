@@ -1,5 +1,6 @@
 """What one front asks, all others are asked; and nobody waits for who has gone."""
 
+from collections.abc import Callable
 from itertools import count
 from random import Random
 
@@ -36,6 +37,11 @@ def asking(known: dict[int, str], fronts: int = 3) -> World:
         front.remote.inquirer.answer = answer
     settle(world)
     return world
+
+
+def knowing(number: int) -> Callable[[str, bool], bytes]:
+    """A front that knows the request of its number."""
+    return lambda name, _: b"yes" if name == str(number) else b""
 
 
 def settle(world: World) -> None:
@@ -96,9 +102,7 @@ def test_every_question_is_answered_once_whatever_happens(seeds: range) -> None:
         world = World(seed, fronts=3)
         rng = Random(seed)
         for number, front in enumerate(world.fronts):
-            front.remote.inquirer.answer = lambda name, _, number=number: (
-                b"yes" if name == str(number) else b""
-            )
+            front.remote.inquirer.answer = knowing(number)
         heard: list[tuple[str, list[bytes]]] = []
         for _ in range(60):
             name = str(rng.randrange(4))
