@@ -13,8 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import attrs
-
+from minfer.effects.execution.progress import Progress
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
@@ -47,7 +46,11 @@ def run_engine(
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
-    with contextlib.closing(ServedModel(**attrs.asdict(args, recurse=False))) as model:
+
+    def report(progress: Progress) -> None:
+        host.report(progress.stage, progress.done, progress.total)
+
+    with contextlib.closing(ServedModel.opened(args, report)) as model:
         host.open(model.client, _facts(model.setup))
         ready()
         over.wait()

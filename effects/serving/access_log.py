@@ -17,6 +17,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from minfer.effects.serving.authentication import key_name
 from minfer.effects.serving.lines import Lines
 from minfer.effects.serving.records import JsonObject
 from minfer.effects.serving.request_ids import HEADER
@@ -122,7 +123,7 @@ class AccessLog:
             status=head.get("status", _HEADS.get(head.get("type", ""), 0)),
             ms=ms,
             request_id=name,
-            key=str(getattr(scope.get("minfer.key"), "name", "")),
+            key=key_name(scope),
             process=self._process,
         )
         self._lines.put(lambda: self._make(self._with_tokens(access)))

@@ -96,7 +96,7 @@ async def _open(
         )
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
     gate.application = Application(
-        llm, plan.http.names, plan.http.api_key, plan.http.max_body
+        llm, plan.http.names, max_body=plan.http.max_body, bounds=plan.http.bounds
     )
     gate.application.lookup.join(remote.inquirer)
     ready()

@@ -4,12 +4,14 @@
                                                            (`minfer.effects.live.link`)
 
 Others are waited for `PATIENCE` at most; what none of them knows by then is not known.
+Where clients have keys of their own, each finds only what was asked with its own.
 """
 
 import asyncio
 import json
 from typing import Final
 
+from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.serving.records import JsonObject, Records
 from minfer.effects.serving.request_ids import LONGEST
@@ -29,23 +31,25 @@ class Lookup:
         self._inquirer = inquirer
         inquirer.answer = self._answer
 
-    async def find(self, name: str, *, cancel: bool = False) -> JsonObject | None:
+    async def find(self, wanted: Wanted) -> JsonObject | None:
         """What is known of a request, which is cancelled if that is wanted."""
-        found = self._here(name, cancel=cancel)
-        if found is None and self._inquirer is not None and len(name) <= LONGEST:
-            data = await _asked(self._inquirer, name, cancel=cancel)
+        found = self._here(wanted)
+        sane = len(wanted.name) <= LONGEST
+        if found is None and self._inquirer is not None and sane:
+            data = await _asked(self._inquirer, wanted)
             found = json.loads(data) if data else None
         return found
 
-    def _here(self, name: str, *, cancel: bool) -> JsonObject | None:
-        return self._records.cancel(name) if cancel else self._records.told(name)
+    def _here(self, wanted: Wanted) -> JsonObject | None:
+        find = self._records.cancel if wanted.cancel else self._records.told
+        return find(wanted.name, wanted.owner)
 
-    def _answer(self, name: str, cancel: bool) -> bytes:
-        found = self._here(name, cancel=cancel)
+    def _answer(self, wanted: Wanted) -> bytes:
+        found = self._here(wanted)
         return b"" if found is None else json.dumps(found).encode()
 
 
-async def _asked(inquirer: Inquirer, name: str, *, cancel: bool) -> bytes:
+async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
     """What other fronts know, or nothing."""
     answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
 
@@ -53,7 +57,7 @@ async def _asked(inquirer: Inquirer, name: str, *, cancel: bool) -> bytes:
         if not answer.done():
             answer.set_result(data)
 
-    number = inquirer.ask(name, hear, cancel=cancel)
+    number = inquirer.ask(wanted, hear)
     try:
         async with asyncio.timeout(PATIENCE):
             return await answer

@@ -23,6 +23,9 @@ from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.access_log import AccessLog
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.bounds import Bounds, bounds_of
+from minfer.effects.serving.connections import bounded
+from minfer.effects.serving.limits import LEAST_BODY
 from minfer.effects.serving.lines import Lines
 from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.origins import AllowOrigins
@@ -46,8 +49,8 @@ class HttpOptions:
     """How a model is served over HTTP."""
 
     names: Sequence[str]  # of the model
-    api_key: str = ""
-    max_body: int = 2**22  # bytes
+    bounds: Bounds = field(factory=Bounds)
+    max_body: int | None = None  # bytes; None: by the model's context
     access_log: str = "off"  # or one of the other `FORMS`
     allowed_origins: Sequence[str] = ()  # whose pages may ask, beside our own
     tls: Tls = field(factory=Tls)
@@ -130,8 +133,9 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
         access_log=False,  # `access_log` is ours
         lifespan="off",
         **SOCKETS,
+        http=bounded(options.bounds.patience),
+        ws_max_size=(options.max_body or LEAST_BODY) + ENVELOPE,
         **options.tls.settings(),
-        ws_max_size=options.max_body + ENVELOPE,
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN,
@@ -191,7 +195,9 @@ def serve_in_process(
     """Serve until a signal comes, all in this process; returns the exit code."""
     configure_logs("server")
     llm = AsyncLLM(**attrs.asdict(args, recurse=False))
-    app = Application(llm, options.names, options.api_key, options.max_body)
+    app = Application(
+        llm, options.names, max_body=options.max_body, bounds=options.bounds
+    )
     # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends
     # here.
     signal.signal(signal.SIGTERM, lambda *_: None)
@@ -206,7 +212,8 @@ def serve_in_process(
 
 def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     """What the command line says. Raises ConfigError."""
-    args = engine_args(options, executor="dry" if options.dry_run else "torch")
+    executor = "dry" if options.dry_run else "torch"
+    args = engine_args(options, executor=executor, streaming=True)
     tls = Tls(
         certfile=options.ssl_certfile,
         keyfile=options.ssl_keyfile,
@@ -216,7 +223,7 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     tls.check()
     http = HttpOptions(
         names=options.served_model_name or [_model_name(args)],
-        api_key=options.api_key,
+        bounds=bounds_of(options),
         max_body=options.max_body_size,
         access_log=options.access_log,
         allowed_origins=options.allowed_origins,

@@ -110,12 +110,12 @@ class Plane:
         """Take away all that is random, a clock, a thread, or a disk."""
         rng, stack = Random(self.rng.random()), contextlib.ExitStack()
         fakes: dict[tuple[Any, str], Any] = {
-            **{
-                (module, "uuid"): SimpleNamespace(
-                    uuid4=lambda: UUID(int=rng.getrandbits(128))
-                )
-                for module in (stamp, request_ids)
-            },
+            (stamp, "uuid"): SimpleNamespace(
+                uuid4=lambda: UUID(int=rng.getrandbits(128))
+            ),
+            (request_ids, "uuid"): SimpleNamespace(
+                uuid4=lambda: UUID(int=rng.getrandbits(128))
+            ),
             (stamp, "time"): SimpleNamespace(time=lambda: 0.0),
             (application, "time"): SimpleNamespace(time=lambda: 0.0),
             (worker, "threading"): SimpleNamespace(

@@ -73,8 +73,12 @@ class Host:
     # --- the engine ---------------------------------------------------------------------
 
     def report(self, stage: str, done: int = 0, total: int = 0) -> None:
-        """Tell all fronts how far the engine is that is not ready yet."""
+        """Tell all fronts how far the engine is; what it does once it is ready is its own
+        business.
+        """
         with self._lock:
+            if self._client is not None:
+                return
             self._progress = wire.encoded(wire.Progress(stage, done, total))
             self._broadcast(self._progress)
 

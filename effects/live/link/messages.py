@@ -63,12 +63,19 @@ class Counted(Struct, tag="counted", frozen=True):
     totals: "Totals"
 
 
-class Ask(Struct, tag="ask", frozen=True):
-    """Ask all other fronts what they know of a request, by its answer's id."""
+class Wanted(Struct, frozen=True):
+    """A request that a front looks for: what is known of it?"""
 
-    number: int  # of the question
-    name: str
+    name: str  # its answer's id, or what its client chose
+    owner: str = ""  # the name of the key of who asks
     cancel: bool = False  # whoever has it is to end it
+
+
+class Ask(Struct, tag="ask", frozen=True):
+    """Ask all other fronts."""
+
+    number: int
+    wanted: Wanted
 
 
 class Answer(Struct, tag="answer", frozen=True):
@@ -197,11 +204,10 @@ class Probing(Struct, tag="probing", frozen=True):
 
 
 class Asked(Struct, tag="asked", frozen=True):
-    """Another front asks: see `Ask`. The number is the host's."""
+    """Another front asks. The number is the host's."""
 
     number: int
-    name: str
-    cancel: bool = False
+    wanted: Wanted
 
 
 class Told(Struct, tag="told", frozen=True):

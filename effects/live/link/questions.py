@@ -54,7 +54,7 @@ class Questions:
         if len(self._open) > MOST_OPEN:
             self._tell(next(iter(self._open)))
         for one in others:
-            one.send(wire.encoded(wire.Asked(number, ask.name, ask.cancel)))
+            one.send(wire.encoded(wire.Asked(number, ask.wanted)))
         if not others:
             self._tell(number)
 
@@ -80,9 +80,9 @@ class Questions:
         one.asker.send(wire.encoded(wire.Told(one.number, record)))
 
 
-def nothing_known(name: str, cancel: bool) -> bytes:
+def nothing_known(wanted: wire.Wanted) -> bytes:
     """The answer of a front that serves nobody yet."""
-    del name, cancel
+    del wanted
     return b""
 
 
@@ -91,12 +91,12 @@ class Inquirer:
 
     def __init__(self) -> None:
         # What this front knows of a request; it may be told to cancel it.
-        self.answer: Callable[[str, bool], bytes] = nothing_known
+        self.answer: Callable[[wire.Wanted], bytes] = nothing_known
         self._send: Callable[[wire.ToEngine], None] | None = None
         self._asked: dict[int, Callable[[bytes], None]] = {}
         self._numbers = count()
 
-    def ask(self, name: str, hear: Callable[[bytes], None], *, cancel: bool) -> int:
+    def ask(self, wanted: wire.Wanted, hear: Callable[[bytes], None]) -> int:
         """Have `hear` called once with what another front knows, or nothing; returns a
         number to `forget` it by.
         """
@@ -105,7 +105,7 @@ class Inquirer:
             hear(b"")
             return number
         self._asked[number] = hear
-        self._send(wire.Ask(number, name, cancel))
+        self._send(wire.Ask(number, wanted))
         return number
 
     def forget(self, number: int) -> None:
@@ -123,11 +123,11 @@ class Inquirer:
         for hear in asked.values():
             hear(b"")
 
-    def asked(self, question: wire.Asked) -> None:
+    def asked(self, asked: wire.Asked) -> None:
         """Answer what another front asks."""
-        record = self.answer(question.name, question.cancel)
+        record = self.answer(asked.wanted)
         if self._send is not None:
-            self._send(wire.Answer(question.number, record))
+            self._send(wire.Answer(asked.number, record))
 
     def told(self, answer: wire.Told) -> None:
         """Take the answer to what was asked here."""

@@ -10,12 +10,15 @@ import httpx
 import pytest
 
 from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.messages import Wanted
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.serving import lookup
+from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.keys import read_keys
 from minfer.effects.serving.lookup import Lookup
-from tests.effects.served import Serving, events
+from tests.effects.served import Serving, events, serving
 from tests.effects.serving.test_server import process
-from tests.effects.serving.wire import NEIGHBOUR
+from tests.effects.serving.wire import NEIGHBOUR, SLOW
 
 
 def cancelled(served: Serving, name: str, **headers: str) -> httpx.Response:
@@ -66,11 +69,10 @@ class Records:
     def __init__(self, known: dict[str, Any] | None = None) -> None:
         self.known = known or {}
 
-    def told(self, name: str) -> Any:
-        return self.known.get(name)
+    def told(self, name: str, owner: str) -> Any:
+        return self.known.get(name) if owner == "Ann" else None
 
-    def cancel(self, name: str) -> Any:
-        return self.known.get(name)
+    cancel = told
 
 
 def test_other_fronts_are_asked_for_what_is_not_known_here(
@@ -85,20 +87,37 @@ def test_other_fronts_are_asked_for_what_is_not_known_here(
     found.join(inquirer)
 
     async def ask() -> list[Any]:
-        known = await found.find("a")
-        waiting = asyncio.create_task(found.find("b", cancel=True))
+        known = await found.find(Wanted("a", "Ann"))
+        waiting = asyncio.create_task(found.find(Wanted("b", "Ann", True)))
         await asyncio.sleep(0)
         inquirer.told(wire.Told(said[0].number, b'{"id": "b"}'))
         # The third hears nothing in time, and the last is no id that could be known.
-        return [known, await waiting, await found.find("c"), await found.find("x" * 500)]
+        silent = await found.find(Wanted("c", "Ann"))
+        return [known, await waiting, silent, await found.find(Wanted("x" * 500))]
 
     assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None, None]
-    asked = [(one.name, one.cancel) for one in said]
-    assert asked == [("b", True), ("c", False)]
+    asked = [one.wanted for one in said]
+    assert asked == [Wanted("b", "Ann", True), Wanted("c", "Ann")]
     assert not inquirer._asked
-    inquirer.asked(wire.Asked(7, "a"))
-    inquirer.asked(wire.Asked(8, "nobody's"))
+    inquirer.asked(wire.Asked(7, Wanted("a", "Ann")))
+    inquirer.asked(wire.Asked(8, Wanted("a", "Bob")))
     assert said[2:] == [wire.Answer(7, b'{"id": "a"}'), wire.Answer(8)]
+
+
+def test_a_key_finds_only_its_own(folder: str) -> None:
+    keys = read_keys(["first", "second"], None)
+    with serving(folder, service={"bounds": Bounds(keys=keys)}, **SLOW) as served:
+        first, second = ({"x-api-key": key} for key in ("first", "second"))
+        headers = {**first, "x-request-id": "mine"}
+        url = f"{served.url}/v1/completions"
+        body = {"prompt": "x", "max_tokens": 1}
+        assert served.http.post(url, json=body, headers=headers).status_code == 200
+        for method in ("GET", "DELETE"):
+            for key, status in ((first, 200), (second, 404)):
+                found = served.http.request(
+                    method, f"{served.url}/v1/requests/mine", headers=key
+                )
+                assert found.status_code == status
 
 
 def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:

@@ -116,7 +116,7 @@ def test_a_signal_ends_what_runs_politely(
         assert (running.returncode, err) == (code, "")
         (line,) = [line for line in out.split("\n") if "POST /v1/completions 200" in line]
         name = answer.headers["x-request-id"]
-        assert re.search(rf" ms id={name} tokens=1\+\d+$", line)
+        assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
 
 
 def test_an_occupied_port_is_told_before_anything_is_loaded(

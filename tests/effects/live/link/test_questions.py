@@ -30,18 +30,19 @@ def asking(known: dict[int, str], fronts: int = 3) -> World:
     world = World(0, fronts=fronts)
     for number, front in enumerate(world.fronts):
 
-        def answer(name: str, cancel: bool, number: int = number) -> bytes:
-            found = known.get(number) == name
-            return f"{number} {'cancelled' if cancel else ''}".encode() if found else b""
+        def answer(wanted: wire.Wanted, number: int = number) -> bytes:
+            found = known.get(number) == wanted.name
+            what = "cancelled" if wanted.cancel else ""
+            return f"{number} {what}".encode() if found else b""
 
         front.remote.inquirer.answer = answer
     settle(world)
     return world
 
 
-def knowing(number: int) -> Callable[[str, bool], bytes]:
+def knowing(number: int) -> Callable[[wire.Wanted], bytes]:
     """A front that knows the request of its number."""
-    return lambda name, _: b"yes" if name == str(number) else b""
+    return lambda asked: b"yes" if asked.name == str(number) else b""
 
 
 def settle(world: World) -> None:
@@ -53,7 +54,9 @@ def settle(world: World) -> None:
 def ask(world: World, front: int, name: str, *, cancel: bool = False) -> list[bytes]:
     """Ask, and what will have been heard."""
     heard: list[bytes] = []
-    world.fronts[front].remote.inquirer.ask(name, heard.append, cancel=cancel)
+    world.fronts[front].remote.inquirer.ask(
+        wire.Wanted(name, cancel=cancel), heard.append
+    )
     return heard
 
 
@@ -128,15 +131,16 @@ def test_more_than_a_front_may_ask_is_answered_at_once(
     inquirer = Inquirer()
     inquirer.connect(said.append)
     heard: list[bytes] = []
-    first = inquirer.ask("a", heard.append, cancel=False)
-    inquirer.ask("b", heard.append, cancel=False)
-    inquirer.ask("c", heard.append, cancel=False)
+    first = inquirer.ask(wire.Wanted("a"), heard.append)
+    inquirer.ask(wire.Wanted("b"), heard.append)
+    inquirer.ask(wire.Wanted("c"), heard.append)
     assert heard == [b""]
     inquirer.forget(first)
     inquirer.told(wire.Told(first, b"late"))
     assert heard == [b""]
-    inquirer.ask("d", heard.append, cancel=False)
-    assert [one.name for one in said if isinstance(one, wire.Ask)] == ["a", "b", "d"]
+    inquirer.ask(wire.Wanted("d"), heard.append)
+    asked = [one.wanted.name for one in said if isinstance(one, wire.Ask)]
+    assert asked == ["a", "b", "d"]
 
 
 def test_the_oldest_question_makes_place(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +148,7 @@ def test_the_oldest_question_makes_place(monkeypatch: pytest.MonkeyPatch) -> Non
     host, asker, silent, numbers = Questions(), Heard(), Heard(), count()
     peers: list[Peer] = [silent]
     for _ in range(3):
-        host.ask(asker, wire.Ask(next(numbers), "a"), peers)
+        host.ask(asker, wire.Ask(next(numbers), wire.Wanted("a")), peers)
     assert asker.said == [wire.Told(0)]
     assert len(host._open) == 2
     host.answer(silent, wire.Answer(0, b"late"))
