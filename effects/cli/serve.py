@@ -73,6 +73,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="web pages of these origins may use the server too, such as "
         "https://example.com; *: all pages (default: its own page alone)",
     )
+    add(
+        "--otlp-traces-endpoint",
+        default="",
+        metavar="URL",
+        help="send a span for each answer to this collector of OpenTelemetry's, as "
+        "http://localhost:4318/v1/traces; needs the extra otel",
+    )
     _tls_options(add)
     engine_options(parser)
     dry_run_option(parser)

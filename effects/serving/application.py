@@ -40,6 +40,7 @@ from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.records import KEPT, Records
 from minfer.effects.serving.request_ids import LONGEST, RequestIds
 from minfer.effects.serving.stamp import new_stamp
+from minfer.effects.serving.traces import begin
 from minfer.effects.serving.transports.http import failure_response
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.serving.transports.websocket import socket_route
@@ -120,6 +121,7 @@ class Application:
 
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:
         """Read a body, and answer it."""
+        span = begin(connection.scope)
         try:
             prepared = await self.intake.take(endpoint, connection)
         except ClientDisconnect:
@@ -127,16 +129,20 @@ class Application:
         except Exception as error:
             told = self.backend.told(error, endpoint.prompt_field, endpoint.path)
             await connection.refuse(endpoint.failure(told))
+            if span is not None:
+                span.refuse(endpoint, told.code or str(told.status))
             return
         stamp = new_stamp(endpoint.id_prefix, prepared.model)
         owner = key_name(connection.scope)
         self.records.begin(stamp, endpoint.path, connection.chosen, owner)
+        request = prepared.request
         try:
-            request = prepared.request
             answer = Answer(self.backend, endpoint, request, stamp, connection)
             await answer.run()
         finally:
             self.records.close(stamp.id)
+            if span is not None:
+                span.end(endpoint, stamp, request, self.records.told(stamp.id))
 
     async def _ask(self, question: Question, connection: Connection) -> None:
         """Read a question, and answer it."""

@@ -31,6 +31,7 @@ from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.origins import AllowOrigins
 from minfer.effects.serving.records import JsonObject
 from minfer.effects.serving.tls import Tls
+from minfer.effects.serving.traces import check_endpoint, open_traces, traced
 from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
 
@@ -54,6 +55,7 @@ class HttpOptions:
     access_log: str = "off"  # or one of the other `FORMS`
     allowed_origins: Sequence[str] = ()  # whose pages may ask, beside our own
     tls: Tls = field(factory=Tls)
+    traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
 
 
@@ -110,18 +112,21 @@ def surrounded(
     """An application with what is around it, as long as it is served. `application` has
     the records of its answers, once there is one; lines are logged once `begin` says so.
     """
-    if options.allowed_origins:
-        app = AllowOrigins(app, options.allowed_origins)
-    if options.access_log == "off":
-        yield app
-        return
 
     def told(name: str) -> JsonObject | None:
         found = application()
         return None if found is None else found.records.told(name)
 
-    with contextlib.closing(Lines(begin=begin)) as lines:
-        yield AccessLog(app, lines, options.access_log, process, told)
+    with contextlib.ExitStack() as stack:
+        if options.traces:
+            traces = stack.enter_context(contextlib.closing(open_traces(options.traces)))
+            app = traced(app, traces)
+        if options.allowed_origins:
+            app = AllowOrigins(app, options.allowed_origins)
+        if options.access_log != "off":
+            lines = stack.enter_context(contextlib.closing(Lines(begin=begin)))
+            app = AccessLog(app, lines, options.access_log, process, told)
+        yield app
 
 
 def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
@@ -221,6 +226,7 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         ca_certs=options.ssl_ca_certs,
     )
     tls.check()
+    check_endpoint(options.otlp_traces_endpoint)
     http = HttpOptions(
         names=options.served_model_name or [_model_name(args)],
         bounds=bounds_of(options),
@@ -228,6 +234,7 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         access_log=options.access_log,
         allowed_origins=options.allowed_origins,
         tls=tls,
+        traces=options.otlp_traces_endpoint,
         shutdown_timeout=options.shutdown_timeout,
     )
     return args, http
