@@ -16,10 +16,11 @@ import attrs
 from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
+from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.authentication import Caller, caller_of, pay_prompt
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.limits import Holding, Limits
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.pool import Pool
@@ -50,6 +51,8 @@ class Intake:
         """Take one body in. Raises ClientDisconnect, ApiError, and what `told_of`
         knows.
         """
+        if self._backend.closing:
+            raise EngineDeadError(SHUTTING_DOWN)
         caller = caller_of(connection.scope)
         with self._held(caller, connection):
             data = await self._received(connection)

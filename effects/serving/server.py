@@ -89,12 +89,14 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drained(self, application: Application) -> None:
-        """Take no new requests, and wait for those that run."""
+        """Take no new requests, and wait until those that run are answered: a client may
+        be slower than the engine.
+        """
         client = application.backend.llm.client
         client.drain(0)
         end = asyncio.get_running_loop().time() + self._options.shutdown_timeout
         while (
-            application.backend.llm.front.jobs
+            application.records.live
             and self._signals < _STOP
             and asyncio.get_running_loop().time() < end
         ):
