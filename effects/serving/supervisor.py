@@ -5,6 +5,7 @@ when it does: each of them holds the end of a pipe whose other end only it has.
 """
 
 import contextlib
+import mmap
 import os
 import selectors
 import signal
@@ -27,6 +28,7 @@ from minfer.effects.serving.front_process import (
     announce,
     run_front,
 )
+from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
 from minfer.effects.serving.server import HttpOptions, bound, told_address
 from minfer.effects.setup.folders import model_folder
@@ -61,8 +63,16 @@ def serve_in_processes(
         path = Path(folder) / "engine"
         if len(os.fsencode(path)) > _LONGEST:
             raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
+        said = mmap.mmap(-1, 1)  # shared: whether the first line is out
         plans = [
-            FrontPlan(number=number, listener=one, path=path, args=args, http=options)
+            FrontPlan(
+                number=number,
+                listener=one,
+                path=path,
+                args=args,
+                http=options,
+                announced=lambda: said[0] == 1,
+            )
             for number, one in enumerate(listeners)
         ]
         runs: dict[str, Callable[[Callable[[], None]], int]] = {
@@ -70,13 +80,18 @@ def serve_in_processes(
         }
 
         def engine(ready: Callable[[], None]) -> int:
+            configure_logs(ENGINE)
             path.unlink(missing_ok=True)
             return run_engine(args, path, fronts, ready)
 
         runs[ENGINE] = engine
-        line = told_address(listeners[0], options.names[0])
+
+        def announced() -> None:
+            print(told_address(listeners[0], options), flush=True)
+            said[0] = 1
+
         watcher = Supervisor(Processes(fronts), runs, guard, options.shutdown_timeout)
-        return watcher.run(lambda: print(line, flush=True))
+        return watcher.run(announced)
 
 
 class Supervisor:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -48,6 +49,8 @@ def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str],
         try:
             ready = running.stdout.readline()
             assert ready.startswith("minfer: "), ready
+            page = running.stdout.readline()
+            assert page.startswith("minfer: a page to try it is at http"), page
             yield running, ready.split()[-1].removesuffix("/v1")
         finally:
             running.kill()
@@ -114,7 +117,9 @@ def test_a_signal_ends_what_runs_politely(
         assert error["message"] == "the server is shutting down"
         out, err = running.communicate(timeout=30)
         assert (running.returncode, err) == (code, "")
-        assert '"POST /v1/completions HTTP/1.1" 200' in out
+        (line,) = [line for line in out.split("\n") if "POST /v1/completions 200" in line]
+        name = answer.headers["x-request-id"]
+        assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
 
 
 def test_an_occupied_port_is_told_before_anything_is_loaded(
