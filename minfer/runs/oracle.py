@@ -16,7 +16,7 @@ from itertools import islice
 from attrs import define
 
 from minfer.messages import Executed, Failed
-from minfer.plan import DEVICE, Open, Plan, SampleApart, Scores, Yields
+from minfer.plan import DEVICE, Open, Plan, Pooled, SampleApart, Scores, Yields
 from minfer.sample import RowSampling
 from minfer.sequence import SampleId
 from minfer.window import outside
@@ -36,12 +36,15 @@ class Row:
     table: list[int]
     last: int = 0  # the token it sampled last
     next: int = 0  # the position that token takes
+    pooling: str = ""
+    total: int = 0  # of the digests of all inputs since it was opened
 
     @classmethod
     def of(cls, opened: Open) -> "Row":
         """A row that is taken over."""
         (table,) = opened.tables  # layers are of one group here
-        return cls(opened.name, opened.prompt, opened.sampling, list(table))
+        sampling, pooling = opened.sampling, opened.pooling
+        return cls(opened.name, opened.prompt, sampling, list(table), pooling=pooling)
 
 
 class Oracle:
@@ -71,7 +74,8 @@ class Oracle:
             raise AssertionError(f"nobody said that step {plan.step} may be sampled")
         yields = tuple(self._run(plan))
         self.masks.pop(plan.step, None)
-        return Executed(plan.step, yields, self._scores(plan, yields))
+        scores = self._scores(plan, yields)
+        return Executed(plan.step, yields, scores, pooled=self._pooled(plan))
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and forget all after it; rows lose what the device kept for
@@ -176,6 +180,21 @@ class Oracle:
             for row, some in zip(plan.rows, yields, strict=True)
         )
 
+    def _pooled(self, plan: Plan) -> Pooled:
+        """For rows whose prompts have ended, a vector; none if there is no such row."""
+        found = {
+            fill.index: self._vector(row)
+            for fill in plan.fills
+            if (row := self.rows[plan.rows[fill.index]]).pooling
+            and row.next == row.prompt
+        }
+        return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
+
+    def _vector(self, row: Row) -> bytes:
+        """What its last input saw, or a digest of all since it was opened."""
+        said = row.total if row.pooling == "mean" else self._digest(row)
+        return (said % 2**64).to_bytes(8, "little")
+
     def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
         """Write the KV of the row's next inputs."""
         unread, end = iter(tokens), row.next + len(tokens)
@@ -190,16 +209,21 @@ class Oracle:
                 here = hash((here, token, row.next, seen))
                 slots.append(here)
                 row.next += 1
+                row.total += here
 
     def _draw(self, row: Row) -> int:
         """The token that follows the row's inputs so far; noise only where
         one samples.
         """
-        at, slot = divmod(row.next - 1, self.block_size)
-        here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
         how = row.sampling
         noise = (how.seed, how.sample) if how.temperature > 0 else ()
-        return hash((seen, here, row.next, *noise)) % self.vocab
+        return self._digest(row, *noise) % self.vocab
+
+    def _digest(self, row: Row, *noise: int) -> int:
+        """Of all that the row's last input attends to."""
+        at, slot = divmod(row.next - 1, self.block_size)
+        here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
+        return hash((seen, here, row.next, *noise))
 
     def _seen(self, row: Row, upto: int, position: int) -> int:
         """A digest of the blocks that `position` sees before entry `upto`, each read
