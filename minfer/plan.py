@@ -70,6 +70,9 @@ class TokenLogprobs:
 
 
 Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
+LAST: Final = "last"  # ways of pooling: what the model made of the last input,
+MEAN: Final = "mean"  # or the mean of what it made of all
+POOLINGS: Final = (LAST, MEAN)
 # Per row, the vector of a prompt that ended, float32 in little-endian order; or nothing.
 Pooled = tuple[bytes, ...]
 

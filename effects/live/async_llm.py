@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,7 +24,8 @@ from minfer.effects.live.edge import (
 from minfer.effects.live.prompts import Prompt
 from minfer.effects.live.served import ServedModel
 from minfer.effects.text.assembly import Assembly
-from minfer.effects.text.outputs import RequestOutput
+from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
+from minfer.plan import LAST
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -116,6 +117,32 @@ class AsyncLLM(ServedModel):
             asked, sampling_params, request_id=request_id, urgency=urgency
         )
 
+    def embed(
+        self,
+        prompt: Prompt | Asked,
+        *,
+        pooling: str = LAST,
+        normalize: bool = True,
+        request_id: str | None = None,
+        urgency: Urgency = Urgency(),
+    ) -> Coroutine[Any, Any, EmbeddingOutput]:
+        """Make a vector of a prompt, as `LLM.embed` does; to be awaited.
+
+        Raises as `generate` does: at once, or when it is awaited. Cancelling that cancels
+        the request.
+        """
+        _check_id(request_id)
+        news = asyncio.Event()
+        with self.numbers:
+            name = request_id or f"{self.count}-{secrets.token_hex(8)}"
+            hear = partial(self._hear, news)
+            job = self._pooled_job(
+                prompt, hear, pooling, count=self.count, urgency=urgency, name=name
+            )
+            self.count += 1
+        self.front.check(job)
+        return self._embedding(job, news, normalize=normalize)
+
     async def abort(self, request_id: str) -> None:
         """End a request: its reader gets a last output, with the finish reason
         "cancelled".
@@ -125,6 +152,30 @@ class AsyncLLM(ServedModel):
     async def _deltas(
         self, job: Assembly, news: asyncio.Event
     ) -> AsyncGenerator[RequestOutput]:
+        with self._reading(job):
+            while True:
+                await news.wait()
+                news.clear()
+                output = job.take()
+                if job.rejected:  # all else was checked: the line was full by then
+                    raise OverloadedError(f"{job.rejected}; try again later")
+                yield output
+                if output.finished:
+                    return
+
+    async def _embedding(
+        self, job: Assembly, news: asyncio.Event, *, normalize: bool
+    ) -> EmbeddingOutput:
+        with self._reading(job):
+            await news.wait()
+            output = job.embedding(normalize=normalize)
+            if job.rejected:
+                raise OverloadedError(f"{job.rejected}; try again later")
+            return output
+
+    @contextlib.contextmanager
+    def _reading(self, job: Assembly) -> Iterator[None]:
+        """Have a request served for as long as somebody reads of it in this loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._readers:
@@ -137,15 +188,7 @@ class AsyncLLM(ServedModel):
         self.front.submit([job])
         self._readers += 1
         try:
-            while True:
-                await news.wait()
-                news.clear()
-                output = job.take()
-                if job.rejected:  # all else was checked: the line was full by then
-                    raise OverloadedError(f"{job.rejected}; try again later")
-                yield output
-                if output.finished:
-                    return
+            yield
         finally:
             self._readers -= 1
             if not job.finished:

@@ -9,6 +9,7 @@ one digest per block. Hashes are of tuples of int, which Python does not randomi
 same in every process.
 """
 
+import struct
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -16,7 +17,7 @@ from itertools import islice
 from attrs import define
 
 from minfer.messages import Executed, Failed
-from minfer.plan import DEVICE, Open, Plan, Pooled, SampleApart, Scores, Yields
+from minfer.plan import DEVICE, MEAN, Open, Plan, Pooled, SampleApart, Scores, Yields
 from minfer.sample import RowSampling
 from minfer.sequence import SampleId
 from minfer.window import outside
@@ -24,6 +25,11 @@ from minfer.window import outside
 START = 7  # the digest before the first slot of a block
 # what reading memory that nobody wrote looks like, with the place mixed in
 _GARBAGE = 0x5EED
+
+
+def vector_of(digest: int) -> bytes:
+    """Four numbers that say which digest it was, modulo 2^64, as float32."""
+    return struct.pack("<4f", *(digest >> 16 * part & 0xFFFF for part in range(4)))
 
 
 @define
@@ -192,8 +198,8 @@ class Oracle:
 
     def _vector(self, row: Row) -> bytes:
         """What its last input saw, or a digest of all since it was opened."""
-        said = row.total if row.pooling == "mean" else self._digest(row)
-        return (said % 2**64).to_bytes(8, "little")
+        said = row.total if row.pooling == MEAN else self._digest(row)
+        return vector_of(said)
 
     def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
         """Write the KV of the row's next inputs."""

@@ -31,7 +31,7 @@ def _ran(seed: int, turns: int) -> tuple[EngineConfig, tuple[Turn, ...]]:
     log: list[Turn] = []
 
     def spy(config: EngineConfig, state: Any, events: Any) -> Any:
-        written = tuple(map(as_written, events))
+        written: Any = tuple(map(as_written, events))
         transition = step(config, state, tuple(map(_with_vectors, written, events)))
         log.append(Turn(len(log), state, written, transition))
         return transition

@@ -33,7 +33,7 @@ from minfer.messages import (
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request, SamplingParams
-from minfer.runs.oracle import START
+from minfer.runs.oracle import START, vector_of
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
@@ -112,7 +112,7 @@ def pooled_reference(request: Request, block_size: int, window: int = 0) -> byte
             digests.append(here)
     last = hash((seen, here, len(request.prompt)))
     said = total if request.pooling == "mean" else last
-    return (said % 2**64).to_bytes(8, "little")
+    return vector_of(said)
 
 
 def tiny_config(rng: Random) -> EngineConfig:
