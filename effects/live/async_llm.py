@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -117,7 +117,7 @@ class AsyncLLM(ServedModel):
             asked, sampling_params, request_id=request_id, urgency=urgency
         )
 
-    def embed(
+    async def embed(
         self,
         prompt: Prompt | Asked,
         *,
@@ -125,12 +125,35 @@ class AsyncLLM(ServedModel):
         normalize: bool = True,
         request_id: str | None = None,
         urgency: Urgency = Urgency(),
-    ) -> Coroutine[Any, Any, EmbeddingOutput]:
-        """Make a vector of a prompt, as `LLM.embed` does; to be awaited.
-
-        Raises as `generate` does: at once, or when it is awaited. Cancelling that cancels
-        the request.
+    ) -> EmbeddingOutput:
+        """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
+        cancelling it cancels the request.
         """
+        job, news = self._pooled(prompt, pooling, request_id, urgency)
+        async for _ in self._deltas(job, news):
+            pass
+        return job.embedding(normalize=normalize)
+
+    def pool(
+        self,
+        prompt: Prompt | Asked,
+        pooling: str = LAST,
+        *,
+        request_id: str | None = None,
+        urgency: Urgency = Urgency(),
+    ) -> AsyncGenerator[RequestOutput]:
+        """As `embed`, in the form of `generate`: one output, whose only sample has no
+        token, and the vector as it was computed.
+        """
+        return self._deltas(*self._pooled(prompt, pooling, request_id, urgency))
+
+    def _pooled(
+        self,
+        prompt: Prompt | Asked,
+        pooling: str,
+        request_id: str | None,
+        urgency: Urgency,
+    ) -> tuple[Assembly, asyncio.Event]:
         _check_id(request_id)
         news = asyncio.Event()
         with self.numbers:
@@ -141,7 +164,7 @@ class AsyncLLM(ServedModel):
             )
             self.count += 1
         self.front.check(job)
-        return self._embedding(job, news, normalize=normalize)
+        return job, news
 
     async def abort(self, request_id: str) -> None:
         """End a request: its reader gets a last output, with the finish reason
@@ -152,30 +175,6 @@ class AsyncLLM(ServedModel):
     async def _deltas(
         self, job: Assembly, news: asyncio.Event
     ) -> AsyncGenerator[RequestOutput]:
-        with self._reading(job):
-            while True:
-                await news.wait()
-                news.clear()
-                output = job.take()
-                if job.rejected:  # all else was checked: the line was full by then
-                    raise OverloadedError(f"{job.rejected}; try again later")
-                yield output
-                if output.finished:
-                    return
-
-    async def _embedding(
-        self, job: Assembly, news: asyncio.Event, *, normalize: bool
-    ) -> EmbeddingOutput:
-        with self._reading(job):
-            await news.wait()
-            output = job.embedding(normalize=normalize)
-            if job.rejected:
-                raise OverloadedError(f"{job.rejected}; try again later")
-            return output
-
-    @contextlib.contextmanager
-    def _reading(self, job: Assembly) -> Iterator[None]:
-        """Have a request served for as long as somebody reads of it in this loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             if self._readers:
@@ -188,7 +187,15 @@ class AsyncLLM(ServedModel):
         self.front.submit([job])
         self._readers += 1
         try:
-            yield
+            while True:
+                await news.wait()
+                news.clear()
+                output = job.take()
+                if job.rejected:  # all else was checked: the line was full by then
+                    raise OverloadedError(f"{job.rejected}; try again later")
+                yield output
+                if output.finished:
+                    return
         finally:
             self._readers -= 1
             if not job.finished:

@@ -79,6 +79,16 @@ class Answer:
         request = self.inquiry.generation(llm)
         self.samples = request.params.n
         self.writer = self.endpoint.writer(self.stamp, request, llm.tokenizer)
+        if request.pooled is not None:
+            return [
+                llm.pool(
+                    prompt,
+                    request.pooled.how,
+                    request_id=f"{self.stamp.id}-{i}",
+                    urgency=request.urgency,
+                )
+                for i, prompt in enumerate(request.prompts)
+            ]
         return [
             llm.generate(
                 prompt,

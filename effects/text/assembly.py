@@ -51,7 +51,6 @@ class Assembly:
     told: bool = False  # of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
     samples: list[Pieces] = field(factory=list, init=False)
-    vector: bytes = field(default=b"", init=False)  # of a prompt that was pooled
     eager: bool = field(default=False, init=False)  # its text is looked at before its end
 
     def __attrs_post_init__(self) -> None:
@@ -90,7 +89,7 @@ class Assembly:
 
     def pool(self, vector: bytes, now: float) -> None:
         """Take over the vector of the prompt at the time `now`."""
-        self.vector = vector
+        self.samples[0].vector = vector
         self.times.output(now)
 
     def finish(self, done: Finished) -> None:
@@ -163,8 +162,9 @@ class Assembly:
             done = self.samples[0].done
             if done is None:
                 raise AssertionError(f"{self.request.id} has not ended")
-            reason, why = _ended_pooled(done, self.vector)
-            vector = b"" if why or reason != "stop" else self.vector
+            made = self.samples[0].vector
+            reason, why = _ended_pooled(done, made)
+            vector = made if reason == "stop" else b""
             return EmbeddingOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,

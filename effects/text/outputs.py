@@ -77,6 +77,8 @@ class CompletionOutput:
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     cumulative_logprob: float | None = None  # of all tokens of the sample so far
     error: str = ""
+    # What a prompt that was pooled came to, instead of tokens: as in `EmbeddingOutput`.
+    vector: bytes = field(default=b"", repr=False)
 
     def finished(self) -> bool:
         """Whether this sample has ended."""
