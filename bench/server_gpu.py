@@ -34,7 +34,9 @@ from minfer.effects.runs.load.prompts import RandomPrompts, Tokens
 from minfer.effects.runs.load.server import find_model
 
 PROMPT, OUTPUT = 512, 128  # tokens
-EACH = 6  # requests of a client in a run, one after the other
+# Requests of a client in a run, one after the other: few clients ask more often, so that
+# the ramps at both ends of a run are little of it.
+LEAST, MOST, ALTOGETHER = 12, 48, 1536
 PROCESSES = 8  # of clients
 TICKS = os.sysconf("SC_CLK_TCK")
 BODY = {"temperature": 0, "ignore_eos": True}
@@ -69,11 +71,17 @@ print(json.dumps({"opened_seconds": opened, "output_tokens_per_second": found}))
 """
 
 
+def requests_each(args: argparse.Namespace, clients: int) -> int:
+    """How many requests a client sends in a run."""
+    return args.each or max(LEAST, min(MOST, ALTOGETHER // clients))
+
+
 def library(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     """Tokens per second of the library, in a process of its own for each number."""
     found: dict[str, Any] = {}
     for clients in args.clients:
-        what = [str(model), args.device, [clients], args.each, args.prompt, args.output]
+        each = requests_each(args, clients)
+        what = [str(model), args.device, [clients], each, args.prompt, args.output]
         done = subprocess.run(
             [sys.executable, "-c", LIBRARY, json.dumps(what)],
             cwd=ROOT,
@@ -135,7 +143,8 @@ def load(args: argparse.Namespace, url: str, clients: int, seed: int) -> dict[st
     vocabulary = Tokens(SHAPES[args.shape][5])
     prompts = RandomPrompts(vocabulary, args.prompt, args.output, seed=str(seed))
     target = Target(address, find_model(address, "", None).model, body=BODY)
-    wanted = Load(target, prompts, clients * args.each, max_concurrency=clients)
+    count = clients * requests_each(args, clients)
+    wanted = Load(target, prompts, count, max_concurrency=clients)
     return figures_of(put(wanted, PROCESSES), {})
 
 
@@ -215,7 +224,7 @@ if __name__ == "__main__":
             "--device": "cuda",
             "--clients": {**numbers, "default": [8, 64, 256]},
             "--fronts": {**numbers, "default": [1, 2, 4]},
-            "--each": {"type": int, "default": EACH, "help": "requests of a client"},
+            "--each": {"type": int, "default": 0, "help": "requests of a client"},
             "--prompt": PROMPT,
             "--output": OUTPUT,
             "--no-library": {"action": "store_true"},

@@ -56,6 +56,7 @@ from minfer.kernels.attention_tunes import (
     programs_at_once,
 )
 from minfer.kernels.pdl import arrivals, early
+from minfer.kernels.target import capability
 
 SPLIT_TOKENS = 8192  # a range no program exceeds: one long context among many short ones
 LEAST_TOKENS = 64  # of a range
@@ -177,7 +178,7 @@ def prefill_attention(
         return attention_reference(
             q, k_cache, v_cache, table, rows, starts, counts, offsets, scale, window, out
         )
-    tune = tune or prefill_tune(kind_of(q), q.device)
+    tune = tune or prefill_tune(kind_of(q), capability(q.device))
     rows_tile = min(tune.rows, padded(max_count * q.shape[1] // k_cache.shape[2]))
     return _launch(
         q,
@@ -230,7 +231,10 @@ def _launch(
     group = heads // kv_heads
     tiles = triton.cdiv(max_count * group, rows_tile)
     dim_pad = padded(dim)
-    merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
+    # What is whole is not merged: such kernels need not differ in how they would.
+    merge_rows = rows_tile
+    if splits > 1:
+        merge_rows = min(rows_tile, triton.next_power_of_2(max_count * group))
     at_once = MERGE_VALUES[known_dim(dim)] * THREADS * warps
     # Of each range a result [dim], and the logarithm of its sum of exponentials.
     results = tokens * heads * splits if splits > 1 else 0

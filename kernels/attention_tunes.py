@@ -1,11 +1,11 @@
 """How the kernel of attention.py is run: constants for types and heads, as measured."""
 
-from functools import cache
 from typing import Final, NamedTuple
 
-import torch
 import triton
 from torch import Tensor
+
+from minfer.kernels.target import Capability
 
 PROCESSORS: Final = 132  # streaming multiprocessors of an H100 or H200
 # Programs for each, by a head's dimensions, if there are so many before contexts are cut:
@@ -111,9 +111,7 @@ def decode_tune(kind: Kind, programs: int, splits: int) -> DecodeTune:
     return tune._replace(stages=min(held, key=places))
 
 
-@cache
-def prefill_tune(kind: Kind, device: torch.device) -> PrefillTune:
-    """From `PREFILL`, unless the device has too little shared memory for that."""
-    small = kind == WIDEST and device.type == "cuda"
-    small = small and torch.cuda.get_device_capability(device) in HAVE_99_KB
+def prefill_tune(kind: Kind, target: Capability) -> PrefillTune:
+    """From `PREFILL`, unless the GPU has too little shared memory for that."""
+    small = kind == WIDEST and target in HAVE_99_KB
     return WIDEST_IN_99_KB if small else PREFILL[kind]

@@ -18,6 +18,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from minfer.kernels.target import HOPPER, capability
+
 # Rows of a tensor up to which launches are what counts: at 256 a step got 1 % slower.
 MOST = 64
 
@@ -26,12 +28,7 @@ def early(x: Tensor) -> bool:
     """Whether a kernel that calls `follow` is launched early for this tensor
     (`launch_pdl`).
     """
-    return x.is_cuda and x.shape[0] <= MOST and _able(x.device)
-
-
-@cache
-def _able(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device) >= (9, 0)
+    return x.shape[0] <= MOST and capability(x.device) >= HOPPER
 
 
 def arrivals(device: torch.device, size: int) -> Tensor:

@@ -118,8 +118,8 @@ def _launch(
     width = vocab if filtered else parts
     groups = parts * SIZES.chunk // group
     pad = triton.next_power_of_2(groups)
-    tops, sums, totals = logits.new_empty(3, rows, groups, dtype=torch.float32)
     aligned = triton.cdiv(rows, 4) * 4  # to 16 bytes, so that a kernel is compiled once
+    tops, sums, totals = logits.new_empty(3, aligned, groups, dtype=torch.float32)
     counts, bad, out = who.new_empty(3, aligned)[:, :rows]
     asked = {
         "logits": logits,

@@ -20,6 +20,11 @@ COMMANDS: Final = (
     Entry("serve", "serve a model over HTTP, as OpenAI does", "minfer.effects.cli.serve"),
     Entry("plan", "show what fits into memory", "minfer.effects.cli.plan"),
     Entry(
+        "compile",
+        "make a GPU's kernels before they are needed, without one",
+        "minfer.effects.cli.compile",
+    ),
+    Entry(
         "verify",
         "check that a model computes here what transformers computes",
         "minfer.effects.cli.verify",

@@ -2,17 +2,21 @@
 
 import argparse
 import os
-from typing import Final
+from collections.abc import Callable
+from typing import Any, Final
 
 from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.options import dry_run_option, engine_options
+from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.setup.values import read_bytes
 
 DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
     "their base URL is http://HOST:PORT/v1. Ctrl-C ends it."
 )
-BODY_SIZE: Final = 2**22  # bytes
+LINES_PER_SEAT: Final = 16  # samples that may wait for each that may run
+POLICY: Final = "fair"  # between keys or addresses; a library's default is another
+PREPARERS: Final = 4  # at most, if nothing is said
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -35,27 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what clients call the model (default: its folder's name, or its name on "
         "the hub)",
     )
-    add(
-        "--api-key",
-        default=os.environ.get("MINFER_API_KEY", ""),
-        metavar="KEY",
-        help="what clients must send (default: the environment's MINFER_API_KEY; "
-        "without either, nothing)",
-    )
-    add(
-        "--max-body-size",
-        type=read_bytes,
-        default=BODY_SIZE,
-        metavar="BYTES",
-        help="most bytes of a request (default: 4M)",
-    )
-    add(
-        "--max-waiting",
-        type=int,
-        metavar="N",
-        help="answer 503 to whoever comes while N samples wait in line (default: about "
-        "a million)",
-    )
+    _key_options(add)
+    _bound_options(add)
     add(
         "--api-processes",
         type=int,
@@ -76,12 +61,83 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     dry_run_option(parser)
 
 
+def _key_options(add: Callable[..., Any]) -> None:
+    add(
+        "--api-key",
+        action="append",
+        metavar="KEY",
+        help="what clients must send; may be given several times (default: the "
+        "environment's MINFER_API_KEY; without any, nothing)",
+    )
+    add(
+        "--api-keys-file",
+        metavar="FILE",
+        help="JSON or TOML with more keys: name, key, and, where wanted, "
+        "requests_per_minute, tokens_per_minute and priority of each",
+    )
+
+
+def _bound_options(add: Callable[..., Any]) -> None:
+    add(
+        "--max-body-size",
+        type=read_bytes,
+        metavar="BYTES",
+        help="most bytes of a request (default: 4M, or more where the context is longer)",
+    )
+    add(
+        "--max-waiting",
+        type=int,
+        metavar="N",
+        help="answer 503 to whoever comes while N samples wait in line (default: "
+        f"{LINES_PER_SEAT} times --max-num-seqs)",
+    )
+    add(
+        "--max-connections",
+        type=int,
+        default=1024,
+        metavar="N",
+        help="most connections at once; who comes then gets a 503 (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("header-timeout", 10.0, "that a request's head may take to come"),
+        ("body-timeout", 60.0, "that its body may take to come"),
+        ("request-timeout", None, "that an answer may take; what is there by then is it"),
+    ):
+        add(
+            f"--{name}",
+            type=float,
+            default=default,
+            metavar="SECONDS",
+            help=f"seconds {what} (default: {default or 'any'})",
+        )
+    add(
+        "--enforce-deadlines",
+        action="store_true",
+        help="end requests whose own deadline has passed, too",
+    )
+    add(
+        "--preparers",
+        type=int,
+        default=min(PREPARERS, max(2, (os.cpu_count() or 1) // 2)),
+        metavar="N",
+        help="processes that read and tokenize large requests; 0: threads of the server "
+        "(default: %(default)s here)",
+    )
+
+
 def run(options: argparse.Namespace) -> int:
     """Serve until a signal comes; returns the exit code."""
     # They import the HTTP server.
     from minfer.effects.serving import server
     from minfer.effects.serving.supervisor import serve_in_processes
 
+    if options.api_key is None:
+        options.api_key = [os.environ.get("MINFER_API_KEY", "")]
+    if options.max_waiting is None:
+        seats = options.max_num_seqs or EngineArgs().max_num_seqs
+        options.max_waiting = LINES_PER_SEAT * seats
+    if options.scheduling_policy is None:
+        options.scheduling_policy = POLICY
     args, http = server.read_options(options)
     host, port, fronts = options.host, options.port, options.api_processes
     if fronts is None:

@@ -9,7 +9,6 @@ another maker's GPUs, say) is one more file.
 """
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
@@ -72,12 +71,6 @@ class Backend(Protocol):
     ) -> Cache:
         """A cache that a model can run with, for positions below `length`. Raises
         MemoryError or torch.OutOfMemoryError.
-        """
-        ...
-
-    def compiled(self) -> AbstractContextManager[None]:
-        """What is launched in here is compiled instead of run; for the CPU, nothing is
-        to be compiled.
         """
         ...
 

@@ -1,6 +1,5 @@
 """The CPU's backend: plain torch for products and rows, numpy for drawing."""
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Final
 
 import numpy as np
@@ -53,10 +52,6 @@ class CpuBackend:
     ) -> KVCache:
         """A cache for positions below `length`. MemoryError."""
         return make_cache(spec, blocks, block_size, max_model_len=length)
-
-    def compiled(self) -> AbstractContextManager[None]:
-        """Nothing is to be compiled."""
-        return nullcontext()
 
     def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
         """Contexts are not cut."""

@@ -1,7 +1,5 @@
 """A GPU's backend: Triton's kernels, or on the CPU their references in plain torch."""
 
-from contextlib import AbstractContextManager
-
 import torch
 from attrs import frozen
 from torch import Tensor
@@ -12,7 +10,6 @@ from minfer.effects.execution.cuda_attention import CudaCache
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels.ahead import compiled
 from minfer.kernels.attention import num_splits
 from minfer.kernels.gated import pays
 from minfer.kernels.logprobs import logprobs
@@ -50,10 +47,6 @@ class CudaBackend:
     ) -> CudaCache:
         """A cache for positions below `length`. torch.OutOfMemoryError."""
         return CudaCache.make(spec, blocks, block_size, length, self.device)
-
-    def compiled(self) -> AbstractContextManager[None]:
-        """What is launched in here is compiled instead of run."""
-        return compiled()
 
     def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:
         """Ranges of Flash-Decoding: as many as fill the GPU."""

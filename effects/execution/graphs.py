@@ -1,10 +1,20 @@
 """CUDA graphs of an executor's steps: one for each kind, captured once that is worth its
 time.
+
+Theory. A capture takes about as long as launching the step kernel by kernel, some 10 ms,
+and everybody whose step comes next waits for it. So graphs are captured before the first
+request, in the order of `capture_order.py`, and while nobody is served (`warm_up.py`);
+meanwhile a step without a graph is launched kernel by kernel, which costs a few
+milliseconds more each time. An engine that never rests would lose these for ever: a kind
+that came so often that its launches have cost several captures is captured after all, and
+never two of them one shortly after the other.
 """
 
 import contextlib
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 from attrs import define, field
@@ -15,7 +25,9 @@ from minfer.effects.execution.kinds import Kind
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name of it
 
-MOST_KINDS = 256  # graphs, after which only pure decode steps are captured
+MOST_KINDS: Final = 384  # graphs, after which only pure decode steps are captured
+OFTEN: Final = 16  # launches one by one, which have cost some six captures
+PAUSE: Final = 0.25  # seconds between two captures that steps wait for
 
 
 @define(eq=False)
@@ -25,14 +37,22 @@ class GraphCache:
     device: torch.device
     room: int  # bytes that the largest step takes while it runs
     made: dict[Kind, torch.cuda.CUDAGraph] = field(factory=dict)
-    seen: set[Kind] = field(factory=set)  # with inputs from history: ran once at least
+    launched: Counter[Kind] = field(factory=Counter)  # one by one, how often
     pool: "_POOL_HANDLE | None" = None
+    last: float = 0.0  # when one was captured, on the monotonic clock
 
-    def due(self, kind: Kind) -> bool:
-        """Whether a kind without a graph should get one: decode steps come again, others
-        may.
-        """
-        return not kind.tokens or (kind in self.seen and len(self.made) < MOST_KINDS)
+    def may_have(self, kind: Kind) -> bool:
+        """Whether there is room for a graph of a kind that has none."""
+        return kind not in self.made and (not kind.tokens or len(self.made) < MOST_KINDS)
+
+    def due(self, kind: Kind, now: float) -> bool:
+        """Whether a kind is captured although a step waits for it."""
+        often = self.launched[kind] >= OFTEN
+        return often and now - self.last >= PAUSE and self.may_have(kind)
+
+    def wanted(self) -> list[Kind]:
+        """Kinds that steps were launched of one by one, the most frequent first."""
+        return [one for one, _ in self.launched.most_common() if self.may_have(one)]
 
     def capture(self, kind: Kind, step: Callable[[Kind], None]) -> torch.cuda.CUDAGraph:
         """Make the graph of a step. It does not run, but what it needs has to be
@@ -56,6 +76,8 @@ class GraphCache:
             raise
         graph.capture_end()
         self.made[kind] = graph
+        self.last = time.monotonic()
+        del self.launched[kind]
         return graph
 
 

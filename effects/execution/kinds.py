@@ -12,9 +12,15 @@ from attrs import evolve, frozen
 from minfer.effects.models.shapes import padded_tokens
 
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
+# Rows that feed themselves, up to which a lone chunk has graphs of its own: beside more,
+# seven chunks that are none cost nothing that can be measured.
+LONELY = 8
 # `bucket_of`'s parts: of steps without and with inputs from history
 DECODE = 16
 MIXED = 8
+# Rows beside inputs from history, up to which only powers of two have graphs: so few pad
+# such a step by little, and there are two other sizes whose graphs differ.
+DOUBLING = 64
 # inputs of a chunk: kinds differ above it, as programs are launched for the longest
 LONGEST = 1024
 
@@ -43,8 +49,9 @@ class Kind:
             alone = bucket_of(self.alone, DECODE)
             return evolve(self, alone=alone, draws=alone)
         tokens = padded_tokens(self.tokens)
-        chunks = next(size for size in CHUNK_SIZES if size >= self.chunks)
-        alone = bucket_of(self.alone, MIXED) if self.alone else 0
+        alone = mixed_bucket_of(self.alone)
+        sizes = CHUNK_SIZES if alone <= LONELY else CHUNK_SIZES[1:]
+        chunks = next(size for size in sizes if size >= self.chunks)
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
         return evolve(
             self,
@@ -65,6 +72,13 @@ def bucket_of(count: int, parts: int) -> int:
     return -(-count // step) * step
 
 
+def mixed_bucket_of(count: int) -> int:
+    """The same beside inputs from history, where there may be none."""
+    if count <= DOUBLING:
+        return 1 << (count - 1).bit_length() if count else 0
+    return bucket_of(count, MIXED)
+
+
 def most_draws(seqs: int) -> int:
     """Rows of logits of the largest step of an engine of so many sequences."""
-    return bucket_of(seqs, MIXED) + max(seqs, CHUNK_SIZES[-1])
+    return mixed_bucket_of(seqs) + max(seqs, CHUNK_SIZES[-1])

@@ -93,6 +93,23 @@ def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
     return (*(history if kind.tokens else ()), *apart)
 
 
+def nobodys(kind: Kind, scratch: int, length: int) -> Words:
+    """The words of a step that is made for its own sake: all of it is the scratch row's,
+    one chunk of as many inputs as a chunk of the kind has, at positions below `length`.
+    """
+    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(kind)), np.int32)
+    inputs = Inputs.of(words, kind)
+    if inputs.history is not None:
+        inputs.history.tokens[1] = np.arange(kind.tokens) % length
+        inputs.history.tokens[2] = scratch
+        inputs.history.chunks[0] = scratch
+        inputs.history.chunks[2:, 0] = min(kind.longest, length), kind.alone
+        inputs.history.draws[0] = scratch
+    if inputs.apart is not None:
+        inputs.apart[:] = scratch
+    return words
+
+
 def most_words(rows: DeviceRows, tokens: int, draws: int) -> int:
     """Words of the largest inputs, and changes: every table whole, what else rows keep,
     who decodes.

@@ -6,9 +6,9 @@ changes; run the step, from embedding to tokens drawn and rows advanced; copy th
 to pinned memory and record an event.
 
 A step's launches are a function of its `Kind` (kinds.py) and of what lies on the device,
-so it can be a CUDA graph: one for each kind, captured when it is first needed. A step
-with inputs from history is captured if launching it takes longer than its work, and once
-its kind came a second time; else its launches are made one by one.
+so it can be a CUDA graph: one for each kind, captured before it is needed (warm_up.py),
+or while nobody waits. A step whose kind has none yet is launched kernel by kernel, as are
+those with so many inputs from history that launching them takes less than their work.
 
 Everything is on one stream, in order: a device buffer can be overwritten by the next
 step's copy as soon as that is enqueued.
@@ -22,7 +22,7 @@ the other way round, by events.
 """
 
 import contextlib
-import logging
+import time
 import warnings
 from typing import Final
 
@@ -36,7 +36,13 @@ from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, align
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.kinds import Kind, most_draws
 from minfer.effects.execution.late_draws import LateDraw
-from minfer.effects.execution.packing import Forward, History, Inputs, most_words
+from minfer.effects.execution.packing import (
+    Forward,
+    History,
+    Inputs,
+    most_words,
+    nobodys,
+)
 from minfer.effects.execution.pooling import Pooler, Vectors, Wanted
 from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.sampler import Sampler
@@ -52,11 +58,7 @@ from minfer.kernels.flash import FlashWork
 from minfer.kernels.packages import FLASH, QUACK
 from minfer.plan import Plan
 
-# Sizes of prompts whose kernels serve any: of few tokens, which are launched early, and
-# of more. Still larger ones may take packages, which take seconds to import.
-PROMPTS: Final = (64, 320)
 CONTEXT: Final = 1024  # the shortest context by which kernels are chosen
-_log = logging.getLogger("minfer.executor")
 
 
 def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
@@ -129,27 +131,18 @@ class ModelRunner:
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
 
-    def compile_ahead(self) -> None:
-        """Compile what first requests need all at once: for a prompt, and to go on."""
-        budget = self.config.max_num_batched_tokens
-        kinds = [
-            self.padded(Kind(alone=0, draws=1, tokens=n, chunks=1, longest=n))
-            for n in sorted({min(size, budget) for size in PROMPTS})
-        ]
-        splits = self.backend.num_splits(1, self.spec, CONTEXT)
-        kinds.append(Kind(alone=1, draws=1, splits=splits))
-        try:
-            with (
-                torch.inference_mode(),
-                torch.cuda.stream(self.stream),
-                self.backend.compiled(),
-            ):
-                self.backend.scatter(self.rows.arena, self.staging[:2])
-                for kind in kinds:
-                    self._step(kind, dry=True)
-        except Exception as error:
-            # The first step will say so again, if it cannot do otherwise.
-            _log.warning("kernels are compiled one by one, as they are needed: %r", error)
+    def step_of_nobody(self, kind: Kind) -> None:
+        """Make a step for its own sake, while none is under way: it changes no row."""
+        length = self.rows.blocks * self.config.block_size
+        words = nobodys(kind, self.rows.scratch, min(length, self.config.max_model_len))
+        self.staging[: len(words)].copy_(torch.from_numpy(words))
+        self._step(kind, dry=True)
+
+    def capture(self, kind: Kind) -> None:
+        """Have a graph of a kind, while no step is under way."""
+        self.step_of_nobody(kind)
+        self.shortcuts.capture()
+        self.captures.capture(kind, self._step)
 
     def padded(self, kind: Kind) -> Kind:
         """The kind that serves another: padded if there can be a graph of it."""
@@ -245,12 +238,10 @@ class ModelRunner:
     def _replay(self, kind: Kind) -> None:
         """A step, as its graph does it; launch by launch while there is none."""
         if (graph := self.captures.made.get(kind)) is None:
-            if not self.captures.due(kind):
+            if not self.captures.due(kind, time.monotonic()):
                 self._step(kind)
-                self.captures.seen.add(kind)  # now that what it needs is compiled
+                self.captures.launched[kind] += 1
                 return
-            if not kind.tokens:
-                self._step(kind, dry=True)
             self.shortcuts.capture()
             graph = self.captures.capture(kind, self._step)
         graph.replay()
@@ -258,14 +249,14 @@ class ModelRunner:
     def _step(self, kind: Kind, dry: bool = False, tap: Tap | None = None) -> None:
         """A whole step, from what is on the device into the sampler's `out` and the rows.
 
-        `dry`: to compile it. The rows that feed themselves are nobody's; those of chunks
-        are what lies on the device, which before the first request is nobody's either.
+        `dry`: for its own sake. The rows that feed themselves are nobody's; so is then
+        what lies on the device of chunks and draws.
         """
         rows = self.rows
         inputs = Inputs.of(self.staging, kind)
         who = rows.batch[: kind.alone]
         if dry:
-            who = torch.full_like(who, rows.scratch)
+            who = who.new_full((kind.alone,), rows.scratch)
         sampled = None
         if inputs.history is not None:
             who, sampled = inputs.history.draws.unbind(0)

@@ -10,23 +10,29 @@ Where a plan has rows that are sampled apart, its forward keeps their logits; th
 drawn when `sample` says so (`late_draws.py`), and the others do not wait for that.
 """
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
+from typing import Final
 
 import torch
-from attrs import define, field
+from attrs import define, field, frozen
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend, Cache
+from minfer.effects.execution.background import Background
 from minfer.effects.execution.cpu_backend import CpuBackend
+from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
 from minfer.effects.execution.late_draws import pack_late
 from minfer.effects.execution.packing import Draw, Packer
+from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.streams import give_back, is_gpu
 from minfer.effects.execution.threads import is_for_one_thread, work_alone
+from minfer.effects.execution.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
@@ -44,6 +50,18 @@ class Flight:
     kept: Draw | None = None  # who is sampled apart, once their logits are kept
     masks: tuple[Mask, ...] | None = None  # of these; None: the host has not said yet
     gone: list[int] = field(factory=list)  # of these, whose rows were others' by then
+
+
+PLAIN: Final = Wants(filtered=False, scored=False)
+
+
+@frozen
+class Readiness:
+    """What an executor is to do before it is ready, and whom it tells."""
+
+    report: Report = to_nobody
+    likely: Wants = PLAIN  # of requests that say nothing
+    capturing: float = SECONDS  # how long, at most
 
 
 def open_backend(
@@ -95,6 +113,7 @@ class TorchExecutor:
         graphs: bool = True,
         checked: bool = False,
         kernels: bool = False,
+        readiness: Readiness = Readiness(),
     ) -> None:
         """Runs on `device`, where the weights are.
 
@@ -117,8 +136,12 @@ class TorchExecutor:
         # Whether what is launched runs at once; else, when its results are asked for.
         self.at_once = is_gpu(self.device)
         self.in_one_thread = is_for_one_thread(spec, self.device)
+        # Who launches has it, and who does something in a quiet moment.
+        self.lock = threading.Lock()
+        self.collecting = False
+        self.background: Background | None = None
         if is_gpu(self.device):
-            self.runner.compile_ahead()
+            self._warm_up(spec, readiness)
         self.runner.wait()
 
     # --- the executor's contract --------------------------------------------------------
@@ -126,9 +149,11 @@ class TorchExecutor:
     def launch(self, plan: Plan) -> None:
         """Enqueue a plan. What goes wrong is said when it is collected."""
         flight = Flight(plan)
-        self.flights.append(flight)
-        if self.at_once and self._stands(flight):
-            self._attempt(flight, self._launch)
+        self._note_work()
+        with self.lock:
+            self.flights.append(flight)
+            if self.at_once and self._stands(flight):
+                self._attempt(flight, self._launch)
 
     def sample(self, apart: SampleApart) -> None:
         """Have the rows drawn that are sampled apart in a plan that was launched."""
@@ -137,11 +162,19 @@ class TorchExecutor:
             return  # it failed, and that was said
         flight.masks = apart.masks
         if self.at_once and self._stands(flight):
-            self._attempt(flight, self._sample)
+            with self.lock:
+                self._attempt(flight, self._sample)
 
     def collect(self) -> Executed | Failed:
         """Wait for the earliest plan's tokens."""
-        flight = self.flights.popleft()
+        self.collecting = True
+        try:
+            return self._collect(self.flights.popleft())
+        finally:
+            self._note_work()
+            self.collecting = False
+
+    def _collect(self, flight: Flight) -> Executed | Failed:
         if not self.at_once:
             self._attempt(flight, self._launch)
             if flight.plan.apart and flight.masks is not None and not flight.error:
@@ -156,6 +189,8 @@ class TorchExecutor:
 
     def close(self) -> None:
         """Let go of the weights and the cache; no call may follow."""
+        if self.background is not None:
+            self.background.close()
         self.runner.wait()
         self.flights.clear()
         self.runner.close()
@@ -172,6 +207,29 @@ class TorchExecutor:
         """A cache that the model can run with, for positions below `length`."""
         runner = self.runner
         return runner.backend.make_cache(runner.spec, blocks, block_size, length)
+
+    # --- before it is ready, and in quiet moments ---------------------------------------
+
+    def _warm_up(self, spec: ModelSpec, readiness: Readiness) -> None:
+        """Have kernels and graphs before they are needed; the rest comes later."""
+        warm_up = WarmUp(
+            self.runner,
+            spec,
+            readiness.report,
+            readiness.likely,
+            seconds=readiness.capturing,
+        )
+        warm_up.before_ready()
+        self.background = Background(
+            warm_up.piece,
+            quiet=lambda: not (self.flights or self.collecting),
+            lock=self.lock,
+        )
+        self.background.start()
+
+    def _note_work(self) -> None:
+        if self.background is not None:
+            self.background.asked()
 
     # --- one plan -----------------------------------------------------------------------
 

@@ -3,18 +3,21 @@
 It listens before it loads, so that fronts hear how far it is. When the engine breaks the
 process ends: what it served is asked for again of the next one, which begins with a
 memory that nobody has spoiled.
+
+Its parent tells it to end (`STOP`). What a terminal or a service manager sends to all
+processes is the parent's to judge: while fronts finish what they serve, they need it.
 """
 
 import contextlib
 import logging
+import os
 import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-import attrs
-
+from minfer.effects.execution.progress import Progress
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
@@ -23,31 +26,44 @@ from minfer.effects.setup.prepare import Setup
 from minfer.effects.setup.settings import EngineArgs
 
 BROKEN: Final = 70  # exit code: the engine broke, and may be started again
+STOP: Final = signal.SIGUSR2  # what a parent tells a process that is to end now
 log = logging.getLogger("minfer.engine")
 
 
 def run_engine(
     args: EngineArgs, path: Path, fronts: int, ready: Callable[[], None]
 ) -> int:
-    """Serve so many fronts at `path`, until a SIGTERM; returns the exit code.
+    """Serve so many fronts at `path`, until a `STOP`; returns the exit code.
 
     `ready` is called when the model is loaded. Raises ConfigError and the like for what
     cannot be loaded.
     """
-    over = threading.Event()
+    over, loaded = threading.Event(), threading.Event()
     causes: list[str] = []
 
     def died(why: str) -> None:
         causes.append(why)
         over.set()
 
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the fronts' and our parent's
+    def stop(*_: object) -> None:
+        over.set()
+        if not loaded.is_set():  # nobody is served, and it may take minutes
+            os._exit(0)
+
+    signal.signal(STOP, stop)
+    for one in (signal.SIGTERM, signal.SIGINT):
+        # No SIG_IGN, which processes that are started from here would inherit.
+        signal.signal(one, lambda *_: None)
     host = Host(fronts, died)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
-    with contextlib.closing(ServedModel(**attrs.asdict(args, recurse=False))) as model:
+
+    def report(progress: Progress) -> None:
+        host.report(progress.stage, progress.done, progress.total)
+
+    with contextlib.closing(ServedModel.opened(args, report)) as model:
+        loaded.set()
         host.open(model.client, _facts(model.setup))
         ready()
         over.wait()

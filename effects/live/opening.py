@@ -6,10 +6,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from minfer.effects.execution.executor import Executor
+from minfer.effects.execution.progress import WEIGHTS, Progress, Report, to_nobody
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.sample import RowSampling
 
 if TYPE_CHECKING:
     from minfer.effects.models.model import Model
@@ -19,10 +21,13 @@ if TYPE_CHECKING:
 RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")  # by a journal
 
 
-def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
+def open_executor(
+    setup: Setup, tokenizer: Tokenizer | None, report: Report = to_nobody
+) -> Executor:
     """The executor that the settings ask for, with its weights where it has any.
 
-    Raises CheckpointError if they cannot be used, and NotEnoughMemoryError.
+    `report` is told how far it is, by whatever thread. Raises CheckpointError if they
+    cannot be used, and NotEnoughMemoryError.
     """
     vocab_size = setup.spec.vocab_size
     match setup.args.executor:
@@ -36,7 +41,7 @@ def open_executor(setup: Setup, tokenizer: Tokenizer | None) -> Executor:
             spelled = () if tokenizer is None else encoded_passage(tokenizer.encode)
             return Dry(spelled or (tuple(range(vocab_size)),))
         case _:
-            return _with_torch(setup)
+            return _with_torch(setup, report)
 
 
 def open_journal(setup: Setup, executor: Executor) -> Writer | None:
@@ -68,12 +73,13 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
     )
 
 
-def _with_torch(setup: Setup) -> Executor:
+def _with_torch(setup: Setup, report: Report) -> Executor:
     """The model's own executor. Raises NotEnoughMemoryError, which says what for."""
     import torch
 
     config = setup.config
     needs = setup.memory
+    report(Progress(WEIGHTS, 0, 1))
     try:
         weights = _weights(setup)
     except (MemoryError, torch.OutOfMemoryError) as error:
@@ -82,9 +88,13 @@ def _with_torch(setup: Setup) -> Executor:
             f"weights of {size} do not fit beside what else is in memory: "
             f"{_line(error)}; choose a smaller model"
         ) from error
+    report(Progress(WEIGHTS, 1, 1))
     try:
-        from minfer.effects.execution.torch_executor import TorchExecutor
+        from minfer.effects.execution.device_rows import Wants, is_filtered
+        from minfer.effects.execution.torch_executor import Readiness, TorchExecutor
 
+        advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
+        likely = Wants(is_filtered(advised, setup.spec.vocab_size), scored=False)
         return TorchExecutor(
             config,
             setup.spec,
@@ -92,6 +102,7 @@ def _with_torch(setup: Setup) -> Executor:
             setup.device.kind,
             graphs=not setup.args.enforce_eager,
             checked=setup.args.check_steps,
+            readiness=Readiness(report, likely),
         )
     except (MemoryError, RuntimeError) as error:
         size = size_text(needs.kv_cache)

@@ -2,12 +2,15 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from minfer.effects.live.errors import RequestError
-from minfer.effects.text.tokenizer import TextError, Tokenizer
+from minfer.effects.live.errors import RequestError, TooLongError
+from minfer.effects.text.tokenizer import TextError, TextTooLongError, Tokenizer
+
+if TYPE_CHECKING:
+    from minfer.effects.text.chat import ChatOptions, Conversation
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -60,14 +63,31 @@ def read_prompt(
 def encoded(
     text: str, tokenizer: Tokenizer | None, add_special_tokens: bool = True
 ) -> list[int]:
-    """Token ids of a text. Raises RequestError if it cannot be encoded."""
+    """Token ids of a text. Raises RequestError if it cannot be encoded, and TooLongError
+    if it cannot fit.
+    """
     if tokenizer is None:
         why = "a text prompt needs a tokenizer, which was left out (skip_tokenizer_init)"
         raise RequestError(f"{why}; give token ids")
     try:
         return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+    except TextTooLongError as error:
+        raise TooLongError(str(error)) from None
     except TextError as error:
         raise RequestError(str(error)) from None
+
+
+def rendered(
+    tokenizer: Tokenizer | None, messages: "Conversation", how: "ChatOptions"
+) -> Asked:
+    """A conversation through its chat template. Raises as `encoded`, and
+    ChatTemplateError.
+    """
+    from minfer.effects.text.chat import render_chat  # it imports jinja2
+
+    text = render_chat(tokenizer, messages, how)
+    # Templates write begin and end tokens themselves.
+    return Asked(text, encoded(text, tokenizer, add_special_tokens=False))
 
 
 def wrong_kind(what: str, wanted: str, given: object, index: int = 0) -> RequestError:

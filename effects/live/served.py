@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Never, Self
 
 import attrs
 
+from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.live import edge, opening
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
-from minfer.effects.live.prompts import Prompt, encoded, read_prompt
+from minfer.effects.live.prompts import Prompt, read_prompt, rendered
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -74,6 +75,7 @@ class ServedModel:
         skip_tokenizer_init: bool = False,
         max_waiting: int = 2**20,
         executor: str = "torch",
+        streaming: bool = False,
         check_steps: bool = False,
         **unknown: Never,
     ) -> None:
@@ -102,15 +104,25 @@ class ServedModel:
             skip_tokenizer_init=skip_tokenizer_init,
             max_waiting=max_waiting,
             executor=executor,
+            streaming=streaming,
             check_steps=check_steps,
         )
         self._open(args)
 
-    def _open(self, args: EngineArgs) -> None:
+    @classmethod
+    def opened(cls, args: EngineArgs, report: Report) -> Self:
+        """The model that `args` say, as the constructor makes it; `report` is told how
+        far that is.
+        """
+        model = cls.__new__(cls)
+        model._open(args, report)
+        return model
+
+    def _open(self, args: EngineArgs, report: Report = to_nobody) -> None:
         """Load the model, and have an engine ready."""
         self._read(prepare(args))
         setup = self.setup
-        executor = opening.open_executor(setup, self.tokenizer)
+        executor = opening.open_executor(setup, self.tokenizer, report)
         journal = opening.open_journal(setup, executor)
         self.worker = Worker(Driver(setup.config, executor, record=journal))
         self._attach(self.worker, 0)
@@ -129,7 +141,7 @@ class ServedModel:
         """Load what turns text into tokens and back."""
         self.tokenizer = None
         if not setup.args.skip_tokenizer_init:
-            self.tokenizer = Tokenizer(setup.folder)
+            self.tokenizer = Tokenizer(setup.folder, setup.config.max_model_len)
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
@@ -168,7 +180,7 @@ class ServedModel:
             "continue_final_message": continue_final_message,
             "chat_template_kwargs": chat_template_kwargs,
         }
-        return list(self._rendered(messages, how).ids)
+        return list(rendered(self.tokenizer, messages, how).ids)
 
     def reset_prefix_cache(self) -> None:
         """Find nothing any more of what the prefix cache holds, for requests to come.
@@ -183,11 +195,7 @@ class ServedModel:
         gc.unfreeze()
 
     def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
-        from minfer.effects.text.chat import render_chat
-
-        text = render_chat(self.tokenizer, messages, how)
-        # Templates write begin and end tokens themselves.
-        return Asked(text, encoded(text, self.tokenizer, add_special_tokens=False))
+        return rendered(self.tokenizer, messages, how)
 
     def _job(
         self,

@@ -108,7 +108,8 @@ def _kernels(linear: Linear) -> Products:
             f"there are no kernels for {linear.scheme.value} matrices yet; use a "
             f"checkpoint in bfloat16, float16 or float32"
         )
-    return _on_gpu() if linear.weight.is_cuda else _on_cpu()
+    weight = linear.weight  # one that is nowhere stands for a GPU's
+    return _on_gpu() if weight.is_cuda or weight.is_meta else _on_cpu()
 
 
 @cache

@@ -94,7 +94,7 @@ def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
     """The same on a GPU, of a forward of `tokens` tokens."""
     element = dtype_bytes(spec.dtype)
-    rows = sizes.max_num_seqs * 5 // 4 + 32  # padding included
+    rows = max(64, sizes.max_num_seqs * 5 // 4) + 32  # padding included
     attentions = [group.attention for group in spec.groups]
     attention = max(one.cuda_activation_elements for one in attentions)
     widest = max(attention, _widest_feed_forward(spec))

@@ -1,9 +1,9 @@
 """One answer: its request goes to the engine, and what comes back goes to its client.
 
-    prepare: prompts become token ids, in a thread if the body is long
+    begin: prompts become the engine's requests, in a thread if they are long
        |
-    follow: one task for each prompt, which writes what each turn of the engine brings
-       |
+    follow: one task for each prompt, which writes what each turn of the engine brings;
+       |    a window of them at once, so that one request never has all seats
     the end of the last prompt, or an error, ends the answer
 
 Whatever ends it early, as the client's departure does, closes the engine's iterators: the
@@ -12,132 +12,204 @@ request is cancelled before the next step. An error reaches its own client only.
 
 import asyncio
 import contextlib
-import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from typing import Final, NoReturn
 
+import attrs
 from starlette.requests import ClientDisconnect
 
-from minfer.effects.live.errors import EngineDeadError
+from minfer.effects.live.errors import EngineDeadError, OverloadedError
+from minfer.effects.serving.authentication import caller_of, pay_output
 from minfer.effects.serving.backend import Backend
-from minfer.effects.serving.errors import INTERNAL, SHUTTING_DOWN, ApiError, told_of
-from minfer.effects.serving.protocol import Endpoint, Inquiry, Served, Writer
+from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
+from minfer.effects.serving.protocol import (
+    Endpoint,
+    GenerationRequest,
+    Served,
+    Writer,
+)
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
 Outputs = AsyncGenerator[RequestOutput]
+LONG: Final = 8192  # tokens of prompts whose requests are made in a thread
+PER_PROMPT: Final = 64  # tokens that making one more request is worth
+AGAIN: Final = 0.25  # seconds after which a later prompt that met a full line is tried
+OVERDUE: Final = 5.0  # seconds that the engine has to end what is too late
 
 
 class Answer:
-    """The answer to one inquiry, written while the engine makes it."""
-
-    writer: Writer  # once the request is prepared
+    """The answer to one request, written while the engine makes it."""
 
     def __init__(
         self,
         backend: Backend,
         endpoint: Endpoint,
-        inquiry: Inquiry,
+        request: GenerationRequest,
         stamp: Stamp,
         connection: Connection,
     ) -> None:
         self.backend = backend
         self.endpoint = endpoint
-        self.inquiry = inquiry
+        self.request = request
         self.stamp = stamp
         self.connection = connection
-        self.transport = connection.transport(stream=inquiry.stream, name=stamp.id)
+        self.transport = connection.transport(stream=request.stream, name=stamp.id)
+        self.writer: Writer = endpoint.writer(stamp, request, backend.llm.tokenizer)
         self.writing = asyncio.Lock()
-        self.samples = 1  # of each prompt
-        self.left = 0  # prompts that have not ended
+        self.begun = False  # something was written
+        self.late = False  # it was ended for the time it took
+        self.samples = request.params.n  # of each prompt
+        self.left = len(request.prompts)  # those that have not ended
         self.served: dict[int, Served] = {}  # those that have, by prompt
 
-    async def run(self, *, long: bool) -> None:
-        """Answer, for as long as the client is there; `long` prepares in a thread."""
+    async def run(self) -> None:
+        """Answer, for as long as the client is there."""
         try:
             async with asyncio.TaskGroup() as group:
-                watch = group.create_task(self.connection.departed())
-                prompts = await self._prepared(long)
-                self.left = len(prompts)
-                parts = [self._follow(i, outputs) for i, outputs in enumerate(prompts)]
+                aside: list[asyncio.Task[None]] = []
+                aside.append(group.create_task(self.connection.departed()))
+                if (seconds := self.backend.time_for(self.request)) is not None:
+                    aside.append(group.create_task(self._end_after(seconds)))
+                outputs = await self._begun()
+                in_order = iter(enumerate(outputs))
+                several = range(min(len(outputs), self.backend.window(self.samples)))
+                parts = [self._follow_all(in_order) for _ in several]
                 await asyncio.wait([*map(group.create_task, parts)])
-                watch.cancel()
+                for task in aside:
+                    task.cancel()
         except* ClientDisconnect:
             pass
         except* Exception as errors:
             await self._fail(errors.exceptions[0])
 
-    async def _prepared(self, long: bool) -> list[Outputs]:
-        if not long:
-            return self._prepare()
+    async def _begun(self) -> list[Outputs]:
+        prompts = self.request.prompts
+        work = sum(len(prompt.ids) + PER_PROMPT for prompt in prompts)
+        if work <= LONG:
+            return self._begin()
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self.backend.pool, self._prepare)
+        return await loop.run_in_executor(self.backend.pool, self._begin)
 
-    def _prepare(self) -> list[Outputs]:
+    def _begin(self) -> list[Outputs]:
         """Check all prompts and make their requests. Raises what `told_of` knows."""
-        llm = self.backend.llm
-        request = self.inquiry.generation(llm)
-        self.samples = request.params.n
-        self.writer = self.endpoint.writer(self.stamp, request, llm.tokenizer)
+        return [self._generated(i) for i in range(len(self.request.prompts))]
+
+    def _generated(self, prompt: int) -> Outputs:
+        request = self.request
         if request.pooled is not None:
-            return [
-                llm.pool(
-                    prompt,
-                    request.pooled.how,
-                    request_id=f"{self.stamp.id}-{i}",
-                    urgency=request.urgency,
-                )
-                for i, prompt in enumerate(request.prompts)
-            ]
-        return [
-            llm.generate(
-                prompt,
-                request.params,
-                request_id=f"{self.stamp.id}-{i}",
+            return self.backend.llm.pool(
+                request.prompts[prompt],
+                request.pooled.how,
+                request_id=self._name(prompt),
                 urgency=request.urgency,
-                streaming=request.stream,
             )
-            for i, prompt in enumerate(request.prompts)
-        ]
+        return self.backend.llm.generate(
+            request.prompts[prompt],
+            request.params,
+            request_id=self._name(prompt),
+            urgency=request.urgency,
+            streaming=request.stream,
+        )
 
-    async def _follow(self, prompt: int, outputs: Outputs) -> None:
-        """Write what comes of one prompt: one write for a turn."""
+    def _name(self, prompt: int) -> str:
+        return f"{self.stamp.id}-{prompt}"
+
+    async def _follow_all(self, prompts: Iterator[tuple[int, Outputs]]) -> None:
+        """Follow one prompt after the other, as long as there are any."""
+        for prompt, outputs in prompts:
+            if self.late:
+                self._too_late()
+            following: Outputs | None = outputs
+            while following is not None:
+                following = await self._follow(prompt, following)
+            if self.left:  # others are heard in between, however quickly prompts end
+                await asyncio.sleep(0)
+
+    async def _follow(self, prompt: int, outputs: Outputs) -> Outputs | None:
+        """Write what comes of one prompt: one write for a turn.
+
+        A prompt behind others that meets a full line is to be followed again.
+        """
+        try:
+            async with contextlib.aclosing(outputs):
+                async for output in outputs:
+                    await self._take(prompt, output)
+        except OverloadedError:
+            if not self.served:
+                raise
+            await asyncio.sleep(AGAIN)
+            return self._generated(prompt)
+        return None
+
+    async def _take(self, prompt: int, output: RequestOutput) -> None:
         first = prompt * self.samples  # of its choices
-        async with contextlib.aclosing(outputs):
-            async for output in outputs:
-                events: list[Event] = []
-                for delta in output.outputs:
-                    self._check(delta)
-                    events += self.writer.write(first + delta.index, delta)
-                if output.finished:
-                    self.left -= 1
-                    self.served[prompt] = Served.of(output)
-                if not self.left:
-                    in_order = [self.served[i] for i in sorted(self.served)]
-                    events += self.writer.end(in_order)
-                if events:
-                    await self._write(events, last=not self.left)
+        events: list[Event] = []
+        for delta in self._ended(output):
+            events += self.writer.write(first + delta.index, delta)
+        if output.finished:
+            self.left -= 1
+            self.served[prompt] = served = Served.of(output)
+            owner = caller_of(self.connection.scope).key
+            pay_output(owner, served.metrics.output_tokens)
+        if not self.left:
+            in_order = [self.served[i] for i in sorted(self.served)]
+            events += self.writer.end(in_order)
+        if events:
+            await self._write(events, last=not self.left)
 
-    def _check(self, delta: CompletionOutput) -> None:
-        """Raise what a client is told of a sample that ended without a good reason."""
-        if delta.finish_reason == "error":
-            why = f"the request failed: {delta.error}"
-            raise ApiError(why, None, "engine_error", INTERNAL)
-        if self.backend.closing:
-            raise EngineDeadError(SHUTTING_DOWN)
-        if delta.finish_reason == "cancelled":
-            raise EngineDeadError("the request was cancelled")
+    def _ended(self, output: RequestOutput) -> list[CompletionOutput]:
+        """What is new of the samples. Raises what a client is told of one that ended
+        without a good reason.
+        """
+        for delta in output.outputs:
+            if delta.finish_reason == "error":
+                self.backend.log.error("%s failed: %s", self.stamp.id, delta.error)
+                raise ApiError(_FAILED, None, "engine_error", INTERNAL)
+            if self.backend.closing:
+                raise EngineDeadError(SHUTTING_DOWN)
+            if delta.finish_reason == "cancelled" and not self.late:
+                raise EngineDeadError(CANCELLED)
+        if not self.late:
+            return list(output.outputs)
+        if not self.begun and not any(delta.token_ids for delta in output.outputs):
+            self._too_late()
+        return [_cut(delta) for delta in output.outputs]
+
+    async def _end_after(self, seconds: float) -> None:
+        """End the answer when its time is over: with what there is, if there is any."""
+        await asyncio.sleep(seconds)
+        self.late = True
+        prompts = range(len(self.request.prompts))
+        self.backend.llm.front.cancel(self._name(prompt) for prompt in prompts)
+        await asyncio.sleep(OVERDUE)
+        self._too_late()
+
+    def _too_late(self) -> NoReturn:
+        seconds = self.backend.time_for(self.request)
+        why = f"the answer was not there after {seconds:g} s: that is its time limit"
+        raise ApiError(why, None, "timeout", 504)
 
     async def _write(self, events: list[Event], *, last: bool) -> None:
         """Write a part; those of other prompts wait: a slow client's must not be
         overtaken.
         """
+        self.begun = True
         async with self.writing:
             await self.transport.write(events, last=last)
 
     async def _fail(self, error: Exception) -> None:
         """Tell the client what ended the answer."""
-        told = told_of(error, self.endpoint.prompt_field)
-        if told.status == INTERNAL:
-            logging.getLogger("uvicorn.error").exception("%s failed", self.stamp.id)
+        told = self.backend.told(error, self.endpoint.prompt_field, self.stamp.id)
         await self.transport.fail(self.endpoint.failure(told))
+
+
+_FAILED: Final = "the request failed in the engine; the server's log says why"
+
+
+def _cut(delta: CompletionOutput) -> CompletionOutput:
+    """A sample that was ended for its time: its length is what it could have."""
+    if delta.finish_reason != "cancelled":
+        return delta
+    return attrs.evolve(delta, finish_reason="length")

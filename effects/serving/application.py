@@ -1,12 +1,8 @@
 """The ASGI application: what is served at which path, and who is let in."""
 
-import asyncio
-import json
-import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import Final
 
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
@@ -23,11 +19,15 @@ from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.answer import Answer
 from minfer.effects.serving.authentication import RequireKey
 from minfer.effects.serving.backend import Backend
+from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.description import description
 from minfer.effects.serving.docs import page
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS, ROUTES
-from minfer.effects.serving.errors import INTERNAL, ApiError, told_of
+from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.health import Health
+from minfer.effects.serving.intake import Intake
+from minfer.effects.serving.keys import read_keys
+from minfer.effects.serving.limits import Limits
 from minfer.effects.serving.live_view import LiveView
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
@@ -42,8 +42,6 @@ from minfer.effects.serving.transports.http import failure_response
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.serving.transports.websocket import socket_route
 
-LONG: Final = 4096  # bytes of a body whose prompts are prepared in a thread
-
 
 class Application:
     """An AsyncLLM over HTTP, under its `names`; unhealthy after `stall` seconds without a
@@ -55,27 +53,33 @@ class Application:
         llm: AsyncLLM,
         names: Sequence[str],
         api_key: str = "",
-        max_body: int = 2**22,
+        max_body: int | None = None,
         stall: float = 60.0,
+        bounds: Bounds | None = None,
     ) -> None:
-        self.backend = Backend(llm)
-        self.max_body = max_body  # bytes
-        config = llm.setup.config
+        bounds = bounds or Bounds(keys=read_keys([api_key], None))
+        limits = Limits.of(llm, max_body)
+        self.backend = Backend(llm, limits, bounds)
         chat = llm.tokenizer is not None and llm.tokenizer.chat_template is not None
-        self.models = Models(names, int(time.time()), config.max_model_len, chat)
+        self.models = Models(names, int(time.time()), limits.context, chat)
+        self.intake = Intake(self.backend, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
         self.records = Records(llm)
         self.health = Health(self.backend, stall)
         backend, illness = self.backend, self.health.illness
-        self.live = LiveView(llm.client, config, illness, lambda: backend.closing)
+        self.live = LiveView(
+            llm.client, llm.setup.config, illness, lambda: backend.closing
+        )
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
             routes=self._routes(),
-            middleware=[Middleware(RequireKey, api_key, refusal)],
+            middleware=[Middleware(RequireKey, bounds.keys, refusal)],
             exception_handlers=dict.fromkeys(
                 errors, lambda request, error: refusal(error, request.scope)
             ),
         )
+        # A redirect would send clients, and their keys, where their own Host says.
+        app.router.redirect_slashes = False
         self.app = RequestIds(app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +88,7 @@ class Application:
 
     def close(self) -> None:
         """End all answers: their clients are told that the server stops."""
+        self.intake.close()
         self.backend.close()
 
     def _routes(self) -> list[BaseRoute]:
@@ -113,41 +118,34 @@ class Application:
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:
         """Read a body, and answer it."""
         try:
-            data = await connection.read(self.max_body)
-            inquiry = endpoint.read(data)
-            model = self.models.named(inquiry.model)
+            prepared = await self.intake.take(endpoint, connection)
         except ClientDisconnect:
             return  # nobody is there to be told
-        except ApiError as error:
-            await connection.refuse(endpoint.failure(error))
+        except Exception as error:
+            told = self.backend.told(error, endpoint.prompt_field, endpoint.path)
+            await connection.refuse(endpoint.failure(told))
             return
-        stamp = new_stamp(endpoint.id_prefix, model)
+        stamp = new_stamp(endpoint.id_prefix, prepared.model)
         self.records.begin(stamp, endpoint.path, connection.chosen)
         try:
-            answer = Answer(self.backend, endpoint, inquiry, stamp, connection)
-            await answer.run(long=len(data) > LONG)
+            request = prepared.request
+            answer = Answer(self.backend, endpoint, request, stamp, connection)
+            await answer.run()
         finally:
             self.records.close(stamp.id)
 
     async def _ask(self, question: Question, connection: Connection) -> None:
         """Read a question, and answer it."""
         try:
-            asking = question.read(await connection.read(self.max_body))
-            self.models.named(asking.model)
-            # In a thread: templates and tokenizers take a while, as long as they are fed.
-            loop = asyncio.get_running_loop()
-            llm = self.backend.llm
-            answer = await loop.run_in_executor(self.backend.pool, asking.answer, llm)
+            answer = await self.intake.ask(question, connection)
         except ClientDisconnect:
             return
         except Exception as error:
-            told = told_of(error, question.prompt_field)
-            if told.status == INTERNAL:
-                logging.getLogger("uvicorn.error").exception("%s failed", question.path)
+            told = self.backend.told(error, question.prompt_field, question.path)
             await connection.refuse(question.failure(told))
             return
         transport = connection.transport(stream=False, name="")
-        await transport.write([Event(json.dumps(answer))], last=True)
+        await transport.write([Event(answer)], last=True)
 
     async def _models(self, _: Request) -> Response:
         return JSONResponse(self.models.listed())

@@ -1,12 +1,18 @@
-"""Who may ask: whoever sends the key, if there is one."""
+"""Who may ask: whoever sends a key, if there are any; as often as the key allows.
 
-import hmac
+The key's owner travels with the request, in its scope (`Caller`). Whoever needs no key is
+known by its address, so that turns are taken between addresses.
+"""
+
+import math
 from collections.abc import Callable
 from typing import Final
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from attrs import frozen
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.keys import Key, Keys
 from minfer.effects.serving.page.files import PATHS
 
 # What needs no key: probes and scrapers have none, and browsers send none.
@@ -19,36 +25,100 @@ OPEN: Final = (
     "/openapi.json",
     *PATHS,
 )
+_OWNER: Final = "minfer.key"  # of a scope: whose key came with the request
+_HEADS: Final = frozenset({"http.response.start", "websocket.http.response.start"})
+
+
+@frozen
+class Caller:
+    """Who asks: the name by which it takes turns with others, and its key, if any."""
+
+    name: str
+    key: Key | None = None
+
+
+def caller_of(scope: Scope) -> Caller:
+    """Who sent a request."""
+    key: Key | None = scope.get(_OWNER)
+    if key is not None:
+        return Caller(key.name, key)
+    address = scope.get("client")
+    return Caller(address[0] if address else "")
 
 
 class RequireKey:
-    """Middleware: a request without the key gets what `refuse` makes of the error."""
+    """Middleware: a request without a key gets what `refuse` makes of the error."""
 
     def __init__(
-        self, app: ASGIApp, key: str, refuse: Callable[[Exception, Scope], ASGIApp]
+        self, app: ASGIApp, keys: Keys, refuse: Callable[[Exception, Scope], ASGIApp]
     ) -> None:
         self._app = app
-        self._expected = f"Bearer {key}".encode() if key else b""
+        self._keys = keys
         self._refuse = refuse
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve a request, or refuse it."""
-        allowed = self._allowed(scope)
-        served = self._app if allowed else self._refuse(_wrong_key(), scope)
-        await served(scope, receive, send)
+        if scope["path"] in OPEN or not self._keys.known:
+            await self._app(scope, receive, send)
+            return
+        owner = self._owner(scope)
+        if owner is None:
+            await self._refuse(_wrong_key(), scope)(scope, receive, send)
+            return
+        scope[_OWNER] = owner
 
-    def _allowed(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN or not self._expected:
-            return True
+        async def limits_told(message: Message) -> None:
+            if message["type"] in _HEADS and (told := owner.headers()):
+                message = {**message, "headers": [*message.get("headers", ()), *told]}
+            await send(message)
+
+        served = self._app
+        if scope.get("method") == "POST" or scope["type"] == "websocket":
+            try:
+                pay_request(owner)
+            except ApiError as error:
+                served = self._refuse(error, scope)
+        await served(scope, receive, limits_told)
+
+    def _owner(self, scope: Scope) -> Key | None:
+        """Whose key came with a request: as OpenAI's clients send one, or Anthropic's."""
         headers = dict(scope["headers"])
-        # As OpenAI's clients send a key, or as Anthropic's do.
-        given = headers.get(b"authorization", b"")
-        other = b"Bearer " + headers.get(b"x-api-key", b"")
-        # In a time that does not tell how much of it is right.
-        right = hmac.compare_digest(given, self._expected)
-        return hmac.compare_digest(other, self._expected) or right
+        given: bytes = headers.get(b"authorization", b"")
+        scheme, _, key = given.partition(b" ")  # of any case: RFC 9110, 11.1
+        bearer = self._keys.owner(key.strip() if scheme.lower() == b"bearer" else b"")
+        return bearer or self._keys.owner(headers.get(b"x-api-key", b""))
+
+
+def pay_request(key: Key) -> None:
+    """Take one request from a key's limit. Raises ApiError if there is none left."""
+    if key.tokens is not None and key.tokens.level <= 0:
+        raise _too_many("tokens", key.tokens.wait(1))
+    if key.requests is not None:
+        if wait := key.requests.wait(1):
+            raise _too_many("requests", wait)
+        key.requests.take(1)
+
+
+def pay_prompt(key: Key | None, tokens: int) -> None:
+    """Take a prompt's tokens from a key's limit. Raises ApiError if it has too few."""
+    if key is not None and key.tokens is not None:
+        if wait := key.tokens.wait(tokens):
+            raise _too_many("tokens", wait)
+        key.tokens.take(tokens)
+
+
+def pay_output(key: Key | None, tokens: int) -> None:
+    """Take what was written from a key's limit, whether it is there or not."""
+    if key is not None and key.tokens is not None:
+        key.tokens.take(tokens)
 
 
 def _wrong_key() -> ApiError:
-    why = "the API key is missing or wrong"
+    why = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
     return ApiError(why, None, "invalid_api_key", 401)
+
+
+def _too_many(what: str, wait: float) -> ApiError:
+    seconds = math.ceil(wait)
+    why = f"the API key's {what} of this minute are used up; try again in {seconds} s"
+    return ApiError(why, None, "rate_limit_exceeded", 429, retry_after=seconds)

@@ -1,19 +1,67 @@
-"""What all answers of a server share: the model, and whether the server stops."""
+"""What all answers of a server share: the model, its bounds, and whether the server
+stops.
+"""
 
+import logging
+import math
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
-from minfer.effects.serving.errors import SHUTTING_DOWN
+from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.errors import (
+    INTERNAL,
+    OVERLOADED,
+    SHUTTING_DOWN,
+    ApiError,
+    told_of,
+)
+from minfer.effects.serving.limits import Limits
+from minfer.effects.serving.pace import Pace
+from minfer.effects.serving.protocol import GenerationRequest
+
+_MOVED: Final = 4  # who met a full line comes again when this part of it has moved
 
 
 class Backend:
     """A model that answers; `pool` is where long prompts are prepared."""
 
-    def __init__(self, llm: AsyncLLM) -> None:
+    log: Final = logging.getLogger("uvicorn.error")
+
+    def __init__(
+        self, llm: AsyncLLM, limits: Limits | None = None, bounds: Bounds | None = None
+    ) -> None:
         self.llm = llm
+        self.limits = limits or Limits.of(llm)
+        self.bounds = bounds or Bounds()
+        self.pace = Pace(llm.client.clock)
+        llm.front.on_end.append(self.pace.ended)
         self.pool = ThreadPoolExecutor(2, "minfer-edge")
         self.closing = False
+
+    def window(self, n: int) -> int:
+        """How many prompts of one request are served at once, of `n` samples each."""
+        return self.limits.window(n)
+
+    def time_for(self, request: GenerationRequest) -> float | None:
+        """Seconds that an answer may take; None: any number."""
+        most = self.bounds.request_timeout or math.inf
+        own = request.urgency.deadline if self.bounds.end_late else math.inf
+        least = min(most, own)
+        return None if math.isinf(least) else least
+
+    def told(self, error: Exception, field: str, name: str) -> ApiError:
+        """What a client is told of an error in the request `name`; the log says more."""
+        told = told_of(error, field)
+        if told.status == INTERNAL and not isinstance(error, ApiError):
+            self.log.error("%s failed", name, exc_info=error)
+        # What it came through holds the body, in a circle that only a collection opens.
+        told.__traceback__ = told.__context__ = None
+        if told.code == OVERLOADED:
+            places = math.ceil(self.limits.line / _MOVED)
+            told.retry_after = self.pace.seconds(places)
+        return told
 
     def close(self) -> None:
         """End all answers: their clients are told that the server stops."""

@@ -2,7 +2,8 @@
 
 Everything that can go wrong becomes an `ApiError`, with a status out of HTTP's. Errors of
 which clients may know keep their words; anything else is "internal error", and the log
-says more. How an `ApiError` is spelled is the protocol's business.
+says more: no exception's text ever leaves the server. How an `ApiError` is spelled is the
+protocol's business.
 """
 
 from typing import Final
@@ -21,13 +22,19 @@ from minfer.effects.text.chat import ChatTemplateError
 from minfer.request import ParameterError
 
 SHUTTING_DOWN: Final = "the server is shutting down"
+CANCELLED: Final = "the request was cancelled"
+BROKEN: Final = "the engine serves nobody any more; the server's log says why"
 INTERNAL: Final = 500
-_OVERLOADED: Final = "overloaded"
+OVERLOADED: Final = "overloaded"
 _RETRY_AFTER: Final = 1  # seconds after which who met a full line may come again
 
 
 class ApiError(Exception):
-    """What a client is told instead of an answer; `param` is the field that was wrong."""
+    """What a client is told instead of an answer; `param` is the field that was wrong.
+
+    `retry_after`: seconds after which the same request may be served; None: it says
+    nothing, or, of a full line, one second.
+    """
 
     def __init__(
         self,
@@ -35,16 +42,14 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         status: int = 400,
+        retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
         self.param = param
         self.code = code
         self.status = status
-
-    @property
-    def retry_after(self) -> int | None:
-        """Seconds after which the same request may be served; None: it says nothing."""
-        return _RETRY_AFTER if self.code == _OVERLOADED else None
+        full = retry_after is None and code == OVERLOADED
+        self.retry_after = _RETRY_AFTER if full else retry_after
 
 
 @frozen
@@ -58,12 +63,16 @@ class _Told:
 _TOLD: Final[dict[type[Exception], _Told]] = {
     RequestError: _Told(None, 400),
     TooLongError: _Told("context_length_exceeded", 400),
-    OverloadedError: _Told(_OVERLOADED, 503),
+    OverloadedError: _Told(OVERLOADED, 503),
     EngineDeadError: _Told("engine_dead", 503),
     DrainingError: _Told("engine_dead", 503),
     ParameterError: _Told(None, 400),
     ChatTemplateError: _Told(None, 400),
 }
+
+
+# Of engines that are dead; others tell of exceptions, which are not for clients.
+_OWN_WORDS: Final = frozenset({SHUTTING_DOWN, CANCELLED})
 
 
 def told_of(error: Exception, prompt_field: str | None = None) -> ApiError:
@@ -75,6 +84,8 @@ def told_of(error: Exception, prompt_field: str | None = None) -> ApiError:
     known = _TOLD.get(type(error))
     if known is None:
         return ApiError("internal error", status=INTERNAL)
+    if type(error) is EngineDeadError and str(error) not in _OWN_WORDS:
+        return ApiError(BROKEN, None, known.code, known.status)
     named = getattr(error, "param", None) or prompt_field
     param = named if known.status == 400 else None
     return ApiError(str(error), param, known.code, known.status)

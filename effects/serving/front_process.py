@@ -9,16 +9,18 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
 from attrs import frozen
 
+from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
-from minfer.effects.live.link.host import to_wire
+from minfer.effects.live.engine_process import STOP
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
+from minfer.effects.live.link.totals import to_wire
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.gate import Gate
 from minfer.effects.serving.server import HttpOptions, HttpServer, http_config
@@ -27,6 +29,7 @@ from minfer.effects.setup.settings import EngineArgs
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
+DRAIN: Final = signal.SIGUSR1  # its parent: end when what is served has ended
 COUNT: Final = 0.1  # seconds from one report of what was counted to the next
 
 
@@ -41,26 +44,50 @@ class FrontPlan:
     http: HttpOptions
 
 
-def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
-    """Serve until a signal comes; returns the exit code. `ready` is called once the
-    engine was found ready.
+class FrontServer(HttpServer):
+    """Ends when its parent says so. What a terminal or a service manager sends to all
+    processes is the parent's to judge: heard here as well, it would count twice.
     """
-    # uvicorn raises again what stopped it, which ends here.
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, lambda *_: None)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals as they are."""
+        yield
+
+    def obey(self) -> None:
+        """Do what our parent says from now on."""
+        signal.signal(DRAIN, lambda *_: self.handle_exit(signal.SIGTERM, None))
+        signal.signal(STOP, lambda *_: self.handle_exit(signal.SIGINT, None))
+        for one in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(one, lambda *_: None)
+
+
+def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
+    """Serve until our parent says otherwise; returns the exit code. `ready` is called
+    once the engine was found ready. Raises ConfigError if it has another model.
+    """
     return asyncio.run(_serve(plan, ready))
 
 
 async def _serve(plan: FrontPlan, ready: Callable[[], None]) -> int:
     remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
     gate = Gate(lambda: remote.unready)
-    server = HttpServer(http_config(gate, plan.http), plan.http, lambda: gate.application)
+    config = http_config(gate, plan.http)
+    server = FrontServer(config, plan.http, lambda: gate.application)
+    server.obey()
+    serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
     tasks = [
         asyncio.create_task(keep_linked(remote, plan.path)),
         asyncio.create_task(_open(plan, remote, gate, ready)),
     ]
     try:
-        await server.serve(sockets=[plan.listener])
+        await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        broken = [task for task in tasks if task.done()]
+        if broken:  # without them nobody is served, and nobody would know
+            server.handle_exit(signal.SIGINT, None)
+        await serving
+        for task in broken:
+            task.result()
     finally:
         for task in tasks:
             task.cancel()
@@ -77,24 +104,30 @@ async def _open(
     setup = await asyncio.to_thread(
         prepared_elsewhere, plan.args, facts.device, facts.num_blocks
     )
-    if setup.fingerprint != facts.fingerprint:
-        raise RuntimeError(
-            "front and engine have read different models: were files changed meanwhile?"
-        )
+    _check_same(setup.fingerprint, remote)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
     gate.application = Application(
-        llm, plan.http.names, plan.http.api_key, plan.http.max_body
+        llm, plan.http.names, max_body=plan.http.max_body, bounds=plan.http.bounds
     )
     ready()
     metrics = gate.application.metrics
     told = None
     while True:
+        _check_same(setup.fingerprint, remote)  # another engine may be there by now
         counted = metrics.counted()
         news = (counted, remote.links)  # a new engine knows nothing of what was told
         if news != told:
             remote.count(to_wire(counted))
             told = news
         await asyncio.sleep(COUNT)
+
+
+def _check_same(fingerprint: bytes, remote: Remote) -> None:
+    """Raise ConfigError if the engine has read another model than this front."""
+    if remote.ready is not None and remote.ready.fingerprint != fingerprint:
+        raise ConfigError(
+            "front and engine have read different models: were files changed meanwhile?"
+        )
 
 
 def announce(pipe: int, word: bytes) -> None:

@@ -33,11 +33,6 @@ class Gate:
         else:
             await WebSocketClose(_TRY_AGAIN)(scope, receive, send)
 
-    def close(self) -> None:
-        """End all answers: their clients are told that the server stops."""
-        if self.application is not None:
-            self.application.close()
-
     def _early(self, scope: Scope) -> Response:
         path = scope["path"]
         why = self._unready() or "starting"

@@ -5,7 +5,8 @@
              -- one that was never ready ended, or one several times --> stopping
              -- SIGTERM --> draining: fronts take nothing new
              -- SIGINT --> stopping
-    draining -- another signal, or the last front ended --> stopping
+    draining -- the engine ended --> it is started again: fronts finish what they serve
+             -- another signal, or the last front ended --> stopping
     stopping -- the last front ended --> the engine is told to end
              -- the last process ended --> over, with an exit code
 
@@ -76,8 +77,15 @@ class Processes:
         """Learn that a process runs."""
         self.alive.add(name)
 
+    def may_start(self, name: str) -> bool:
+        """Whether a process that is due is to be started still."""
+        needed = name == ENGINE and self.phase == "draining" and self._fronts_alive()
+        return self.phase == "watching" or bool(needed)
+
     def said_ready(self, name: str) -> bool:
         """Learn that a process is ready; whether all are now, for the first time."""
+        if name not in self.alive:  # it said so, and ended
+            return False
         self.ready.add(name)
         self.failures.pop(name, None)
         first = not self.served and len(self.ready) == self.fronts + 1
@@ -89,7 +97,7 @@ class Processes:
         self.alive.discard(name)
         was_ready = name in self.ready
         self.ready.discard(name)
-        if self.phase != "watching":
+        if not self.may_start(name):
             return [] if name == ENGINE or self._fronts_alive() else self._stop()
         count = 0 if was_ready else self.failures.get(name, 0) + 1
         self.failures[name] = count

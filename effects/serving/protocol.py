@@ -6,20 +6,20 @@
 An endpoint is a module that has an `Endpoint`, and `endpoints.py` has a row for it.
 What needs no tokens, as counting those of a prompt, is a `Question` instead: its body is
 answered at once, with one object.
-Reading has two steps, because the second takes a while where a prompt is long, and then
-happens in a thread: `read` checks fields, `generation` renders and tokenizes. Nothing
-here, and nothing in an endpoint's module, knows how events reach the client.
+Reading has two steps: `read` checks fields, `generation` renders and tokenizes. Both may
+take a while where a body is long, and then happen in a process of their own
+(`preparing`), where there is no engine: a body is held against `Grounds`, and nothing
+else. Nothing here, and nothing in an endpoint's module, knows how events reach a client.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import field, frozen
 from pydantic import BaseModel
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event, Failure
@@ -27,6 +27,9 @@ from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, Reques
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.plan import LAST
 from minfer.request import SamplingParams
+
+if TYPE_CHECKING:
+    from minfer.effects.text.chat import Conversation, Tools
 
 
 @frozen(kw_only=True)
@@ -75,6 +78,64 @@ class Served:
         return cls(len(last.prompt_token_ids), last.num_cached_tokens, last.metrics)
 
 
+class Vocabulary(Protocol):
+    """A model's spec, as far as prompts are concerned."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a vector that a prompt is pooled to."""
+
+
+class Context(Protocol):
+    """An engine's configuration, as far as prompts are concerned."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of prompt and output."""
+
+
+class Sizes(Protocol):
+    """A model's setup, as far as prompts are concerned."""
+
+    @property
+    def spec(self) -> Vocabulary:
+        """What the model is."""
+
+    @property
+    def config(self) -> Context:
+        """How its engine is configured."""
+
+    def default_sampling_params(self, **overrides: Any) -> SamplingParams:
+        """The makers' advice, changed by `overrides`. Raises ParameterError."""
+
+
+class Grounds(Protocol):
+    """What bodies are held against: a `ServedModel`, or its likeness with no engine."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        """The model's, if it has one."""
+
+    @property
+    def setup(self) -> Sizes:
+        """The model's sizes."""
+
+    def render(
+        self,
+        messages: "Conversation",
+        *,
+        tools: "Tools | None" = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation; see `ServedModel.render`."""
+
+
 class Inquiry(Protocol):
     """A body whose fields are good, not yet held against a model."""
 
@@ -86,7 +147,7 @@ class Inquiry(Protocol):
     def stream(self) -> bool:
         """Whether the answer is to come in parts."""
 
-    def generation(self, llm: ServedModel) -> GenerationRequest:
+    def generation(self, llm: Grounds) -> GenerationRequest:
         """The request to that model. Raises errors of which `told_of` knows."""
 
 
@@ -123,7 +184,7 @@ class Asking(Protocol):
     def model(self) -> str | None:
         """The name of the model that is asked for; None: whichever there is."""
 
-    def answer(self, llm: ServedModel) -> Mapping[str, object]:
+    def answer(self, llm: Grounds) -> Mapping[str, object]:
         """The answer. It may take a while. Raises errors of which `told_of` knows."""
 
 

@@ -47,6 +47,11 @@ class Records:
         self._ids: dict[str, str] = {}  # of answers, by what their clients chose
         llm.front.on_end.append(self._end)
 
+    @property
+    def live(self) -> int:
+        """How many answers are being written."""
+        return len(self._live)
+
     def begin(self, stamp: Stamp, endpoint: str, chosen: str) -> None:
         """Note that an answer is begun."""
         with self._lock:

@@ -17,12 +17,15 @@ from typing import Any, Final
 
 import attrs
 import uvicorn
-from attrs import frozen
+from attrs import field, frozen
 from starlette.types import ASGIApp
 
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.bounds import Bounds, bounds_of
+from minfer.effects.serving.connections import bounded
+from minfer.effects.serving.limits import LEAST_BODY
 from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
 
@@ -40,8 +43,8 @@ class HttpOptions:
     """How a model is served over HTTP."""
 
     names: Sequence[str]  # of the model
-    api_key: str = ""
-    max_body: int = 2**22  # bytes
+    bounds: Bounds = field(factory=Bounds)
+    max_body: int | None = None  # bytes; None: by the model's context
     access_log: bool = False
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
 
@@ -76,12 +79,14 @@ class HttpServer(uvicorn.Server):
         await super().shutdown(sockets)
 
     async def _drained(self, application: Application) -> None:
-        """Take no new requests, and wait for those that run."""
+        """Take no new requests, and wait until those that run are answered: a client may
+        be slower than the engine.
+        """
         client = application.backend.llm.client
         client.drain(0)
         end = asyncio.get_running_loop().time() + self._options.shutdown_timeout
         while (
-            application.backend.llm.front.jobs
+            application.records.live
             and self._signals < _STOP
             and asyncio.get_running_loop().time() < end
         ):
@@ -96,7 +101,8 @@ def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
         access_log=options.access_log,
         lifespan="off",
         **SOCKETS,
-        ws_max_size=options.max_body + ENVELOPE,
+        http=bounded(options.bounds.patience),
+        ws_max_size=(options.max_body or LEAST_BODY) + ENVELOPE,
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN,
@@ -154,7 +160,9 @@ def serve_in_process(
 ) -> int:
     """Serve until a signal comes, all in this process; returns the exit code."""
     llm = AsyncLLM(**attrs.asdict(args, recurse=False))
-    app = Application(llm, options.names, options.api_key, options.max_body)
+    app = Application(
+        llm, options.names, max_body=options.max_body, bounds=options.bounds
+    )
     server = HttpServer(http_config(app, options), options, lambda: app)
     # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends
     # here.
@@ -167,10 +175,11 @@ def serve_in_process(
 
 def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     """What the command line says. Raises ConfigError."""
-    args = engine_args(options, executor="dry" if options.dry_run else "torch")
+    executor = "dry" if options.dry_run else "torch"
+    args = engine_args(options, executor=executor, streaming=True)
     http = HttpOptions(
         names=options.served_model_name or [_model_name(args)],
-        api_key=options.api_key,
+        bounds=bounds_of(options),
         max_body=options.max_body_size,
         access_log=options.access_log,
         shutdown_timeout=options.shutdown_timeout,

@@ -12,15 +12,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
-from minfer.effects.live.engine_process import run_engine
+from minfer.effects.live.engine_process import STOP, run_engine
 from minfer.effects.models.checkpoint import read_config
-from minfer.effects.serving.front_process import FrontPlan, announce, run_front
+from minfer.effects.serving.front_process import (
+    DRAIN,
+    FrontPlan,
+    announce,
+    run_front,
+)
 from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
 from minfer.effects.serving.server import HttpOptions, bound, told_address
 from minfer.effects.setup.folders import model_folder
@@ -76,7 +81,7 @@ class Supervisor:
     def __init__(
         self,
         processes: Processes,
-        runs: dict[str, Callable[[Callable[[], None]], int]],
+        runs: Mapping[str, Callable[[Callable[[], None]], int]],
         guard: Guard,
         patience: float,
     ) -> None:
@@ -118,6 +123,9 @@ class Supervisor:
             signal.set_wakeup_fd(old)
             for one, handler in before.items():
                 signal.signal(one, handler)
+            mine = (woken, waker, self._lifeline, self._held, self._words, self._said)
+            for pipe in mine:
+                os.close(pipe)
         return self._processes.code
 
     def _note(self, number: int, frame: FrameType | None) -> None:
@@ -137,7 +145,7 @@ class Supervisor:
     def _look(self) -> None:
         """See who has ended, which signals came, and what is due."""
         while self._signals:
-            interrupt = self._signals.pop() == signal.SIGINT
+            interrupt = self._signals.pop(0) == signal.SIGINT
             self._do(self._processes.signalled(interrupt=interrupt))
             wait = self._patience if self._processes.phase == "draining" else 0.0
             self._deadline = time.monotonic() + wait + LAST_MOMENTS
@@ -145,12 +153,13 @@ class Supervisor:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
                 break
-            name = self._names.pop(process)
+            name = self._names.pop(process, None)
+            if name is None:  # an orphan of one of ours, if we are a container's first
+                continue
             code = os.waitstatus_to_exitcode(status)
+            before = self._processes.phase
             actions = self._processes.ended(name, code if code >= 0 else 128 - code)
-            if self._processes.phase == "watching":
-                why = f"minfer: {name} ended with {code}; it is started again"
-                print(why, file=sys.stderr, flush=True)
+            _tell(name, code, before, actions)
             self._do(actions)
         now = time.monotonic()
         if self._processes.phase == "stopping" and self._deadline is None:
@@ -160,7 +169,7 @@ class Supervisor:
             self._do(self._processes.timed_out())
         for name in [name for name, when in self._due.items() if when <= now]:
             del self._due[name]
-            if self._processes.phase == "watching":
+            if self._processes.may_start(name):
                 self._start(name)
 
     def _do(self, actions: list[Action]) -> None:
@@ -168,7 +177,7 @@ class Supervisor:
             if isinstance(action, Start):
                 self._due[action.name] = time.monotonic() + action.pause
                 continue
-            kind = _SIGNALS[action.how, action.name == ENGINE]
+            kind = _SIGNALS[action.how]
             for process, name in self._names.items():
                 if name == action.name:
                     with contextlib.suppress(ProcessLookupError):
@@ -177,9 +186,12 @@ class Supervisor:
     def _start(self, name: str) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
+        # What comes for the child before it knows whose signals are whose waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         process = os.fork()
         if not process:
             self._become(name)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._names[process] = name
         self._processes.started(name)
 
@@ -190,6 +202,7 @@ class Supervisor:
             signal.set_wakeup_fd(-1)
             for one in _WATCHED:
                 signal.signal(one, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
             os.close(self._held)
             with contextlib.suppress(OSError):  # where there is no such file
                 Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
@@ -211,12 +224,16 @@ class Supervisor:
 
 
 _WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
-# By what is meant, and whether it is the engine that is told. Fronts know both signals;
-# the engine leaves interrupts alone, which a terminal sends to all processes.
-_SIGNALS: Final = {
-    ("drain", False): signal.SIGTERM,
-    ("stop", False): signal.SIGINT,
-    ("stop", True): signal.SIGTERM,
-    ("kill", False): signal.SIGKILL,
-    ("kill", True): signal.SIGKILL,
-}
+# By what is meant. None of them is one that a terminal or a service manager may send to
+# all processes at once: those are for us, and children leave them alone.
+_SIGNALS: Final = {"drain": DRAIN, "stop": STOP, "kill": signal.SIGKILL}
+
+
+def _tell(name: str, code: int, phase: str, actions: list[Action]) -> None:
+    """Say why a process is started again, or why the server ends."""
+    how = f"with {code}" if code >= 0 else f"by signal {-code}"
+    if any(isinstance(action, Start) for action in actions):
+        print(f"minfer: {name} ended {how}; it is started again", file=sys.stderr)
+    elif phase == "watching" and code < 0:  # otherwise it has said why
+        print(f"minfer: {name} ended {how}; the server ends", file=sys.stderr)
+    sys.stderr.flush()

@@ -20,6 +20,7 @@ from minfer.effects.models.checkpoint import (
     read_optional,
 )
 from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.device import Device, DeviceError, find_device
@@ -32,6 +33,9 @@ from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
 
 BATCHED_TOKENS: Final = {"cpu": 2048, "cuda": 8192}
+# Parameters times tokens of a step whose products take some 35 ms at 690 TFLOP/s (H200).
+STREAMING_WORK: Final = 1.2e13
+_TOKENS_APART: Final = 512  # so far apart are budgets that differ
 # One block in so many stays free when somebody joins, so that who runs can grow: vLLM's.
 ONE_FREE_IN: Final = 100
 # What the GPU's kernels are made for.
@@ -174,7 +178,8 @@ def _config(
         block_size=args.block_size,
         max_model_len=length,
         max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens or BATCHED_TOKENS[device.kind],
+        max_num_batched_tokens=args.max_num_batched_tokens
+        or _batched_tokens(args, spec, device),
         vocab_size=spec.vocab_size,
         depth=args.steps_in_flight,
         max_repeat=args.max_repeat,
@@ -182,6 +187,19 @@ def _config(
         policy=policy_of(args.scheduling_policy),
         window=0 if None in spec.windows else window,
     )
+
+
+def _batched_tokens(args: EngineArgs, spec: ModelSpec, device: Device) -> int:
+    """Most tokens of a step, where nobody has said so.
+
+    Prompts are computed together with the next tokens of all who decode, and these wait
+    for the whole step. Where they are streamed on a GPU, its work is bounded.
+    """
+    most = BATCHED_TOKENS[device.kind]
+    if device.kind != "cuda" or not args.streaming:
+        return most
+    fit = int(STREAMING_WORK / parameter_count(spec)) // _TOKENS_APART * _TOKENS_APART
+    return max(_TOKENS_APART, min(most, fit))
 
 
 def _default_params(path: Path) -> Mapping[str, float]:

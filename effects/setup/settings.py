@@ -120,6 +120,7 @@ class EngineArgs:
     skip_tokenizer_init: bool = False  # token ids in, token ids out
     max_waiting: int = field(default=2**20, validator=COUNT)  # samples in line
     executor: str = field(default="torch", validator=one_of(EXECUTORS))
+    streaming: bool = False  # somebody reads as it is written: no step may take long
     check_steps: bool = False  # a decode step that waits for the GPU, or allocates, fails
 
 

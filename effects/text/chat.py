@@ -130,8 +130,13 @@ def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
         raise ChatTemplateError(
             "the chat template recurses without end; correct it"
         ) from error
-    except Exception as error:  # a template is a program: it may fail in any way
+    except TemplateError as error:  # its own words, or jinja2's
         why = f"the chat template failed: {error}; correct the messages or the template"
+        raise ChatTemplateError(why) from error
+    except Exception as error:  # a template is a program: it may fail in any way
+        # What Python says of it may tell of more than of these messages.
+        kind = type(error).__name__
+        why = f"the chat template failed ({kind}); correct the messages or the template"
         raise ChatTemplateError(why) from error
 
 

@@ -18,6 +18,7 @@ from minfer.effects.models.checkpoint import (
     eos_ids,
     read_optional,
 )
+from minfer.effects.text.longest import longest_token
 
 NAMED: Final = [
     f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -45,14 +46,19 @@ class TextError(ValueError):
     """A text cannot be encoded."""
 
 
+class TextTooLongError(TextError):
+    """A text has more characters than the tokens of the context can stand for."""
+
+
 class Tokenizer:
     """A checkpoint's tokenizer. Immutable after loading; safe to share between threads.
 
-    Raises `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError`
-    for the small files beside it.
+    A text that cannot fit into a `context` of so many tokens is refused unread. Raises
+    `TokenizerError` if tokenizer.json is missing or corrupt, `CorruptFileError` for the
+    small files beside it.
     """
 
-    def __init__(self, folder: str | Path) -> None:
+    def __init__(self, folder: str | Path, context: int | None = None) -> None:
         folder = Path(folder)
         self._backend = backend = _load_backend(folder / "tokenizer.json")
         config = read_optional(folder / "tokenizer_config.json")
@@ -75,11 +81,21 @@ class Tokenizer:
             type(backend.decoder).__name__ == "ByteLevel"
         )  # tokens are plain bytes
         self._bytes: dict[int, bytes] = {}  # of tokens that were looked up
+        longest = longest_token(backend) if context else None
+        # Characters of a text that may fit, if that is known.
+        self.most = longest * context if longest and context else None
+        self.context = context
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`. Raises `TextError` if it is not valid Unicode (lone
-        surrogates).
+        surrogates), and `TextTooLongError`.
         """
+        if self.most is not None and len(text) > self.most:
+            raise TextTooLongError(
+                f"the text has {len(text)} characters; this model's maximum context "
+                f"length is {self.context} tokens, which hold {self.most} at most: "
+                f"shorten it"
+            )
         try:
             text.encode()
         except UnicodeEncodeError as error:

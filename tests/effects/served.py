@@ -16,6 +16,7 @@ from attrs import define, field
 
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
+from minfer.effects.serving.connections import bounded
 from minfer.effects.serving.server import bound
 from minfer.effects.serving.transports.websocket import SOCKETS
 from minfer.messages import Cancel, Event, Executed, Failed
@@ -141,7 +142,13 @@ def serving(
         llm.worker.driver.executor = Slow(llm.worker.driver.executor, step)
     app = Application(llm, names, **(service or {}))
     (listener,) = bound("127.0.0.1", 0)
-    config = uvicorn.Config(app, log_level="critical", lifespan="off", **SOCKETS)
+    config = uvicorn.Config(
+        app,
+        http=bounded(app.backend.bounds.patience),
+        log_level="critical",
+        lifespan="off",
+        **SOCKETS,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

@@ -1,142 +1,85 @@
-"""What is compiled ahead, with stand-ins for Triton's compiler; test_gpu.py has the real
-one.
+"""What is compiled ahead, without a GPU, is what launches look for; test_gpu.py has the
+rest.
 """
 
-import inspect
-import threading
-from concurrent.futures import ThreadPoolExecutor
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from attrs import define, field
-from triton import FutureKernel
-from triton.runtime._async_compile import active_mode
-from triton.runtime.jit import JITFunction
 
-from minfer.kernels.ahead import compiled
+from minfer.kernels.ahead import settle
+
+LISTING = "__grp__product.json"
+Told = dict[str, Any]
 
 
-@define(eq=False)
-class Compiler:
-    """Instead of `JITFunction.run`: what was asked of it, and by whom."""
-
-    launched: list[str] = field(factory=list)
-    asked: list[str] = field(factory=list)
-    loaded: list[str] = field(factory=list)
-    devices: list[int] = field(factory=list)
-
-    def run(self, kernel: str, *, grid: tuple[int, ...], warmup: bool) -> "Kernel":
-        assert grid == (1,)
-        (self.asked if warmup else self.launched).append(kernel)
-        return Kernel(kernel, self)
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
+    """What tests/kernels/cached.py says."""
+    folder = tmp_path_factory.mktemp("cached")
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.kernels.cached", str(folder)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    found: Told = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
-@define(eq=False)
-class Kernel:
-    name: str
-    compiler: Compiler
-
-    @property
-    def run(self) -> None:
-        self.compiler.loaded.append(self.name)
-        if self.name == "broken":
-            raise RuntimeError("there is no C compiler")
+def test_launches_find_on_disk_what_was_compiled_without_a_gpu(told: Told) -> None:
+    assert told["hits"] == [True] * 4
+    assert told["others"] == [False] * 2  # another kind of GPU needs its own
 
 
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> Compiler:
-    made = Compiler()
-    monkeypatch.setattr(JITFunction, "run", made.run)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
-    monkeypatch.setattr(torch.cuda, "set_device", made.devices.append)
-    return made
+def test_each_is_noted_and_compiled_once(told: Told) -> None:
+    names = ["minfer.kernels.rows._scatter", "minfer.kernels.activation._silu_mul"]
+    assert told["found"] == [[name, pdl] for pdl in (True, False) for name in names]
+    assert (told["divisible"], told["constants"]) == (["arena", "pairs"], {"block": 256})
+    assert told["made"] == [4, 4, []]
+    assert told["told"] == [[done, 4] for done in (1, 2, 3, 4)]
+    assert told["kernels"] == [True] * 4
+    assert told["again"] == [4, 0, []]
 
 
-def launch(kernel: str) -> Any:
-    run: Any = JITFunction.run
-    return run(kernel, grid=(1,), warmup=False)
+def test_one_that_cannot_be_compiled_is_named_and_hinders_no_other(told: Told) -> None:
+    compiled, [failed] = told["bad"]
+    assert compiled == 0  # the other one is on disk
+    assert failed.startswith("minfer.kernels.rows._scatter: KeyError")
 
 
-def test_this_thread_compiles_and_the_others_go_on(compiler: Compiler) -> None:
-    with compiled(), ThreadPoolExecutor(1) as other:
-        launch("a")
-        other.submit(launch, "somebody's").result()
-        launch("b")
-    assert compiler.asked == ["a", "b"]
-    assert compiler.launched == ["somebody's"]
-    assert sorted(compiler.loaded) == ["a", "b"]
-    assert set(compiler.devices) == {3}  # each thread has a device of its own
-    launch("c")
-    assert compiler.launched == ["somebody's", "c"]
+def write_entry(folder: Path, listed: Path) -> Path:
+    """A key's folder whose files are said to be in another."""
+    folder.mkdir(parents=True)
+    names = ("product.cubin", "product.json")
+    for name in names:
+        (folder / name).write_text(name)
+    listing = folder / LISTING
+    files = {name: str(listed / name) for name in names}
+    listing.write_text(json.dumps({"child_paths": files}))
+    return listing
 
 
-def test_a_kernel_still_on_its_way_is_waited_for(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    future: Any = FutureKernel.__new__(FutureKernel)
-    future.kernel = Kernel("late", compiler)
-    monkeypatch.setattr(JITFunction, "run", lambda *_, **__: future)
-    with compiled():
-        launch("late")
-        launch("late")
-    assert compiler.loaded == ["late"]
+def test_a_moved_cache_is_settled_once(tmp_path: Path, told: Told) -> None:
+    assert told["settled"] == [4, 0]
+    listing = write_entry(tmp_path / "KEY", tmp_path / "elsewhere")
+    assert settle(tmp_path) == 1
+    files = json.loads(listing.read_text())["child_paths"]
+    assert files == {name: str(tmp_path / "KEY" / name) for name in files}
+    assert sorted(file.name for file in listing.parent.iterdir()) == sorted(
+        [*files, LISTING]
+    )
 
 
-def test_a_kernel_that_cannot_be_compiled_is_left_to_its_launch(
-    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = compiler.run
-
-    def run_or_queue(kernel: str, *, grid: tuple[int, ...], warmup: bool) -> Any:
-        made, mode = run(kernel, grid=grid, warmup=warmup), active_mode.get()
-        if kernel == "sound" or mode is None:
-            return made
-        hooks = (
-            len(inspect.signature(mode.submit).parameters) - 2
-        )  # which versions have more of
-        return mode.submit(kernel, lambda: 1 / 0, *[lambda *_: None] * hooks)
-
-    monkeypatch.setattr(JITFunction, "run", run_or_queue)
-    with compiled():
-        launch("faulty")
-        launch("sound")
-    assert compiler.loaded == ["sound"]
-    assert active_mode.get() is None  # or whatever this thread launches would be queued
-    launch("faulty")
-    assert compiler.launched == ["faulty"]
-
-
-@pytest.mark.parametrize("kernel", ["broken", "never asked for"])
-def test_an_error_leaves_no_traces(compiler: Compiler, kernel: str) -> None:
-    def work() -> None:
-        with compiled():
-            launch(kernel)
-            if kernel != "broken":
-                raise RuntimeError("there is no such tensor")
-
-    with pytest.raises(RuntimeError, match="there is no"):
-        work()
-    launch("next")
-    assert compiler.launched == ["next"]
-
-
-def test_two_at_once_take_turns(compiler: Compiler) -> None:
-    inside, most = 0, 0
-    both = threading.Barrier(2)
-
-    def work(name: str) -> None:
-        nonlocal inside, most
-        both.wait(10)
-        with compiled():
-            inside += 1
-            most = max(most, inside)
-            launch(name)
-            inside -= 1
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(work, "ab"))
-    assert most == 1
-    assert sorted(compiler.asked) == ["a", "b"]
-    launch("next")
-    assert compiler.launched == ["next"]
+def test_what_is_whole_or_incomplete_or_broken_is_left_alone(tmp_path: Path) -> None:
+    whole = write_entry(tmp_path / "WHOLE", tmp_path / "WHOLE")
+    incomplete = write_entry(tmp_path / "INCOMPLETE", tmp_path / "elsewhere")
+    (incomplete.parent / "product.cubin").unlink()
+    broken = write_entry(tmp_path / "BROKEN", tmp_path / "elsewhere")
+    broken.write_text("{")
+    before = [one.read_text() for one in (whole, incomplete, broken)]
+    assert settle(tmp_path) == 0
+    assert [one.read_text() for one in (whole, incomplete, broken)] == before
+    assert settle(tmp_path / "nothing") == 0

@@ -1,6 +1,5 @@
 """Which constants attention takes."""
 
-import pytest
 import torch
 
 from minfer.kernels.attention_tunes import (
@@ -15,19 +14,14 @@ from minfer.kernels.attention_tunes import (
 )
 
 
-def test_the_widest_heads_where_shared_memory_is_small(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    device, widest, others = torch.device("cuda"), Kind(2, 256), Kind(2, 128)
+def test_the_widest_heads_where_shared_memory_is_small() -> None:
+    widest, others = Kind(2, 256), Kind(2, 128)
     for capability, expected in (
         ((8, 6), PrefillTune(64, 32, 2)),
         ((9, 0), PREFILL[widest]),
     ):
-        monkeypatch.setattr(
-            torch.cuda, "get_device_capability", lambda _, c=capability: c
-        )
-        assert prefill_tune.__wrapped__(widest, device) == expected
-        assert prefill_tune.__wrapped__(others, device) == PREFILL[others]
+        assert prefill_tune(widest, capability) == expected
+        assert prefill_tune(others, capability) == PREFILL[others]
 
 
 def test_kinds_are_rows_of_the_tables() -> None:

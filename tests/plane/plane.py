@@ -25,7 +25,7 @@ import anyio.to_thread
 from minfer.effects.live import async_llm, served, worker
 from minfer.effects.live import journal_files as files
 from minfer.effects.live import journal_writer as journal
-from minfer.effects.serving import application, stamp
+from minfer.effects.serving import application, request_ids, stamp
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
 from minfer.messages import Emit, Submit
@@ -111,6 +111,9 @@ class Plane:
         rng, stack = Random(self.rng.random()), contextlib.ExitStack()
         fakes: dict[tuple[Any, str], Any] = {
             (stamp, "uuid"): SimpleNamespace(
+                uuid4=lambda: UUID(int=rng.getrandbits(128))
+            ),
+            (request_ids, "uuid"): SimpleNamespace(
                 uuid4=lambda: UUID(int=rng.getrandbits(128))
             ),
             (stamp, "time"): SimpleNamespace(time=lambda: 0.0),

@@ -3,7 +3,9 @@
     messages      what crosses the line, as a schema
     frames        messages on a stream of bytes, numbered
     remote        a front's end: an `EngineClient` that outlives the engine it speaks to
-    host          the engine's end: the fronts that are there, and what each of them hears
+    host          the engine's end: the fronts that are there, and what they want
+    shares        what of the news is whose
+    totals        what was counted, as it crosses the line
     quarantine    who runs alone after engines have died, and who is given up
     sockets       both ends on local sockets
 

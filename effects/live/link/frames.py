@@ -42,8 +42,10 @@ class FrameReader:
         at = 0
         while len(self._buffer) - at >= _HEAD.size:
             length, number = _HEAD.unpack_from(self._buffer, at)
-            if number != self._next or length > LARGEST:
+            if number != self._next:
                 raise LinkError(f"frame {number} came instead of frame {self._next}")
+            if length > LARGEST:
+                raise LinkError(f"a frame of {length} bytes; the largest has {LARGEST}")
             end = at + _HEAD.size + length
             if len(self._buffer) < end:
                 break

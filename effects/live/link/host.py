@@ -5,46 +5,26 @@
     ...        |                        +--- ...
 
 It listens to the engine's client as any front would, and tells each front of its own
-requests. What of a batch is whose is found out when the batch changes, not at each step.
-What a front that has gone had asked for is cancelled.
+requests (`shares`). What a front that has gone had asked for is cancelled.
 
 Messages of fronts come in one thread, news in the engine's: a lock is around all.
 """
 
-import contextlib
 import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from attrs import define, field
-
 from minfer.effects.live.client import Died, EngineClient, Message, News, Snapshot
-from minfer.effects.live.errors import EngineDeadError
+from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
-from minfer.effects.live.totals import (
-    NOTHING_COUNTED,
-    Histogram,
-    Totals,
-    joined_totals,
-)
-from minfer.messages import Finished
-from minfer.plan import Logprobs
+from minfer.effects.live.link.shares import Session, Shares
+from minfer.effects.live.link.totals import from_wire, to_wire
+from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
+from minfer.messages import Finished, clip
 from minfer.request import Request
-from minfer.sequence import SampleIds
 
 PATIENCE: Final = 2.0  # seconds in which fronts that were there before should be back
-
-
-@define(eq=False)
-class Session:
-    """A front, for as long as its link holds; `send` must not wait, nor raise."""
-
-    send: Callable[[bytes], None]
-    front: int | None = None  # its number, once it has said hello
-    ids: set[str] = field(factory=set)  # of requests that it has here
-    rows: tuple[int, ...] = ()  # its positions in the batch
-    batch_told: bool = False  # it knows the batch of the last news
 
 
 class Host:
@@ -60,19 +40,25 @@ class Host:
         self._sessions: list[Session] = []
         self._owners: dict[str, Session] = {}
         self._left: dict[str, int] = {}  # samples that have not ended, by request
-        self._batch: SampleIds = ()
+        self._shares = Shares()
         self._resets = 0  # of the prefix cache, by all fronts that there ever were
         self._quarantine = Quarantine()
+        self._fronts = fronts
         self._missing = set(range(fronts))
         self._opened = 0.0
+        self._lives: dict[int, int] = {}  # of fronts: which of its processes is there
         self._counted: dict[int, Totals] = {}  # by front
         self._retired = NOTHING_COUNTED  # what fronts had counted that have gone
 
     # --- the engine ---------------------------------------------------------------------
 
     def report(self, stage: str, done: int = 0, total: int = 0) -> None:
-        """Tell all fronts how far the engine is that is not ready yet."""
+        """Tell all fronts how far the engine is; what it does once it is ready is its own
+        business.
+        """
         with self._lock:
+            if self._client is not None:
+                return
             self._progress = wire.encoded(wire.Progress(stage, done, total))
             self._broadcast(self._progress)
 
@@ -123,15 +109,14 @@ class Host:
             held = {name for name in gone if self._quarantine.drop(name) is not None}
             if self._client is not None:
                 self._client.cancel(gone - held)
-            if session.front is not None:
-                last = self._counted.pop(session.front, None)
-                self._retired = joined_totals([self._retired, *([last] if last else [])])
             if self._quarantine.probing in gone:
                 self._cleared(self._quarantine.probing)
 
     def receive(self, session: Session, message: wire.ToEngine) -> None:
-        """Do what a front wants."""
+        """Do what a front wants. Raises LinkError for what none would say."""
         with self._lock:
+            if (session.front is None) is not isinstance(message, wire.Hello):
+                raise wire.LinkError("a front says hello first, and once")
             match message:
                 case wire.Hello():
                     self._greet(session, message)
@@ -141,37 +126,50 @@ class Host:
                     self._cancel(session, ids)
                 case wire.End(ends):
                     if self._client is not None:
-                        self._client.finish(ends)
+                        self._client.finish([e for e in ends if e.id in session.ids])
                 case wire.ResetCache():
                     self._resets += 1
                 case wire.Counted(totals):
                     if session.front is not None:
-                        self._counted[session.front] = _from_wire(totals)
+                        self._counted[session.front] = from_wire(totals)
 
     def _greet(self, session: Session, hello: wire.Hello) -> None:
+        if not 0 <= hello.front < self._fronts:
+            raise wire.LinkError(f"there is no front {hello.front}")
         session.front = hello.front
+        if self._lives.get(hello.front) != hello.life:  # it begins to count anew
+            last = self._counted.pop(hello.front, NOTHING_COUNTED)
+            self._retired = joined_totals([self._retired, last])
+            self._lives[hello.front] = hello.life
         self._resets = max(self._resets, hello.resets)
         self._missing.discard(hello.front)
-        ordinary = [one.request for one in hello.resumed if one.deaths < SUSPECT]
-        for one in hello.resumed:
-            self._own(session, one.request)
-            if one.deaths >= SUSPECT:
-                self._quarantine.suspect(one.request)
-        for request in ordinary:
-            self._own(session, request)
-        self._quarantine.hold(ordinary)
+        resumed = {one.request.id: one for one in hello.resumed}
+        for request in self._owned(session, [one.request for one in hello.resumed]):
+            if resumed[request.id].deaths >= SUSPECT:
+                self._quarantine.suspect(request)
+            else:
+                self._quarantine.hold([request])
         self._serve_due()
 
     def _submit(self, session: Session, requests: Sequence[Request]) -> None:
-        twice = [one for one in requests if one.id in self._owners]
-        for request in twice:
-            why = "a request with this id is being served; ids must differ"
-            self._refuse(session, request, "rejected", why)
-        new = [one for one in requests if one.id not in self._owners]
-        for request in new:
-            self._own(session, request)
-        self._quarantine.hold(new)
+        self._quarantine.hold(self._owned(session, requests))
         self._serve_due()
+
+    def _owned(self, session: Session, requests: Sequence[Request]) -> list[Request]:
+        """Take requests in; returns them without those that are refused."""
+        taken = []
+        for request in requests:
+            if request.id in session.ids:
+                raise wire.LinkError(f"request {clip(request.id)!r} was asked for twice")
+            if request.id in self._owners:
+                why = "a request with this id is being served; ids must differ"
+                self._refuse(session, request, "rejected", why)
+                continue
+            self._owners[request.id] = session
+            self._left[request.id] = request.n
+            session.ids.add(request.id)
+            taken.append(request)
+        return taken
 
     def _cancel(self, session: Session, ids: Sequence[str]) -> None:
         running = []
@@ -186,11 +184,6 @@ class Host:
                 self._refuse(session, waiting, "cancelled")
         if self._client is not None:
             self._client.cancel(running)
-
-    def _own(self, session: Session, request: Request) -> None:
-        self._owners[request.id] = session
-        self._left[request.id] = request.n
-        session.ids.add(request.id)
 
     def _forget(self, name: str) -> None:
         session = self._owners.pop(name, None)
@@ -219,11 +212,29 @@ class Host:
             return
         before = self._quarantine.probing
         due = self._quarantine.due()
-        if self._quarantine.probing != before:
-            self._broadcast(wire.encoded(wire.Probing(self._quarantine.probing)))
+        probing = self._quarantine.probing
+        if probing != before:
+            # Some may run still from before it came: then it is not known who kills.
+            alone = self._owners.keys() - self._quarantine.waiting() <= {probing}
+            self._broadcast(wire.encoded(wire.Probing(probing if alone else "")))
         if due:
-            with contextlib.suppress(EngineDeadError):  # it is asked again of the next
-                client.submit(due)
+            self._hand_over(client, due)
+
+    def _hand_over(self, client: EngineClient, due: tuple[Request, ...]) -> None:
+        try:
+            client.submit(due)
+        except EngineDeadError:
+            pass  # it is asked again of the next
+        except RequestError as error:
+            if len(due) > 1:  # one of them is to blame, and the others are not
+                for request in due:
+                    self._hand_over(client, (request,))
+                return
+            (request,) = due
+            session = self._owners[request.id]
+            self._forget(request.id)
+            self._refuse(session, request, "rejected", str(error))
+            self._cleared(request.id)
 
     def _is_waiting(self, client: EngineClient) -> bool:
         """Whether fronts may come back with suspects of their own."""
@@ -237,33 +248,10 @@ class Host:
             self._serve_due()
 
     def _spread(self, news: News) -> None:
-        if news.ids is not self._batch and news.ids:
-            self._regroup(news.ids)
-        parts = dict[int, _Part]()
-        for done in news.finished:
-            _part(parts, self._owners.get(done.id)).finished.append(done)
-        for name in news.arrived:
-            _part(parts, self._owners.get(name)).arrived.append(name)
-        for reason in news.reasons:
-            part = _part(parts, self._owners.get(reason.id))
-            part.reasons.append(wire.REASONS[type(reason)](reason))
-        for session in self._sessions:
-            part = parts.get(id(session), _NOTHING)
-            if part is not _NOTHING or (news.ids and session.rows):
-                session.send(wire.encoded(_told(session, news, part)))
+        parts = self._shares.divided(news, self._sessions, self._owners)
+        for session, part in parts:
+            session.send(wire.encoded(part))
         self._settle(news)
-
-    def _regroup(self, batch: SampleIds) -> None:
-        """Find out which rows of a new batch are whose."""
-        self._batch = batch
-        rows: dict[int, list[int]] = {id(one): [] for one in self._sessions}
-        for at, (name, _) in enumerate(batch):
-            owner = self._owners.get(name)
-            if owner is not None:
-                rows[id(owner)].append(at)
-        for session in self._sessions:
-            session.rows = tuple(rows[id(session)])
-            session.batch_told = False
 
     def _settle(self, news: News) -> None:
         """Note who has ended, and whether the suspect has something new."""
@@ -301,63 +289,3 @@ class Host:
             totals=to_wire(now.totals),
             fronts=to_wire(fronts),
         )
-
-
-@define(eq=False)
-class _Part:
-    """What news hold for one front besides its rows."""
-
-    finished: list[Finished] = field(factory=list)
-    arrived: list[str] = field(factory=list)
-    reasons: list[wire.Reason] = field(factory=list)
-
-
-_NOTHING: Final = _Part()
-
-
-def _part(parts: dict[int, _Part], session: Session | None) -> _Part:
-    return parts.setdefault(id(session), _Part())
-
-
-def _told(session: Session, news: News, part: _Part) -> wire.News:
-    """The news as one front is told them."""
-    rows = session.rows if news.ids else ()
-    whole = len(rows) == len(news.ids)
-    ids: SampleIds | None = ()
-    if rows and session.batch_told:
-        ids = None
-    elif rows:
-        ids = news.ids if whole else tuple([news.ids[at] for at in rows])
-        session.batch_told = True
-    return wire.News(
-        time=news.time,
-        ids=ids,
-        tokens=news.tokens if whole else tuple([news.tokens[at] for at in rows]),
-        logprobs=_own_rows(news, rows),
-        pooled=tuple([news.pooled[at] for at in rows]) if news.pooled else (),
-        finished=tuple(part.finished),
-        arrived=tuple(part.arrived),
-        reasons=tuple(part.reasons),
-        waits=dict(news.waits) if part.arrived or part.reasons else {},
-    )
-
-
-def _own_rows(news: News, rows: Sequence[int]) -> Logprobs:
-    return tuple([news.logprobs[at] for at in rows]) if news.logprobs else ()
-
-
-def to_wire(totals: Totals) -> wire.Totals:
-    """Totals as they cross the line."""
-    told = {
-        name: wire.Histogram(one.bounds, one.counts, one.total)
-        for name, one in totals.histograms.items()
-    }
-    return wire.Totals(dict(totals.counts), told)
-
-
-def _from_wire(totals: wire.Totals) -> Totals:
-    found = {
-        name: Histogram(one.bounds, one.counts, one.total)
-        for name, one in totals.histograms.items()
-    }
-    return Totals(totals.counts, found)

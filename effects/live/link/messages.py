@@ -31,6 +31,7 @@ class Hello(Struct, tag="hello", frozen=True):
     """A front is there, with the requests that it has."""
 
     front: int  # its number, from 0
+    life: int  # another one for each process that has had this number
     resets: int  # of the prefix cache, as many as it has heard of
     resumed: tuple[Resumed, ...]
 
@@ -192,6 +193,10 @@ class LinkError(ValueError):
     """What came over a link is not what its other end says."""
 
 
+# What msgspec raises for bytes that are no message; the last two are not of its family.
+_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
 def encoded(message: ToEngine | ToFront) -> bytes:
     """A message as bytes."""
     return _encoder.encode(message)
@@ -201,7 +206,7 @@ def read_to_engine(data: bytes) -> ToEngine:
     """What a front says. Raises LinkError."""
     try:
         return _to_engine.decode(data)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise LinkError(f"a front says what it must not: {error}") from None
 
 
@@ -209,5 +214,5 @@ def read_to_front(data: bytes) -> ToFront:
     """What the engine says. Raises LinkError."""
     try:
         return _to_front.decode(data)
-    except msgspec.MsgspecError as error:
+    except _UNREADABLE as error:
         raise LinkError(f"the engine says what it must not: {error}") from None

@@ -32,6 +32,10 @@ class Quarantine:
         """Whether somebody is suspected, so that all others wait."""
         return bool(self.probing or self._suspects)
 
+    def waiting(self) -> set[str]:
+        """The ids of those who wait here."""
+        return {request.id for queue in (self._suspects, self._held) for request in queue}
+
     def suspect(self, request: Request) -> None:
         """Have a request run alone when its turn comes."""
         self._suspects.append(request)

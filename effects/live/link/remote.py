@@ -14,6 +14,7 @@ one thread, which is the thread in which listeners hear. The other methods are a
 `EngineClient`'s; those that speak to the engine belong to that thread too.
 """
 
+import secrets
 import time
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
@@ -30,7 +31,8 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import GUILTY
-from minfer.effects.live.totals import NOTHING_COUNTED, Histogram, Totals
+from minfer.effects.live.link.totals import from_wire
+from minfer.effects.live.totals import NOTHING_COUNTED
 from minfer.messages import Finish, Finished, clip
 from minfer.request import Request
 from minfer.sequence import SampleId
@@ -70,6 +72,7 @@ class Remote:
         max_waiting: int = 2**20,
     ) -> None:
         self.front = front
+        self.life = secrets.randbits(62)  # of who counts: see `count`
         self.clock = clock
         self.max_waiting = max_waiting
         self.dead: BaseException | None = None
@@ -115,7 +118,7 @@ class Remote:
     def check(self, request: Request) -> None:
         """As `EngineClient` says."""
         self._check_new(request)
-        waiting = 0 if self._state is None else self._state.waiting
+        waiting = self._waiting()
         if waiting + request.n > self.max_waiting:
             why = f"{waiting} samples wait already, of at most {self.max_waiting}"
             raise OverloadedError(f"{why} (max_waiting); try again later")
@@ -192,7 +195,10 @@ class Remote:
                 failing=0,
                 totals=NOTHING_COUNTED,
             )
+        # One that is being started does not stall: `unready` says what it does.
+        there = self.progress is None
         quiet = now - self._heard if self._kept else 0.0
+        stalled = max(state.stalled, quiet if quiet > QUIET else 0.0)
         return Snapshot(
             time=now,
             dead=dead,
@@ -205,10 +211,10 @@ class Remote:
             blocks_free=state.blocks_free,
             blocks_cached=state.blocks_cached,
             resets=self.resets,
-            failing=state.failing,
-            stalled=max(state.stalled, quiet if quiet > QUIET else 0.0),
-            totals=_totals(state.totals),
-            fronts=_totals(state.fronts),
+            failing=state.failing if there else 0,
+            stalled=stalled if there else 0.0,
+            totals=from_wire(state.totals),
+            fronts=from_wire(state.fronts),
         )
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -239,7 +245,7 @@ class Remote:
         self._heard = self.clock()
         self.progress = wire.Progress("connecting")
         resumed = [one for kept in self._kept.values() for one in self._resumed(kept)]
-        send(wire.Hello(self.front, self.resets, tuple(resumed)))
+        send(wire.Hello(self.front, self.life, self.resets, tuple(resumed)))
 
     def receive(self, message: wire.ToFront) -> None:
         """Take in what the engine says."""
@@ -327,9 +333,10 @@ class Remote:
 
     def _give_up(self, kept: _Kept) -> None:
         """End a request for which engines died while they served nobody else."""
+        before = len(kept.request.output)
         why = f"the engine died {GUILTY} times while it served this request alone"
         finished = [
-            Finished(kept.request.id, i, "error", len(kept.tokens[i]), why)
+            Finished(kept.request.id, i, "error", before + len(kept.tokens[i]), why)
             for i in kept.left()
         ]
         self._hear(News(time=self.clock(), finished=tuple(finished)))
@@ -405,6 +412,14 @@ class Remote:
         for hear in self._listeners:
             hear(message)
 
+    def _waiting(self) -> int:
+        """How many samples wait: as it was told, or, for an engine that is not ready, all
+        that are here.
+        """
+        if self.progress is not None:
+            return sum(len(kept.left()) for kept in self._kept.values())
+        return 0 if self._state is None else self._state.waiting
+
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:
             raise EngineDeadError(f"the engine serves nobody any more: {self.dead}")
@@ -423,13 +438,3 @@ class Remote:
             if sample is None or sample == end.sample:
                 return evolve(end, id=name, sample=end.sample if sample is None else 0)
         return end  # there is no link
-
-
-def _totals(told: wire.Totals) -> Totals:
-    return Totals(
-        told.counts,
-        {
-            name: Histogram(one.bounds, one.counts, one.total)
-            for name, one in told.histograms.items()
-        },
-    )

@@ -3,7 +3,9 @@ loop.
 
 The engine's thread that steps must never wait for a front: what a front's socket does not
 take at once is kept for the thread of the links, which sends it when the socket is ready.
-A front that takes nothing while `MOST_KEPT` bytes wait for it is given up.
+A front that takes nothing while `MOST_KEPT` bytes wait for it is given up. A link that
+carries what no front would say is cut, and no other one. Should the thread itself break,
+the engine counts as broken: it would serve nobody, and nobody would know.
 """
 
 import asyncio
@@ -17,10 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, cast
 
+from minfer.effects.live.client import Died
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
-from minfer.effects.live.link.host import Host, Session
+from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.link.shares import Session
 
 MOST_KEPT: Final = 2**27  # bytes that wait for a front
 TICK: Final = 0.1  # seconds from one word of the engine's state to the next
@@ -67,34 +71,57 @@ class LinkServer:
 
     def _run(self) -> None:
         links: set[_Link] = set()
+        try:
+            self._serve(links)
+        except BaseException as error:  # whatever it is: nobody could reach the engine
+            log.exception("the thread of the links broke")
+            self._host.hear(Died((), f"the thread of the links broke: {error!r}"))
+        finally:
+            for link in links:
+                self._drop(link)
+            self._selector.close()
+            for one in (self._listener, self._woken, self._waker):
+                one.close()
+
+    def _serve(self, links: "set[_Link]") -> None:
         ticked = 0.0
         while not self._closing:
             for key, mask in self._selector.select(TICK):
                 if key.fileobj is self._listener:
-                    links.add(self._accept())
+                    self._accept(links)
                 elif key.fileobj is self._woken:
                     self._woken.recv(_CHUNK)
                 elif mask & selectors.EVENT_READ:
                     key.data.read()
             for link in list(links):
-                if not link.flush():
+                if link.flush():
+                    self._watch(link)
+                else:
                     links.discard(link)
                     self._drop(link)
             now = time.monotonic()
             if now >= ticked + TICK:
                 self._host.tick()
                 ticked = now
-        for link in links:
-            self._drop(link)
-        self._listener.close()
 
-    def _accept(self) -> "_Link":
-        connection, _ = self._listener.accept()
+    def _accept(self, links: "set[_Link]") -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except OSError as error:  # the front has gone again, or there are no descriptors
+            log.warning("a front's link could not be taken: %s", error)
+            return
         connection.setblocking(False)
         link = _Link(connection, self._host, self.wake)
-        self._selector.register(connection, selectors.EVENT_READ, link)
+        self._selector.register(connection, link.watched, link)
+        links.add(link)
         self._host.join(link.session)
-        return link
+
+    def _watch(self, link: "_Link") -> None:
+        """Wake when the socket takes something again, if something waits for that."""
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.kept else 0)
+        if wanted != link.watched:
+            link.watched = wanted
+            self._selector.modify(link.connection, wanted, link)
 
     def _drop(self, link: "_Link") -> None:
         self._selector.unregister(link.connection)
@@ -110,30 +137,33 @@ class _Link:
     ) -> None:
         self.connection = connection
         self.session = Session(self.send)
+        self.watched = selectors.EVENT_READ  # what the selector waits for
         self._host = host
         self._wake = wake
         self._frames = FrameReader()
         self._numbers = FrameWriter()
         self._lock = threading.Lock()  # of what is below
-        self._kept = bytearray()  # what the socket did not take yet
+        self.kept = bytearray()  # what the socket did not take yet
         self._over = False
 
     def send(self, message: bytes) -> None:
         """Send, in any thread, at once if the socket takes it."""
         with self._lock:
+            if self._over:
+                return
             data = self._numbers.frame(message)
-            if not self._kept and not self._over:
+            if not self.kept:
                 data = data[self._sent(data) :]
-            self._kept += data
+            self.kept += data
         if data:
             self._wake()
 
     def flush(self) -> bool:
         """Send what was kept; False if the link is over."""
         with self._lock:
-            if self._kept and not self._over:
-                del self._kept[: self._sent(self._kept)]
-                if len(self._kept) > MOST_KEPT:
+            if self.kept and not self._over:
+                del self.kept[: self._sent(self.kept)]
+                if len(self.kept) > MOST_KEPT:
                     log.warning("a front takes nothing any more: its link is cut")
                     self._over = True
             return not self._over
@@ -152,6 +182,9 @@ class _Link:
             self._over = True
         except wire.LinkError as error:
             log.warning("a front's link is cut: %s", error)
+            self._over = True
+        except Exception:  # a fault of ours: it must not end the other links
+            log.exception("a front's link is cut")
             self._over = True
 
     def _sent(self, data: bytes | bytearray) -> int:
@@ -193,23 +226,28 @@ class LinkClient(asyncio.Protocol):
         """The engine has gone, or the link was cut."""
         del exc
         self._remote.disconnect()
-        self.over.set_result(None)
+        if not self.over.done():  # nobody waits for it any more
+            self.over.set_result(None)
 
     def _say(self, message: wire.ToEngine) -> None:
         self._transport.write(self._numbers.frame(wire.encoded(message)))
 
 
 async def keep_linked(remote: Remote, path: Path) -> None:
-    """Have a link to the engine that listens at `path`, and another when it is over; for
-    ever.
+    """Have a link to the engine that listens at `path`, and another when it is over,
+    until the task is cancelled.
     """
     loop = asyncio.get_running_loop()
     while True:
         try:
-            _, client = await loop.create_unix_connection(
+            transport, client = await loop.create_unix_connection(
                 lambda: LinkClient(remote), str(path)
             )
         except OSError:  # no engine is there yet
-            await asyncio.sleep(RETRY)
-            continue
-        await client.over
+            pass
+        else:
+            try:
+                await client.over
+            finally:
+                transport.abort()
+        await asyncio.sleep(RETRY)

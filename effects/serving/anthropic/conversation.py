@@ -12,8 +12,8 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import BeforeValidator, Field
 
 from minfer.effects.live.edge import MAX_CLIENT
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.protocol import Grounds
 from minfer.effects.serving.typed import TypedObject, as_parts
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
@@ -77,7 +77,7 @@ class ConversationBody(StrictObject):
     system: Blocks | None = None
     messages: Annotated[list[MessageTurn], Few, Field(min_length=1)]
 
-    def ids(self, llm: ServedModel) -> list[int]:
+    def ids(self, llm: Grounds) -> list[int]:
         """The conversation as token ids, up to where the answer begins. Raises
         ChatTemplateError and RequestError.
         """

@@ -3,17 +3,16 @@
 from functools import partial
 from typing import Final
 
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.anthropic.conversation import ConversationBody
 from minfer.effects.serving.anthropic.errors import failure
 from minfer.effects.serving.bodies import read_body
-from minfer.effects.serving.protocol import Question
+from minfer.effects.serving.protocol import Grounds, Question
 
 
 class CountBody(ConversationBody):
     """A conversation that is counted, and not answered."""
 
-    def answer(self, llm: ServedModel) -> dict[str, object]:
+    def answer(self, llm: Grounds) -> dict[str, object]:
         """Its tokens. Raises ChatTemplateError and RequestError."""
         return {"input_tokens": len(self.ids(llm))}
 

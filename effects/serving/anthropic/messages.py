@@ -16,13 +16,13 @@ from pydantic import Field
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
 from minfer.effects.serving.anthropic.errors import failure
 from minfer.effects.serving.bodies import read_body
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
+    Grounds,
     Include,
     Served,
     Writer,
@@ -50,7 +50,7 @@ class MessagesBody(ConversationBody):
     top_k: Annotated[int, Field(ge=0, lt=2**31)] | None = None
     top_p: float | None = None
 
-    def generation(self, llm: ServedModel) -> GenerationRequest:
+    def generation(self, llm: Grounds) -> GenerationRequest:
         """The conversation as one prompt. Raises ChatTemplateError, RequestError and
         ParameterError.
         """

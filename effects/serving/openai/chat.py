@@ -7,13 +7,12 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.live.prompts import Asked
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
 from minfer.effects.serving.openai.errors import failure
-from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
+from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
 from minfer.effects.serving.openai.logprobs import chat_logprobs
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Writer
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Writer
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
@@ -28,6 +27,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "tool_call_id": (ANYTHING,),  # of tool messages, which are refused by their role
     "tool_calls": ([],),
 }
+Options: Final = Field(max_length=256)  # names for a template
 
 
 class TextPart(StrictObject):
@@ -41,6 +41,8 @@ def _text(content: Any) -> Any:
     """A message's text; parts are lines of it, as in vLLM."""
     if not isinstance(content, list):
         return content
+    if len(content) > MAX_ITEMS:
+        raise wrong(f"must have at most {MAX_ITEMS} parts")
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else part
         if kind != "text":
@@ -80,7 +82,7 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[Message], Few, Field(min_length=1)]
     add_generation_prompt: bool | None = None  # None: unless the last message goes on
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] | None = None
+    chat_template_kwargs: Annotated[dict[str, Any], Options] | None = None
     logprobs: bool = False
     top_logprobs: Top = 0
 
@@ -97,7 +99,7 @@ class ChatBody(GenerationBody):
         """
         return self.top_logprobs if self.logprobs else None
 
-    def generation(self, llm: ServedModel) -> GenerationRequest:
+    def generation(self, llm: Grounds) -> GenerationRequest:
         """The conversation as one prompt. Raises ChatTemplateError, RequestError and
         ParameterError.
         """

@@ -7,13 +7,12 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from minfer.effects.live.prompts import Asked, read_prompt
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import read_body, wrong
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
 from minfer.effects.serving.openai.logprobs import CompletionLogprobs
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Writer
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Writer
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
 from minfer.effects.text.outputs import CompletionOutput
@@ -67,7 +66,7 @@ class CompletionBody(GenerationBody):
         """
         return self.logprobs
 
-    def generation(self, llm: ServedModel) -> GenerationRequest:
+    def generation(self, llm: Grounds) -> GenerationRequest:
         """Its prompts as token ids. Raises RequestError and ParameterError."""
         size = llm.setup.spec.vocab_size
         salt = self.cache_salt.encode()

@@ -16,7 +16,6 @@ from pydantic import Field
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import read_prompt
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import StrictObject, read_body
 from minfer.effects.serving.errors import INTERNAL, ApiError
 from minfer.effects.serving.openai.completions import Prompts
@@ -26,6 +25,7 @@ from minfer.effects.serving.openai.usage import usage_of
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
+    Grounds,
     Include,
     Pooled,
     Served,
@@ -60,7 +60,7 @@ class EmbeddingBody(StrictObject):
         """The answer comes whole."""
         return False
 
-    def generation(self, llm: ServedModel) -> GenerationRequest:
+    def generation(self, llm: Grounds) -> GenerationRequest:
         """Its inputs as token ids. Raises RequestError and ApiError."""
         size = llm.setup.spec.hidden_size
         if self.dimensions not in (None, size):

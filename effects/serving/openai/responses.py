@@ -12,12 +12,11 @@ from pydantic import BeforeValidator, Field
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
 from minfer.effects.serving.openai.errors import stream_failure
 from minfer.effects.serving.openai.fields import Client, Few
 from minfer.effects.serving.openai.response_writing import writer
-from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Include
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
 from minfer.effects.serving.typed import TypedObject, as_parts
 
 _SCORES: Final = "message.output_text.logprobs"  # the one thing to include that could be
@@ -154,7 +153,7 @@ class ResponsesBody(StrictObject):
     user: Client = ""
     safety_identifier: Client = ""
 
-    def generation(self, llm: ServedModel) -> GenerationRequest:
+    def generation(self, llm: Grounds) -> GenerationRequest:
         """The items as one prompt. Raises ChatTemplateError, RequestError and
         ParameterError.
         """

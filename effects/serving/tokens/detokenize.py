@@ -6,11 +6,10 @@ from typing import Annotated, Final
 from pydantic import Field
 
 from minfer.effects.live.prompts import read_prompt
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import StrictObject, read_body
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.errors import failure
-from minfer.effects.serving.protocol import Question
+from minfer.effects.serving.protocol import Grounds, Question
 
 
 class DetokenizeBody(StrictObject):
@@ -19,7 +18,7 @@ class DetokenizeBody(StrictObject):
     model: str | None = None
     tokens: Annotated[list[int], Field(fail_fast=True)]
 
-    def answer(self, llm: ServedModel) -> dict[str, object]:
+    def answer(self, llm: Grounds) -> dict[str, object]:
         """Their text, special tokens included. Raises RequestError and ApiError."""
         if llm.tokenizer is None:
             why = "token ids need a tokenizer, which was left out (skip_tokenizer_init)"

@@ -6,12 +6,11 @@ from typing import Annotated, Any, Final, Self
 from pydantic import Field, model_validator
 
 from minfer.effects.live.prompts import encoded
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.bodies import StrictObject, read_body, wrong
 from minfer.effects.serving.openai.chat import Message
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import Few
-from minfer.effects.serving.protocol import Question
+from minfer.effects.serving.protocol import Grounds, Question
 
 
 class TokenizeBody(StrictObject):
@@ -36,7 +35,7 @@ class TokenizeBody(StrictObject):
             raise wrong(why, "add_special_tokens")
         return self
 
-    def answer(self, llm: ServedModel) -> dict[str, object]:
+    def answer(self, llm: Grounds) -> dict[str, object]:
         """The ids. Raises ChatTemplateError and RequestError."""
         ids = self._ids(llm)
         tokenizer = llm.tokenizer if self.return_token_strs else None
@@ -47,7 +46,7 @@ class TokenizeBody(StrictObject):
             "token_strs": None if tokenizer is None else tokenizer.names(ids),
         }
 
-    def _ids(self, llm: ServedModel) -> list[int]:
+    def _ids(self, llm: Grounds) -> list[int]:
         if self.messages is None:
             special = self.add_special_tokens is not False
             return encoded(self.prompt or "", llm.tokenizer, special)

@@ -10,12 +10,15 @@ from minfer.effects.serving.transports.transport import Event, Failure
 
 _ID: Final = "x-request-id"
 _JSON: Final = "application/json"
+_NO_KEY: Final = 401
 
 
 def failure_response(failure: Failure, name: str = "") -> Response:
     """A failure as a whole response, of the answer with the id `name`."""
     wait = failure.retry_after
     headers = {} if wait is None else {"Retry-After": str(wait)}
+    if failure.status == _NO_KEY:
+        headers["WWW-Authenticate"] = "Bearer"
     if name:
         headers[_ID] = name
     return Response(failure.event.data, failure.status, headers, _JSON)

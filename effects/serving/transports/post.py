@@ -1,5 +1,6 @@
 """A request over HTTP: a POST whose body is JSON, answered with a body or a stream."""
 
+import asyncio
 from typing import Final, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
@@ -14,26 +15,28 @@ from minfer.effects.serving.transports.sse import EventStream
 from minfer.effects.serving.transports.transport import Failure, Handler
 
 MEDIA_TYPE: Final = "application/json"
+PATIENCE: Final = 10.0  # seconds that a body's bytes may be behind
+PACE: Final = 1024  # bytes a second at which they must come
 
 
 class Post:
     """One POST and the way back to who sent it."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._scope = scope
+        self.scope = scope
         self._receive = receive
         self._send = send
 
     @property
     def chosen(self) -> str:
         """The x-request-id that the client chose, or nothing."""
-        return str(self._scope.get(CHOSEN_ID, ""))
+        return str(self.scope.get(CHOSEN_ID, ""))
 
     async def read(self, most: int) -> bytes:
-        """The body. Raises ApiError if it is no JSON or has more than `most` bytes, and
-        ClientDisconnect.
+        """The body. Raises ApiError if it is no JSON, has more than `most` bytes or comes
+        too slowly, and ClientDisconnect.
         """
-        request = Request(self._scope, self._receive)
+        request = Request(self.scope, self._receive)
         headers = request.headers
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media != MEDIA_TYPE:
@@ -42,7 +45,16 @@ class Post:
         data = bytearray()
         size = int(headers.get("content-length", "0"))  # as announced, or as it came
         parts = request.stream()
-        while size <= most and (part := await anext(parts, b"")):
+        due = asyncio.get_running_loop().time() + PATIENCE
+        while size <= most:
+            try:
+                async with asyncio.timeout_at(due + len(data) / PACE):
+                    part = await anext(parts, b"")
+            except TimeoutError:
+                why = f"the body comes at less than {PACE} bytes a second"
+                raise ApiError(why, status=408) from None
+            if not part:
+                break
             data += part
             size = max(size, len(data))
         if size > most:  # uvicorn drops the rest, so that the client gets to read this
@@ -57,12 +69,12 @@ class Post:
 
     async def refuse(self, failure: Failure) -> None:
         """Answer with a failure and its status."""
-        await failure_response(failure)(self._scope, self._receive, self._send)
+        await failure_response(failure)(self.scope, self._receive, self._send)
 
     def transport(self, *, stream: bool, name: str) -> HttpTransport:
         """A body, or a stream of events."""
         kind = EventStream if stream else PlainBody
-        return kind(self._scope, self._receive, self._send, name)
+        return kind(self.scope, self._receive, self._send, name)
 
 
 class _Endpoint:

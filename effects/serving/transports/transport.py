@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 
 from attrs import frozen
 from starlette.routing import BaseRoute
+from starlette.types import Scope
 
 
 @frozen
@@ -45,6 +46,10 @@ class Transport(Protocol):
 
 class Connection(Protocol):
     """A client that asks for one thing, and waits for the answer."""
+
+    @property
+    def scope(self) -> Scope:
+        """Where it came from, and its head, as ASGI has them."""
 
     @property
     def chosen(self) -> str:

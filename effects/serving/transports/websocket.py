@@ -57,8 +57,9 @@ class Envelope:
 class Channel:
     """One request on a socket, and its way back: a `Connection` and a `Transport`."""
 
-    def __init__(self, send: Send, asked: Envelope, chosen: str) -> None:
-        self.chosen = chosen
+    def __init__(self, scope: Scope, send: Send, asked: Envelope) -> None:
+        self.scope = scope
+        self.chosen = str(scope.get(CHOSEN_ID, ""))
         self.gone = asyncio.Event()  # the client went, or cancelled it
         self.ended = False  # the client was told
         self._send = send
@@ -119,7 +120,7 @@ class Socket:
         self, handlers: Mapping[str, Handler], scope: Scope, receive: Receive, send: Send
     ) -> None:
         self._handlers = handlers
-        self._chosen = str(scope.get(CHOSEN_ID, ""))
+        self._scope = scope
         self._receive = receive
         self._send = send
         self._open: dict[str, Channel] = {}  # by the client's ids
@@ -148,9 +149,13 @@ class Socket:
 
     def _spare(self, name: object) -> str | None:
         """An id that an error may bear: it must not seem to end what is open."""
-        if not isinstance(name, str) or len(name) > LONGEST_ID or name in self._open:
+        if not isinstance(name, str) or len(name) > LONGEST_ID or self._is_open(name):
             return None
         return name
+
+    def _is_open(self, name: str) -> bool:
+        """Whether a request is not ended: its id is free as soon as the end is told."""
+        return name in self._open and not self._open[name].ended
 
     def _take(self, given: dict[str, Any], group: asyncio.TaskGroup) -> None:
         """Begin or end a request. Raises ApiError if the message makes no sense."""
@@ -158,7 +163,7 @@ class Socket:
             self._cancel(given)
             return
         asked = _asked(given)
-        if asked.id in self._open:
+        if self._is_open(asked.id):
             raise ApiError(f"id: {asked.id!r} is being answered; ids must differ", "id")
         if len(self._open) >= MAX_OPEN:
             why = f"{MAX_OPEN} requests are open on this socket; wait for one to end"
@@ -168,7 +173,7 @@ class Socket:
             raise ApiError(
                 f"endpoint: there is none of this name; there is {there}", "endpoint"
             )
-        channel = Channel(self._send, asked, self._chosen)
+        channel = Channel(self._scope, self._send, asked)
         self._open[asked.id] = channel
         group.create_task(self._answer(asked, channel))
 
@@ -194,7 +199,8 @@ class Socket:
                 with contextlib.suppress(ClientDisconnect):
                     await channel.fail(failure(told_of(RuntimeError())))
         finally:
-            del self._open[asked.id]
+            if self._open.get(asked.id) is channel:
+                del self._open[asked.id]
 
 
 def _parsed(text: str | None) -> dict[str, Any]:

@@ -118,9 +118,7 @@ def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -
     assert len(said) == 3
     assert "the chat template failed: No!" in said[0]
     assert "lone surrogate" in said[1]
-    assert (
-        "the prompt has 930 tokens; this model's maximum context length is 100" in said[2]
-    )
+    assert "the text has 930 characters; this model's maximum context" in said[2]
     assert said[2].endswith("; /undo takes the last exchange back, /clear starts anew")
     assert prompts(err) == [8, 8 + 16 + len("<user>you")]
 
@@ -128,7 +126,7 @@ def test_a_message_that_fails_is_taken_back_and_the_rest_goes_on(piped: Piped) -
 def test_a_first_message_that_is_too_long(piped: Piped) -> None:
     code, out, err = piped("x" * 900, "--max-model-len", "100")
     assert (code, out) == (1, "")
-    assert "the prompt has 906 tokens; this model's maximum context length is 100" in err
+    assert "the text has 906 characters; this model's maximum context" in err
     assert "/undo" not in err
 
 

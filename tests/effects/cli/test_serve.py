@@ -1,6 +1,12 @@
 """`minfer serve`: its options; what it serves is tested beside the server."""
 
-from minfer.effects.cli.main import parser
+from typing import Any
+
+import pytest
+
+from minfer.config import ConfigError
+from minfer.effects.cli.main import main, parser
+from minfer.effects.serving import server
 
 
 def test_serve_takes_its_model_as_vllm_does() -> None:
@@ -8,3 +14,43 @@ def test_serve_takes_its_model_as_vllm_does() -> None:
     assert options.model == "org/name"
     assert parser().parse_args(["serve", "--model", "x"]).model == "x"
     assert parser().parse_args(["serve"]).model is None
+
+
+def given_to_a_server(monkeypatch: pytest.MonkeyPatch, *options: str) -> list[Any]:
+    """The options with which a server would start."""
+    seen: list[Any] = []
+
+    def read_options(given: Any) -> Any:
+        seen.append(given)
+        raise ConfigError("enough is known")
+
+    monkeypatch.setattr(server, "read_options", read_options)
+    assert main(["serve", *options]) == 2
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ([], ("fair", 16 * 256, [""])),
+        (["--max-num-seqs", "8"], ("fair", 16 * 8, [""])),
+        (
+            ["--max-waiting", "5", "--scheduling-policy", "fcfs", "--api-key", "k"],
+            ("fcfs", 5, ["k"]),
+        ),
+        (["--api-key", "a", "--api-key", "b"], ("fair", 16 * 256, ["a", "b"])),
+    ],
+)
+def test_a_servers_defaults_are_not_a_librarys(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], expected: tuple[Any, ...]
+) -> None:
+    monkeypatch.delenv("MINFER_API_KEY", raising=False)
+    seen = given_to_a_server(monkeypatch, *options)
+    (given,) = seen
+    assert (given.scheduling_policy, given.max_waiting, given.api_key) == expected
+
+
+def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINFER_API_KEY", "secret")
+    seen = given_to_a_server(monkeypatch)
+    assert seen[0].api_key == ["secret"]

@@ -171,10 +171,10 @@ def test_the_largest_context_of_the_plan_runs_and_one_more_token_is_refused(
 def test_out_of_memory_in_any_forward_costs_its_step_alone(
     prompts: list[list[int]], monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
-    """On a GPU, the model is called to prefill, to compile, and to capture a graph."""
-    with LLM(dtype="float32", enable_prefix_caching=False, **SMALL) as llm:
+    settings = SMALL | {"enable_prefix_caching": False, "enforce_eager": True}
+    with LLM(dtype="float32", **settings) as llm:
         wanted = tokens(llm, prompts)
-    with LLM(dtype="float32", enable_prefix_caching=False, **SMALL) as llm:
+    with LLM(dtype="float32", **settings) as llm:
         runner: ModelRunner = runner_of(llm)
         model, calls = runner.model, 0
 
@@ -199,7 +199,8 @@ def test_out_of_memory_in_any_forward_costs_its_step_alone(
 def test_memory_that_somebody_else_takes_costs_a_step_alone(
     ids: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = SMALL | {"max_num_batched_tokens": 8192}
+    # What is captured as a graph has its memory already.
+    settings = SMALL | {"max_num_batched_tokens": 8192, "enforce_eager": True}
     several = [ids[i : i + 1000] for i in range(8)]
     with LLM(dtype="float32", enable_prefix_caching=False, **settings) as llm:
         executor, total = llm.worker.driver.executor, torch.cuda.mem_get_info()[1]
@@ -262,7 +263,10 @@ def test_a_check_finds_what_it_is_for(
                     torch.empty(1 << 20, device=DEVICE)
 
         graphs = dict(runner.captures.made)
-        faulty = {kind: graph and Faulty(graph) for kind, graph in graphs.items()}
+        faulty = {
+            kind: graph if kind.tokens else Faulty(graph)
+            for kind, graph in graphs.items()
+        }
         monkeypatch.setattr(runner.captures, "made", faulty)
         seen = Seen(llm)
         # A step that fails is done again from history, which takes no faulty graph.
@@ -452,14 +456,17 @@ from minfer import LLM, SamplingParams
 late = []
 with LLM(**json.load(sys.stdin)) as llm:
     knobs.runtime.jit_post_compile_hook = lambda **told: late.append(told["fn"].name)
-    short = SamplingParams(temperature=0, max_tokens=4)
-    llm.generate([[*range(40, 80)]], short, use_tqdm=False)
+    for how in ({"temperature": 0}, {"top_p": 0.9}, {"logprobs": 2, "top_k": 4}):
+        for sizes in ((40,), (3,), (200, 7, 30), (1,) * 20):
+            short = SamplingParams(max_tokens=4, **how)
+            prompts = [[*range(40, 40 + size)] for size in sizes]
+            llm.generate(prompts, short, use_tqdm=False)
 print(json.dumps(late))
 """
 
 
 @only_cuda
-def test_a_first_request_finds_its_kernels_compiled(tmp_path: Path) -> None:
+def test_requests_find_their_kernels_compiled(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", AHEAD],
         input=json.dumps(SMALL),

@@ -1,9 +1,9 @@
 """Kinds of steps, and what they are padded to."""
 
 import pytest
-from attrs import asdict
+from attrs import asdict, evolve
 
-from minfer.effects.execution.kinds import CHUNK_SIZES, Kind
+from minfer.effects.execution.kinds import CHUNK_SIZES, LONELY, Kind, mixed_bucket_of
 
 SAME = ("filtered", "scored", "splits", "apart")
 SIZES = ("alone", "tokens", "chunks", "draws", "longest")
@@ -47,3 +47,16 @@ def test_too_many_tokens_do_not_fit() -> None:
     kind = Kind(alone=0, draws=1, tokens=130, chunks=1, longest=130)
     assert kind.fits(192)
     assert not kind.fits(191)
+
+
+def test_beside_history_there_are_few_sizes_of_rows_that_feed_themselves() -> None:
+    sizes = [mixed_bucket_of(n) for n in range(257)]
+    assert all(size >= n for n, size in enumerate(sizes))
+    assert sorted({*sizes[:65]}) == [0, 1, 2, 4, 8, 16, 32, 64]
+    assert all(size <= 1.25 * n for n, size in enumerate(sizes) if n > 64)
+
+
+def test_a_lone_chunk_has_graphs_of_its_own_beside_few_rows_alone() -> None:
+    lone = Kind(alone=LONELY, draws=LONELY + 1, tokens=64, chunks=1, longest=64)
+    assert lone.padded().chunks == 1
+    assert evolve(lone, alone=LONELY + 1).padded().chunks == CHUNK_SIZES[1]

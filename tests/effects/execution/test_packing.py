@@ -6,7 +6,7 @@ from attrs import evolve
 
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.kinds import Kind, most_draws
-from minfer.effects.execution.packing import Inputs, Packer, most_words
+from minfer.effects.execution.packing import Inputs, Packer, most_words, nobodys
 from minfer.effects.models.shapes import padded_tokens
 from minfer.plan import Fill, Plan
 from minfer.request import Request
@@ -145,3 +145,18 @@ def test_there_is_room_for_the_largest_step() -> None:
     [forward] = packs.forwards(plan)
     packs.rows.set_batch(rows, seqs)
     assert len(forward.words) + sum(map(len, packs.rows.take())) <= most
+
+
+def test_what_is_nobodys_is_the_scratch_rows() -> None:
+    kind = Kind(alone=3, draws=5, tokens=64, chunks=2, longest=64, apart=True)
+    inputs = Inputs.of(nobodys(kind, 9, 50), kind)
+    assert inputs.history is not None
+    assert inputs.apart is not None
+    ids, positions, rows = inputs.history.tokens
+    assert {*ids} == {0}
+    assert [*positions] == [*range(50), *range(14)]
+    who, starts, sizes, offsets = inputs.history.chunks
+    assert [*starts, *sizes, *offsets] == [0, 0, 50, 0, 3, 0]
+    assert {*rows} == {*who} == {*inputs.history.draws[0]} == {9}
+    assert {*inputs.apart.flatten()} == {9}
+    assert len(nobodys(Kind(alone=3, draws=3), 9, 50)) == 0

@@ -1,6 +1,5 @@
 """The model runner: what is compiled ahead, what packages are given, and two of them."""
 
-import contextlib
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +9,7 @@ import torch
 from attrs import define, evolve, field
 
 from minfer.config import EngineConfig
-from minfer.effects.execution import cuda_backend, shortcuts
-from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution import shortcuts
 from minfer.effects.execution.packing import Packer
 from minfer.effects.execution.read_back import Ring, Slot, results
 from minfer.effects.execution.runner import ModelRunner
@@ -37,43 +35,6 @@ from tests.kernels.test_flash import stand_in
 
 on_gpu = pytest.mark.parametrize("kind", ["cuda"], indirect=True)
 pytestmark = pytest.mark.usefixtures("kind")
-
-
-@on_gpu
-@pytest.mark.parametrize("works", [True, False])
-def test_what_is_compiled_ahead_changes_nothing(
-    model: Model,
-    reference: Tokens,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    works: bool,
-) -> None:
-    run = Run.start(model)
-    executor: Any = run.driver.executor
-    steps, step = list[Kind](), executor.runner._step
-
-    def noted(kind: Kind, dry: bool = False) -> None:
-        assert dry
-        steps.append(kind)
-        step(kind, dry)
-
-    def refused() -> contextlib.AbstractContextManager[None]:
-        raise RuntimeError("no C compiler")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(executor.runner, "_step", noted)
-        compiled = contextlib.nullcontext if works else refused
-        patched.setattr(cuda_backend, "compiled", compiled)
-        executor.runner.compile_ahead()
-    prompts = sum(kind.tokens > 0 for kind in steps)
-    assert bool(prompts) == works
-    assert len(steps) == prompts + works
-    said = (
-        "kernels are compiled one by one, as they are needed: RuntimeError('no C "
-        "compiler')"
-    )
-    assert caplog.messages == ([] if works else [said])
-    assert run.serve(requests(0)) == reference
 
 
 @on_gpu

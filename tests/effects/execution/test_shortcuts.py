@@ -9,7 +9,13 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from minfer.effects.execution import cuda_attention, cuda_backend, runner, shortcuts
+from minfer.effects.execution import (
+    cuda_attention,
+    cuda_backend,
+    graphs,
+    runner,
+    shortcuts,
+)
 from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.shortcuts import GRAPHS, Shortcuts
@@ -35,6 +41,9 @@ def capturing(
     executor: Any = run.driver.executor
     executor.runner.__dict__.pop("_replay", None)
     captured, left = list[Kind](), list(errors)
+    # Not before it is ready, so as soon as a kind comes again.
+    monkeypatch.setattr(graphs, "OFTEN", 1)
+    monkeypatch.setattr(graphs, "PAUSE", 0.0)
 
     def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
         if left:

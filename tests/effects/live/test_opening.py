@@ -5,9 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from minfer.config import ConfigError
+from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.dry import Dry
+from minfer.effects.execution.progress import WEIGHTS, Progress
+from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.opening import open_executor, open_journal
 from minfer.effects.models.config_reader import CheckpointError
@@ -76,6 +80,24 @@ def test_memory_that_there_is_not_is_said(
     monkeypatch.setattr(where, full)
     with pytest.raises(NotEnoughMemoryError, match=says):
         open_executor(prepared(folder), None)
+
+
+def test_it_is_told_how_far_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[Progress]()
+    open_executor(prepared(folder), None, told.append).close()
+    assert told == [Progress(WEIGHTS, 0, 1), Progress(WEIGHTS, 1, 1)]
+    made = list[Readiness]()
+
+    def executor(*_: object, readiness: Readiness, **__: object) -> None:
+        made.append(readiness)
+
+    where = "minfer.effects.execution.torch_executor.TorchExecutor"
+    monkeypatch.setattr(where, executor)
+    setup = prepared(folder)
+    for advice, filtered in (({}, False), ({"temperature": 0.7, "top_p": 0.8}, True)):
+        open_executor(evolve(setup, default_params=advice), None, told.append)
+        assert made[-1].likely == Wants(filtered=filtered, scored=False)
+        assert made[-1].report == told.append
 
 
 def test_without_a_folder_there_is_no_journal(folder: Path) -> None:

@@ -9,6 +9,7 @@ import attrs
 import pytest
 
 from minfer import LLM, AsyncLLM
+from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.live.served import ServedModel
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
@@ -46,7 +47,8 @@ def test_every_setting_arrives() -> None:
     seen: list[EngineArgs] = []
 
     class Model(ServedModel):
-        def _open(self, args: EngineArgs) -> None:
+        def _open(self, args: EngineArgs, report: Report = to_nobody) -> None:
+            del report
             seen.append(args)
 
     with attrs.validators.disabled():

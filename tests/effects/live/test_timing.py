@@ -2,6 +2,7 @@
 are exact.
 """
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +16,7 @@ from minfer.effects.text.outputs import RequestOutput
 from minfer.messages import Admitted, Preempted
 from tests.effects.served import Serving, Slow, events, serving
 from tests.effects.serving.test_metrics import read, settle
+from tests.effects.serving.wire import asking
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 
@@ -150,11 +152,18 @@ def test_timing_is_told_to_who_asks(served: Serving) -> None:
         assert set(one) == FIELDS
         assert one["latency"] >= one["ttft"] >= sum(one["queue_times"].values())
         assert set(one["queue_times"]) <= CAUSES
-    assert done["timing"][2]["queue_times"]["rows"] > 0
     cached = [one["cached_tokens"] for one in done["timing"]]
     assert cached == [16] * 3
     assert done["usage"]["prompt_tokens_details"]["cached_tokens"] == sum(cached)
     assert done.keys() - plain.keys() == {"timing"}
+
+
+def test_timing_tells_what_a_request_waited_for(served: Serving) -> None:
+    before = {"prompt": [5], "n": 2, "max_tokens": 40, "ignore_eos": True}
+    with asking(served, json.dumps(before).encode()):
+        served.until(lambda: len(served.llm.worker.driver.state.running) == 2)
+        done = served.post("completions", prompt=[6], max_tokens=2, timing=True).json()
+    assert done["timing"][0]["queue_times"]["rows"] > 0
 
 
 @pytest.mark.parametrize("usage", [False, True])

@@ -117,6 +117,14 @@ def test_a_question_that_breaks_is_told_as_little(
     )
 
 
+def test_nobody_is_sent_where_a_host_header_says(slow: Serving) -> None:
+    found = slow.http.post(
+        f"{slow.url}/v1/completions/", json={}, headers={"host": "evil.example"}
+    )
+    assert found.status_code == 404
+    assert "evil.example" not in str(found.headers)
+
+
 BAD: dict[str, tuple[int, dict[str, Any]]] = {
     "unknown field": (400, {"data": b'{"prompt": "x", "foo": 1}'}),
     "wrong type": (400, {"data": b'{"prompt": 5}'}),

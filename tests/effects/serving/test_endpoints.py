@@ -12,7 +12,6 @@ from attrs import frozen
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import read_prompt
-from minfer.effects.live.served import ServedModel
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
@@ -20,6 +19,7 @@ from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import (
     Endpoint,
     GenerationRequest,
+    Grounds,
     Include,
     Served,
     Writer,
@@ -42,7 +42,7 @@ class Telegram:
     stream: bool = True
     model: str | None = None
 
-    def generation(self, llm: ServedModel) -> GenerationRequest:
+    def generation(self, llm: Grounds) -> GenerationRequest:
         size = llm.setup.spec.vocab_size
         return GenerationRequest(
             prompts=(read_prompt(self.prompt, llm.tokenizer, size),),

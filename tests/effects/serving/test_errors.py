@@ -13,7 +13,7 @@ from minfer.effects.live.errors import (
     RequestError,
     TooLongError,
 )
-from minfer.effects.serving.errors import ApiError, told_of
+from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError, told_of
 from minfer.effects.text.chat import ChatTemplateError
 from minfer.request import ParameterError
 from tests.effects.served import serving
@@ -52,7 +52,7 @@ def test_a_full_line_is_503_with_retry_after(folder: str) -> None:
         (ParameterError("top_p", "x"), 400, None, "top_p"),
         (ChatTemplateError("x"), 400, None, "prompt"),
         (OverloadedError("x"), 503, "overloaded", None),
-        (EngineDeadError("x"), 503, "engine_dead", None),
+        (EngineDeadError(SHUTTING_DOWN), 503, "engine_dead", None),
         (DrainingError("x"), 503, "engine_dead", None),
     ],
 )
@@ -63,6 +63,12 @@ def test_what_is_told_keeps_its_words(
     assert (told.status, told.code, told.param) == (status, code, param)
     assert str(told) == getattr(error, "detail", str(error))
     assert told.retry_after == (1 if code == "overloaded" else None)
+
+
+def test_what_broke_the_engine_is_not_told() -> None:
+    told = told_of(EngineDeadError("the engine broke: KeyError('secret')"), "prompt")
+    assert (told.status, told.code) == (503, "engine_dead")
+    assert "secret" not in str(told)
 
 
 @pytest.mark.parametrize("error", [KeyError("secret"), ValueError("secret")])

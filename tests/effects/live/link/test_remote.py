@@ -5,11 +5,18 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.effects.live.errors import DrainingError, EngineDeadError, RequestError
+from minfer.effects.live.client import News
+from minfer.effects.live.errors import (
+    DrainingError,
+    EngineDeadError,
+    OverloadedError,
+    RequestError,
+)
 from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.quarantine import GUILTY
 from minfer.effects.live.link.remote import Remote
-from minfer.request import Request
 from tests.circles import seeds
+from tests.effects.live.link.ends import IDLE, linked, request
 from tests.effects.live.link.world import World
 
 
@@ -43,10 +50,6 @@ def test_a_request_that_kills_ends_alone(seeds: range) -> None:
             if done.reason == "error"
         ]
         assert wrong == [("bad", 0)]
-
-
-def request(name: str = "a") -> Request:
-    return Request(id=name, prompt=(1, 2, 3), max_tokens=4)
 
 
 def test_what_is_refused_is_refused_at_once() -> None:
@@ -97,3 +100,72 @@ def test_a_reset_of_the_cache_is_not_forgotten_by_the_next_engine() -> None:
     for _ in range(200):
         world.move(hostile=False)
     assert (first.resets, second.resets) == (2, 2)
+
+
+def test_an_engine_that_is_not_there_does_not_stall_and_its_line_has_an_end() -> None:
+    ends = linked()
+    (remote,) = ends.remotes
+    remote.max_waiting = 3
+    ends.engine.state = evolve(IDLE, waiting=3, stalled=99.0, failing=9)
+    ends.host.tick()
+    ends.carry()
+    assert (remote.snapshot().stalled, remote.snapshot().failing) == (99.0, 9)
+    with pytest.raises(OverloadedError, match="3 samples wait already, of at most 3"):
+        remote.check(request("b"))
+    ends.cut()
+    ends.engine.now = 1000.0
+    assert (remote.snapshot().stalled, remote.snapshot().failing) == (0.0, 0)
+    remote.submit([request("a"), evolve(request("b"), n=2)])
+    with pytest.raises(OverloadedError):
+        remote.check(request("c"))
+    remote.cancel(["b"])
+    remote.check(request("c"))
+
+
+def test_an_engine_that_says_nothing_any_more_stalls_if_somebody_waits() -> None:
+    ends = linked()
+    (remote,) = ends.remotes
+    ends.host.tick()
+    ends.carry()
+    ends.engine.now += 50.0
+    assert remote.snapshot().stalled == 0.0
+    remote.submit([request("a")])
+    assert remote.snapshot().stalled == 50.0
+
+
+def test_a_request_is_given_up_at_the_length_that_it_has() -> None:
+    ends = linked()
+    ends.remotes[0].submit([evolve(request("a"), output=(1, 2))])
+    for _ in range(3 * GUILTY):
+        if not ends.remotes[0].working:
+            break
+        ends.engine.admit(*ends.remotes[0]._names)
+        ends.carry()
+        ends.cut()
+        ends.engine.served.clear()
+        ends.link()
+        ends.carry()
+    (news,) = [one for one in ends.heard[0] if isinstance(one, News) and one.finished]
+    assert [(done.reason, done.length) for done in news.finished] == [("error", 2)]
+
+
+def test_what_comes_after_the_end_of_a_link_leaves_nothing_behind() -> None:
+    ends = linked()
+    (remote,) = ends.remotes
+    for number in range(20):
+        remote.submit([evolve(request(str(number)), n=2)])
+        ends.cut()
+        ends.link()
+        remote.cancel([str(number)])
+        ends.cut()  # cancelled while the link was up, and it never came to be
+        ends.link()
+        ends.carry()
+    assert (remote._kept, remote._names) == ({}, {})
+
+
+def test_ready_is_said_twice_and_a_hello_once_a_link() -> None:
+    ends = linked()
+    ends.open()
+    ends.carry()
+    assert not ends.remotes[0].unready
+    assert ends.remotes[0].links == 1

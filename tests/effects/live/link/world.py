@@ -16,8 +16,9 @@ from minfer.effects.live.client import Message, News
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
-from minfer.effects.live.link.host import Host, Session
+from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.remote import Remote
+from minfer.effects.live.link.shares import Session
 from minfer.effects.live.worker import Worker
 from minfer.messages import Finish, Finished
 from minfer.plan import Plan

@@ -18,7 +18,7 @@ from minfer.effects.serving.openai.embeddings import (
 )
 from minfer.plan import POOLINGS
 from tests.effects.served import Serving
-from tests.effects.serving.openai.asked import STAMP, delta, refused, served
+from tests.effects.serving.openai.asked import STAMP, delta, refused
 
 
 def body(**fields: Any) -> EmbeddingBody:

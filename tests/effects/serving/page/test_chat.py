@@ -133,8 +133,9 @@ def test_the_reader_who_scrolls_up_stays_there(page: Browser) -> None:
             settled(page, i + 1)
     at_end = "(box => box.scrollHeight - box.scrollTop - box.clientHeight < 2)"
     assert page.value(f"{at_end}(document.querySelector('#scroll'))")
-    page.value("document.querySelector('#scroll').scrollTop = 10")
-    page.wait("!document.querySelector('#latest').hidden")
+    # A reader's hand goes on until the page has noticed.
+    up = "document.querySelector('#scroll').scrollTop = 10"
+    page.wait(f"({up}, !document.querySelector('#latest').hidden)")
     settled(page, 4)
     assert page.value("document.querySelector('#scroll').scrollTop") == 10
     press(page, "#latest")

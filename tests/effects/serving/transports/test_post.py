@@ -7,6 +7,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.transports import post
 from minfer.effects.serving.transports.post import Post
 from tests.effects.served import Serving, events
 from tests.effects.serving.wire import HEAD, NEIGHBOUR, exchange
@@ -51,6 +52,31 @@ def test_a_body_that_is_not_taken(
     with pytest.raises(ApiError, match=words) as caught:
         asyncio.run(come(*parts, **headers))
     assert caught.value.status == status
+
+
+def test_a_body_that_comes_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(post, "PATIENCE", 0.05)
+    monkeypatch.setattr(post, "PACE", 100)  # bytes a second
+
+    async def dripped(pause: float) -> bytes:
+        left = 9
+
+        async def receive() -> Any:
+            nonlocal left
+            left -= 1
+            await asyncio.sleep(pause)
+            return {"type": "http.request", "body": b"x", "more_body": left > 0}
+
+        async def send(_: Any) -> None:
+            raise AssertionError("reading sends nothing")
+
+        head = [(b"content-type", b"application/json")]
+        return await Post({"type": "http", "headers": head}, receive, send).read(10)
+
+    assert asyncio.run(dripped(0.001)) == b"x" * 9
+    with pytest.raises(ApiError, match="less than 100 bytes a second") as caught:
+        asyncio.run(dripped(0.02))
+    assert caught.value.status == 408
 
 
 def test_a_client_that_leaves_while_it_sends() -> None:

@@ -23,7 +23,8 @@ from minfer.effects.serving.transports.transport import Event, Failure, Handler
 class Socket:
     """A WebSocket on which one request comes, and on which its events go back."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
         self.receive = receive
         self.send = send
 
@@ -71,7 +72,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "websocket"
-        await self.serve(Socket(receive, send))
+        await self.serve(Socket(scope, receive, send))
 
 
 def socket_route(path: str, serve: Handler) -> BaseRoute:

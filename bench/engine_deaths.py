@@ -1,0 +1,113 @@
+"""Engines that are killed under load, as the clients of `minfer serve` see it.
+
+Two fronts over one engine, with the bundled model in float32 on the CPU; clients that
+stream, each one request after the other: greedy and seeded ones, several samples, stop
+strings, log-probabilities. The engine is killed (SIGKILL) at random moments while streams
+run. Every answer is compared with what the same request got before the first kill.
+"""
+
+import argparse
+import asyncio
+import os
+import time
+from random import Random
+from statistics import median
+from typing import Any
+
+import numpy
+from attrs import define, field
+
+from bench.results import run, show
+from tests.effects.serving.deaths import ENGINE, Load, Server, Told, bodies, server
+
+LONGEST = 1.0  # seconds at most from when streams go on to the next kill
+
+
+@define(eq=False)
+class Death:
+    """An engine that was killed, and the streams that it had."""
+
+    time: float
+    streams: list[Told]
+    born: float = 0.0  # when the next one's process was there
+
+    def pauses(self) -> list[float]:
+        """For each stream that went on: seconds from the kill to its next event."""
+        found = []
+        for told in self.streams:
+            after = [moment for moment in told.times if moment > self.born]
+            if after:
+                found.append(after[0] - self.time)
+        return found
+
+
+@define(eq=False)
+class Trial:
+    """A server, its load, and the deaths of its engines."""
+
+    server: Server
+    load: Load
+    deaths: list[Death] = field(factory=list)
+
+    async def run(self, kills: int, clients: int, seed: int) -> None:
+        """Put load on the server, and kill its engines."""
+        rng = Random(seed)
+        await self.server.until_ready()
+        await self.load.learn()
+        tasks = [asyncio.create_task(self.load.client(i, 1)) for i in range(clients)]
+        await self.load.flows(time.monotonic())
+        for number in range(kills):
+            await asyncio.sleep(rng.uniform(0, LONGEST))
+            death = Death(time.monotonic(), list(self.load.live))
+            before = self.server.kill()
+            await self.server.successor(ENGINE, before)
+            death.born = time.monotonic()
+            self.deaths.append(death)
+            await self.load.flows(death.born)
+            if number % 10 == 9:
+                show({"kills": number + 1, **self.figures()})
+        self.load.stopping = True
+        await asyncio.gather(*tasks)
+
+    def figures(self) -> dict[str, Any]:
+        pauses = [pause for death in self.deaths for pause in death.pauses()]
+        hit = {id(told) for death in self.deaths for told in death.streams if told.times}
+        done = {id(told) for _, told in self.load.ended if told.done}
+        high = float(numpy.percentile(pauses, 99)) if pauses else 0.0
+        return {
+            "requests": len(self.load.ended),
+            "lost": len(self.load.lost()),
+            "different": len(self.load.different()),
+            "resumed_requests": len(hit & done),
+            "resumed_streams": len(pauses),
+            "seconds_to_next_token": {
+                "p50": median(pauses) if pauses else 0.0,
+                "p99": high,
+                "max": max(pauses, default=0.0),
+            },
+        }
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    with server("--dtype=float32", "--num-gpu-blocks-override=256") as made:
+        trial = Trial(made, Load(made.url, bodies(4, args.tokens)))
+        asyncio.run(trial.run(args.kills, args.clients, args.seed))
+        for why in trial.load.lost():
+            print("lost:", why)
+        for body, told in trial.load.different():
+            print("different:", body, told.text)
+    return {
+        "kills": args.kills,
+        "clients": args.clients,
+        **trial.figures(),
+        "load_average_at_the_end": os.getloadavg()[0],  # of the whole machine
+    }
+
+
+if __name__ == "__main__":
+    tokens = {"type": int, "default": 300, "help": "of each sample, at most"}
+    run(
+        "engine_deaths",
+        measure,
+        {"--kills": 100, "--clients": 8, "--tokens": tokens, "--seed": 0},
+    )

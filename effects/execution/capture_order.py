@@ -1,0 +1,121 @@
+"""Which kinds of steps get CUDA graphs before the first request, and in which order.
+
+Theory. There are more kinds than there is time for: two hundred of some 15 ms each, and
+many of them never come. What every request needs comes first: steps in which all rows
+feed themselves, at every size, drawing as requests do that say nothing of it. Then
+prompts, alone and beside those rows; then what few ask for: other ways to draw, contexts
+that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
+them takes no longer than their work.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from typing import Final
+
+from attrs import evolve, frozen
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.device_rows import Wants
+from minfer.effects.execution.kinds import (
+    CHUNK_SIZES,
+    DECODE,
+    LONELY,
+    LONGEST,
+    Kind,
+    bucket_of,
+    mixed_bucket_of,
+)
+from minfer.effects.models.shapes import padded_tokens
+
+MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
+Splits = Callable[[int, int], int]  # of so many rows, of contexts up to so many tokens
+
+
+def capture_order(
+    config: EngineConfig,
+    most: int,
+    likely: Wants,
+    contexts: Sequence[int],
+    splits: Splits,
+) -> list[Kind]:
+    """Kinds that can have graphs, the most useful first, each once.
+
+    most: inputs from history that a graph may have. likely: how those draw who say
+    nothing of it. contexts: lengths by which kernels are chosen, the shortest first.
+    """
+    short, longer = contexts[:1], contexts[1:]
+    other = evolve(likely, filtered=not likely.filtered)
+    scored = evolve(likely, scored=not likely.scored)
+    decode = _decode(config)
+    sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
+    prompts = _with_history([0], config, most)
+    beside = _with_history(sizes, config, most)
+
+    def told(kinds: Sequence[Kind], wants: Wants, of: Sequence[int]) -> Iterator[Kind]:
+        for context in of:
+            for kind in kinds:
+                cut = splits(kind.alone, context) if kind.alone else 1
+                yield evolve(
+                    kind, filtered=wants.filtered, scored=wants.scored, splits=cut
+                )
+
+    order = (
+        told(decode, likely, short),
+        told(prompts.few, likely, short),
+        told(beside.few, likely, short),
+        told([*prompts.several, *beside.several], likely, short),
+        told(decode, other, short),
+        told(decode, likely, longer),
+        told([*prompts.few, *beside.few], other, short),
+        told(decode, scored, short),
+        told([*prompts.several, *prompts.few], scored, short),
+        told([*prompts.several, *beside.several], other, short),
+        told([*beside.many, *prompts.many], likely, short),
+        told([*beside.few, *beside.several], likely, longer),
+        told(decode, other, longer),
+    )
+    return [*dict.fromkeys(kind for part in order for kind in part)]
+
+
+@frozen
+class WithHistory:
+    """Kinds with inputs from history."""
+
+    few: list[Kind]  # as few chunks as there is a size for
+    several: list[Kind]
+    many: list[Kind]  # chunks, or inputs
+
+
+def _decode(config: EngineConfig) -> list[Kind]:
+    """Steps in which every row feeds itself, by size."""
+    sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
+    return [Kind(alone=n, draws=n) for n in sorted(sizes)]
+
+
+def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> WithHistory:
+    """Those beside `sizes` of rows that feed themselves."""
+    budget = min(most, padded_tokens(config.max_num_batched_tokens))
+    counts = sorted({padded_tokens(n) for n in range(1, budget + 1, 64)})
+    inputs = [(n, m) for n in counts for m in sorted({min(n, LONGEST), n})]
+    found = WithHistory([], [], [])
+    for alone in sizes:
+        for chunks, (tokens, longest) in product(CHUNK_SIZES, inputs):
+            kind = Kind(
+                alone=alone,
+                draws=alone + chunks,
+                tokens=tokens,
+                chunks=chunks,
+                longest=longest,
+            )
+            if kind.padded() != kind or not kind.fits(most):
+                continue
+            if chunks == 1 and longest < tokens:  # it cannot be
+                continue
+            fewest = 1 if alone <= LONELY else CHUNK_SIZES[1]
+            if tokens > MANY_INPUTS or chunks == CHUNK_SIZES[-1]:
+                found.many.append(kind)
+            elif chunks == fewest:
+                found.few.append(kind)
+            else:
+                found.several.append(kind)
+    return found

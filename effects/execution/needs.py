@@ -1,0 +1,186 @@
+"""Every kernel that traffic can need of a model in an engine of some sizes, as data.
+
+Theory. A step's launches follow from its `Kind` and the model's sizes. So the steps
+themselves say what they need: a runner whose weights, cache and rows are nowhere (torch's
+meta device) makes one step of each kind that differs, and what it launches is noted
+(`minfer.kernels.specialization`). Kinds are many, but what is compiled differs in a few
+counts only, each of which matters by itself: rows that feed themselves, all inputs, the
+inputs of the longest chunk, draws. Between two of the kernels' `BOUNDS` a count makes no
+difference, so one beside each bound stands for all; and where a kind is padded to a
+graph's, its sizes are among these.
+
+Layers that are alike launch alike: each that differs is here once, and the last once
+more, as it alone leaves out what nobody asked for.
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, Final
+
+import torch
+import torch.nn.functional as F
+from attrs import evolve
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.backend import Cache
+from minfer.effects.execution.cuda_backend import CudaBackend
+from minfer.effects.execution.device_rows import Wants, aligned
+from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
+from minfer.effects.execution.routes import Routes
+from minfer.effects.execution.runner import CONTEXT, ModelRunner
+from minfer.effects.models.batch import Batch
+from minfer.effects.models.dtypes import torch_dtype
+from minfer.effects.models.model import Model
+from minfer.effects.models.shapes import captured_tokens
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.weights import Weights, empty_weights
+from minfer.kernels import linear_tunes, norm, pdl, rope
+from minfer.kernels.attention_tunes import Kind as Heads
+from minfer.kernels.attention_tunes import decode_tune, known_dim
+from minfer.kernels.specialization import Specialization, recorded
+from minfer.kernels.target import Capability
+
+NOWHERE: Final = torch.device("meta")
+# Counts up to which a kernel is one, and beyond which another.
+BOUNDS: Final = sorted(
+    {choice.tokens for rows in linear_tunes.TABLE.values() for choice in rows}
+    | {1, pdl.MOST, rope.MANY - 1, norm.MANY - 1}
+)
+ROWS: Final = 128  # (query, head) pairs of attention's largest tile
+FEW: Final = 33  # chunks: one more than a graph has
+
+
+def needed(
+    spec: ModelSpec, config: EngineConfig, capability: Capability
+) -> list[Specialization]:
+    """All that Triton is to compile for a GPU of this compute capability, which need not
+    be there.
+    """
+    with recorded(capability) as found, torch.inference_mode(), Shapes():
+        runner = nowhere(spec, config)
+        _besides(runner)
+        for kind in kinds(spec, config):
+            runner.step_of_nobody(kind)
+    return found
+
+
+class Shapes(TorchFunctionMode):
+    """What torch takes a thousand times as long for, to find out what shape something has
+    that is nowhere: it imports its compiler for that.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is F.linear:
+            x, weight = args[:2]
+            return x.new_empty(x.shape[0], weight.shape[0])
+        if func is F.embedding:
+            ids, weight = args[:2]
+            return weight.new_empty(*ids.shape, weight.shape[1])
+        if func is Tensor.addmm_:
+            return args[0]
+        if func is torch.empty_like:
+            return args[0].new_empty(args[0].shape)
+        return func(*args, **(kwargs or {}))
+
+
+def nowhere(spec: ModelSpec, config: EngineConfig) -> ModelRunner:
+    """A runner of the model's layers that differ, on no device."""
+    captured = captured_tokens(spec, config.max_num_batched_tokens)
+    why = "it is not Triton's"
+    routes = Routes(captured=captured, no_flash=why, no_quack=why)
+    layers = (*dict.fromkeys(spec.layers), spec.layers[-1])
+    few = evolve(spec, layers=layers)
+    model: Weights | Model = _attention_of(few)
+    if not spec.parameters:
+        model = empty_weights(few, spec.dtype, "meta")
+    return ModelRunner(CudaBackend(NOWHERE, routes), few, model, config)
+
+
+def _attention_of(spec: ModelSpec) -> Model:
+    """What transformers' own models launch of these kernels: attention."""
+
+    def model(batch: Batch, cache: Cache) -> Tensor:
+        tokens = len(batch.tokens)
+        dtype = torch_dtype(spec.dtype)
+        for index, layer in enumerate(spec.layers):
+            width = layer.attention.q_size + 2 * layer.attention.kv_size
+            qkv = torch.empty(tokens, width, dtype=dtype, device=NOWHERE)
+            cache.attend(batch, index, qkv)
+        rows = tokens if batch.sample is None else len(batch.sample)
+        return torch.empty(rows, spec.vocab_size, dtype=dtype, device=NOWHERE)
+
+    return model
+
+
+def counts(most: int) -> list[int]:
+    """Counts up to `most` that stand for all: on both sides of each bound."""
+    sides = {side for bound in BOUNDS for side in (bound, bound + 1)}
+    return sorted({min(side, most) for side in sides} - {0})
+
+
+def kinds(spec: ModelSpec, config: EngineConfig) -> list[Kind]:
+    """Kinds of steps that stand for all, each once."""
+    seqs, budget = config.max_num_seqs, config.max_num_batched_tokens
+    inputs = [_prompts(tokens, 1) for tokens in counts(budget)]
+    draws = [_prompts(min(budget, 2 * n), n) for n in counts(min(seqs, budget))]
+    nobody = evolve(_prompts(1, 1), draws=0)
+    beside = [_beside(alone, budget) for alone in counts(seqs)]
+    made = [*_decoding(spec, config), *inputs, *draws, *_lengths(budget), nobody, *beside]
+    captured = captured_tokens(spec, budget)
+    padded = [one.padded() for one in made if one.fits(captured)]
+    return [*dict.fromkeys((*made, *padded))]
+
+
+def _lengths(budget: int) -> Iterator[Kind]:
+    """Chunks of all lengths that attention tells apart, among few inputs and many."""
+    for longest in (1 << power for power in range(ROWS.bit_length())):
+        for tokens in (longest, max(longest, FEW), max(longest, pdl.MOST + 1)):
+            if tokens <= budget:
+                yield evolve(_prompts(tokens, 1), longest=longest)
+
+
+def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[Kind]:
+    """Steps of rows that feed themselves: those whose attention differs."""
+    length = min(config.max_model_len, spec.max_position_embeddings)
+    longest = -(-length // config.block_size) * config.block_size
+    contexts = {min(CONTEXT << i, longest) for i in range(longest.bit_length())}
+    element = torch_dtype(spec.kv_dtype).itemsize
+    heads = Heads(element, known_dim(spec.head_dim))
+    splits_of = CudaBackend(NOWHERE, Routes()).num_splits
+    seen = set[object]()
+    for alone in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
+        below = sum(bound < alone for bound in BOUNDS)
+        for splits in {splits_of(alone, spec, context) for context in contexts}:
+            tune = decode_tune(heads, alone * spec.kv_heads, splits)
+            if (variant := (below, tune, splits > 1)) not in seen:
+                seen.add(variant)
+                yield Kind(alone=alone, draws=alone, splits=splits)
+
+
+def _prompts(tokens: int, chunks: int) -> Kind:
+    """A step of prompts alone."""
+    longest = tokens - chunks + 1
+    return Kind(alone=0, draws=chunks, tokens=tokens, chunks=chunks, longest=longest)
+
+
+def _beside(alone: int, budget: int) -> Kind:
+    """A prompt beside rows that feed themselves."""
+    tokens = max(1, min(64, budget - alone))
+    return evolve(_prompts(tokens, 1), alone=alone, draws=alone + 1)
+
+
+def _besides(runner: ModelRunner) -> None:
+    """What does not depend on a step's inputs: changes of rows, and every way to draw."""
+    for pairs in (1, pdl.MOST):
+        runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
+    dtype = torch_dtype(runner.spec.dtype)
+    for draws in counts(most_draws(runner.config.max_num_seqs)):
+        who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
+        logits = torch.empty((draws, runner.spec.vocab_size), dtype=dtype, device=NOWHERE)
+        for filtered, scored in product((False, True), repeat=2):
+            wants = Wants(filtered=filtered, scored=scored)
+            runner.sampler.sample(logits, who, positions, wants)

@@ -1,0 +1,26 @@
+"""How far an executor is with what it does before it is ready."""
+
+from collections.abc import Callable
+from typing import Final
+
+from attrs import frozen
+
+WEIGHTS: Final = "loading weights"
+KERNELS: Final = "compiling kernels"
+GRAPHS: Final = "capturing graphs"
+
+
+@frozen
+class Progress:
+    """A stage, and how much of it is done."""
+
+    stage: str  # one of the above, or another's own
+    done: int
+    total: int  # 0: it is not known
+
+
+Report = Callable[[Progress], None]
+
+
+def to_nobody(_: Progress) -> None:
+    """Nobody is told."""

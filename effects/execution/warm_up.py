@@ -1,0 +1,159 @@
+"""What a GPU's executor does before it is ready, and in quiet moments after that.
+
+Before: all kernels that traffic can need are compiled side by side, or found on disk, and
+loaded (needs.py); other packages' kernels, which compile themselves, are made to; graphs
+are captured for as long as there is time (capture_order.py). The rest of the graphs, and
+of kinds that were launched one by one meanwhile, comes while nobody is served. None of it
+is needed: what fails is said, and done without.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+import torch
+from attrs import define, field
+
+from minfer.effects.execution.capture_order import capture_order
+from minfer.effects.execution.device_rows import Wants
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress, Report
+from minfer.effects.execution.runner import CONTEXT, ModelRunner
+from minfer.effects.models.spec import ModelSpec
+
+SECONDS: Final = 2.5  # of captures before an executor is ready
+_log = logging.getLogger("minfer.executor")
+
+
+@define(eq=False)
+class WarmUp:
+    """What is still to be done of it."""
+
+    runner: ModelRunner
+    spec: ModelSpec
+    report: Report
+    likely: Wants  # how those draw who say nothing of it
+    seconds: float = SECONDS
+    pending: deque[Kind] = field(factory=deque)
+    stopped: bool = False  # graphs cannot be captured, or do not fit
+
+    def before_ready(self) -> None:
+        """Everything that must not come under load, and as many graphs as time allows."""
+        self._compile()
+        self._packages()
+        self.pending.extend(self._order())
+        self._capture_for(self.seconds)
+        self.runner.wait()
+
+    def piece(self) -> bool:
+        """Capture one more graph, of what was wanted first; whether there is another."""
+        kind = self._next()
+        if kind is not None:
+            self._capture(kind)
+        return not self.stopped and bool(self.pending or self.runner.captures.wanted())
+
+    # --- kernels ------------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        """Have all of Triton's kernels on disk, and loaded."""
+        from minfer.effects.execution.needs import needed
+        from minfer.kernels.ahead import make
+        from minfer.kernels.target import capability
+
+        self.report(Progress(KERNELS, 0, 0))
+        try:
+            target = capability(self.runner.backend.device)
+            wanted = needed(self.spec, self.runner.config, target)
+            made = make(wanted, told=lambda *far: self.report(Progress(KERNELS, *far)))
+        except Exception as error:
+            # The first step will say so again, if it cannot do otherwise.
+            _log.warning("kernels are compiled one by one, as they are needed: %r", error)
+            return
+        _log.info(
+            "%d kernels, %d of them compiled, in %.1f s",
+            made.wanted,
+            made.compiled,
+            made.seconds,
+        )
+        if made.failed:
+            _log.warning(
+                "%d kernels are left to their first use: %s",
+                len(made.failed),
+                made.failed[0],
+            )
+
+    def _packages(self) -> None:
+        """Have other packages compile their kernels: those of the largest prompts."""
+        shortcuts = self.runner.shortcuts
+        if not shortcuts.flash_from and not shortcuts.fused:
+            return
+        most = self.runner.config.max_num_batched_tokens
+        kind = Kind(alone=0, draws=1, tokens=most, chunks=1, longest=most)
+        try:
+            with self._at_work():
+                shortcuts.begin()
+                self.runner.step_of_nobody(kind)
+                self.runner.wait()
+        except Exception as error:
+            shortcuts.blame(error)
+
+    # --- graphs -------------------------------------------------------------------------
+
+    def _order(self) -> list[Kind]:
+        runner, config = self.runner, self.runner.config
+        table = runner.rows.blocks * config.block_size
+        contexts = sorted(
+            {min(CONTEXT << power, table) for power in range(table.bit_length())}
+        )
+        return capture_order(
+            config,
+            runner.captured,
+            self.likely,
+            contexts,
+            lambda alone, context: runner.backend.num_splits(alone, self.spec, context),
+        )
+
+    def _capture_for(self, seconds: float) -> None:
+        end, total = time.monotonic() + seconds, len(self.pending)
+        while time.monotonic() < end and (kind := self._next()) is not None:
+            self.report(Progress(GRAPHS, total - len(self.pending) - 1, total))
+            self._capture(kind)
+
+    def _next(self) -> Kind | None:
+        """The kind to capture: one that was wanted, else the next in order."""
+        captures = self.runner.captures
+        if self.stopped or not self.runner.shortcuts.graphs:
+            self.stopped = True
+            return None
+        if wanted := captures.wanted():
+            return wanted[0]
+        while self.pending:
+            if captures.may_have(kind := self.pending.popleft()):
+                return kind
+        return None
+
+    def _capture(self, kind: Kind) -> None:
+        """Capture a kind, or do without graphs from now on."""
+        shortcuts = self.runner.shortcuts
+        shortcuts.begin()
+        try:
+            with self._at_work():
+                self.runner.capture(kind)
+        except Exception as error:
+            tried = bool(shortcuts.trying)
+            shortcuts.blame(error)
+            full = isinstance(error, torch.OutOfMemoryError)
+            if full or not tried:
+                _log.warning("no more graphs are captured: %r", error)
+            # What was blamed is done without; else it would fail again.
+            self.stopped = full or not tried
+            self.runner.captures.launched.pop(kind, None)
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """As steps are run."""
+        with torch.inference_mode(), torch.cuda.stream(self.runner.stream):
+            yield

@@ -1,0 +1,113 @@
+"""What of the news is whose: each front is told of its own requests.
+
+Which rows of a batch are a front's is found out when the batch changes, not at each step;
+and only then is it told their ids.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.live.client import News
+from minfer.effects.live.link import messages as wire
+from minfer.messages import Finished
+from minfer.plan import Logprobs
+from minfer.sequence import SampleIds
+
+
+@define(eq=False)
+class Session:
+    """A front, for as long as its link holds; `send` must not wait, nor raise."""
+
+    send: Callable[[bytes], None]
+    front: int | None = None  # its number, once it has said hello
+    ids: set[str] = field(factory=set)  # of requests that it has here
+    rows: tuple[int, ...] = ()  # its positions in the batch
+    batch_told: bool = False  # it knows the batch of the last news
+
+
+Owners = Mapping[str, Session]  # of requests, by id
+
+
+@define(eq=False)
+class _Part:
+    """What news hold for one front besides its rows."""
+
+    finished: list[Finished] = field(factory=list)
+    arrived: list[str] = field(factory=list)
+    reasons: list[wire.Reason] = field(factory=list)
+
+
+_NOTHING: Final = _Part()
+
+
+class Shares:
+    """Divides news among sessions."""
+
+    def __init__(self) -> None:
+        self._batch: SampleIds = ()  # of the last news that had one
+
+    def divided(
+        self, news: News, sessions: Sequence[Session], owners: Owners
+    ) -> Iterator[tuple[Session, wire.News]]:
+        """What each session that is concerned is to be told."""
+        if news.ids is not self._batch and news.ids:
+            self._regroup(news.ids, sessions, owners)
+        parts = dict[int, _Part]()
+        for done in news.finished:
+            _part(parts, owners.get(done.id)).finished.append(done)
+        for name in news.arrived:
+            _part(parts, owners.get(name)).arrived.append(name)
+        for reason in news.reasons:
+            part = _part(parts, owners.get(reason.id))
+            part.reasons.append(wire.REASONS[type(reason)](reason))
+        for session in sessions:
+            part = parts.get(id(session), _NOTHING)
+            if part is not _NOTHING or (news.ids and session.rows):
+                yield session, _told(session, news, part)
+
+    def _regroup(
+        self, batch: SampleIds, sessions: Sequence[Session], owners: Owners
+    ) -> None:
+        """Find out which rows of a new batch are whose."""
+        self._batch = batch
+        rows: dict[int, list[int]] = {id(one): [] for one in sessions}
+        for at, (name, _) in enumerate(batch):
+            owner = owners.get(name)
+            if owner is not None:
+                rows[id(owner)].append(at)
+        for session in sessions:
+            session.rows = tuple(rows[id(session)])
+            session.batch_told = False
+
+
+def _part(parts: dict[int, _Part], session: Session | None) -> _Part:
+    return parts.setdefault(id(session), _Part())
+
+
+def _told(session: Session, news: News, part: _Part) -> wire.News:
+    """The news as one front is told them."""
+    rows = session.rows if news.ids else ()
+    whole = len(rows) == len(news.ids)
+    ids: SampleIds | None = ()
+    if rows and session.batch_told:
+        ids = None
+    elif rows:
+        ids = news.ids if whole else tuple([news.ids[at] for at in rows])
+        session.batch_told = True
+    return wire.News(
+        time=news.time,
+        ids=ids,
+        tokens=news.tokens if whole else tuple([news.tokens[at] for at in rows]),
+        logprobs=_own_rows(news, rows),
+        pooled=tuple([news.pooled[at] for at in rows]) if news.pooled else (),
+        finished=tuple(part.finished),
+        arrived=tuple(part.arrived),
+        reasons=tuple(part.reasons),
+        waits=dict(news.waits) if part.arrived or part.reasons else {},
+    )
+
+
+def _own_rows(news: News, rows: Sequence[int]) -> Logprobs:
+    return tuple([news.logprobs[at] for at in rows]) if news.logprobs else ()

@@ -1,0 +1,139 @@
+"""Connections: how many, and how slow their clients may be.
+
+uvicorn waits forever for a head that comes byte by byte, and for a client that does not
+read; both cost their client nothing, and the server a socket and what is written for it.
+Here a head has a time to come in, a client that reads nothing for a while is cut off, and
+who comes while there are too many is told so at once.
+
+    made --> head ........ header_timeout, then 408 and closed
+               |
+             body ........ Post.read: body_timeout
+               |
+             answer ...... stall: seconds in which nothing could be written
+               |
+             idle ........ uvicorn's timeout_keep_alive, then a head again
+"""
+
+import asyncio
+from typing import Any, Final
+
+import h11
+from attrs import frozen
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+HEADER: Final = 10.0  # seconds
+CONNECTIONS: Final = 1024
+STALL: Final = 30.0  # seconds
+_BRIEF: Final = (
+    "HTTP/1.1 {status}\r\n{more}content-length: 0\r\nconnection: close\r\n\r\n"
+)
+_LATE: Final = _BRIEF.format(status="408 Request Timeout", more="").encode()
+_FULL: Final = _BRIEF.format(
+    status="503 Service Unavailable", more="retry-after: 1\r\n"
+).encode()
+
+
+@frozen(kw_only=True)
+class Patience:
+    """How many connections there may be, and how long each may take."""
+
+    connections: int = CONNECTIONS
+    header: float = HEADER  # seconds for a request's head
+    stall: float = STALL  # seconds without anything being read by the client
+
+
+class BoundedProtocol(H11Protocol):
+    """One connection. `patience` is its class's: uvicorn makes the instances."""
+
+    patience = Patience()
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self._head: asyncio.TimerHandle | None = None
+        self._stalled: asyncio.TimerHandle | None = None
+        self._rest: asyncio.TimerHandle | None = None  # of a body that nobody wants
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+        """Count it, and wait for a head."""
+        super().connection_made(transport)
+        if len(self.connections) > self.patience.connections:
+            transport.write(_FULL)
+            self._close()
+            return
+        self._await_head()
+
+    def data_received(self, data: bytes) -> None:
+        """Take what came; a head is awaited from its first byte until it is whole."""
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_awaiting()
+        elif self._head is None and self.conn.trailing_data[0]:
+            self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Wait for nothing any more."""
+        self._stop_awaiting()
+        if self._rest is not None:
+            self._rest.cancel()
+        self.resume_writing()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """The client reads too slowly: for how long, is counted."""
+        super().pause_writing()
+        if self._stalled is None:
+            self._stalled = self.loop.call_later(
+                self.patience.stall, self.transport.abort
+            )
+
+    def resume_writing(self) -> None:
+        """The client has read."""
+        super().resume_writing()
+        if self._stalled is not None:
+            self._stalled.cancel()
+            self._stalled = None
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request; not for long, if this one's body is still coming."""
+        super().on_response_complete()
+        if self.conn.their_state is h11.SEND_BODY and self._rest is None:
+            self._rest = self.loop.call_later(self.patience.header, self._rest_is_late)
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Nothing came for a while: close."""
+        if not self.transport.is_closing():
+            super().timeout_keep_alive_handler()
+            self._close()
+
+    def _await_head(self) -> None:
+        self._head = self.loop.call_later(self.patience.header, self._head_is_late)
+
+    def _stop_awaiting(self) -> None:
+        if self._head is not None:
+            self._head.cancel()
+            self._head = None
+
+    def _head_is_late(self) -> None:
+        self._head = None
+        if not self.transport.is_closing():
+            self.transport.write(_LATE)
+            self._close()
+
+    def _rest_is_late(self) -> None:
+        self._rest = None
+        if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
+            self._close()
+
+    def _close(self) -> None:
+        """Close, and cut off whoever does not read what is still to be read."""
+        self.transport.close()
+        self._stalled = self._stalled or self.loop.call_later(
+            self.patience.stall, self.transport.abort
+        )
+
+
+def bounded(patience: Patience) -> type[BoundedProtocol]:
+    """A kind of connection that has so much patience."""
+    return type("Bounded", (BoundedProtocol,), {"patience": patience})

@@ -1,0 +1,132 @@
+"""Intake: from what came on a connection to a request that could run at once.
+
+    announced --> held --> received --> counted --> prepared --> paid for
+       413        503        408          400      400, 413        429
+
+Each bound is checked before the work that it bounds. A small body is prepared here, in
+the event loop, because that takes less than handing it over would; others go to the pool.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+import attrs
+from starlette.requests import ClientDisconnect
+from starlette.types import Scope
+
+from minfer.effects.live.errors import EngineDeadError
+from minfer.effects.serving.authentication import Caller, caller_of, pay_prompt
+from minfer.effects.serving.backend import Backend
+from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
+from minfer.effects.serving.limits import Holding, Limits
+from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.preparing.pool import Pool
+from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prepare
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
+from minfer.effects.serving.transports.transport import Connection
+
+LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
+Found = TypeVar("Found")
+
+
+class Intake:
+    """Where bodies come in."""
+
+    def __init__(
+        self, backend: Backend, models: Models, limits: Limits, bounds: Bounds
+    ) -> None:
+        llm = backend.llm
+        self._backend = backend
+        self._models = models
+        self._limits = limits
+        self._seconds = bounds.body_timeout
+        self._holding = Holding()
+        recipe = Recipe.of(llm, tuple(models.names))
+        self.pool = Pool(recipe, llm, models, backend.pool, workers=bounds.workers)
+
+    async def take(self, endpoint: Endpoint, connection: Connection) -> Prepared:
+        """Take one body in. Raises ClientDisconnect, ApiError, and what `told_of`
+        knows.
+        """
+        if self._backend.closing:
+            raise EngineDeadError(SHUTTING_DOWN)
+        caller = caller_of(connection.scope)
+        with self._held(caller, connection):
+            data = await self._received(connection)
+            if len(data) <= LONG:
+                prepared = prepare(endpoint, data, self._backend.llm, self._models)
+            else:
+                work = self.pool.prepare(endpoint, data, caller.name)
+                prepared = await _while_there(connection, work)
+        self._limits.check_samples(prepared.request)
+        tokens = sum(len(prompt.ids) for prompt in prepared.request.prompts)
+        pay_prompt(caller.key, tokens)
+        return attrs.evolve(prepared, request=_asked_by(caller, prepared.request))
+
+    async def ask(self, question: Question, connection: Connection) -> str:
+        """The answer to a question, in JSON. Raises as `take` does."""
+        caller = caller_of(connection.scope)
+        with self._held(caller, connection):
+            data = await self._received(connection)
+            if len(data) <= LONG:
+                return answer(question, data, self._backend.llm, self._models)
+            work = self.pool.answer(question, data, caller.name)
+            return await _while_there(connection, work)
+
+    def close(self) -> None:
+        """End what prepares."""
+        self.pool.close()
+
+    def _held(
+        self, caller: Caller, connection: Connection
+    ) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile a body counts as its client's. Raises OverloadedError."""
+        size = _announced(connection.scope, self._limits.body)
+        return self._holding.hold(caller.name, min(size, self._limits.body))
+
+    async def _received(self, connection: Connection) -> bytes:
+        try:
+            async with asyncio.timeout(self._seconds):
+                data = await connection.read(self._limits.body)
+        except TimeoutError:
+            why = f"the body did not come within {self._seconds:g} s"
+            raise ApiError(why, status=408) from None
+        self._limits.check_body(data)
+        return data
+
+
+async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found]) -> Found:
+    """Do a work for as long as the client is there. Raises ClientDisconnect."""
+    doing = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(connection.departed())
+    try:
+        await asyncio.wait((doing, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if doing.done():
+            return doing.result()
+        raise ClientDisconnect
+    finally:
+        doing.cancel()
+        leaving.cancel()
+        await asyncio.gather(doing, leaving, return_exceptions=True)
+
+
+def _announced(scope: Scope, most: int) -> int:
+    """Bytes of a body, as its head says; `most` if it comes in chunks."""
+    headers = dict(scope["headers"])
+    chunked = b"transfer-encoding" in headers
+    return most if chunked else int(headers.get(b"content-length", b"0"))
+
+
+def _asked_by(caller: Caller, request: GenerationRequest) -> GenerationRequest:
+    """A request with the name under which it takes turns, and its key's priority."""
+    urgency = request.urgency
+    key = caller.key
+    if key is None:
+        urgency = attrs.evolve(urgency, client=urgency.client or caller.name)
+    else:
+        level = urgency.priority if key.priority is None else key.priority
+        urgency = attrs.evolve(urgency, client=key.name, priority=level)
+    return attrs.evolve(request, urgency=urgency)

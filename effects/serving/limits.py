@@ -1,0 +1,119 @@
+"""What a request may be, as it follows from the model; checked before the work is done.
+
+A body is counted before it is parsed: `bytes.count` runs through megabytes in a
+millisecond, and what it finds bounds what parsing would. Every bound is generous: what
+could be valid passes, and is looked at more closely by whoever reads it (`Tokenizer.most`
+for a text, the context for token ids, the fields for the rest).
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Final
+
+from attrs import field, frozen
+
+from minfer.effects.live.errors import OverloadedError
+from minfer.effects.live.served import ServedModel
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.protocol import GenerationRequest
+
+LEAST_BODY: Final = 2**22  # bytes that are taken whatever the model is
+ID_BYTES: Final = 8  # of a token id in JSON, with its comma
+ITEMS: Final = 4096  # of lists that are no token ids: messages, parts, prompts
+KEPT_FREE: Final = 8  # of the seats, one in so many is never one request's own
+HELD: Final = 2**28  # bytes of bodies that are being received or prepared
+SHARE: Final = 2  # a client's share of these: one in so many
+UNCOUNTED: Final = 2**16  # bytes of a body that is too small to be counted
+
+
+def largest_body(context: int) -> int:
+    """Bytes of a body that are taken by default: a context full of token ids fits."""
+    return max(LEAST_BODY, ID_BYTES * context)
+
+
+@frozen(kw_only=True)
+class Limits:
+    """What one request may be."""
+
+    body: int  # bytes
+    context: int  # tokens of prompt and output
+    text: int | None  # characters of a text that may fit into it; None: not known
+    seats: int  # samples that run at once
+    line: int  # samples that wait at once
+
+    @classmethod
+    def of(cls, llm: ServedModel, body: int | None = None) -> "Limits":
+        """The limits of a model; None: the default for bodies."""
+        config = llm.setup.config
+        return cls(
+            body=largest_body(config.max_model_len) if body is None else body,
+            context=config.max_model_len,
+            text=None if llm.tokenizer is None else llm.tokenizer.most,
+            seats=config.max_num_seqs,
+            line=config.max_waiting,
+        )
+
+    def check_body(self, data: bytes) -> None:
+        """Refuse a body that holds more than could be valid. Raises ApiError.
+
+        Items are parted by commas, and so may texts be: each list or object holds at
+        most a context of ids, or `ITEMS`; each string holds at most a text.
+        """
+        commas = data.count(b",")
+        each = max(self.context, ITEMS)
+        if self.text is None or commas <= each:
+            return
+        lists = data.count(b"[") + data.count(b"{")
+        strings = data.count(b'"') // 2
+        if commas > lists * each + strings * self.text:
+            why = f"the body has {commas} commas, far more than this model can take"
+            raise ApiError(f"{why}: its context holds {self.context} tokens")
+
+    def check_samples(self, request: GenerationRequest) -> None:
+        """Refuse what an idle server could not take either. Raises ApiError."""
+        n, prompts = request.params.n, len(request.prompts)
+        if n > self.line:
+            why = f"n: {n} samples cannot wait in line, which holds {self.line}"
+            raise ApiError(f"{why} (max_waiting); ask for fewer at once", "n")
+        most = self.seats + self.line
+        if n * prompts > most:
+            why = f"{prompts} prompts of {n} samples each are more than the {most} that"
+            raise ApiError(f"{why} can run and wait here; ask for fewer at once", "n")
+
+    def window(self, n: int) -> int:
+        """How many prompts of one request are served at once, of `n` samples each."""
+        seats = self.seats - self.seats // KEPT_FREE
+        return max(1, min(seats, self.line) // n)
+
+
+@frozen
+class Holding:
+    """Bytes of bodies that are being received or prepared, by client: a bound on memory.
+
+    They are counted as they are announced, before they are received.
+    """
+
+    most: int = HELD
+    _held: dict[str, int] = field(factory=dict, init=False)
+
+    @property
+    def held(self) -> Mapping[str, int]:
+        """What clients hold now."""
+        return self._held
+
+    @contextmanager
+    def hold(self, client: str, size: int) -> Iterator[None]:
+        """Meanwhile a client holds so many bytes. Raises OverloadedError."""
+        if size <= UNCOUNTED:
+            yield
+            return
+        own = self._held.get(client, 0) + size
+        if own > self.most // SHARE or sum(self._held.values()) + size > self.most:
+            raise OverloadedError("too many large bodies are being read; try again later")
+        self._held[client] = own
+        try:
+            yield
+        finally:
+            self._held[client] -= size
+            if not self._held[client]:
+                del self._held[client]

@@ -1,0 +1,43 @@
+"""How fast the waiting line moves: what `Retry-After` tells whoever met it full."""
+
+import math
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from attrs import field, frozen
+
+from minfer.effects.text.assembly import Assembly
+
+REMEMBERED: Final = 256  # requests that ended last
+WINDOW: Final = 60.0  # seconds after which an end says nothing any more
+SOONEST: Final = 1  # seconds
+LATEST: Final = 60  # seconds
+
+
+@frozen
+class _End:
+    time: float  # seconds
+    samples: int
+
+
+@frozen
+class Pace:
+    """Samples that ended lately, and when. `ended` may be called in any thread."""
+
+    clock: Callable[[], float]  # seconds
+    _ends: deque[_End] = field(factory=lambda: deque(maxlen=REMEMBERED), init=False)
+
+    def ended(self, job: Assembly) -> None:
+        """Note the end of a request."""
+        self._ends.append(_End(self.clock(), job.request.n))
+
+    def seconds(self, samples: int) -> int:
+        """How long so many samples take to pass, in whole seconds, within reason."""
+        now = self.clock()
+        lately = [end for end in tuple(self._ends) if now - end.time <= WINDOW]
+        if not lately:
+            return SOONEST
+        spent = max(now - lately[0].time, 1e-3)
+        passed = sum(end.samples for end in lately)
+        return min(LATEST, max(SOONEST, math.ceil(samples * spent / passed)))

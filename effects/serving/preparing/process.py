@@ -1,0 +1,111 @@
+"""The parent's end of a worker: it starts the process, asks it, and ends it."""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import threading
+from typing import Final
+
+import msgspec
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.preparing.frames import (
+    HEADER,
+    Ask,
+    Refusal,
+    Reply,
+    packed,
+    read_reply,
+)
+from minfer.effects.serving.preparing.task import Prepared, Recipe
+from minfer.effects.serving.protocol import Endpoint, Question
+
+MODULE: Final = "minfer.effects.serving.preparing.worker"
+
+
+class WorkerGoneError(RuntimeError):
+    """The worker ended before it replied."""
+
+
+class Process:
+    """One worker. It is begun at once, and asked from one event loop, one at a time.
+
+    Its memory is its own: it is started afresh, not forked, so it has nothing of a
+    model, a device or a client.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._link = ours
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        # What we were found by, and not what lies in the folder we are in.
+        paths = os.pathsep.join(filter(None, sys.path))
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                stdin=subprocess.PIPE,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, "PYTHONPATH": paths},
+            )
+        assert self._child.stdin is not None  # noqa: S101 - a pipe was asked for
+        with self._child.stdin as pipe, contextlib.suppress(BrokenPipeError):
+            pipe.write(msgspec.json.encode(recipe))
+        self.spent = False  # it has ended, or is about to
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        return self._child.pid
+
+    async def ready(self) -> None:
+        """Wait until it can be asked. Raises WorkerGoneError."""
+        if self._streams is None:
+            self._streams = await asyncio.open_connection(sock=self._link)
+            await self._reply()
+
+    async def work(self, target: Endpoint | Question, data: bytes) -> Prepared | str:
+        """Have a body prepared, or answered. Raises ApiError, and WorkerGoneError."""
+        await self.ready()
+        reader_writer = self._streams
+        assert reader_writer is not None  # noqa: S101 - it is ready
+        reader_writer[1].write(packed(Ask(path=target.path, data=data)))
+        reply = await self._reply()
+        self.spent = reply.last
+        found = reply.prepared or reply.answer
+        if found is None:
+            raise _told(reply.refusal)
+        return found
+
+    async def _reply(self) -> Reply:
+        assert self._streams is not None  # noqa: S101 - called when connected
+        reader, writer = self._streams
+        try:
+            await writer.drain()
+            size = int.from_bytes(await reader.readexactly(HEADER), "little")
+            return read_reply(await reader.readexactly(size))
+        except (asyncio.IncompleteReadError, OSError):
+            self.spent = True
+            raise WorkerGoneError("the worker has gone") from None
+
+    def kill(self) -> None:
+        """End it, whatever it does. May be called again."""
+        self.spent = True
+        self._child.kill()
+        if self._streams is None:
+            self._link.close()
+        else:
+            # RuntimeError: the event loop is closed, and the socket with it.
+            with contextlib.suppress(RuntimeError):
+                self._streams[1].close()
+        # A large one takes a while to go, for which nobody is to wait.
+        threading.Thread(target=self._child.wait, name="minfer-reaper").start()
+
+
+def _told(refusal: Refusal | None) -> ApiError:
+    if refusal is None:
+        return ApiError("internal error", status=500)
+    return ApiError(refusal.message, refusal.param, refusal.code, refusal.status)

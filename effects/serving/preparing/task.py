@@ -1,0 +1,133 @@
+"""What is prepared, out of what: the work itself, wherever it is done."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+from minfer.effects.live.prompts import rendered
+from minfer.effects.live.served import ServedModel
+from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.protocol import (
+    Endpoint,
+    GenerationRequest,
+    Grounds,
+    Question,
+)
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.request import SamplingParams
+
+if TYPE_CHECKING:
+    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+
+
+@frozen(kw_only=True)
+class Recipe:
+    """All that preparing needs to know of a model: plain data, so that it can travel."""
+
+    folder: str | None  # of the tokenizer; None: token ids alone are taken
+    vocab_size: int
+    hidden_size: int  # elements of a pooled vector
+    max_model_len: int  # tokens
+    default_params: Mapping[str, int | float]  # of sampling, as the model's makers advise
+    names: tuple[str, ...]  # of the model
+
+    @classmethod
+    def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "Recipe":
+        """The recipe of a model that is served under these names."""
+        setup = llm.setup
+        return cls(
+            folder=None if llm.tokenizer is None else str(setup.folder),
+            vocab_size=setup.spec.vocab_size,
+            hidden_size=setup.spec.hidden_size,
+            max_model_len=setup.config.max_model_len,
+            default_params=dict(setup.default_params),
+            names=names,
+        )
+
+
+@frozen(kw_only=True)
+class Prepared:
+    """A body that was read, checked, rendered and tokenized."""
+
+    model: str  # the name by which it was asked for
+    request: GenerationRequest
+
+
+@frozen
+class Likeness:
+    """The `Grounds` that a recipe describes: a model without its engine."""
+
+    recipe: Recipe
+    tokenizer: Tokenizer | None = field()
+
+    @tokenizer.default
+    def _load(self) -> Tokenizer | None:
+        folder = self.recipe.folder
+        return (
+            None if folder is None else Tokenizer(Path(folder), self.recipe.max_model_len)
+        )
+
+    @property
+    def setup(self) -> "Likeness":
+        """Itself: it has the sizes, too."""
+        return self
+
+    @property
+    def spec(self) -> Recipe:
+        """What has the sizes of the model."""
+        return self.recipe
+
+    @property
+    def config(self) -> Recipe:
+        """What has the length of the context."""
+        return self.recipe
+
+    def default_sampling_params(self, **overrides: Any) -> SamplingParams:
+        """As `Setup` does."""
+        return SamplingParams(**{**self.recipe.default_params, **overrides})
+
+    def render(
+        self,
+        messages: "Conversation",
+        *,
+        tools: "Tools | None" = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """As `ServedModel` does."""
+        how: ChatOptions = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        return list(rendered(self.tokenizer, messages, how).ids)
+
+
+def prepare(
+    endpoint: Endpoint, data: bytes, grounds: Grounds, models: Models
+) -> Prepared:
+    """Read a body and make its request. Raises what `told_of` knows, and ApiError."""
+    inquiry = endpoint.read(data)
+    model = models.named(inquiry.model)
+    return Prepared(model=model, request=inquiry.generation(grounds))
+
+
+def answer(question: Question, data: bytes, grounds: Grounds, models: Models) -> str:
+    """Read a question, and answer it in JSON. Raises as `prepare` does."""
+    asking = question.read(data)
+    models.named(asking.model)
+    return json.dumps(asking.answer(grounds))
+
+
+def work(
+    target: Endpoint | Question, data: bytes, grounds: Grounds, models: Models
+) -> Prepared | str:
+    """Do what a body asks for, up to where an engine is needed."""
+    if isinstance(target, Endpoint):
+        return prepare(target, data, grounds, models)
+    return answer(target, data, grounds, models)

@@ -1,0 +1,81 @@
+"""How many characters one token can stand for: what bounds a text before it is encoded.
+
+A text of more characters than (tokens of the context) x (the most characters of a token)
+cannot fit, and need not be read to know it. That holds where every character of a text
+ends up in some token, as in byte-level BPE, and in BPE that falls back to bytes. Where a
+tokenizer drops characters (words of any length that become one unknown token, blanks that
+are stripped), nothing is known, and nothing is refused.
+"""
+
+import json
+from typing import Any, Final
+
+from tokenizers import Tokenizer as Backend
+from tokenizers.pre_tokenizers import ByteLevel
+
+# Canonical composition makes one character of at most four: Unicode's longest
+# decompositions.
+_COMPOSED: Final = 4
+# Normalizers by how many characters of a text may become one; others are not known.
+_SHRINK: Final = {"NFD": 1, "NFC": _COMPOSED, "NFKD": 1, "NFKC": _COMPOSED, "Prepend": 1}
+_KEEPING: Final = {"ByteLevel", "Metaspace", "Digits"}  # they split, and drop nothing
+
+
+def longest_token(backend: Backend) -> int | None:
+    """The most characters of a text that can become one token; None: not known."""
+    model = backend.model
+    added = backend.get_added_tokens_decoder().values()
+    shrink = _shrink(_state(backend.normalizer))
+    # A token that takes the blanks beside it takes any number of them.
+    greedy = any(token.lstrip or token.rstrip for token in added)
+    if type(model).__name__ != "BPE" or greedy or shrink is None:
+        return None
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    if not _drops_nothing(_state(backend.pre_tokenizer)):
+        return None
+    if not _has_all_bytes(backend, vocabulary):
+        return None
+    return shrink * max(map(len, vocabulary))
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """A part of a tokenizer as tokenizer.json has it; nothing, if it is not there."""
+    state = {} if part is None else json.loads(part.__getstate__())
+    return state if isinstance(state, dict) else {}
+
+
+def _shrink(normalizer: dict[str, Any]) -> int | None:
+    """How many characters a normalizer may make one of; None: any number."""
+    kind = normalizer.get("type")
+    if kind is None:
+        return 1
+    if kind == "Sequence":
+        found = 1
+        for part in normalizer["normalizers"]:
+            one = _shrink(part)
+            if one is None:
+                return None
+            found *= one
+        return found
+    if kind == "Replace":  # one character by one or more, as Llama's blanks are
+        single = len(normalizer["pattern"].get("String", "")) == 1
+        return 1 if single and normalizer["content"] else None
+    return _SHRINK.get(kind)
+
+
+def _drops_nothing(pre_tokenizer: dict[str, Any]) -> bool:
+    """Whether all of a text is still there when it has been split."""
+    kind = pre_tokenizer.get("type")
+    if kind == "Sequence":
+        return all(map(_drops_nothing, pre_tokenizer["pretokenizers"]))
+    if kind in ("Split", "Punctuation"):
+        return bool(pre_tokenizer["behavior"] != "Removed")
+    return kind is None or kind in _KEEPING
+
+
+def _has_all_bytes(backend: Backend, vocabulary: dict[str, int]) -> bool:
+    """Whether every byte has a token, so that none is dropped or joined as unknown."""
+    if backend.model.byte_fallback:
+        return all(f"<0x{byte:02X}>" in vocabulary for byte in range(256))
+    level = type(backend.decoder).__name__ == "ByteLevel"
+    return level and vocabulary.keys() >= set(ByteLevel.alphabet())

@@ -1,0 +1,146 @@
+"""What traffic launches, and what was said to be needed for it: `python -m
+tests.effects.execution.launches [NAME ...]`.
+
+Triton decides when it is imported whether it interprets, which the suite's process does;
+so this is one of its own. An executor serves random requests on the CPU as on a GPU; its
+kernels' launches are noted and not made, so tokens mean nothing, and nothing of what is
+launched depends on them. Prints a line of JSON for each case: how many specializations
+were needed, how many of them were launched, and which were launched unforeseen.
+"""
+
+import json
+import random
+import sys
+from typing import Any, Final
+from unittest.mock import patch
+
+import torch
+from attrs import evolve, frozen
+
+from minfer import kernels
+from minfer.config import EngineConfig
+from minfer.effects.execution.needs import needed
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.effects.live.driver import Driver
+from minfer.effects.models import products
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.models.weights import random_weights
+from minfer.kernels import linear, specialization
+from minfer.messages import Submit
+from minfer.request import Request, SamplingParams
+from tests.effects.tiny_model import CONFIG, with_attention, with_windows
+
+VOCAB: Final = 5000  # three chunks of the sampler, a number that nothing divides
+BASE: Final = parse_spec({**CONFIG, "vocab_size": VOCAB, "torch_dtype": "bfloat16"})
+HOPPER: Final = (9, 0)
+
+
+@frozen
+class Case:
+    """A model, an engine, a GPU."""
+
+    spec: ModelSpec = BASE
+    seqs: int = 72
+    budget: int = 1100
+    graphs: bool = True
+    capability: tuple[int, int] = HOPPER
+    crowds: tuple[int, ...] = (1, 1, 1, 2, 3, 5, 12, 30, 100)  # requests at once
+
+
+CASES: Final = {
+    "graphs": Case(),
+    "eager": Case(graphs=False),
+    "few": Case(seqs=3, budget=40, crowds=(1, 2, 3, 12, 20)),
+    "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
+    "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
+    "norms": Case(with_attention(BASE, qk_norm=True, heads=6, kv_heads=1)),
+    "wide": Case(
+        with_attention(BASE, heads=4, kv_heads=4, head_dim=256), capability=(8, 6)
+    ),
+}
+
+
+def requests(rng: random.Random, count: int) -> list[Request]:
+    """Prompts of all lengths, and all ways to draw."""
+    made = []
+    for i in range(count):
+        sampling = SamplingParams(
+            temperature=rng.choice([0.0, 0.8]),
+            top_p=rng.choice([1.0, 1.0, 0.9]),
+            logprobs=rng.choice([None, None, 3]),
+        )
+        length = rng.choice([1, 2, 3, 5, 9, 17, 40, 70, 130])
+        made.append(
+            Request(
+                id=str(i),
+                prompt=tuple(rng.randrange(VOCAB) for _ in range(length)),
+                max_tokens=rng.randrange(1, 9),
+                sampling=sampling,
+                lockstep=i % 7 == 0,
+                seed=i,
+            )
+        )
+    return made
+
+
+def launched(case: Case, config: EngineConfig) -> list[specialization.Specialization]:
+    """What an executor launches for such requests, one by one, and in crowds."""
+    rng = random.Random(0)
+    weights = random_weights(case.spec, case.spec.dtype, 0)
+    with (
+        specialization.recorded(case.capability) as found,
+        patch.object(kernels, "interpreting", True),
+        patch.object(products, "_on_cpu", lambda: linear),
+        # Nothing is written by kernels, so what they are to fill is to be sound before.
+        patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
+        patch.object(torch, "empty", torch.zeros),
+    ):
+        executor = TorchExecutor(config, case.spec, weights, "cpu", kernels=True)
+        runner: Any = executor.runner
+        runner.shortcuts.graphs = case.graphs
+        runner._replay = runner._step  # what would be captured
+        driver = Driver(config, executor)
+        wanted = requests(rng, 160)
+        for crowd in case.crowds:
+            for request in wanted[:crowd]:
+                driver.post(Submit(evolve(request, id=f"{crowd} {request.id}")))
+            rng.shuffle(wanted)
+            while driver.busy:
+                driver.turn()
+        for request in wanted[: case.seqs]:  # many short chunks
+            driver.post(Submit(evolve(request, id=f"short {request.id}", prompt=(1, 2))))
+        while driver.busy:
+            driver.turn()
+    return found
+
+
+def told(name: str) -> dict[str, Any]:
+    """What came of a case."""
+    case = CASES[name]
+    config = EngineConfig(
+        num_blocks=600,
+        block_size=16,
+        max_model_len=160,
+        max_num_seqs=case.seqs,
+        max_num_batched_tokens=case.budget,
+        vocab_size=VOCAB,
+    )
+    foreseen = needed(case.spec, config, case.capability)
+    seen = launched(case, config)
+    return {
+        "case": name,
+        "needed": len(foreseen),
+        "launched": len(seen),
+        "kernels": sorted({one.kernel for one in seen}),
+        "unforeseen": [
+            [one.kernel, one.constants, sorted(one.divisible), one.options]
+            for one in seen
+            if one not in foreseen
+        ],
+    }
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or CASES:
+        print(json.dumps(told(each)), flush=True)

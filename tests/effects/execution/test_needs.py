@@ -1,0 +1,60 @@
+"""What traffic launches is among what is said to be needed."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.needs import BOUNDS, counts, kinds
+from minfer.kernels import pdl
+from tests.circles import long
+from tests.effects.setup.test_memory import QWEN_05B
+
+SWEPT = ["graphs", "eager", "float32", "windows", "norms", "wide"]
+
+
+@pytest.mark.parametrize("case", ["few", *long(SWEPT)])
+def test_nothing_is_launched_that_was_not_foreseen(case: str) -> None:
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    command = [sys.executable, "-W", "ignore", "-m", "tests.effects.execution.launches"]
+    done = subprocess.run([*command, case], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout)
+    assert told["unforeseen"] == []
+    assert told["launched"] > 20  # of all kernels, in several ways
+    assert len(told["kernels"]) == 13
+    assert told["needed"] >= told["launched"]
+
+
+def test_counts_stand_on_both_sides_of_each_bound() -> None:
+    found = counts(5000)
+    for count in (1, 2, 3, 5, 7, 16, 17, 40, 64, 65, 200, 511, 512, 1023, 1024, 4000):
+        below = sum(bound < count for bound in BOUNDS)
+        assert below in {sum(bound < one for bound in BOUNDS) for one in found}
+    assert counts(3) == [1, 2, 3]
+    assert max(counts(pdl.MOST)) == pdl.MOST
+
+
+def test_kinds_keep_to_the_sizes_of_the_engine() -> None:
+    config = EngineConfig(
+        num_blocks=99,
+        block_size=64,
+        max_model_len=4096,
+        max_num_seqs=40,
+        max_num_batched_tokens=300,
+        vocab_size=QWEN_05B.vocab_size,
+    )
+    found = kinds(QWEN_05B, config)
+    assert len(found) == len({*found})
+    assert max(kind.alone for kind in found) == 64
+    assert max(kind.tokens for kind in found) == 384  # a graph's, of 300
+    # And those that none serves: of the budget, of more chunks than a graph has.
+    assert 300 in {kind.tokens for kind in found}
+    assert max(kind.chunks for kind in found) == 40
+    assert {kind.splits > 1 for kind in found} == {True, False}
+    assert any(kind.tokens and not kind.draws for kind in found)
+    assert Kind(alone=0, draws=1, tokens=1, chunks=1, longest=1) in found

@@ -1,0 +1,187 @@
+"""Kernels and graphs before they are needed, with a stand-in for captures."""
+
+import logging
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from minfer.effects.execution import background, needs
+from minfer.effects.execution.device_rows import Wants
+from minfer.effects.execution.graphs import GraphCache
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress
+from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.torch_executor import Readiness
+from minfer.effects.execution.warm_up import WarmUp
+from minfer.kernels import ahead
+from tests.effects.execution.tiny_engine import Model, Run, Tokens, requests
+
+pytestmark = [
+    pytest.mark.usefixtures("kind"),
+    pytest.mark.parametrize("kind", ["cuda"], indirect=True),
+]
+GREEDY = Wants(filtered=False, scored=False)
+
+
+@pytest.fixture
+def captured(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
+    """What was captured, as far as that is possible without a GPU."""
+    made = list[Kind]()
+
+    def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
+        made.append(kind)
+        graph = self.made[kind] = SimpleNamespace(replay=lambda: step(kind))
+        del self.launched[kind]
+        return graph
+
+    monkeypatch.setattr(GraphCache, "capture", capture)
+    monkeypatch.setattr(needs, "needed", lambda *_: ["a kernel", "another"])
+    return made
+
+
+@pytest.fixture
+def run(model: Model) -> Run:
+    made = Run.start(model, depth=1)
+    executor: Any = made.driver.executor
+    executor.runner.__dict__.pop("_replay", None)
+    executor.runner.shortcuts.graphs = True
+    return made
+
+
+def warm_up(run: Run, told: list[Progress], seconds: float = 60) -> WarmUp:
+    executor: Any = run.driver.executor
+    runner: ModelRunner = executor.runner
+    return WarmUp(runner, runner.spec, told.append, GREEDY, seconds)
+
+
+def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
+    def make(wanted: list[str], *, told: Callable[[int, int], None]) -> ahead.Made:
+        for done in range(len(wanted)):
+            told(done + 1, len(wanted))
+        return ahead.Made(len(wanted), 1, 0.5, failed)
+
+    monkeypatch.setattr(ahead, "make", make)
+
+
+def test_it_changes_nothing_but_what_is_ready(
+    run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(monkeypatch)
+    told = list[Progress]()
+    warm_up(run, told).before_ready()
+    assert [one for one in told if one.stage == KERNELS] == [
+        Progress(KERNELS, done, of) for done, of in ((0, 0), (1, 2), (2, 2))
+    ]
+    graphs = [one for one in told if one.stage == GRAPHS]
+    assert [one.done for one in graphs] == sorted(one.done for one in graphs)
+    assert len({*captured}) == len(captured) == len(graphs) == graphs[-1].total
+    assert run.serve(requests(0)) == reference
+    runner: Any = run.driver.executor.runner  # type: ignore[attr-defined]
+    assert not runner.captures.launched  # nothing was missing
+    # In the middle of a run, between two requests, it changes nothing either.
+    runner.captures.made.clear()
+    warm_up(run, told).before_ready()
+    again = run.serve([requests(0)[1]])
+    assert again["r1", 0][len(reference["r1", 0]) :] == reference["r1", 0]
+
+
+def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
+    run: Run, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(monkeypatch)
+    work = warm_up(run, [], seconds=0)
+    work.before_ready()
+    assert not captured
+    run.serve(requests(0)[:1])
+    runner: Any = run.driver.executor.runner  # type: ignore[attr-defined]
+    missed = runner.captures.wanted()
+    assert missed
+    assert not captured  # no step waited for that
+    while work.piece():
+        pass
+    assert captured[: len(missed)] == missed
+    assert len(captured) > 20
+    assert not work.piece()
+
+
+def test_what_cannot_be_compiled_ahead_is_said(
+    run: Run,
+    captured: list[Kind],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    compiling(monkeypatch, "product: no room", "attend: no room")
+    work = warm_up(run, [], seconds=0)
+    with caplog.at_level(logging.INFO, "minfer.executor"):
+        work.before_ready()
+    assert caplog.messages == [
+        "2 kernels, 1 of them compiled, in 0.5 s",
+        "2 kernels are left to their first use: product: no room",
+    ]
+    caplog.clear()
+    monkeypatch.setattr(ahead, "make", None)
+    work.before_ready()
+    assert len(caplog.messages) == 1
+    assert "compiled one by one, as they are needed: TypeError" in caplog.messages[0]
+    assert not captured
+
+
+@pytest.mark.parametrize(
+    ("error", "graphs", "says"),
+    [
+        (RuntimeError("no"), False, "CUDA graphs cannot be used here"),
+        (torch.OutOfMemoryError("full"), True, "no more graphs are captured"),
+    ],
+)
+def test_a_capture_that_fails_is_the_last(
+    run: Run,
+    reference: Tokens,
+    captured: list[Kind],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    graphs: bool,
+    says: str,
+) -> None:
+    compiling(monkeypatch)
+    tried = list[Kind]()
+
+    def capture(_: Any, kind: Kind, __: Any) -> None:
+        tried.append(kind)
+        raise error
+
+    monkeypatch.setattr(GraphCache, "capture", capture)
+    work = warm_up(run, [])
+    work.before_ready()
+    assert not work.piece()
+    assert len(tried) == 1
+    assert says in caplog.text
+    executor: Any = run.driver.executor
+    assert executor.runner.shortcuts.graphs == graphs
+    assert run.serve(requests(0)) == reference
+    assert not captured
+
+
+def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
+    run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(monkeypatch)
+    monkeypatch.setattr(background, "QUIET", 0.01)
+    executor: Any = run.driver.executor
+    told = list[Progress]()
+    executor._warm_up(executor.runner.spec, Readiness(told.append, capturing=0.0))
+    assert {one.stage for one in told} == {KERNELS}
+    assert not captured
+    assert run.serve(requests(0)) == reference  # whatever is captured meanwhile
+    end = time.monotonic() + 5
+    while len(captured) < 20:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    executor.close()
+    count = len(captured)
+    assert not executor.background.thread.is_alive()
+    assert len(captured) == count

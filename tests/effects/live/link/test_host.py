@@ -1,0 +1,354 @@
+"""The engine's end: each front hears of its own, and no front harms another one."""
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.effects.live.client import Died, News
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.host import PATIENCE
+from minfer.effects.live.link.shares import Session
+from minfer.effects.live.link.totals import to_wire
+from minfer.effects.live.totals import Totals
+from minfer.messages import Finish, Finished, Held
+from tests.effects.live.link.ends import IDLE, READY, Ends, linked, request
+
+
+def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.Hello:
+    return wire.Hello(front, life, 0, resumed)
+
+
+def joined(ends: Ends) -> tuple[Session, list[bytes]]:
+    """A link on which nothing was said yet."""
+    said: list[bytes] = []
+    session = Session(said.append)
+    ends.host.join(session)
+    return session, said
+
+
+def nothing_left(ends: Ends) -> None:
+    """Of requests that have gone, nothing is kept."""
+    host = ends.host
+    assert not host._owners
+    assert not host._left
+    assert not host._quarantine.waiting()
+    assert not any(session.ids for session in host._sessions)
+
+
+def ended(ends: Ends, front: int = 0) -> list[tuple[str, str]]:
+    news = [one for one in ends.heard[front] if isinstance(one, News)]
+    return [(done.id, done.reason) for one in news for done in one.finished]
+
+
+# --- what is said to whom ---------------------------------------------------------------
+
+
+def test_who_joins_hears_how_far_the_engine_is() -> None:
+    ends = Ends()
+    ends.link()
+    ends.host.report("loading weights", 3, 9)
+    ends.carry()
+    assert ends.remotes[0].unready == "loading weights (3 of 9)"
+    ends.open()
+    ends.carry()
+    assert not ends.remotes[0].unready
+    assert ends.remotes[0].ready == READY
+
+
+def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> None:
+    ends = linked(2)
+    for number, name in enumerate("ab"):
+        ends.remotes[number].submit([request(name)])
+    batch = (("b", 0), ("a", 0))
+    for tokens in (((1,), (2,)), ((3,), (4,))):
+        ends.engine.say(News(time=0.0, ids=batch, tokens=tokens))
+    for number, (name, own) in enumerate([("a", (2, 4)), ("b", (1, 3))]):
+        first, second = ends.said(number, wire.News)
+        assert (first.ids, second.ids) == (((name, 0),), None)
+        assert (first.tokens, second.tokens) == (((own[0],),), ((own[1],),))
+    ends.carry()
+    for heard, name in zip(ends.heard, "ab", strict=True):
+        assert [one.ids for one in heard if isinstance(one, News)] == [((name, 0),)] * 2
+
+
+def test_news_of_nobody_here_are_told_to_nobody() -> None:
+    ends = linked(2)
+    ends.remotes[0].submit([request("a")])
+    ends.engine.say(News(time=0.0, reasons=(Held("a", 0, "blocks"),)))
+    ends.engine.say(News(time=0.0, finished=(Finished("stranger", 0, "stop", 1),)))
+    assert len(ends.said(0, wire.News)) == 1
+    assert not ends.said(1, wire.News)
+
+
+def test_who_starts_is_told_before_the_step() -> None:
+    ends = linked()
+    ends.remotes[0].submit([request("a")])
+    ends.engine.admit("a")
+    ends.carry()
+    ends.cut()
+    ends.link()
+    (kept,) = ends.remotes[0]._kept.values()
+    assert kept.deaths == 1  # the engine had it, and gave it nothing
+
+
+def test_all_fronts_hear_how_the_engine_is() -> None:
+    ends = linked(2)
+    ends.engine.state = evolve(IDLE, running=5)
+    ends.host.tick()
+    ends.carry()
+    assert [remote.snapshot().running for remote in ends.remotes] == [5, 5]
+
+
+def test_an_engine_that_breaks_is_told_of() -> None:
+    ends = linked()
+    ends.engine.say(Died(("a",), "a kernel failed"))
+    assert ends.why == ["a kernel failed"]
+
+
+# --- links that come and go -------------------------------------------------------------
+
+
+def test_what_a_front_had_asked_for_is_cancelled_when_it_goes() -> None:
+    ends = linked(2)
+    ends.remotes[0].submit([request("a"), request("b")])
+    ends.remotes[1].submit([request("c")])
+    ends.host.leave(ends.sessions[0])
+    assert ends.engine.cancelled == ["a", "b"]
+    ends.engine.end("a", "cancelled")  # nobody hears of it
+    ends.remotes[1].cancel(["c"])
+    ends.engine.end("c", "cancelled")
+    nothing_left(ends)
+
+
+def test_links_that_come_and_go_leave_nothing_behind() -> None:
+    ends = linked()
+    for number in range(50):
+        ends.remotes[0].submit([request(str(number))])
+        ends.cut()
+        ends.link()
+        ends.remotes[0].cancel(list(ends.remotes[0]._kept))
+        for name in list(ends.engine.served):
+            ends.engine.end(name, "cancelled")
+        ends.carry()
+    nothing_left(ends)
+    assert len(ends.host._sessions) == 1
+    remote = ends.remotes[0]
+    assert not remote._kept
+    assert not remote._names
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        ([], wire.Submit((request(),))),
+        ([], wire.Cancel(("a",))),
+        ([], wire.Counted(to_wire(Totals({}, {})))),
+        ([hello()], hello()),
+        ([], hello(1)),
+        ([], hello(-1)),
+        ([hello()], wire.Submit((request("a"), request("a")))),
+        ([hello(), wire.Submit((request("a"),))], wire.Submit((request("a"),))),
+        ([], hello(0, 1, *[wire.Resumed(request("a"), 0, 0)] * 2)),
+    ],
+)
+def test_what_no_front_would_say_is_an_error_of_its_link(
+    first: list[wire.ToEngine], then: wire.ToEngine
+) -> None:
+    ends = Ends()
+    ends.open()
+    session, _ = joined(ends)
+    for message in first:
+        ends.host.receive(session, message)
+    with pytest.raises(wire.LinkError):
+        ends.host.receive(session, then)
+    ends.host.leave(session)
+    for name in list(ends.engine.served):
+        ends.engine.end(name, "cancelled")
+    nothing_left(ends)
+
+
+def test_who_never_says_hello_harms_nobody() -> None:
+    ends = linked()
+    session, said = joined(ends)
+    ends.remotes[0].submit([request("a")])
+    ends.engine.give(a=1)
+    ends.host.tick()
+    assert [type(wire.read_to_front(one)) for one in said] == [wire.Ready, wire.State]
+    ends.host.leave(session)
+    assert not ends.engine.cancelled
+
+
+# --- ids that are used twice ------------------------------------------------------------
+
+
+def test_an_id_that_another_front_uses_is_refused_to_the_second() -> None:
+    ends = linked(2)
+    ends.remotes[0].submit([request("a")])
+    ends.remotes[1].submit([request("a"), request("b")])
+    ends.carry()
+    assert ended(ends, 1) == [("a", "rejected")]
+    assert ends.engine.asked == [("a",), ("b",)]
+    ends.engine.end("a")
+    ends.carry()
+    assert ended(ends, 0) == [("a", "length")]
+
+
+def test_an_id_that_the_engine_still_has_is_refused_without_harm_to_others() -> None:
+    ends = linked()
+    ends.engine.busy = frozenset({"a"})
+    ends.remotes[0].submit([request("a"), request("b")])
+    ends.carry()
+    assert ended(ends) == [("a", "rejected")]
+    assert ends.engine.asked == [("b",)]
+    ends.engine.end("b")
+    nothing_left(ends)
+
+
+def test_a_dead_engine_is_asked_for_nothing_and_its_requests_wait() -> None:
+    ends = linked()
+    ends.engine.dead = ValueError()
+    ends.remotes[0].submit([request("a")])
+    ends.carry()
+    assert not ends.heard[0]
+
+
+def test_a_front_ends_only_its_own() -> None:
+    ends = linked(2)
+    ends.remotes[0].submit([request("a")])
+    ends.host.receive(ends.sessions[1], wire.End((Finish("a", 0, 1),)))
+    ends.host.receive(ends.sessions[1], wire.Cancel(("a",)))
+    assert not ends.engine.ends
+    assert not ends.engine.cancelled
+    ends.remotes[0].finish([Finish("a", 0, 1)])
+    assert ends.engine.ends == [Finish("a", 0, 1)]
+
+
+# --- quarantine -------------------------------------------------------------------------
+
+
+def suspects(*names: str) -> tuple[wire.Resumed, ...]:
+    return tuple(wire.Resumed(request(name), 2, 0) for name in names)
+
+
+def probing(said: list[bytes]) -> list[str]:
+    every = map(wire.read_to_front, said)
+    return [one.id for one in every if isinstance(one, wire.Probing)]
+
+
+def test_suspects_run_alone_and_everybody_knows() -> None:
+    ends = Ends(2)
+    ends.open()
+    (one, said), (two, other_said) = joined(ends), joined(ends)
+    ends.host.receive(one, hello(0, 1, *suspects("a", "b")))
+    assert not ends.engine.asked  # the other front may have suspects, too
+    ends.host.receive(two, hello(1, 1, wire.Resumed(request("c"), 1, 0)))
+    ends.host.receive(two, wire.Submit((request("d"),)))
+    assert ends.engine.asked == [("a",)]
+    ends.engine.end("a")
+    assert ends.engine.asked == [("a",), ("b",)]
+    ends.engine.give(b=7)  # it has something new, and runs on
+    assert ends.engine.asked == [("a",), ("b",), ("c", "d")]
+    assert probing(said) == probing(other_said) == ["a", "b", ""]
+
+
+def test_whoever_does_not_run_alone_is_not_said_to() -> None:
+    ends = linked(2)
+    ends.remotes[1].submit([request("c")])
+    session, said = joined(ends)
+    ends.host.receive(session, hello(0, 1, *suspects("a")))
+    assert ends.engine.asked == [("c",), ("a",)]
+    assert probing(said) == [""]  # should the engine die, it may be c's fault
+
+
+def test_a_front_that_does_not_come_is_not_waited_for_for_ever() -> None:
+    ends = Ends(2)
+    ends.open()
+    session, _ = joined(ends)
+    ends.host.receive(session, hello(0, 1, *suspects("a")))
+    ends.host.tick()
+    assert not ends.engine.asked
+    ends.engine.now = PATIENCE
+    ends.host.tick()
+    assert ends.engine.asked == [("a",)]
+
+
+@pytest.mark.parametrize("how", ["cancel", "leave"])
+def test_who_is_held_and_not_wanted_any_more(how: str) -> None:
+    ends = Ends(2)
+    ends.open()
+    (one, said), (two, _) = joined(ends), joined(ends)
+    ends.host.receive(two, hello(1, 1, *suspects("a")))
+    ends.host.receive(one, hello(0, 1, *suspects("b"), wire.Resumed(request("c"), 0, 0)))
+    if how == "cancel":
+        ends.host.receive(one, wire.Cancel(("b", "c")))
+        every = map(wire.read_to_front, said)
+        done = [d for one in every if isinstance(one, wire.News) for d in one.finished]
+        assert [(d.id, d.reason, d.length) for d in done] == [
+            ("b", "cancelled", 0),
+            ("c", "cancelled", 0),
+        ]
+    else:
+        ends.host.leave(one)
+    ends.engine.end("a")
+    assert ends.engine.asked == [("a",)]
+    assert not ends.engine.cancelled
+    nothing_left(ends)
+
+
+@pytest.mark.parametrize("how", ["cancel", "leave"])
+def test_others_go_on_when_the_suspect_that_runs_is_not_wanted_any_more(how: str) -> None:
+    ends = Ends(2)
+    ends.open()
+    (one, _), (two, said) = joined(ends), joined(ends)
+    ends.host.receive(one, hello(0, 1, *suspects("a")))
+    ends.host.receive(two, hello(1, 1))
+    ends.host.receive(two, wire.Submit((request("c"),)))
+    if how == "cancel":
+        ends.host.receive(one, wire.Cancel(("a",)))
+        ends.engine.end("a", "cancelled")
+    else:
+        ends.host.leave(one)
+    assert ends.engine.cancelled == ["a"]
+    assert ends.engine.asked == [("a",), ("c",)]
+    assert probing(said) == ["a", ""]
+
+
+def test_a_suspect_that_is_refused_holds_nobody_up() -> None:
+    ends = linked()
+    ends.engine.busy = frozenset({"a"})
+    session, _ = joined(ends)
+    ends.host.receive(session, hello(0, 2, *suspects("a")))
+    ends.remotes[0].submit([request("b")])
+    assert ends.engine.asked == [("b",)]
+
+
+# --- what is counted --------------------------------------------------------------------
+
+
+def counts(ends: Ends) -> Any:
+    ends.host.tick()
+    ends.carry()
+    return dict(ends.remotes[-1].snapshot().fronts.counts)
+
+
+def test_what_fronts_count_is_one_sum_and_nothing_counts_twice() -> None:
+    ends = linked(2)
+    for remote, count in zip(ends.remotes, (1.0, 10.0), strict=True):
+        remote.count(to_wire(Totals({"x": count}, {})))
+    assert counts(ends) == {"x": 11}
+    ends.cut(0)
+    assert counts(ends) == {"x": 11}
+    ends.link(0)  # the same front, over another link
+    ends.remotes[0].count(to_wire(Totals({"x": 2.0}, {})))
+    assert counts(ends) == {"x": 12}
+
+
+def test_a_front_that_was_started_again_counts_anew() -> None:
+    ends = linked()
+    ends.remotes[0].count(to_wire(Totals({"x": 5.0}, {})))
+    ends.cut()
+    ends.remotes[0].life += 1
+    ends.link()
+    ends.remotes[0].count(to_wire(Totals({"x": 1.0}, {})))
+    assert counts(ends) == {"x": 6}

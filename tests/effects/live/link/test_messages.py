@@ -1,0 +1,254 @@
+"""Everything that is said crosses the line whole, and what nobody says is refused."""
+
+from math import inf
+from typing import Any
+
+import attrs
+import msgspec
+import pytest
+
+from minfer.effects.live.client import News, Snapshot
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.totals import from_wire, to_wire
+from minfer.effects.live.totals import Histogram, Totals
+from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
+from minfer.plan import TokenLogprobs
+from minfer.request import Request, SamplingParams
+from tests.effects.live.link.ends import IDLE, linked, other
+
+SAMPLING = other(
+    SamplingParams(),
+    temperature=0.25,
+    top_p=0.5,
+    top_k=7,
+    min_p=0.125,
+    logprobs=3,
+    n=2,
+    seed=-5,
+    max_tokens=None,
+    stop=("\n\n", "ß"),
+    stop_token_ids=(4, 5),
+    ignore_eos=True,
+)
+REQUEST = other(
+    Request(id="a", prompt=(1,), max_tokens=1),
+    id="b#2",
+    prompt=(5, 2**32 - 1, 0),
+    max_tokens=2**31,
+    stop_ids=frozenset({3, 9}),
+    n=3,
+    first_sample=2,
+    seed=-(2**63),
+    sampling=SAMPLING,
+    priority=-4,
+    client="müller",
+    deadline=1.5,
+    root=b"\x00\xff",
+    keys=(b"k1", b"\xfe"),
+    output=(8, 7),
+    lockstep=True,
+)
+FINISHED = other(
+    Finished("", 0, "", 0),
+    id="a",
+    sample=2,
+    reason="stop",
+    length=5,
+    error="é",
+    cached=64,
+)
+TOTALS = other(
+    Totals({}, {}),
+    counts={"a": 1.5},
+    histograms={"h": Histogram((1.0, 2.0), (1, 2, 3), 4.5)},
+)
+REASONS = (
+    other(
+        Admitted("", 0, 0.0, 0, 0),
+        id="a",
+        sample=1,
+        waited=0.5,
+        hit=1,
+        known=2,
+        copied=3,
+        cached=4,
+        prompt=5,
+    ),
+    other(Held("", 0, ""), id="a", sample=1, cause="blocks", needs=3, available=2),
+    other(
+        Preempted("", 0, ("", 0), 0, 0),
+        id="a",
+        sample=1,
+        by=("c", 2),
+        known=3,
+        computed=4,
+    ),
+    other(Missed("", 0, 0, 0), id="a", sample=1, block=2, blocks=3),
+    other(Ended("", 0, ""), id="a", sample=1, reason="error", error="why"),
+)
+
+
+def to_engine(message: wire.ToEngine) -> Any:
+    return wire.read_to_engine(wire.encoded(message))
+
+
+def same(found: Any, given: Any) -> None:
+    """Equal in every field, those too that an equality leaves out."""
+    assert found == given
+    assert type(found) is type(given)
+    for one in attrs.fields(type(given)):
+        assert getattr(found, one.name) == getattr(given, one.name), one.name
+
+
+def test_a_request_is_the_same_on_the_other_side() -> None:
+    (found,) = to_engine(wire.Submit((REQUEST,))).requests
+    same(found, REQUEST)
+    same(found.sampling, SAMPLING)
+    plain = Request(id="a", prompt=(1,), max_tokens=1)
+    assert plain.deadline == inf
+    same(to_engine(wire.Submit((plain,))).requests[0], plain)
+
+
+def test_what_fronts_say_is_the_same_on_the_other_side() -> None:
+    for message in (
+        wire.Hello(3, 2**61, 7, (wire.Resumed(REQUEST, 1, 2),)),
+        wire.Cancel(("a", "b")),
+        wire.End((Finish("a", 1, 5, "stop"),)),
+        wire.ResetCache(),
+    ):
+        assert to_engine(message) == message
+
+
+def test_news_are_the_same_for_who_listens_to_a_front() -> None:
+    told = other(
+        News(time=0.0),
+        time=4.5,
+        ids=(("a", 0), ("a", 2)),
+        tokens=((1, 2), ()),
+        logprobs=((TokenLogprobs(-0.5, 2, (7,), (-0.25,)), TokenLogprobs(-1.5, 1)), ()),
+        finished=(FINISHED,),
+        arrived=("a",),
+        reasons=REASONS,
+        waits={"blocks": 2.5},
+    )
+    ends = linked()
+    ends.remotes[0].submit([attrs.evolve(REQUEST, id="a", n=3, output=())])
+    ends.engine.say(told)
+    ends.carry()
+    (heard,) = ends.heard[0]
+    same(heard, told)
+    same(heard.finished[0], FINISHED)  # type: ignore[union-attr]  # they are News
+
+
+def test_every_reason_that_is_told_has_a_form_on_the_wire() -> None:
+    assert {type(one) for one in REASONS} == set(wire.REASONS)
+
+
+def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
+    ends = linked()
+    told = {
+        "requests": 1,
+        "running": 2,
+        "waiting": 3,
+        "waiting_for": {"blocks": 3},
+        "blocks": 5,
+        "blocks_free": 4,
+        "blocks_cached": 2,
+        "stalled": 0.5,
+        "failing": 6,
+        "totals": TOTALS,
+    }
+    # A front has its own clock, its own end, and its own count of resets; and what fronts
+    # have counted is what the host was told by them.
+    own = {"time", "dead", "draining", "resets", "fronts"}
+    assert told.keys() | own == attrs.fields_dict(Snapshot).keys(), "does it cross?"
+    ends.engine.state = attrs.evolve(IDLE, **told)
+    ends.remotes[0].count(to_wire(TOTALS))
+    ends.host.tick()
+    ends.carry()
+    found = ends.remotes[0].snapshot()
+    assert {name: getattr(found, name) for name in told} == told
+    assert found.fronts == TOTALS
+
+
+def test_totals_are_the_same_on_the_other_side() -> None:
+    found = to_engine(wire.Counted(to_wire(TOTALS)))
+    assert from_wire(found.totals) == TOTALS
+
+
+GOOD = wire.encoded(wire.Cancel(("ab",)))
+
+
+def fields_of(request: Request) -> dict[str, Any]:
+    found: dict[str, Any] = msgspec.msgpack.decode(msgspec.msgpack.encode(request))
+    return found
+
+
+def packed(**fields: Any) -> bytes:
+    return msgspec.msgpack.encode(fields)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        GOOD[:-1],
+        GOOD + b"\x00",
+        b"\xc1",
+        b"\x91" * 100_000,
+        packed(type="reset")[:-6] + b"\x91" * 100_000,
+        b"\x82\xa4type\xa5reset\xa1x" + b"\x91" * 100_000,  # deep, in what is skipped
+        GOOD.replace(b"\xa2ab", b"\xa2\xff\xfe"),  # no text
+        packed(type="cancel", ids=1)[:-1] + b"\xdd\xff\xff\xff\xff",  # 2^32 of them
+        packed(type="cancel", ids=1)[:-1] + b"\xdb\xff\xff\xff\xff",
+        packed(type="nonsense"),
+        packed(ids=["a"]),
+        packed(type="cancel", ids=[1]),
+        packed(type="cancel"),
+        packed(type="hello", front="0", life=1, resets=0, resumed=[]),
+        packed(
+            type="end", ends=[{"id": "a", "sample": 0, "length": 1, "reason": "error"}]
+        ),
+        wire.encoded(wire.Probing("a")),
+    ],
+)
+def test_what_no_front_says_is_an_error_of_the_link(data: bytes) -> None:
+    with pytest.raises(wire.LinkError, match="a front says what it must not"):
+        wire.read_to_engine(data)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("id", 5),
+        ("prompt", [-1]),
+        ("prompt", [2**32]),
+        ("prompt", ["1"]),
+        ("max_tokens", 2**63),
+        ("n", 1.5),
+        ("first_sample", -1),
+        ("deadline", float("nan")),
+        ("deadline", -1.0),
+        ("sampling", {"temperature": -1.0}),
+        ("sampling", {"stop": [5]}),
+        ("priority", 2**60),
+        ("lockstep", "yes"),
+        ("keys", "k"),
+        ("output", [None]),
+    ],
+)
+def test_a_request_that_cannot_be_is_an_error_of_the_link(field: str, value: Any) -> None:
+    whole = fields_of(Request(id="a", prompt=(1,), max_tokens=1))
+    good = packed(type="submit", requests=[whole])
+    assert to_engine(wire.Submit(())) == wire.Submit(())
+    wire.read_to_engine(good)
+    with pytest.raises(wire.LinkError):
+        wire.read_to_engine(packed(type="submit", requests=[{**whole, field: value}]))
+
+
+def test_what_a_request_derives_is_not_taken_from_the_line() -> None:
+    whole = fields_of(Request(id="a", prompt=(7,), max_tokens=1))
+    forged = packed(type="submit", requests=[{**whole, "largest": 0}])
+    found = wire.read_to_engine(forged)
+    assert isinstance(found, wire.Submit)
+    assert found.requests[0].largest == 7

@@ -1,0 +1,68 @@
+"""Suspects run first and alone; all others wait for them, and are not forgotten."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.effects.live.link.quarantine import Quarantine
+from tests.effects.live.link.ends import request
+
+A, B, C = map(request, "abc")
+
+
+def test_without_suspects_nobody_waits() -> None:
+    line = Quarantine()
+    assert (line.due(), line.closed, line.probing) == ((), False, "")
+    line.hold([A, B])
+    assert (line.due(), line.due()) == ((A, B), ())
+    assert (line.closed, line.waiting()) == (False, set())
+
+
+def test_suspects_run_one_after_the_other_and_then_all_who_waited() -> None:
+    line = Quarantine()
+    line.hold([C])
+    line.suspect(A)
+    line.suspect(B)
+    assert line.due() == (A,)
+    assert (line.probing, line.due(), line.closed) == ("a", (), True)
+    assert line.waiting() == {"b", "c"}
+    assert not line.clear("b")  # it does not run
+    assert not line.clear("")
+    assert line.clear("a")
+    assert line.due() == (B,)
+    assert line.clear("b")
+    assert not line.closed
+    assert line.due() == (C,)
+
+
+def test_who_is_dropped_is_not_served() -> None:
+    line = Quarantine()
+    line.hold([A])
+    line.suspect(B)
+    assert line.drop("a") == A
+    assert line.drop("b") == B
+    assert line.drop("a") is None
+    assert (line.due(), line.closed) == ((), False)
+
+
+@given(st.lists(st.sampled_from(["hold", "suspect", "due", "clear", "drop"])))
+def test_everybody_is_served_once_or_dropped(moves: list[str]) -> None:
+    line = Quarantine()
+    came, served = [], list[str]()
+    for number, move in enumerate(moves):
+        match move:
+            case "hold" | "suspect":
+                one = request(str(number))
+                came.append(one.id)
+                line.hold([one]) if move == "hold" else line.suspect(one)
+            case "due":
+                due = line.due()
+                served += [one.id for one in due]
+                assert not line.probing or (line.closed and len(due) <= 1)
+            case "clear":
+                line.clear(line.probing)
+            case _ if came and (dropped := line.drop(came[0])) is not None:
+                came.remove(dropped.id)
+    while line.closed or line.waiting():
+        line.clear(line.probing)
+        served += [one.id for one in line.due()]
+    assert sorted(served) == sorted(came)

@@ -1,0 +1,241 @@
+"""A server of several processes under load, some of which are killed: what its clients
+see.
+
+Every body is asked once while nothing happens; whoever asks for it later must get the
+same, however many engines die meanwhile. Log-probabilities may differ in the last bits,
+as who else is in a batch does.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from math import isclose
+from pathlib import Path
+from typing import Any
+
+import httpx
+from attrs import define, field
+
+ENGINE = "minfer engine"
+FRONTS = ("minfer front 0", "minfer front 1")
+SOON = 60.0  # seconds for what takes a few
+CLOSE = 1e-3  # of log-probabilities
+SERVE = [sys.executable, "-m", "minfer", "serve", "--port=0", "--api-processes=2"]
+BROKEN = (httpx.HTTPError, json.JSONDecodeError, KeyError)  # of a stream that is cut
+
+
+@define(eq=False)
+class Server:
+    """`minfer serve`, and its processes."""
+
+    process: subprocess.Popen[str]
+    url: str = ""
+
+    def children(self) -> dict[str, int]:
+        """Process ids by name."""
+        found = {}
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                name, _, rest = path.read_text().partition("(")[2].rpartition(") ")
+                state, parent = rest.split()[:2]
+                if int(parent) == self.process.pid and state != "Z":
+                    found[name] = int(path.parent.name)
+        return found
+
+    def kill(self, name: str = ENGINE) -> int:
+        """Kill a process; returns its id."""
+        number = self.children()[name]
+        os.kill(number, signal.SIGKILL)
+        return number
+
+    async def successor(self, name: str, before: int) -> int:
+        """Wait for the process that takes the place of one that was killed."""
+        async with asyncio.timeout(SOON):
+            while (now := self.children().get(name, before)) == before:
+                await asyncio.sleep(0.005)
+        return now
+
+    def get(self, path: str) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=SOON)
+
+    async def until_ready(self) -> None:
+        """Wait until all fronts serve: each connection is one's or the other's."""
+        async with asyncio.timeout(SOON), httpx.AsyncClient(timeout=SOON) as client:
+            good = 0
+            while good < 6:
+                head = {"connection": "close"}
+                answer = await client.get(f"{self.url}/ready", headers=head)
+                good = good + 1 if answer.status_code == 200 else 0
+                await asyncio.sleep(0.01)
+
+
+@contextlib.contextmanager
+def server(*options: str, wait: bool = True) -> Iterator[Server]:
+    """A server, which is ready if it is waited for."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*SERVE, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as process:
+        made = Server(process)
+        try:
+            if wait:
+                assert process.stdout is not None
+                made.url = process.stdout.readline().split()[-1].removesuffix("/v1")
+            yield made
+        finally:
+            process.kill()
+
+
+# --- what is asked ----------------------------------------------------------------------
+
+
+def bodies(count: int, tokens: int) -> list[dict[str, Any]]:
+    """Requests of all kinds that are answered differently, `count` of each."""
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 0.7, "n": 2, "max_tokens": tokens // 2},
+        {"temperature": 0, "stop": ["return", "    def "], "prompt": "class File{}:\n"},
+        {"temperature": 0.5, "logprobs": 2},
+    ]
+    usual = {"max_tokens": tokens, "stream": True, "ignore_eos": True}
+    return [
+        {"prompt": f"def f{i}(", **usual, "seed": i, **kind}
+        | {"prompt": kind.get("prompt", "def f{}(").format(i)}
+        for i in range(count)
+        for kind in kinds
+    ]
+
+
+@define(eq=False)
+class Told:
+    """An answer, as its client heard it."""
+
+    text: dict[int, str] = field(factory=dict)  # by choice
+    ends: dict[int, str] = field(factory=dict)
+    tokens: list[str] = field(factory=list)  # with log-probabilities
+    logprobs: list[float] = field(factory=list)
+    times: list[float] = field(factory=list)  # of events
+    error: str = ""
+    done: bool = False
+
+    def take(self, data: dict[str, Any]) -> None:
+        """Take an event."""
+        self.times.append(time.monotonic())
+        if "error" in data:
+            self.error = str(data["error"])
+            return
+        for choice in data["choices"]:
+            index = choice["index"]
+            self.text[index] = self.text.get(index, "") + choice["text"]
+            if choice["finish_reason"]:
+                self.ends[index] = choice["finish_reason"]
+            if beside := choice.get("logprobs"):
+                self.tokens += beside["tokens"]
+                self.logprobs += beside["token_logprobs"]
+
+    def equals(self, other: "Told") -> bool:
+        """Whether a client would see no difference."""
+        near = zip(self.logprobs, other.logprobs, strict=False)
+        return (
+            self.text == other.text
+            and self.ends == other.ends
+            and self.tokens == other.tokens
+            and all(isclose(a, b, abs_tol=CLOSE) for a, b in near)
+        )
+
+
+async def events(
+    client: httpx.AsyncClient, url: str, body: dict[str, Any]
+) -> AsyncIterator[dict[str, Any] | None]:
+    """The events of a stream, then None where its end is marked."""
+    async with client.stream("POST", f"{url}/v1/completions", json=body) as answer:
+        if answer.status_code != 200:
+            await answer.aread()
+            yield {"error": f"{answer.status_code}: {answer.text}"}
+            return
+        async for line in answer.aiter_lines():
+            if line == "data: [DONE]":
+                yield None
+            elif line:
+                yield json.loads(line.removeprefix("data: "))
+
+
+async def ask(url: str, body: dict[str, Any], told: Told | None = None) -> Told:
+    """Ask, and hear all of the answer; `told` has what came so far."""
+    told = told or Told()
+    async with httpx.AsyncClient(timeout=SOON) as client:
+        try:
+            async for event in events(client, url, body):
+                if event is None:
+                    told.done = True
+                else:
+                    told.take(event)
+        except BROKEN as error:
+            told.error = told.error or repr(error)
+    if not told.done and not told.error:
+        told.error = "it was cut"
+    return told
+
+
+@define(eq=False)
+class Load:
+    """Clients that ask for the same again and again, and compare."""
+
+    url: str
+    bodies: Sequence[dict[str, Any]]
+    right: list[Told] = field(factory=list)
+    live: list[Told] = field(factory=list)  # answers that are under way
+    ended: list[tuple[int, Told]] = field(factory=list)  # which body, and its answer
+    stopping: bool = False
+
+    async def learn(self) -> None:
+        """Ask for everything while nothing happens."""
+        for body in self.bodies:
+            told = await ask(self.url, body)
+            assert told.done, told.error
+            self.right.append(told)
+
+    async def once(self, number: int) -> Told:
+        """Ask for one of the bodies."""
+        told = Told()
+        self.live.append(told)
+        await ask(self.url, self.bodies[number % len(self.bodies)], told)
+        self.live.remove(told)
+        self.ended.append((number % len(self.bodies), told))
+        return told
+
+    async def client(self, number: int, step: int) -> None:
+        """Ask until the load ends."""
+        while not self.stopping:
+            await self.once(number)
+            number += step
+
+    def lost(self) -> list[str]:
+        """Why requests were not answered."""
+        return [told.error for _, told in self.ended if not told.done]
+
+    def different(self) -> list[tuple[dict[str, Any], Told]]:
+        """What was answered otherwise than while nothing happened."""
+        done = [(which, told) for which, told in self.ended if told.done]
+        return [
+            (self.bodies[which], told)
+            for which, told in done
+            if not told.equals(self.right[which])
+        ]
+
+    async def flows(self, since: float) -> None:
+        """Wait until some stream goes on."""
+        async with asyncio.timeout(SOON):
+            while not any(one.times and one.times[-1] > since for one in self.live):
+                await asyncio.sleep(0.005)

@@ -1,0 +1,83 @@
+"""A likeness of a model prepares as the model itself does."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.chat import ENDPOINT as CHAT
+from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
+from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.preparing.task import Likeness, Recipe, prepare
+from minfer.effects.serving.protocol import Endpoint
+
+MODELS = Models(("bundled",), 0, 2048)
+MESSAGES = [{"role": "user", "content": "Return the size of a file."}]
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    with contextlib.closing(AsyncLLM(executor="dry")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def likeness(llm: AsyncLLM) -> Likeness:
+    recipe = Recipe.of(llm, ("bundled",))
+    travelled = msgspec.json.decode(msgspec.json.encode(recipe), type=Recipe)
+    assert travelled == recipe
+    return Likeness(travelled)
+
+
+BODIES: dict[str, tuple[Endpoint, dict[str, Any]]] = {
+    "a text": (COMPLETIONS, {"prompt": "def f(", "echo": True, "cache_salt": "s"}),
+    "ids": (COMPLETIONS, {"prompt": [[5, 6], [7]], "n": 2, "temperature": 0}),
+    "messages": (CHAT, {"messages": MESSAGES, "stream": True, "user": "me"}),
+    "an open end": (
+        CHAT,
+        {
+            "messages": [*MESSAGES, {"role": "assistant", "content": "def "}],
+            "continue_final_message": True,
+            "chat_template_kwargs": {"a": {"b": [1, None]}},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize(("endpoint", "body"), BODIES.values(), ids=BODIES)
+def test_both_prepare_alike(
+    llm: AsyncLLM, likeness: Likeness, endpoint: Endpoint, body: dict[str, Any]
+) -> None:
+    data = json.dumps(body).encode()
+    found = prepare(endpoint, data, likeness, MODELS)
+    assert found == prepare(endpoint, data, llm, MODELS)
+    assert found.model == "bundled"
+
+
+def test_the_model_is_looked_for_before_its_prompt_is_read(likeness: Likeness) -> None:
+    data = json.dumps({"model": "other", "prompt": "\udfff"}).encode()
+    with pytest.raises(ApiError) as caught:
+        prepare(COMPLETIONS, data, likeness, MODELS)
+    assert caught.value.status in (400, 404)
+    data = json.dumps({"model": "other", "prompt": [-1]}).encode()
+    with pytest.raises(ApiError) as caught:
+        prepare(COMPLETIONS, data, likeness, MODELS)
+    assert caught.value.code == "model_not_found"
+
+
+def test_without_a_tokenizer() -> None:
+    recipe = Recipe(
+        folder=None,
+        vocab_size=9,
+        hidden_size=9,
+        max_model_len=9,
+        default_params={},
+        names=("bundled",),
+    )
+    found = prepare(COMPLETIONS, b'{"prompt": [8]}', Likeness(recipe), MODELS)
+    assert found.request.prompts[0].ids == (8,)

@@ -1,0 +1,98 @@
+"""A worker replies whatever it is asked, and loads nothing that an engine needs."""
+
+import contextlib
+import json
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving.preparing import worker as module
+from minfer.effects.serving.preparing.frames import (
+    Ask,
+    Reply,
+    packed,
+    read_reply,
+    received,
+)
+from minfer.effects.serving.preparing.task import Recipe
+from minfer.effects.serving.preparing.worker import Worker, serve
+from tests.effects.test_imports import loaded_by
+
+PATH = "/v1/completions"
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[Worker]:
+    with contextlib.closing(AsyncLLM(executor="dry")) as llm:
+        yield Worker(Recipe.of(llm, ("bundled",)))
+
+
+def asked(worker: Worker, **body: object) -> Reply:
+    return worker.reply(Ask(path=PATH, data=json.dumps(body).encode()))
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import minfer.effects.serving.preparing.worker"
+    assert not {"torch", "transformers", "safetensors"} & loaded_by(code)
+
+
+def test_what_is_wrong_is_told_in_an_errors_parts(worker: Worker) -> None:
+    told = asked(worker, prompt="x", temperature=-1).refusal
+    assert told is not None
+    assert (told.status, told.param) == (400, "temperature")
+    told = asked(worker, prompt="a" * 10**6).refusal
+    assert told is not None
+    assert (told.code, told.param) == ("context_length_exceeded", "prompt")
+
+
+def test_a_prompt_that_is_too_long_does_not_travel(worker: Worker) -> None:
+    assert asked(worker, prompt=[5] * 2047).prepared is not None
+    told = asked(worker, prompt=[[5], [5] * 2048]).refusal
+    assert told is not None
+    assert told.code == "context_length_exceeded"
+    assert "the prompt has 2048 tokens" in told.message
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "last"),
+    [(KeyError("secret"), 500, False), (MemoryError("secret"), 413, True)],
+)
+def test_what_goes_wrong_in_it_is_not_told(
+    worker: Worker,
+    monkeypatch: pytest.MonkeyPatch,
+    error: BaseException,
+    status: int,
+    last: bool,
+) -> None:
+    def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(module, "work", broken)
+    reply = asked(worker, prompt="x")
+    assert reply.refusal is not None
+    assert (reply.refusal.status, reply.last) == (status, last)
+    assert "secret" not in reply.refusal.message
+
+
+def test_it_ends_when_it_has_grown(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("signal.alarm", lambda _: 0)  # of the main thread
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        thread = threading.Thread(target=serve, args=(theirs, worker))
+        thread.start()
+        ready = received(ours)
+        assert ready is not None
+        assert read_reply(ready) == Reply()
+        for growth, last in ((2**40, False), (-(2**50), True)):
+            monkeypatch.setattr(module, "_size", lambda _, more=growth: -more)
+            ours.sendall(packed(Ask(path=PATH, data=b'{"prompt": [5]}')))
+            data = received(ours)
+            assert data is not None
+            assert read_reply(data).last is last
+        thread.join(10)
+        assert not thread.is_alive()

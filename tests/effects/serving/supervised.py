@@ -1,0 +1,76 @@
+"""A server of processes that load nothing: `python -m tests.effects.serving.supervised`.
+
+Each line of its output is what a process did: its name, its process id, and a word.
+"""
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+
+from minfer.effects.live.engine_process import STOP
+from minfer.effects.serving import supervisor
+from minfer.effects.serving.front_process import DRAIN
+from minfer.effects.serving.processes import ENGINE, Processes, front_name
+from minfer.effects.serving.supervisor import Supervisor
+
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def say(name: str, word: str) -> None:
+    os.write(1, f"{name.replace(' ', '-')} {os.getpid()} {word}\n".encode())
+
+
+def be(name: str, options: argparse.Namespace, ready: Callable[[], None]) -> int:
+    """Be a process of the server: say what happens, and end when told to."""
+    told: list[int] = []
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda *_: None)
+    for one in (DRAIN, STOP):
+        signal.signal(one, lambda number, _: told.append(number))
+    say(name, "started")
+    if name == options.orphaning and not os.fork():  # its child outlives it
+        time.sleep(0.3)
+        os._exit(0)
+    if name == options.failing:
+        return 7
+    ready()
+    while True:
+        time.sleep(0.01)
+        if told and name != options.deaf:
+            time.sleep(options.work if told == [DRAIN] else 0)
+            if len(told) > 1 or told != [DRAIN] or name != options.endless:
+                say(name, "stopped" if STOP in told else "drained")
+                return 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    for name in ("--orphaning", "--failing", "--deaf", "--endless"):
+        parser.add_argument(name, default="")
+    parser.add_argument("--work", type=float, default=0.0)
+    parser.add_argument("--patience", type=float, default=30.0)
+    parser.add_argument("--last-moments", type=float, default=10.0)
+    options = parser.parse_args()
+    supervisor.LAST_MOMENTS = options.last_moments  # type: ignore[misc]  # sooner
+    if options.orphaning:  # what it leaves behind comes to us, as to a container's first
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    names = (ENGINE, front_name(0), front_name(1))
+    runs = {name: partial(be, name, options) for name in names}
+    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience)
+    before = descriptors() - len((made._lifeline, made._held, made._words, made._said))
+    code = made.run(lambda: say("server", "ready"))
+    assert descriptors() == before, "a descriptor is left"
+    return code
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What the command line says of bounds, and what it must not."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from minfer.config import ConfigError
+from minfer.effects.cli.serve import add_options
+from minfer.effects.serving.bounds import Bounds, bounds_of
+
+
+def said(*arguments: str) -> Bounds:
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    options = parser.parse_args(arguments)
+    options.api_key = options.api_key or []
+    return bounds_of(options)
+
+
+def test_what_is_said_is_meant(tmp_path: Path) -> None:
+    file = tmp_path / "keys.toml"
+    file.write_text('[[keys]]\nname = "a"\nkey = "b"\n')
+    made = said(
+        *("--api-key", "x", "--api-key", "y", "--api-keys-file", str(file)),
+        *("--preparers", "3", "--body-timeout", "4", "--request-timeout", "5"),
+        *("--enforce-deadlines", "--max-connections", "6", "--header-timeout", "7"),
+    )
+    assert [key.name for key in made.keys.known] == ["key-1", "key-2", "a"]
+    assert (made.workers, made.body_timeout, made.request_timeout) == (3, 4, 5)
+    assert made.end_late
+    assert (made.patience.connections, made.patience.header) == (6, 7)
+
+
+def test_the_defaults() -> None:
+    made = said()
+    assert made.keys.known == ()
+    assert made.workers >= 1
+    assert (made.body_timeout, made.request_timeout, made.end_late) == (60, None, False)
+    assert made.patience.header == 10
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [
+        ("--preparers", "-1"),
+        ("--body-timeout", "0"),
+        ("--body-timeout", "inf"),
+        ("--header-timeout", "nan"),
+        ("--request-timeout", "-3"),
+        ("--max-connections", "0"),
+    ],
+)
+def test_what_cannot_be_is_named(option: str, value: str) -> None:
+    with pytest.raises(ConfigError, match=f"{option} must be"):
+        said(option, value)

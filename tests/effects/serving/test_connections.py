@@ -1,0 +1,164 @@
+"""Clients that drip, that do not read, or that are too many, on real sockets."""
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+import uvicorn
+from starlette.types import Receive, Scope, Send
+
+from minfer.effects.serving.connections import Patience, bounded
+from minfer.effects.serving.server import bound
+
+HEADER: Final = 0.3  # seconds
+STALL: Final = 0.4  # seconds
+LARGE: Final = b"x" * 50_000_000  # more than a socket takes unread
+GET: Final = b"GET /%s HTTP/1.1\r\nhost: x\r\n\r\n"
+ended: list[str] = []
+
+
+async def app(scope: Scope, _: Receive, send: Send) -> None:
+    """Answers at once, without looking at a body; at /large, with a lot."""
+    body = LARGE if scope["path"] == "/large" else b"ok"
+    head = [(b"content-length", b"%d" % len(body))]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    for begin in range(0, len(body), 2**20):
+        part = body[begin : begin + 2**20]
+        await send({"type": "http.response.body", "body": part, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+    ended.append(scope["path"])
+
+
+@contextlib.contextmanager
+def server(**patience: Any) -> Iterator[int]:
+    """Serves the application with little patience; yields the port."""
+    patience = {"header": HEADER, "stall": STALL, **patience}
+    config = uvicorn.Config(
+        app,
+        http=bounded(Patience(**patience)),
+        log_level="critical",
+        lifespan="off",
+        ws="none",
+        timeout_keep_alive=1,
+    )
+    running = uvicorn.Server(config)
+    (listener,) = bound("127.0.0.1", 0)
+    with listener:
+        thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
+        thread.start()
+        try:
+            while not running.started:
+                time.sleep(0.005)
+            yield listener.getsockname()[1]
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    with server() as made:
+        yield made
+
+
+def link(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), timeout=10)
+
+
+def answer(sock: socket.socket) -> bytes:
+    """All that comes until the other side closes."""
+    got = b""
+    with contextlib.suppress(ConnectionResetError):
+        while data := sock.recv(65536):
+            got += data
+    return got
+
+
+@pytest.mark.parametrize("first", [b"", b"G", b"GET / HTTP/1.1\r\nhost: x\r\nx-long: "])
+def test_a_head_that_does_not_come_is_not_awaited(port: int, first: bytes) -> None:
+    with link(port) as sock:
+        begun = time.monotonic()
+        sock.sendall(first)
+        assert answer(sock).startswith(b"HTTP/1.1 408 Request Timeout")
+        assert HEADER / 2 < time.monotonic() - begun < HEADER + 2
+
+
+def test_a_head_that_drips_is_not_awaited_either(port: int) -> None:
+    with link(port) as sock:
+        begun = time.monotonic()
+        sock.sendall(b"GET / HTTP/1.1\r\nx-long: ")
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - begun < 10 * HEADER:
+                sock.sendall(b"x")
+                time.sleep(HEADER / 10)
+        assert time.monotonic() - begun < 5 * HEADER
+
+
+def test_the_second_head_of_a_connection_has_as_much_time(port: int) -> None:
+    with link(port) as sock:
+        for _ in range(2):
+            sock.sendall(GET % b"")
+            got = b""
+            while not got.endswith(b"ok"):
+                got += sock.recv(65536)
+            assert got.startswith(b"HTTP/1.1 200")
+            time.sleep(1.5 * HEADER)  # an idle connection is not hurried
+        begun = time.monotonic()
+        sock.sendall(b"GET / HT")
+        assert b"HTTP/1.1 408" in answer(sock)
+        assert time.monotonic() - begun < HEADER + 2
+
+
+def test_the_rest_of_a_body_that_nobody_wants_may_not_drip(port: int) -> None:
+    with link(port) as sock:
+        begun = time.monotonic()
+        sock.sendall(b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9999\r\n\r\n")
+        assert sock.recv(65536).startswith(b"HTTP/1.1 200")
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() - begun < 10 * HEADER:
+                sock.sendall(b"x")
+                time.sleep(HEADER / 10)
+        assert time.monotonic() - begun < 5 * HEADER
+
+
+def test_who_does_not_read_is_cut_off(port: int) -> None:
+    ended.clear()
+    with link(port) as sock:
+        begun = time.monotonic()
+        sock.sendall(GET % b"large")
+        while not ended:
+            assert time.monotonic() - begun < STALL + 3
+            time.sleep(0.01)
+        assert time.monotonic() - begun > STALL / 2
+        assert len(answer(sock)) < len(LARGE)
+
+
+def test_who_reads_slowly_gets_all(port: int) -> None:
+    with link(port) as sock:
+        sock.sendall(GET % b"large")
+        count = 0
+        while count < len(LARGE):
+            count += len(sock.recv(2**20))
+            time.sleep(0.001)
+
+
+def test_who_comes_while_there_are_too_many_is_told() -> None:
+    with server(connections=2, header=5.0) as port:
+        with link(port) as first, link(port), link(port) as third:
+            told = answer(third)
+            assert told.startswith(b"HTTP/1.1 503 Service Unavailable")
+            assert b"retry-after: 1" in told
+            first.sendall(GET % b"")
+            assert first.recv(65536).startswith(b"HTTP/1.1 200")
+        for _ in range(100):  # those that left make room
+            with link(port) as fourth:
+                fourth.sendall(GET % b"")
+                with contextlib.suppress(ConnectionError):
+                    if fourth.recv(65536).startswith(b"HTTP/1.1 200"):
+                        return
+            time.sleep(0.02)
+        raise AssertionError("nobody is let in any more")

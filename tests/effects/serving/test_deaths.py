@@ -1,0 +1,159 @@
+"""`minfer serve` in several processes, some of which are killed while streams run: nobody
+loses anything, and every stream is what it would have been.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import httpx
+import pytest
+
+from minfer.effects.live.journal_files import read_journal
+from tests.circles import long
+from tests.effects.serving.deaths import (
+    ENGINE,
+    FRONTS,
+    SOON,
+    Load,
+    Server,
+    Told,
+    ask,
+    bodies,
+    server,
+)
+
+FLOAT = "--dtype=float32"
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Server]:
+    with server(FLOAT, "--num-gpu-blocks-override=128") as made:
+        yield made
+
+
+@pytest.mark.parametrize("kills", [2, *long([20])])
+def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int) -> None:
+    rng = Random(kills)
+    load = Load(served.url, bodies(1, 300))
+    interrupted: list[Told] = []
+
+    async def run() -> None:
+        await served.until_ready()
+        await load.learn()
+        count = len(load.bodies)
+        clients = [asyncio.create_task(load.client(i, count)) for i in range(count)]
+        for _ in range(kills):
+            await load.flows(time.monotonic())
+            await asyncio.sleep(rng.uniform(0, 0.3))
+            interrupted.extend(load.live)
+            before = served.kill()
+            await served.successor(ENGINE, before)
+            await load.flows(time.monotonic())
+        load.stopping = True
+        await asyncio.wait_for(asyncio.gather(*clients), SOON)
+
+    asyncio.run(run())
+    assert load.lost() == []
+    assert load.different() == []
+    ended = [told for _, told in load.ended]
+    resumed = [told for told in interrupted if told.times and told in ended]
+    assert len(resumed) >= kills, "few streams ran when their engines died"
+
+
+def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> None:
+    load = Load(served.url, bodies(1, 200))
+
+    async def run() -> None:
+        await served.until_ready()
+        await load.learn()
+        twice = [asyncio.create_task(load.once(i)) for i in range(2 * len(load.bodies))]
+        await load.flows(time.monotonic())
+        before = served.kill(FRONTS[0])
+        await asyncio.gather(*twice)
+        await served.successor(FRONTS[0], before)
+        await served.until_ready()
+        again = await asyncio.gather(*[ask(served.url, load.bodies[0]) for _ in range(6)])
+        assert all(told.equals(load.right[0]) for told in again)
+
+    asyncio.run(run())
+    # Those of the front that died ended with it; all others are whole.
+    whole = [told for _, told in load.ended if told.done]
+    assert 0 < len(whole) < len(load.ended)
+    assert load.different() == []
+
+
+def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
+    served: Server,
+) -> None:
+    async def run() -> None:
+        await served.until_ready()
+        before = served.kill()
+        await asyncio.sleep(0.05)
+        ready, health = served.get("/ready"), served.get("/health")
+        assert (ready.status_code, health.status_code) == (503, 200)
+        assert ready.json()["status"]
+        told = await ask(served.url, bodies(1, 10)[0])
+        assert told.done
+        await served.successor(ENGINE, before)
+        await served.until_ready()
+
+    asyncio.run(run())
+
+
+def test_nobody_is_cut_off_when_the_server_is_told_to_end(tmp_path: Path) -> None:
+    with server(FLOAT, f"--journal={tmp_path}") as served:
+        load = Load(served.url, bodies(1, 300))
+
+        async def run() -> None:
+            await load.learn()
+            clients = [asyncio.create_task(load.once(i)) for i in range(5)]
+            await load.flows(time.monotonic())
+            async with httpx.AsyncClient(timeout=SOON) as client:
+                head = {"connection": "keep-alive"}
+                await client.get(f"{served.url}/ready", headers=head)
+                # As a service manager does: all processes are told.
+                for number in [*served.children().values(), served.process.pid]:
+                    os.kill(number, signal.SIGTERM)
+                await asyncio.sleep(0.3)
+                ready = await client.get(f"{served.url}/ready")
+                refused = await ask(served.url, load.bodies[0])
+            assert ready.status_code == 503
+            assert refused.error.startswith("503")
+            served.kill()  # even now
+            await asyncio.gather(*clients)
+
+        asyncio.run(run())
+        assert served.process.wait(SOON) == 0
+        assert served.process.stderr is not None
+        said = served.process.stderr.read().splitlines()
+    assert load.lost() == []
+    assert load.different() == []
+    assert said == ["minfer: engine ended by signal 9; it is started again"]
+    runs = sorted(tmp_path.iterdir())
+    assert len(runs) == 2, "each engine records a run of its own"
+    for path in runs:
+        assert sum(1 for _ in read_journal(path).turns()) > 1
+
+
+def test_while_a_model_is_loaded_health_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    seen: list[tuple[int, int, int]] = []
+    with server(FLOAT, f"--port={port}", wait=False) as made:
+        made.url = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + SOON
+        while (not seen or seen[-1][1] != 200) and time.monotonic() < end:
+            try:
+                paths = ("/health", "/ready", "/v1/models")
+                health, ready, models = (made.get(path).status_code for path in paths)
+            except httpx.ConnectError:
+                continue
+            seen.append((health, ready, models))
+    assert seen[0] == (200, 503, 503)
+    assert seen[-1] == (200, 200, 200)

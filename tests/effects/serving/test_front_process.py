@@ -1,0 +1,111 @@
+"""A front's process: it hears its parent alone, and ends when it cannot serve."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from minfer.effects.live.engine_process import STOP
+from minfer.effects.serving.front_process import DRAIN
+
+# An engine that was set up as it says, and a front, in one process.
+RUN = """
+import asyncio, sys
+from pathlib import Path
+from minfer.effects.cli.errors import guarded
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.host import Host
+from minfer.effects.live.link.sockets import LinkServer
+from minfer.effects.serving import front_process
+from minfer.effects.serving.server import HttpOptions, bound
+from minfer.effects.setup.prepare import prepare
+from minfer.effects.setup.settings import EngineArgs
+from tests.effects.live.link.ends import MadeUp
+
+args = EngineArgs(executor="dry", num_gpu_blocks_override=64)
+(listener,) = bound("127.0.0.1", 0)
+host = Host(1)
+path = Path({path!r})
+server = LinkServer(path, host)
+server.start()
+fingerprint = prepare(args).fingerprint
+
+def open(fingerprint):
+    host.open(MadeUp(), wire.Ready("cpu", 64, fingerprint))
+
+def ready():
+    print("ready", flush=True)
+    {then}
+
+{before}
+open({first})
+plan = front_process.FrontPlan(
+    number=0, listener=listener, path=path, args=args, http=HttpOptions(names=["x"])
+)
+print("begins", flush=True)
+sys.exit(guarded(lambda: front_process.run_front(plan, ready)))
+"""
+
+
+def front(
+    folder: Path, first: str = "fingerprint", then: str = "pass", before: str = ""
+) -> "subprocess.Popen[str]":
+    path = str(folder / "engine")
+    code = RUN.format(path=path, first=first, then=then, before=before)
+    return subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+DIFFERENT = "minfer: front and engine have read different models: were files changed"
+
+
+def test_an_engine_of_another_model_is_not_served(tmp_path: Path) -> None:
+    with front(tmp_path, first="b'another'") as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "begins\n")
+    assert err.startswith(DIFFERENT)
+
+
+def test_neither_is_one_that_comes_later(tmp_path: Path) -> None:
+    with front(tmp_path, then="open(b'another')") as process:
+        out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (2, "begins\nready\n")
+    assert err.startswith(DIFFERENT)
+
+
+def test_a_front_that_cannot_be_linked_ends(tmp_path: Path) -> None:
+    broken = (
+        "front_process.keep_linked = lambda *_: asyncio.wait_for(asyncio.sleep(9), 0)"
+    )
+    with front(tmp_path, before=broken) as process:
+        _, err = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "TimeoutError" in err
+
+
+@pytest.mark.parametrize("one", [DRAIN, STOP])
+@pytest.mark.parametrize("wait", [True, False])
+def test_its_parent_ends_it_however_early(
+    tmp_path: Path, one: signal.Signals, *, wait: bool
+) -> None:
+    with front(tmp_path) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        if wait:
+            assert process.stdout.readline() == "ready\n"
+            for other in (signal.SIGTERM, signal.SIGINT):  # sent to all processes
+                process.send_signal(other)
+            time.sleep(0.3)
+            assert process.poll() is None
+        process.send_signal(one)
+        code = process.wait(10)
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert code in ((0,) if wait else (0, -one))

@@ -1,0 +1,67 @@
+"""Before a model is loaded everybody is told so, and afterwards the gate is not there."""
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.gate import Gate
+from tests.effects.serving.wire import asgi
+
+
+def asked(gate: Gate, path: str) -> tuple[int, Any, dict[bytes, bytes]]:
+    start, body = asyncio.run(asgi(gate, path, b"{}"))
+    return start["status"], json.loads(body["body"]), dict(start["headers"])
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz"])
+def test_a_process_that_loads_is_healthy(path: str) -> None:
+    gate = Gate(lambda: "loading the model")
+    status, told, _ = asked(gate, path)
+    assert (status, told) == (200, {"status": "loading: loading the model"})
+
+
+def test_it_is_not_ready_and_says_how_far_it_is() -> None:
+    steps = ["", "loading weights (3 of 9)"]
+    gate = Gate(lambda: steps[0])
+    assert asked(gate, "/ready")[:2] == (503, {"status": "starting"})
+    del steps[0]
+    assert asked(gate, "/ready")[:2] == (503, {"status": "loading weights (3 of 9)"})
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/metrics", "/x"]
+)
+def test_all_else_comes_too_early_and_may_come_again(path: str) -> None:
+    status, told, headers = asked(Gate(lambda: "loading the model"), path)
+    assert status == 503
+    assert "the server is not ready: loading the model" in told["error"]["message"]
+    assert int(headers[b"retry-after"]) >= 1
+
+
+def test_a_web_socket_is_closed() -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Gate(lambda: "")({"type": "websocket", "path": "/"}, receive, send))
+    assert [(one["type"], one["code"]) for one in sent] == [("websocket.close", 1013)]
+
+
+def test_once_it_is_there_the_application_answers_everything() -> None:
+    gate = Gate(lambda: "waiting for the engine")
+    seen: list[str] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        del receive, send
+        seen.append(scope["path"])
+
+    gate.application = application  # type: ignore[assignment]  # as much of one as it needs
+    for path in ("/health", "/ready", "/v1/models"):
+        assert asyncio.run(asgi(gate, path, b"")) == []
+    assert seen == ["/health", "/ready", "/v1/models"]

@@ -1,0 +1,191 @@
+"""Bodies come in within bounds, wherever they are prepared."""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import pytest
+from pydantic_core import from_json
+from starlette.requests import ClientDisconnect
+from starlette.types import Scope
+
+from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving import bodies
+from minfer.effects.serving.backend import Backend
+from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.intake import LONG, Intake
+from minfer.effects.serving.limits import Limits
+from minfer.effects.serving.openai.completions import ENDPOINT
+from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.transports.transport import Failure, Transport
+from minfer.messages import Submit
+from tests.effects.served import Serving, events, serving
+from tests.effects.serving.wire import NEIGHBOUR, SLOW, raw
+
+MODELS = Models(("m",), 0, 2048)
+
+
+class Sent:
+    """A connection on which one body comes after a while; its client may leave."""
+
+    def __init__(self, data: bytes, after: float = 0.0, **headers: str) -> None:
+        self.data = data
+        self.after = after
+        self.gone = asyncio.Event()
+        raw = [(name.replace("_", "-"), said) for name, said in headers.items()]
+        self.scope: Scope = {
+            "client": ("10.0.0.7", 1),
+            "headers": [(name.encode(), said.encode()) for name, said in raw],
+        }
+
+    chosen = ""
+
+    async def read(self, most: int) -> bytes:
+        assert len(self.data) <= most
+        await asyncio.sleep(self.after)
+        return self.data
+
+    async def departed(self) -> NoReturn:
+        await self.gone.wait()
+        raise ClientDisconnect
+
+    async def refuse(self, failure: Failure) -> None:
+        raise AssertionError(failure)
+
+    def transport(self, *, stream: bool, name: str) -> Transport:
+        raise AssertionError(stream, name)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[AsyncLLM]:
+    with contextlib.closing(AsyncLLM(executor="dry", max_num_seqs=4)) as made:
+        yield made
+
+
+def body(**fields: Any) -> bytes:
+    return json.dumps({"prompt": [5], "max_tokens": 3, **fields}).encode()
+
+
+def taken(llm: AsyncLLM, sent: Sent, **bounds: Any) -> Any:
+    """What becomes of a body."""
+
+    async def whole() -> Any:
+        made = Bounds(**bounds)
+        limits = Limits.of(llm)
+        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        try:
+            return await intake.take(ENDPOINT, sent)
+        finally:
+            intake.close()
+
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize("length", [1, LONG + 1])
+def test_who_asks_is_known_by_its_address_or_says_so(llm: AsyncLLM, length: int) -> None:
+    data = body(cache_salt="x" * length)
+    assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
+    told = taken(llm, Sent(body(user="me", priority=3))).request.urgency
+    assert (told.client, told.priority) == ("me", 3)
+
+
+def test_a_body_that_does_not_come_in_time(llm: AsyncLLM) -> None:
+    with pytest.raises(ApiError, match=r"within 0\.05 s") as caught:
+        taken(llm, Sent(body(), after=10), body_timeout=0.05)
+    assert caught.value.status == 408
+
+
+def test_who_leaves_while_its_body_is_prepared(llm: AsyncLLM) -> None:
+    sent = Sent(body(cache_salt="x" * LONG))
+    sent.gone.set()
+    with pytest.raises(ClientDisconnect):
+        taken(llm, sent, workers=1)
+
+
+def test_more_than_an_idle_server_can_take_is_said_so() -> None:
+    with contextlib.closing(AsyncLLM(executor="dry", max_waiting=2)) as llm:
+        with pytest.raises(ApiError, match="line, which holds 2") as caught:
+            taken(llm, Sent(body(n=3)))
+        assert (caught.value.status, caught.value.param) == (400, "n")
+        assert taken(llm, Sent(body(n=2))).request.params.n == 2
+
+
+@pytest.fixture(scope="module")
+def pooled(folder: str) -> Iterator[Serving]:
+    bounds = Bounds(workers=2)
+    with serving(folder, service={"bounds": bounds}, **SLOW) as made:
+        yield made
+
+
+def test_prepared_in_a_process_it_is_the_same_request(pooled: Serving) -> None:
+    def submitted(**fields: Any) -> Any:
+        before = len(pooled.turns)
+        assert pooled.post("completions", **fields, max_tokens=2).status_code == 200
+        pooled.idle()
+        turns = pooled.turns[before:]
+        return next(e.request for taken, _ in turns for e in taken if type(e) is Submit)
+
+    text = "a b c " * LONG
+    assert pooled.llm.tokenizer is not None
+    ids = pooled.llm.tokenizer.encode(text)
+    large = submitted(prompt=text, seed=5)
+    again = submitted(prompt=ids, seed=5)
+    assert large.prompt == again.prompt == tuple(ids)
+    assert large.keys == again.keys
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "a text": {"data": json.dumps({"prompt": "a" * 4_000_000}).encode()},
+    "ids": {"data": json.dumps({"prompt": [7] * 1_000_000}).encode()},
+    "parts": {
+        "data": json.dumps(
+            {
+                "messages": [
+                    {
+                        "role": "user",
+                        "content": [{"type": "text", "text": ""}] * 120_000,
+                    }
+                ]
+            }
+        ).encode(),
+        "path": "chat/completions",
+    },
+    "keys": {
+        "data": json.dumps(
+            {
+                "messages": [{"role": "user", "content": "x"}],
+                "chat_template_kwargs": {f"k{i}": 1 for i in range(200_000)},
+            }
+        ).encode(),
+        "path": "chat/completions",
+    },
+}
+
+
+@pytest.mark.parametrize("asked", LARGE.values(), ids=LARGE)
+def test_a_large_body_is_not_parsed_where_streams_are_served(
+    pooled: Serving,
+    quiet: list[str],
+    asked: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parsed: list[int] = []
+
+    def seen(data: bytes, **how: Any) -> Any:
+        parsed.append(len(data))
+        return from_json(data, **how)
+
+    monkeypatch.setattr(bodies, "from_json", seen)
+    url = f"{pooled.url}/v1/completions"
+    with pooled.http.stream("POST", url, json=NEIGHBOUR) as answer:
+        stream = events(answer.iter_lines())
+        got = [next(stream)["choices"][0]["text"]]
+        status, _ = raw(pooled, **asked)
+        got += [event["choices"][0]["text"] for event in stream]
+    assert status == 400
+    assert len(parsed) == 1  # the neighbour's
+    assert parsed[0] <= LONG
+    assert "".join(got) == "".join(quiet)

@@ -1,0 +1,202 @@
+"""The process above the others, with children that load nothing, run as a process."""
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+SCRIPT = [sys.executable, "-m", "tests.effects.serving.supervised"]
+PATIENCE = 10.0  # seconds for what takes some hundredths
+
+
+@define(eq=False)
+class Server:
+    """A supervisor, and what its processes did."""
+
+    process: subprocess.Popen[str]
+    lines: "queue.Queue[str]" = field(factory=queue.Queue)
+    seen: list[tuple[str, str]] = field(factory=list)  # names and words
+    ids: dict[str, int] = field(factory=dict)
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.put(line)
+
+    def until(self, name: str, word: str) -> None:
+        """Wait for a word of a process."""
+        while not self.seen or self.seen[-1] != (name, word):
+            who, number, what = self.lines.get(timeout=PATIENCE).split()
+            self.seen.append((who, what))
+            self.ids[who] = int(number)
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for its end: exit code, and standard error."""
+        code = self.process.wait(PATIENCE)
+        while True:
+            with contextlib.suppress(queue.Empty):
+                who, _, what = self.lines.get(timeout=0.1).split()
+                self.seen.append((who, what))
+                continue
+            break
+        assert self.process.stderr is not None
+        assert not any(map(there, self.ids.values())), "a child is left"
+        return code, self.process.stderr.read()
+
+    def kill(self, name: str) -> None:
+        os.kill(self.ids[name], signal.SIGKILL)
+
+
+def there(number: int) -> bool:
+    return Path(f"/proc/{number}").exists()
+
+
+def alive(number: int) -> bool:
+    """Whether a process runs. One that has ended may wait to be asked for its code by
+    whoever is its parent now.
+    """
+    try:
+        state = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def started(*options: str) -> Iterator[Server]:
+    with subprocess.Popen(
+        [*SCRIPT, *options],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        server = Server(process)
+        reader = threading.Thread(target=server.read)
+        reader.start()
+        try:
+            yield server
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            reader.join()
+
+
+@contextlib.contextmanager
+def serving(*options: str) -> Iterator[Server]:
+    with started(*options) as server:
+        server.until("server", "ready")
+        yield server
+
+
+def test_who_is_killed_is_started_again_and_ready_is_said_once() -> None:
+    with serving() as server:
+        for name in ("engine", "front-0", "engine"):
+            before = server.ids[name]
+            server.kill(name)
+            server.until(name, "started")
+            assert server.ids[name] != before
+            assert not there(before), "a zombie is left"
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.ended()
+        assert server.seen.count(("server", "ready")) == 1
+    assert code == 0
+    assert err.splitlines() == [
+        f"minfer: {name} ended by signal 9; it is started again"
+        for name in ("engine", "front 0", "engine")
+    ]
+
+
+def test_fronts_drain_and_then_the_engine_is_stopped() -> None:
+    with serving("--work=0.2") as server:
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == (0, "")
+        last = server.seen[-3:]
+    assert sorted(last[:2]) == [("front-0", "drained"), ("front-1", "drained")]
+    assert last[2] == ("engine", "stopped")
+
+
+@pytest.mark.parametrize("name", ["engine", "front 1"])
+def test_an_engine_that_dies_while_fronts_drain_is_started_again(name: str) -> None:
+    with serving("--endless=front 0") as server:
+        server.process.send_signal(signal.SIGTERM)
+        server.until("front-1", "drained")
+        if name == "engine":
+            server.kill("engine")
+            server.until("engine", "started")
+        server.process.send_signal(signal.SIGTERM)
+        code, _ = server.ended()
+        assert server.seen[-2:] == [("front-0", "stopped"), ("engine", "stopped")]
+        assert server.seen.count(("front-1", "started")) == 1  # not to serve again
+    assert code == 0
+
+
+def test_a_signal_to_all_processes_is_heard_once() -> None:
+    with serving("--work=0.2") as server:
+        os.killpg(server.process.pid, signal.SIGTERM)
+        assert server.ended() == (0, "")
+        assert {("front-0", "drained"), ("front-1", "drained")} <= set(server.seen)
+
+
+def test_an_interrupt_stops_at_once_and_has_its_code() -> None:
+    with serving("--work=5") as server:
+        os.killpg(server.process.pid, signal.SIGINT)
+        started = time.monotonic()
+        assert server.ended() == (130, "")
+        assert time.monotonic() - started < 3
+        assert {("front-0", "stopped"), ("front-1", "stopped")} <= set(server.seen)
+
+
+@pytest.mark.parametrize("deaf", ["engine", "front 0"])
+def test_who_does_not_hear_is_killed_after_its_time(deaf: str) -> None:
+    with serving(f"--deaf={deaf}", "--patience=0.2", "--last-moments=0.2") as server:
+        started = time.monotonic()
+        server.process.send_signal(signal.SIGTERM)
+        code, _ = server.ended()
+        assert 0.4 <= time.monotonic() - started < 5
+    assert code == 0
+
+
+def test_children_end_when_their_parent_is_killed() -> None:
+    with serving() as server:
+        server.process.kill()
+        until(lambda: not any(map(alive, server.ids.values())))
+
+
+def test_what_cannot_begin_ends_with_its_code() -> None:
+    with started("--failing=engine") as server:
+        code, err = server.ended()
+        assert ("server", "ready") not in server.seen
+    assert (code, err) == (7, "")
+
+
+def test_all_end_if_a_front_cannot_begin_even_who_does_not_hear() -> None:
+    with started("--failing=front 1", "--deaf=engine", "--last-moments=0.1") as server:
+        code, _ = server.ended()
+    assert code == 7
+
+
+def test_orphans_that_come_to_us_are_nobody() -> None:
+    with serving("--orphaning=engine") as server:
+        server.kill("engine")
+        server.until("engine", "started")
+        time.sleep(0.5)  # the first orphan ends
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.ended()
+    assert (code, err.count("\n")) == (0, 1)
