@@ -1,5 +1,7 @@
 """Prompts as vectors: as transformers' hidden states say, however the work is cut."""
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from queue import SimpleQueue
@@ -11,7 +13,7 @@ import pytest
 import torch
 from attrs import evolve, frozen
 
-from minfer import LLM, EmbeddingOutput, SamplingParams
+from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
 from minfer.effects.execution.pooling import Part, Vectors
 from minfer.effects.execution.torch_executor import unsupported
 from minfer.effects.live.edge import Urgency
@@ -172,6 +174,61 @@ def test_neighbours_that_generate_go_on_as_ever(llama: Beside) -> None:
 def test_a_prompt_may_fill_the_context(llm: LLM, llama: Beside) -> None:
     ids = Random(1).choices(range(160), k=256)
     check(llama, llm.embed([ids], normalize=False), "last")
+
+
+def test_many_at_once_in_a_loop_and_one_that_goes_away(llama: Beside) -> None:
+    async def main() -> list[EmbeddingOutput]:
+        async with AsyncLLM(llama.folder, **PLAIN) as one:
+            gone = asyncio.create_task(one.embed(prompts()[1], request_id="gone"))
+            await asyncio.sleep(0)
+            gone.cancel()
+            every = await asyncio.gather(
+                *(one.embed(ids, pooling="mean", normalize=False) for ids in prompts())
+            )
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+            with pytest.raises(RequestError, match="pooling must be 'last' or 'mean'"):
+                await one.embed([1], pooling="cls")
+            return every
+
+    check(llama, asyncio.run(main()), "mean")
+
+
+def test_a_prompt_that_cannot_be_pooled_is_named(llm: LLM) -> None:
+    for wrong, why in (
+        ([5] * 257, "257 tokens; this model's maximum context length is 256"),
+        ([], "prompt is empty"),
+        ([160], "outside the vocabulary"),
+    ):
+        with pytest.raises(RequestError, match=why) as caught:
+            llm.embed([[1], wrong])
+        assert caught.value.index == 1
+        assert str(caught.value).startswith("prompts[1]: ")
+
+
+def test_a_step_that_fails_says_why_and_the_others_go_on(
+    llm: LLM, llama: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Vectors.read
+
+    def broken(self: Vectors, rows: int) -> tuple[bytes, ...]:
+        for part, line in zip(self.parts, self.values.numpy(), strict=True):
+            if len(part.owner.known) == 7:
+                line[0] = np.nan
+        return read(self, rows)
+
+    monkeypatch.setattr(Vectors, "read", broken)
+    good, bad = llm.embed([[3] * 6, [3] * 7], normalize=False)
+    check(llama, [good], "last")
+    assert (bad.finish_reason, bad.embedding) == ("error", [])
+    assert "states are not finite" in bad.error
+
+
+def test_without_weights_there_are_vectors_to_try_with() -> None:
+    with LLM(executor="dry") as one:
+        first, second = one.embed(["import os", "import os"])
+        assert first.embedding == second.embedding
+        assert sum(number**2 for number in first.embedding) == pytest.approx(1)
 
 
 OPENED: Final = Open(
