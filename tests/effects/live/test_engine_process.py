@@ -25,10 +25,10 @@ from minfer.effects.live import engine_process, served
 from minfer.effects.setup.settings import EngineArgs
 
 class Slow(served.ServedModel):
-    def __init__(self, **args):
+    def _open(self, *how):
         print("loads", flush=True)
         time.sleep({slow})
-        super().__init__(**args)
+        super()._open(*how)
         if {broken}:
             self.worker.driver.executor.launch = lambda plan: 1 / 0
 
