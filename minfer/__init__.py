@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from minfer.effects.live.llm import LLM as LLM
     from minfer.effects.models.config_reader import CheckpointError as CheckpointError
     from minfer.effects.text.chat import ChatTemplateError as ChatTemplateError
+    from minfer.effects.text.outputs import EmbeddingOutput as EmbeddingOutput
     from minfer.effects.text.outputs import RequestOutput as RequestOutput
 
 _LAZY = {
@@ -30,6 +31,7 @@ _LAZY = {
     "LLM": "live.llm",
     "OverloadedError": "live.errors",
     "RequestError": "live.errors",
+    "EmbeddingOutput": "text.outputs",
     "RequestOutput": "text.outputs",
 }
 __all__ = [

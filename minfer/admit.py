@@ -109,7 +109,7 @@ def _seat(
     if held is not None:
         return state, held
     change = Transaction(state.blocks)
-    hit = _hit(config, state, change, seq.keys, full)
+    hit = _hit(config, state, change, seq.keys, _readable(seq, full))
     taken = change.take(-(-known // size) - hit.blocks)
     table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
     copy = None
@@ -184,7 +184,7 @@ def uncached(config: EngineConfig, seq: Sequence, *, alone: bool) -> int:
     size, known = config.block_size, len(seq.history)
     # If its blocks are full, it needs one more in its second step, or is sent back from
     # its first.
-    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
+    ends = seq.request.most_known(config.max_model_len)
     one_more = known % size == 0 and known + 1 < ends
     spare = 0 if alone else max(config.watermark, one_more)
     return -(-known // size) + spare
@@ -199,7 +199,7 @@ def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) 
     the length of the prompt: what is live of a path in the forest is its beginning.
     """
     size = config.block_size
-    full = (len(seq.history) - 1) // size
+    full = _readable(seq, (len(seq.history) - 1) // size)
     if config.window:
         hit = lookup_window(blocks.prefix, seq.keys, full, config.window, size)
         low = outside(hit * size, config.window, size)
@@ -210,6 +210,11 @@ def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) 
             seq.keys, True, hi=full, key=lambda key: not live(blocks.prefix, key)
         )
     return uncached(config, seq, alone=alone) - free_of_charge
+
+
+def _readable(seq: Sequence, full: int) -> int:
+    """How many of its first `full` blocks `seq` may take from the cache."""
+    return full if seq.request.reads_cache else 0
 
 
 @frozen

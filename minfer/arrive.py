@@ -27,15 +27,20 @@ def objection(
     """
     prompt = len(request.prompt)
     known = prompt + len(request.output)
-    most = min(prompt + request.max_tokens, config.max_model_len)
+    most = request.most_known(config.max_model_len)
     needs = blocks_for(most, config.block_size)
     if not prompt:
         return "the prompt is empty"
     if not 1 <= request.n <= MAX_SAMPLES or (request.n > 1 and request.output):
         return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
-    if request.max_tokens < 1:
-        return "max_tokens must be at least 1"
-    if prompt >= config.max_model_len:
+    if why := _misfit(request):
+        return why
+    if request.pooling and prompt > config.max_model_len:
+        return (
+            f"the prompt has {prompt} tokens; this model's maximum context length is "
+            f"{config.max_model_len} tokens"
+        )
+    if not request.pooling and prompt >= config.max_model_len:
         return (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
             f"{config.max_model_len} tokens, of which at least one must be left for the "
@@ -50,6 +55,20 @@ def objection(
         return f"the waiting line is full ({config.max_waiting} samples)"
     if request.largest >= config.vocab_size:
         return f"token ids must be from 0 to {config.vocab_size - 1}"
+    return ""
+
+
+def _misfit(request: Request) -> str:
+    """Where a request's end and what it asks for besides do not fit, or nothing."""
+    if not request.pooling:
+        if not request.reads_cache:
+            return "only a pooled request can do without the prefix cache"
+        return "" if request.max_tokens >= 1 else "max_tokens must be at least 1"
+    if request.max_tokens or request.n != 1 or request.output or request.lockstep:
+        return (
+            "a pooled request yields no token: max_tokens must be 0 and n 1, without "
+            "output and lockstep"
+        )
     return ""
 
 

@@ -13,7 +13,7 @@ from operator import add, ge, ne, sub
 from minfer.config import EngineConfig, Thresholds
 from minfer.ending import end, leaver
 from minfer.messages import Executed, Failed, Finished, clip
-from minfer.plan import Logprobs, Plan, Yields, flaw_beside, tokens_of
+from minfer.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
 from minfer.publish import sealed
 from minfer.record import evolve
 from minfer.retire import open_fences
@@ -48,7 +48,7 @@ def over(
         )
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
-    flaw = flaw or flaw_beside(event.scores, event.logprobs, sizes)
+    flaw = flaw or flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
     if flaw:
         return void(config, state, plan.step, flaw)
     advanced, new = _advanced(config.thresholds, state.running, plan, event.yields, sizes)
@@ -57,7 +57,7 @@ def over(
         ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
     ripe = tuple(compress(range(len(advanced)), map(ge, advanced.known, advanced.ripe)))
-    ends = _endings(state, tokens, new, ripe)
+    ends = _endings(state, tokens, new, ripe) | _pooled_ends(advanced, plan)
     if ends:
         run, new = _cut(state.running, new, ends)
         state = evolve(state, running=run)
@@ -70,7 +70,17 @@ def over(
     logprobs: Logprobs = ()
     if event.logprobs:
         logprobs = _kept_logprobs(plan, event.logprobs, advanced, new)
-    return emitted(state, finished, ids=advanced.ids, tokens=new, logprobs=logprobs)
+    pooled: Pooled = ()
+    if event.pooled:
+        pooled = _kept_pooled(plan, event.pooled, advanced, ends)
+    return emitted(
+        state,
+        finished,
+        ids=advanced.ids,
+        tokens=new,
+        logprobs=logprobs,
+        pooled=pooled,
+    )
 
 
 def _advanced(
@@ -168,6 +178,25 @@ def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) ->
     return tuple(of.get(gen, ())[: len(tokens)] for gen, tokens in each)
 
 
+def _kept_pooled(
+    plan: Plan, pooled: Pooled, run: Running, ends: Container[int]
+) -> Pooled:
+    """The vectors as a column of `run`: of those who end."""
+    of = dict(zip(plan.gens, pooled, strict=True))
+    return tuple(of.get(gen, b"") if i in ends else b"" for i, gen in enumerate(run.gens))
+
+
+def _pooled_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
+    """Who ends with its prompt, whose last input was in this plan: as `_endings`."""
+    silent = [fill.index for fill in plan.fills if not plan.most[fill.index]]
+    upto = {plan.gens[at]: plan.starts[at] + plan.counts[at] for at in silent}
+    return {
+        i: (0, "length")
+        for i in positions(run, upto)
+        if run.seqs[i].request.pooling and upto[run.gens[i]] == run.base[i]
+    }
+
+
 def _endings(
     state: EngineState, tokens: tuple[int, ...], new: Yields, ripe: tuple[int, ...]
 ) -> dict[int, tuple[int, str]]:
@@ -227,6 +256,7 @@ def _fillings(
     spots = (fill.index for fill in plan.fills)
     done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}
     for i in positions(run, done):
-        if i not in ends:
+        # Who computes all anew may have to begin again, in blocks that nobody reads.
+        if i not in ends and run.seqs[i].request.reads_cache:
             upto[i] = done[run.gens[i]]
     return upto

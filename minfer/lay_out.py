@@ -96,7 +96,8 @@ def _with_chunks(
     for chunk in chunks:
         inputs = chunk.stop - chunk.start
         ahead[chunk.i] = counts[chunk.at] = inputs
-        most[chunk.at] = int(chunk.stop == run.base[chunk.i])
+        ends = chunk.stop == run.base[chunk.i]
+        most[chunk.at] = int(ends and not run.seqs[chunk.i].request.pooling)
     return tuple(ahead), tuple(counts), tuple(most)
 
 
@@ -117,6 +118,7 @@ def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
         last=run.last[i],
         sampling=row_sampling(seq.request, seq.sample),
         tables=(run.tables[i][:],),
+        pooling=seq.request.pooling,
     )
 
 

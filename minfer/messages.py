@@ -13,7 +13,7 @@ from typing import Final, get_args
 from attrs import field, frozen
 
 from minfer.checks import ParameterError, check_number, check_text, check_whole
-from minfer.plan import Logprobs, Plan, Scores, Yields
+from minfer.plan import Logprobs, Plan, Pooled, Scores, Yields
 from minfer.request import Request
 from minfer.sequence import SampleId, SampleIds
 
@@ -97,15 +97,16 @@ class Executed:
     """A step is done: per row of its plan, the tokens it yielded.
 
     `scores` are log-probabilities of these tokens by which the engine decides, for rows
-    that were opened with them; no scores at all if there is no such row. `logprobs` are
-    what clients asked to read: they pass through, no decision depends on them, and
-    journals do not keep them.
+    that were opened with them; no scores at all if there is no such row. `logprobs`, and
+    the vectors of prompts that are `pooled`, are what clients asked to read: they pass
+    through, no decision depends on them, and journals do not keep them.
     """
 
     step: int
     yields: Yields
     scores: Scores = ()
     logprobs: Logprobs = field(default=(), eq=False, repr=False)
+    pooled: Pooled = field(default=(), eq=False, repr=False)
 
 
 @frozen
@@ -149,6 +150,8 @@ class Emit:
     tokens: Yields
     finished: tuple[Finished, ...] = ()
     logprobs: Logprobs = field(default=(), eq=False, repr=False)  # a column too, or none
+    # A column too, or none: the vectors of samples that ended with their prompts.
+    pooled: Pooled = field(default=(), eq=False, repr=False)
 
 
 @frozen

@@ -16,13 +16,18 @@ Contract of an executor:
   the position after its last input; `starts` then is the latest position that can be, and
   exact unless a plan in flight may yield less than its most.
 - Row i yields from min(1, most[i]) to most[i] tokens; where most is 0 it yields none (a
-  chunk of a prompt that goes on). With `repeat` = k the plan stands for k forwards: row i
-  takes part in the first max(1, most[i]) of them, feeding itself.
+  chunk of a prompt that goes on, or any of a row that is pooled). With `repeat` = k the
+  plan stands for k forwards: row i takes part in the first max(1, most[i]) of them,
+  feeding itself.
 - A row in `drafts` feeds itself, and takes the drafts as further inputs: counts[i] is 1
   more than there are. At each of its inputs it samples as it would without drafts, and
   it goes on as long as that token is the next draft: it yields the drafts that were
   accepted and the token after them. KV that was written for the others is nobody's: the
   row's next input takes the place of the first of them. `repeat` is 1.
+- A row that was opened with `pooling` yields no token. With the plan that has the last
+  input of its prompt comes a vector of what the model made of it: of that input, or of
+  all since the row was opened, which then are the whole prompt. It travels beside the
+  tokens, as log-probabilities do.
 - A row in `apart` is not sampled until the host says so (`SampleApart`), with a mask of
   the tokens that are allowed; no plan that follows feeds it before that. The other rows
   do not wait for it, but the plan's results do.
@@ -65,9 +70,14 @@ class TokenLogprobs:
 
 
 Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
+LAST: Final = "last"  # ways of pooling: what the model made of the last input,
+MEAN: Final = "mean"  # or the mean of what it made of all
+POOLINGS: Final = (LAST, MEAN)
+# Per row, the vector of a prompt that ended, float32 in little-endian order; or nothing.
+Pooled = tuple[bytes, ...]
 
 
-def flaw_beside(scores: Any, logprobs: Any, sizes: tuple[int, ...]) -> str:
+def flaw_beside(scores: Any, logprobs: Any, pooled: Any, sizes: tuple[int, ...]) -> str:
     """What is wrong with what comes beside the tokens of rows that yielded so many, or
     nothing.
     """
@@ -75,11 +85,18 @@ def flaw_beside(scores: Any, logprobs: Any, sizes: tuple[int, ...]) -> str:
         return "scores must be none or one finite number for each token of a row"
     if not _is_nothing(logprobs) and not _are_by_row(logprobs, sizes):
         return "log-probabilities must be none or one for each token of a row"
+    if not _is_nothing(pooled) and not _are_vectors(pooled, len(sizes)):
+        return "pooled vectors must be none or bytes for each row"
     return ""
 
 
 def _is_nothing(column: Any) -> bool:
     return type(column) is tuple and not column
+
+
+def _are_vectors(column: Any, rows: int) -> bool:
+    right = type(column) is tuple and len(column) == rows
+    return right and set(map(type, column)) <= {bytes}
 
 
 def _are_by_row(column: Any, sizes: tuple[int, ...]) -> bool:
@@ -126,6 +143,7 @@ class Open:
     tables: tuple[tuple[int, ...], ...]  # blocks, for each group of layers
     # fine-tuned weights that are added to the model's; none is loaded yet
     adapter: str = ""
+    pooling: str = ""  # how its prompt becomes one vector; it then yields no token
 
 
 @frozen

@@ -56,6 +56,12 @@ class Request:
     # ahead of a token that is not known, and is sampled apart, so that a mask may come
     # late.
     lockstep: bool = False
+    # How what the model makes of its prompt becomes one vector ("last", "mean"): for the
+    # executor. The engine knows that it yields no token and ends with its prompt.
+    pooling: str = ""
+    # Whether what is cached of its prompt need not be computed. A mean is over all
+    # positions, so such a request computes each of them, in one generation.
+    reads_cache: bool = True
     largest: int = field(
         init=False, eq=False, repr=False
     )  # token id: looked up once, at the edge
@@ -72,7 +78,7 @@ class Request:
         self._check_types()
 
     def _check_types(self) -> None:
-        for param in ("id", "client"):
+        for param in ("id", "client", "pooling"):
             check_text(getattr(self, param), param)
         for param in ("max_tokens", "n", "seed"):
             check_whole(getattr(self, param), param)
@@ -87,9 +93,20 @@ class Request:
             raise ParameterError("stop_ids", "must be a frozenset of token ids")
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, 2**32 - 1, whole=True)
-        if not isinstance(self.lockstep, bool):
-            raise ParameterError("lockstep", "must be true or false")
+        for param in ("lockstep", "reads_cache"):
+            if not isinstance(getattr(self, param), bool):
+                raise ParameterError(param, "must be true or false")
         if not isinstance(self.root, bytes):
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
             raise ParameterError("keys", "must be a tuple of bytes")
+
+    def most_known(self, max_model_len: int) -> int:
+        """Tokens that a sample may come to know, the prompt's included.
+
+        Of one that ends with its prompt: one more, which it never gets. So its last input
+        is due as that of any other is, for the token after it.
+        """
+        if self.pooling:
+            return len(self.prompt) + 1
+        return min(len(self.prompt) + self.max_tokens, max_model_len)

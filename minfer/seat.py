@@ -41,7 +41,7 @@ def seated(
     """
     request = seq.request
     base = len(seq.history)
-    last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
+    last = request.most_known(config.max_model_len) - 1
     whole = base // config.block_size  # blocks
     return Running(
         seqs=(seq,),

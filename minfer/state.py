@@ -17,7 +17,7 @@ from minfer.messages import (
     Overruled,
     Reason,
 )
-from minfer.plan import Logprobs, Plan, Yields
+from minfer.plan import Logprobs, Plan, Pooled, Yields
 from minfer.pmap import Map
 from minfer.policy import Rank
 from minfer.pool import Pool
@@ -114,12 +114,15 @@ def emitted(
     ids: SampleIds = (),
     tokens: Yields = (),
     logprobs: Logprobs = (),
+    pooled: Pooled = (),
 ) -> Transition:
     """The transition that says what came out, with a reason for each sample
     that ended.
     """
     ended = [Ended(done.id, done.sample, done.reason, done.error) for done in finished]
-    return Transition(state, (Emit(ids, tokens, finished, logprobs),), tuple(ended))
+    return Transition(
+        state, (Emit(ids, tokens, finished, logprobs, pooled),), tuple(ended)
+    )
 
 
 def ignored(state: EngineState, event: str, detail: str) -> Transition:

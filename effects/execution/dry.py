@@ -9,7 +9,7 @@ preemption, chunking and neighbours change nothing, as with a model.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.runs.oracle import Oracle, Row
+from minfer.runs.oracle import Oracle, Row, vector_of
 from minfer.sample import RowSampling
 
 PASSAGE: Final = (
@@ -64,6 +64,9 @@ class Dry(Oracle):
 
     def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
         row.next += len(tokens)
+
+    def _vector(self, row: Row) -> bytes:
+        return vector_of(hash((row.prompt, row.pooling == "mean")))
 
     def _draw(self, row: Row) -> int:
         return self.token(row.sampling, row.prompt, row.next)

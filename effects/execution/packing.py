@@ -18,6 +18,7 @@ from torch import Tensor
 
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
+from minfer.effects.execution.pooling import Wanted
 from minfer.plan import Open, Plan
 
 Array = TypeVar("Array", Words, Tensor)
@@ -43,6 +44,7 @@ class Forward:
     draw: Draw
     longest: int  # the most tokens that a row which feeds itself attends to
     kept: Draw | None = None  # who is sampled apart
+    wanted: Wanted | None = None  # the states of rows that are pooled
 
 
 @frozen(eq=False)
@@ -207,10 +209,11 @@ class Packer:
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
         draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
         longest = max((plan.starts[i] + 1 for i in selves), default=1)
+        wanted = Wanted.of(plan, self.rows, counts, kind.alone)
         if not plan.apart:
-            return Forward(kind, words, draw, longest)
+            return Forward(kind, words, draw, longest, wanted=wanted)
         now, kept = self._split(plan, views(words, kind)[-1], draw)
-        return Forward(kind, words, now, longest, kept)
+        return Forward(kind, words, now, longest, kept, wanted)
 
     @staticmethod
     def _empty(kind: Kind) -> Words:

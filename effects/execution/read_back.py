@@ -1,4 +1,4 @@
-"""What comes back from the device: tokens and log-probabilities, as results of a plan.
+"""What comes back from the device: tokens and what is beside them, as results of a plan.
 
 A forward's results are copied to host memory without waiting, and an event is recorded
 behind the copy; reading waits for that event alone, so the next step runs meanwhile. Host
@@ -17,6 +17,7 @@ from torch import Tensor
 from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.executor import not_finite
 from minfer.effects.execution.packing import Draw
+from minfer.effects.execution.pooling import Vectors
 from minfer.effects.execution.streams import host_words, new_event
 from minfer.messages import Executed
 from minfer.params import MAX_LOGPROBS
@@ -36,6 +37,7 @@ class Slot:
     done: torch.cuda.Event | None
     draw: Draw | None = None
     scored: bool = False
+    vectors: Vectors | None = None  # of prompts that end
 
     @classmethod
     def of(cls, words: int, draws: int, device: torch.device) -> "Slot":
@@ -51,6 +53,7 @@ class Slot:
         """A forward takes its turn."""
         self.draw = draw
         self.scored = scored
+        self.vectors = None
 
     def write(self, parts: Sequence[Words]) -> None:
         """Put what goes to the device into `words`, one part after the other."""
@@ -135,14 +138,16 @@ def results(
     `gone` are entries of the plan whose rows belong to others by now.
     """
     yields = _yields(plan, slots, gone)
+    vectors = next((slot.vectors for slot in slots if slot.vectors is not None), None)
+    pooled = () if vectors is None else vectors.read(len(plan.rows))
     if not any(slot.scored for slot in slots):
-        return Executed(plan.step, yields)
+        return Executed(plan.step, yields, pooled=pooled)
     beside = Beside(len(plan.rows), vocab)
     for slot in slots:
         if slot.scored and slot.draw is not None:
             beside.read(slot.scores.numpy(), slot.draw)
     scores, logprobs = beside.columns()
-    return Executed(plan.step, yields, scores=scores, logprobs=logprobs)
+    return Executed(plan.step, yields, scores=scores, logprobs=logprobs, pooled=pooled)
 
 
 def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:

@@ -43,11 +43,13 @@ from minfer.effects.execution.packing import (
     most_words,
     nobodys,
 )
+from minfer.effects.execution.pooling import Pooler, Vectors, Wanted
 from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
-from minfer.effects.models.batch import Batch, Chunks
+from minfer.effects.models.batch import Batch, Chunks, Tap
+from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.shapes import cuda_activation_bytes, padded_tokens
 from minfer.effects.models.spec import ModelSpec
@@ -112,6 +114,8 @@ class ModelRunner:
         self.room = most_words(self.rows, tokens, self.draws)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
         self.sampler = Sampler(backend, self.rows, self.draws)
+        dtype = torch_dtype(spec.dtype)
+        self.pooler = Pooler(config.max_num_seqs, spec.hidden_size, dtype, device)
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.checked = checked
@@ -165,10 +169,13 @@ class ModelRunner:
         """Send what a forward needs, run it, and have its tokens sent back."""
         kind = self._with_splits(forward.kind, forward.longest)
         slot.begin(forward.draw, scored=kind.scored)
-        checked = self.checked and kind in self.captures.made
+        wanted = forward.wanted
+        checked = self.checked and kind in self.captures.made and wanted is None
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
-            if self._may_be_captured(kind):
+            if wanted is not None:
+                slot.vectors = self._pool(kind, wanted)
+            elif self._may_be_captured(kind):
                 self._replay(kind)
             else:
                 self._step(kind)
@@ -198,8 +205,15 @@ class ModelRunner:
         # All that is on the device, even if somebody keeps this object: torch gives a
         # segment back whole, and small tensors can lie at the end of the cache's.
         del self.cache, self.model, self.rows, self.staging, self.sampler
+        self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
+
+    def _pool(self, kind: Kind, wanted: Wanted) -> Vectors | None:
+        """A step with rows that are pooled; the vectors of those that end."""
+        tap = self.pooler.tap(wanted)
+        self._step(kind, tap=tap)
+        return self.pooler.pool(wanted, tap.states)
 
     def _with_splits(self, kind: Kind, longest: int) -> Kind:
         """The kind, for contexts of up to `longest` tokens: few differ."""
@@ -232,7 +246,7 @@ class ModelRunner:
             graph = self.captures.capture(kind, self._step)
         graph.replay()
 
-    def _step(self, kind: Kind, dry: bool = False) -> None:
+    def _step(self, kind: Kind, dry: bool = False, tap: Tap | None = None) -> None:
         """A whole step, from what is on the device into the sampler's `out` and the rows.
 
         `dry`: for its own sake. The rows that feed themselves are nobody's; so is then
@@ -247,7 +261,7 @@ class ModelRunner:
         if inputs.history is not None:
             who, sampled = inputs.history.draws.unbind(0)
         batch, ahead = self._batch(kind, inputs.history, who, sampled, dry)
-        logits = self.model(batch, self.cache)
+        logits = self.model(batch if tap is None else evolve(batch, tap=tap), self.cache)
         if not kind.draws:
             return
         if sampled is not None:

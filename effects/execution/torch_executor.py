@@ -37,7 +37,7 @@ from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.messages import Executed, Failed
-from minfer.plan import Mask, Plan, SampleApart
+from minfer.plan import MEAN, POOLINGS, Mask, Plan, SampleApart
 
 
 @define(eq=False)
@@ -88,6 +88,11 @@ def unsupported(plan: Plan) -> str:
         return "all layers have one block table"
     if any(one.adapter for one in plan.opens):
         return "adapters cannot be loaded yet"
+    for one in plan.opens:
+        if one.pooling and one.pooling not in POOLINGS:
+            return f"prompts are pooled by {' or '.join(POOLINGS)}, not {one.pooling!r}"
+        if one.pooling == MEAN and plan.starts[one.index]:
+            return "a mean is over a whole prompt, and this row begins in the middle"
     if plan.apart and plan.repeat > 1:
         return "rows of several forwards cannot be sampled apart"
     return ""

@@ -24,7 +24,8 @@ from minfer.effects.live.edge import (
 from minfer.effects.live.prompts import Prompt
 from minfer.effects.live.served import ServedModel
 from minfer.effects.text.assembly import Assembly
-from minfer.effects.text.outputs import RequestOutput
+from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
+from minfer.plan import LAST
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -115,6 +116,55 @@ class AsyncLLM(ServedModel):
         return self.generate(
             asked, sampling_params, request_id=request_id, urgency=urgency
         )
+
+    async def embed(
+        self,
+        prompt: Prompt | Asked,
+        *,
+        pooling: str = LAST,
+        normalize: bool = True,
+        request_id: str | None = None,
+        urgency: Urgency = Urgency(),
+    ) -> EmbeddingOutput:
+        """Make a vector of a prompt, as `LLM.embed` does. Raises as `generate` does;
+        cancelling it cancels the request.
+        """
+        job, news = self._pooled(prompt, pooling, request_id, urgency)
+        async for _ in self._deltas(job, news):
+            pass
+        return job.embedding(normalize=normalize)
+
+    def pool(
+        self,
+        prompt: Prompt | Asked,
+        pooling: str = LAST,
+        *,
+        request_id: str | None = None,
+        urgency: Urgency = Urgency(),
+    ) -> AsyncGenerator[RequestOutput]:
+        """As `embed`, in the form of `generate`: one output, whose only sample has no
+        token, and the vector as it was computed.
+        """
+        return self._deltas(*self._pooled(prompt, pooling, request_id, urgency))
+
+    def _pooled(
+        self,
+        prompt: Prompt | Asked,
+        pooling: str,
+        request_id: str | None,
+        urgency: Urgency,
+    ) -> tuple[Assembly, asyncio.Event]:
+        _check_id(request_id)
+        news = asyncio.Event()
+        with self.numbers:
+            name = request_id or f"{self.count}-{secrets.token_hex(8)}"
+            hear = partial(self._hear, news)
+            job = self._pooled_job(
+                prompt, hear, pooling, count=self.count, urgency=urgency, name=name
+            )
+            self.count += 1
+        self.front.check(job)
+        return job, news
 
     async def abort(self, request_id: str) -> None:
         """End a request: its reader gets a last output, with the finish reason

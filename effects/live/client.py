@@ -33,7 +33,7 @@ from minfer.messages import (
     Missed,
     Preempted,
 )
-from minfer.plan import Logprobs
+from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
 from minfer.sequence import SampleIds
 
@@ -53,6 +53,8 @@ class News:
     tokens: tuple[tuple[int, ...], ...] = ()
     # A column too, if anybody asked: a token's log-probabilities for each new token.
     logprobs: Logprobs = ()
+    # A column too, if any prompt was pooled: the vectors of samples that ended with it.
+    pooled: Pooled = ()
     finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
     arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
     reasons: tuple[About, ...] = ()

@@ -23,6 +23,7 @@ from minfer.effects.live.prompts import read_prompt as read_prompt
 from minfer.effects.live.prompts import wrong_kind
 from minfer.effects.setup.prepare import Setup
 from minfer.keys import Key, block_keys, root_key
+from minfer.plan import MEAN, POOLINGS
 from minfer.request import Request, SamplingParams
 from minfer.state import initial
 
@@ -128,6 +129,57 @@ def make_request(
     if why := objection(config, initial(config), request):
         raise RequestError(why)
     return request
+
+
+def make_pooled_request(
+    setup: Setup,
+    asked: Asked,
+    pooling: str,
+    count: int,
+    urgency: Urgency,
+    name: str = "",
+    resets: int = 0,
+) -> Request:
+    """The engine's request for a prompt as a vector; as `make_request` otherwise."""
+    if pooling not in POOLINGS:
+        known = " or ".join(map(repr, POOLINGS))
+        raise RequestError(f"pooling must be {known}, not {pooling!r}", param="pooling")
+    config = setup.config
+    prompt = tuple(asked.ids)
+    _check_prompt(setup, len(prompt))
+    root = _root(setup, asked, count, resets)
+    request = Request(
+        id=name or str(count),
+        prompt=prompt,
+        max_tokens=0,
+        priority=urgency.priority,
+        client=urgency.client,
+        deadline=float(urgency.deadline),
+        root=root,
+        keys=block_keys(root, prompt, config.block_size),
+        pooling=pooling,
+        reads_cache=pooling != MEAN,
+    )
+    if why := objection(config, initial(config), request):
+        raise RequestError(why)
+    return request
+
+
+def _check_prompt(setup: Setup, length: int) -> None:
+    """Raise TooLongError for a prompt that does not fit, without any output."""
+    config = setup.config
+    if length > config.max_model_len:
+        raise TooLongError(
+            f"the prompt has {length} tokens; this model's maximum context length is "
+            f"{config.max_model_len} tokens: shorten the prompt"
+        )
+    needs = blocks_for(length + 1, config.block_size)
+    if needs > config.num_blocks:
+        raise TooLongError(
+            f"the prompt ({length} tokens) needs {needs} KV blocks of "
+            f"{config.block_size} tokens; the cache has {config.num_blocks}: shorten the "
+            "prompt, or enlarge the cache (kv_cache_memory_bytes)"
+        )
 
 
 def _check_params(setup: Setup, params: SamplingParams) -> None:

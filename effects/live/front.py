@@ -115,6 +115,9 @@ class Front:
                 job.feed(sample, tokens, news.time, beside)
                 if job.eager:
                     ready[name] = job
+        for (name, _), vector in zip(news.ids, news.pooled, strict=False):
+            if vector and (job := self.jobs.get(name)) is not None:
+                job.pool(vector, news.time)
         for done in news.finished:
             if (job := self.jobs.get(done.id)) is not None:
                 job.finish(done)

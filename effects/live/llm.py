@@ -23,7 +23,8 @@ from minfer.effects.live.edge import Asked
 from minfer.effects.live.prompts import Prompt, as_list
 from minfer.effects.live.served import ServedModel as ServedModel
 from minfer.effects.text.assembly import Assembly
-from minfer.effects.text.outputs import RequestOutput
+from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput
+from minfer.plan import LAST
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -142,6 +143,53 @@ class LLM(ServedModel):
         }
         return self._deltas(self._answers(messages, sampling_params, how, streaming=True))
 
+    def embed(
+        self,
+        prompts: Prompts,
+        *,
+        pooling: str = LAST,
+        normalize: bool = True,
+        use_tqdm: Progress = True,
+        priority: Priorities = None,
+    ) -> list[EmbeddingOutput]:
+        """Make a vector of each prompt, in their order: of length 1, with `normalize`.
+
+        It is of hidden states after the model's final norm: the last token's, or with
+        `pooling` "mean" the mean of all tokens'. Prompts are as for `generate`, and so
+        are errors; one that fails has no vector, and says why.
+        """
+        wanted = as_list(prompts)
+        urgencies = edge.urgencies_for(priority, len(wanted))
+        inbox: Inbox = SimpleQueue()
+        with self.numbers:
+            first = self.count
+
+            def job(i: int) -> Assembly:
+                return self._pooled_job(
+                    wanted[i], inbox.put, pooling, count=first + i, urgency=urgencies[i]
+                )
+
+            jobs = [_numbered(job, i, len(wanted)) for i in range(len(wanted))]
+            self.count += len(jobs)
+        with _progress(len(jobs), use_tqdm) as advance:
+            return self._embedded(Jobs(jobs, inbox), advance, normalize=normalize)
+
+    def _embedded(
+        self, jobs: Jobs, advance: Callable[[], object], *, normalize: bool
+    ) -> list[EmbeddingOutput]:
+        """Have jobs served, and wait for all; whatever ends this early cancels them."""
+        outputs: dict[str, EmbeddingOutput] = {}
+        try:
+            self.front.submit(jobs.wanted)
+            for _ in jobs.wanted:
+                output = jobs.inbox.get().embedding(normalize=normalize)
+                outputs[output.request_id] = output
+                advance()
+        except BaseException:
+            self.front.drop(jobs.wanted)
+            raise
+        return [outputs[job.request.id] for job in jobs.wanted]
+
     def _complete(self, jobs: Jobs, use_tqdm: Progress) -> list[RequestOutput]:
         outputs: dict[str, RequestOutput] = {}
         ready = self._deltas(jobs)
@@ -195,22 +243,20 @@ class LLM(ServedModel):
         each = edge.params_for(params, len(wanted))
         urgencies = edge.urgencies_for(priority, len(wanted))
         inbox: Inbox = SimpleQueue()
-        jobs = []
         with self.numbers:
-            for i, one in enumerate(wanted):
-                try:
-                    job = self._job(
-                        one,
-                        inbox.put,
-                        each[i],
-                        count=self.count + i,
-                        streaming=streaming,
-                        urgency=urgencies[i],
-                    )
-                except edge.RequestError as error:
-                    where = f"prompts[{i}]: " if len(wanted) > 1 else ""
-                    raise edge.RequestError(f"{where}{error}", i) from None
-                jobs.append(job)
+            first = self.count
+
+            def job(i: int) -> Assembly:
+                return self._job(
+                    wanted[i],
+                    inbox.put,
+                    each[i],
+                    count=first + i,
+                    streaming=streaming,
+                    urgency=urgencies[i],
+                )
+
+            jobs = [_numbered(job, i, len(wanted)) for i in range(len(wanted))]
             self.count += len(jobs)
         return Jobs(jobs, inbox)
 
@@ -219,6 +265,15 @@ class LLM(ServedModel):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _numbered(make: Callable[[int], Assembly], i: int, count: int) -> Assembly:
+    """Job `i` of `count`; an error says which it was."""
+    try:
+        return make(i)
+    except edge.RequestError as error:
+        where = f"prompts[{i}]: " if count > 1 else ""
+        raise edge.RequestError(f"{where}{error}", i, error.param) from None
 
 
 def _received(inbox: Inbox) -> RequestOutput:

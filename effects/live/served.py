@@ -216,6 +216,24 @@ class ServedModel:
         )
         return Assembly(request, sink, asked.text, self.tokenizer, streaming)
 
+    def _pooled_job(
+        self,
+        prompt: Prompt | Asked,
+        sink: Sink,
+        pooling: str,
+        *,
+        count: int,
+        urgency: Urgency,
+        name: str = "",
+    ) -> Assembly:
+        """A prompt to be pooled, after `count` other requests. Raises RequestError."""
+        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
+        resets = self.client.resets
+        request = edge.make_pooled_request(
+            self.setup, asked, pooling, count, urgency, name, resets
+        )
+        return Assembly(request, sink, asked.text)
+
 
 def _refuse(owner: str, unknown: Mapping[str, object]) -> None:
     """Raise TypeError for settings that there are not, with those that there are."""

@@ -28,7 +28,7 @@ from minfer.messages import (
     Submit,
     clip,
 )
-from minfer.plan import Logprobs
+from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
@@ -298,6 +298,7 @@ class Worker:
             ids=ids,
             tokens=_joined([emit.tokens for emit in emits]),
             logprobs=_beside(emits),
+            pooled=_vectors(emits),
             finished=finished,
             arrived=arrived,
             reasons=reasons,
@@ -310,6 +311,13 @@ def _beside(emits: list[Emit]) -> Logprobs:
     if not any(emit.logprobs for emit in emits):
         return ()
     return _joined([emit.logprobs or ((),) * len(emit.ids) for emit in emits])
+
+
+def _vectors(emits: list[Emit]) -> Pooled:
+    """The column of pooled vectors, if there are any."""
+    if not any(emit.pooled for emit in emits):
+        return ()
+    return _joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
 
 
 def _joined(columns: list[tuple[T, ...]]) -> tuple[T, ...]:

@@ -32,6 +32,14 @@ class Chunks:
 
 
 @frozen(eq=False)
+class Tap:
+    """Tokens whose hidden states are wanted, after the final norm."""
+
+    tokens: Tensor  # [tapped] int32: indices
+    states: Tensor  # [tapped, hidden]: where the model puts them
+
+
+@frozen(eq=False)
 class Batch:
     """A packed step, ready for `forward`. Integers are int32 unless said otherwise."""
 
@@ -48,6 +56,7 @@ class Batch:
     chunks: Chunks | None  # what the other tokens are
     splits: int = 1  # ranges that a GPU cuts contexts of decode rows into
     fused: bool = False  # as in `kernels.linear.norm_gated`
+    tap: Tap | None = None
 
 
 @frozen(eq=False)

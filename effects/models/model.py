@@ -13,12 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.effects.models.batch import Batch
+from minfer.effects.models.batch import Batch, Tap
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.layers import feed, mix
 from minfer.effects.models.products import ALONE, Ranks, add_product, norm_linear
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
+from minfer.kernels.plain import rms_norm
 
 # A step and its PagedCache: logits [sampled, vocab].
 Model = Callable[[Batch, Any], Tensor]
@@ -34,19 +35,42 @@ def forward(
     """Run one packed step and write its keys and values into `cache`.
 
     Returns logits [sampled, vocab] in the activations' dtype, in the order of
-    `batch.sample`; no rows if nothing is sampled. Token ids must be inside the
+    `batch.sample`; no rows if nothing is sampled. What `batch.tap` wants is put there,
+    computed in plain torch on every device. Token ids must be inside the
     vocabulary, positions inside the cache's rotary table (on the CPU, IndexError
     otherwise). `ranks` run this at once, each with its part of the divided matrices.
     """
     eps, last = spec.rms_norm_eps, len(weights.layers) - 1
+    picked = _picked(batch)
     with torch.inference_mode():
         hidden = F.embedding(batch.tokens, weights.embed)  # [tokens, hidden]
         for index, layer in enumerate(weights.layers):
             mixed = mix(layer.attention, hidden, eps, index, batch, cache)
-            if index == last and batch.sample is not None:
+            if index == last and picked is not None:
                 # Of the last layer, the others' keys and values were all that is needed.
-                hidden = hidden.index_select(0, batch.sample)
-                mixed = mixed.index_select(0, batch.sample)
+                hidden = hidden.index_select(0, picked)
+                mixed = mixed.index_select(0, picked)
             add_product(hidden, mixed, layer.attention.out, ranks)
             feed(layer.feed_forward, hidden, eps, ranks, fused=batch.fused)
+        if batch.tap is not None:
+            hidden = _tapped(batch.tap, hidden, weights.norm, eps)
         return norm_linear(hidden, weights.norm, eps, weights.lm_head)
+
+
+def _picked(batch: Batch) -> Tensor | None:
+    """The tokens that the last layer goes on with: sampled ones, then tapped ones; None:
+    every token.
+    """
+    tap, sample = batch.tap, batch.sample
+    if tap is None:
+        return sample
+    if sample is None:
+        sample = torch.arange(len(batch.tokens), device=batch.tokens.device)
+    return torch.cat((sample.to(tap.tokens.dtype), tap.tokens))
+
+
+def _tapped(tap: Tap, hidden: Tensor, norm: Tensor, eps: float) -> Tensor:
+    """Hand out the states of tapped tokens, which come last; returns the others'."""
+    others = len(hidden) - len(tap.tokens)
+    tap.states.copy_(rms_norm(hidden[others:], norm, eps))
+    return hidden[:others]

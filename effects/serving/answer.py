@@ -99,6 +99,13 @@ class Answer:
 
     def _generated(self, prompt: int) -> Outputs:
         request = self.request
+        if request.pooled is not None:
+            return self.backend.llm.pool(
+                request.prompts[prompt],
+                request.pooled.how,
+                request_id=self._name(prompt),
+                urgency=request.urgency,
+            )
         return self.backend.llm.generate(
             request.prompts[prompt],
             request.params,

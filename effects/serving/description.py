@@ -164,7 +164,8 @@ def _operation(one: Endpoint | Question) -> JsonObject:
     """A POST with a body."""
     body = {"type": "object"} if one.body is None else _ref(one.body.__name__)
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
-    if isinstance(one, Endpoint):
+    streams = isinstance(one, Endpoint) and one.streams
+    if streams:
         answer["text/event-stream"] = {"schema": _TEXT}
     return {
         "summary": one.summary,
@@ -177,7 +178,7 @@ def _operation(one: Endpoint | Question) -> JsonObject:
                 "description": "The answer; with stream, as events.",
                 "content": answer,
             }
-            if isinstance(one, Endpoint)
+            if streams
             else {"description": "The answer.", "content": answer},
             **_failures(one),
         },

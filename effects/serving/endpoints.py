@@ -8,7 +8,7 @@ A protocol is one more module with an `Endpoint` and a row here, a question one 
 from typing import Final
 
 from minfer.effects.serving.anthropic import count_tokens, messages
-from minfer.effects.serving.openai import chat, completions, responses
+from minfer.effects.serving.openai import chat, completions, embeddings, responses
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.tokens import detokenize, tokenize
 from minfer.effects.serving.transports.post import post_route
@@ -18,6 +18,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     completions.ENDPOINT,
     chat.ENDPOINT,
     responses.ENDPOINT,
+    embeddings.ENDPOINT,
     messages.ENDPOINT,
 )
 QUESTIONS: Final[tuple[Question, ...]] = (

@@ -25,6 +25,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.plan import LAST
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -43,6 +44,15 @@ class Include:
 
 
 @frozen(kw_only=True)
+class Pooled:
+    """What is asked for instead of tokens: a vector of each prompt."""
+
+    how: str = LAST
+    normalize: bool = True  # to a length of 1
+    base64: bool = False  # float32 in little-endian order, instead of a list
+
+
+@frozen(kw_only=True)
 class GenerationRequest:
     """What a client of any protocol asks the engine for."""
 
@@ -51,6 +61,7 @@ class GenerationRequest:
     urgency: Urgency
     stream: bool
     include: Include
+    pooled: Pooled | None = None  # then nothing is generated
 
 
 @frozen
@@ -73,6 +84,10 @@ class Vocabulary(Protocol):
     @property
     def vocab_size(self) -> int:
         """Token ids are below it."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Elements of a vector that a prompt is pooled to."""
 
 
 class Context(Protocol):
@@ -156,6 +171,7 @@ class Endpoint:
     body: type[BaseModel] | None = None  # what is read, likewise
     id_prefix: str  # of its answers' ids
     prompt_field: str  # that errors of a prompt are about
+    streams: bool = True  # whether an answer can come in parts
     read: Callable[[bytes], Inquiry]  # raises ApiError
     writer: Callable[[Stamp, GenerationRequest, Tokenizer | None], Writer]
     failure: Callable[[ApiError], Failure]  # how the protocol spells an error

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from attrs import define, field
 
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.outputs import RequestOutput
+from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput, normalized
 from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
@@ -87,6 +87,11 @@ class Assembly:
                 one.logprobs.extend(logprobs[: len(tokens)])
             self.times.output(now)
 
+    def pool(self, vector: bytes, now: float) -> None:
+        """Take over the vector of the prompt at the time `now`."""
+        self.samples[0].vector = vector
+        self.times.output(now)
+
     def finish(self, done: Finished) -> None:
         """Take over the engine's last word on a sample."""
         self.samples[done.sample].finish(done)
@@ -147,5 +152,38 @@ class Assembly:
                 num_cached_tokens=0 if first is None else first.cached,
             )
 
+    def embedding(self, *, normalize: bool) -> EmbeddingOutput:
+        """The prompt as a vector, once it has ended, of length 1 if asked for. Raises as
+        `take`.
+        """
+        with self.lock:
+            if self.error is not None:
+                raise self.error
+            done = self.samples[0].done
+            if done is None:
+                raise AssertionError(f"{self.request.id} has not ended")
+            made = self.samples[0].vector
+            reason, why = _ended_pooled(done, made)
+            vector = made if reason == "stop" else b""
+            return EmbeddingOutput(
+                request_id=self.request.id,
+                prompt=self.prompt,
+                prompt_token_ids=self.request.prompt,
+                vector=normalized(vector) if normalize else vector,
+                metrics=self.times.metrics(0),
+                num_cached_tokens=done.cached,
+                finish_reason=reason,
+                error=why,
+            )
+
     def _streams_news(self) -> bool:
         return self.streaming and any(one.news for one in self.samples)
+
+
+def _ended_pooled(done: Finished, vector: bytes) -> tuple[str, str]:
+    """Why a pooled prompt ended, as whoever asked is told it, and what went wrong."""
+    if done.reason == "cancelled":
+        return "cancelled", ""
+    if done.reason in ("rejected", "error"):
+        return "error", done.error
+    return ("stop", "") if vector else ("error", "the executor gave no vector")

@@ -1,5 +1,8 @@
 """What a request gives back. Field names are vLLM's."""
 
+import math
+import sys
+from array import array
 from collections.abc import Mapping
 
 from attrs import field, frozen
@@ -74,6 +77,8 @@ class CompletionOutput:
     logprobs: tuple[dict[int, Logprob], ...] | None = None
     cumulative_logprob: float | None = None  # of all tokens of the sample so far
     error: str = ""
+    # What a prompt that was pooled came to, instead of tokens: as in `EmbeddingOutput`.
+    vector: bytes = field(default=b"", repr=False)
 
     def finished(self) -> bool:
         """Whether this sample has ended."""
@@ -96,3 +101,43 @@ class RequestOutput:
     # prompt is counted once, and what later samples find of it was computed for this very
     # request.
     num_cached_tokens: int = 0
+
+
+@frozen(kw_only=True)
+class EmbeddingOutput:
+    """A prompt as one vector."""
+
+    request_id: str
+    prompt: str | None  # as it was given; None if it came as token ids
+    prompt_token_ids: tuple[int, ...] = field(repr=False)
+    vector: bytes = field(repr=False)  # float32, little-endian; nothing if it failed
+    metrics: RequestMetrics
+    num_cached_tokens: int = 0  # of the prompt
+    finish_reason: str = "stop"  # or "cancelled", or "error"
+    error: str = ""
+
+    @property
+    def embedding(self) -> list[float]:
+        """The vector's numbers."""
+        return floats(self.vector).tolist()
+
+
+def floats(vector: bytes) -> "array[float]":
+    """The numbers of a vector as it travels."""
+    numbers = array("f")
+    numbers.frombytes(vector)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+def normalized(vector: bytes) -> bytes:
+    """A vector of length 1 in its direction; one without a direction as it is."""
+    numbers = floats(vector)
+    length = math.hypot(*numbers)
+    if not length:
+        return vector
+    scaled = array("f", [number / length for number in numbers])
+    if sys.byteorder == "big":
+        scaled.byteswap()
+    return scaled.tobytes()

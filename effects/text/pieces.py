@@ -36,6 +36,7 @@ class Pieces:
     over: bool = False  # its end was flushed
     closed: bool = False  # its end was taken
     total: float = 0.0  # log-probability of the tokens taken
+    vector: bytes = b""  # instead of tokens, of a prompt that was pooled
 
     def begin(self, history: tuple[int, ...]) -> None:
         """Go on after output that was taken before: its text is context, and not given
@@ -76,7 +77,9 @@ class Pieces:
     def take(self, index: int, stop_token_ids: tuple[int, ...]) -> CompletionOutput:
         """What was flushed since the last time."""
         tokens = tuple(self.tokens)
-        new = CompletionOutput(index=index, text=self.text, token_ids=tokens)
+        new = CompletionOutput(
+            index=index, text=self.text, token_ids=tokens, vector=self.vector
+        )
         if self.logprobs is not None:
             logprobs = tuple(map(self._told, tokens, self.logprobs))
             del self.logprobs[: len(tokens)]

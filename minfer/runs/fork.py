@@ -197,7 +197,8 @@ def _planned(what: Request | Cancel, lengths: Mapping[SampleId, int]) -> Request
     longest = max(
         (lengths.get((what.id, s), what.max_tokens) for s in range(what.n)), default=0
     )
-    return evolve(what, max_tokens=max(1, min(what.max_tokens, longest)))
+    least = 0 if what.pooling else 1
+    return evolve(what, max_tokens=max(least, min(what.max_tokens, longest)))
 
 
 def _first(

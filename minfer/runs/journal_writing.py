@@ -102,7 +102,7 @@ def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] |
     if ids is None or len(event.yields) != len(plan.most):
         return None
     sizes = tuple(map(len, event.yields))
-    if flaw_beside(event.scores, event.logprobs, sizes):
+    if flaw_beside(event.scores, event.logprobs, event.pooled, sizes):
         return None
     if sizes != plan.most:
         rest["sizes"] = sizes
@@ -137,7 +137,7 @@ def as_written(event: Any) -> Event | None:
     if _packed_ids(event.yields) is None:
         return Executed(step, ())
     sizes = tuple(map(len, event.yields))
-    if flaw_beside(event.scores, event.logprobs, sizes):
+    if flaw_beside(event.scores, event.logprobs, event.pooled, sizes):
         return Executed(step, ())
     return Executed(step, event.yields, event.scores)
 

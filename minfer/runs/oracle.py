@@ -9,6 +9,7 @@ one digest per block. Hashes are of tuples of int, which Python does not randomi
 same in every process.
 """
 
+import struct
 from collections import deque
 from collections.abc import Iterator
 from itertools import islice
@@ -16,7 +17,7 @@ from itertools import islice
 from attrs import define
 
 from minfer.messages import Executed, Failed
-from minfer.plan import DEVICE, Open, Plan, SampleApart, Scores, Yields
+from minfer.plan import DEVICE, MEAN, Open, Plan, Pooled, SampleApart, Scores, Yields
 from minfer.sample import RowSampling
 from minfer.sequence import SampleId
 from minfer.window import outside
@@ -24,6 +25,11 @@ from minfer.window import outside
 START = 7  # the digest before the first slot of a block
 # what reading memory that nobody wrote looks like, with the place mixed in
 _GARBAGE = 0x5EED
+
+
+def vector_of(digest: int) -> bytes:
+    """Four numbers that say which digest it was, modulo 2^64, as float32."""
+    return struct.pack("<4f", *(digest >> 16 * part & 0xFFFF for part in range(4)))
 
 
 @define
@@ -36,12 +42,15 @@ class Row:
     table: list[int]
     last: int = 0  # the token it sampled last
     next: int = 0  # the position that token takes
+    pooling: str = ""
+    total: int = 0  # of the digests of all inputs since it was opened
 
     @classmethod
     def of(cls, opened: Open) -> "Row":
         """A row that is taken over."""
         (table,) = opened.tables  # layers are of one group here
-        return cls(opened.name, opened.prompt, opened.sampling, list(table))
+        sampling, pooling = opened.sampling, opened.pooling
+        return cls(opened.name, opened.prompt, sampling, list(table), pooling=pooling)
 
 
 class Oracle:
@@ -71,7 +80,8 @@ class Oracle:
             raise AssertionError(f"nobody said that step {plan.step} may be sampled")
         yields = tuple(self._run(plan))
         self.masks.pop(plan.step, None)
-        return Executed(plan.step, yields, self._scores(plan, yields))
+        scores = self._scores(plan, yields)
+        return Executed(plan.step, yields, scores, pooled=self._pooled(plan))
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and forget all after it; rows lose what the device kept for
@@ -176,6 +186,21 @@ class Oracle:
             for row, some in zip(plan.rows, yields, strict=True)
         )
 
+    def _pooled(self, plan: Plan) -> Pooled:
+        """For rows whose prompts have ended, a vector; none if there is no such row."""
+        found = {
+            fill.index: self._vector(row)
+            for fill in plan.fills
+            if (row := self.rows[plan.rows[fill.index]]).pooling
+            and row.next == row.prompt
+        }
+        return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
+
+    def _vector(self, row: Row) -> bytes:
+        """What its last input saw, or a digest of all since it was opened."""
+        said = row.total if row.pooling == MEAN else self._digest(row)
+        return vector_of(said)
+
     def _write(self, row: Row, tokens: tuple[int, ...]) -> None:
         """Write the KV of the row's next inputs."""
         unread, end = iter(tokens), row.next + len(tokens)
@@ -190,16 +215,21 @@ class Oracle:
                 here = hash((here, token, row.next, seen))
                 slots.append(here)
                 row.next += 1
+                row.total += here
 
     def _draw(self, row: Row) -> int:
         """The token that follows the row's inputs so far; noise only where
         one samples.
         """
-        at, slot = divmod(row.next - 1, self.block_size)
-        here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
         how = row.sampling
         noise = (how.seed, how.sample) if how.temperature > 0 else ()
-        return hash((seen, here, row.next, *noise)) % self.vocab
+        return self._digest(row, *noise) % self.vocab
+
+    def _digest(self, row: Row, *noise: int) -> int:
+        """Of all that the row's last input attends to."""
+        at, slot = divmod(row.next - 1, self.block_size)
+        here, seen = self._read(row.table[at], slot), self._seen(row, at, row.next - 1)
+        return hash((seen, here, row.next, *noise))
 
     def _seen(self, row: Row, upto: int, position: int) -> int:
         """A digest of the blocks that `position` sees before entry `upto`, each read

@@ -22,7 +22,7 @@ from attrs import Factory, define, frozen
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Cancel, Event, Execute, Submit, Tick, WakeAt
-from minfer.plan import Plan, Yields
+from minfer.plan import Plan, Pooled, Yields
 from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.oracle import Oracle
@@ -100,6 +100,9 @@ class Simulated(Oracle):
         other = next(token for token in count() if token not in stop_ids)
         if end < math.inf or other:
             self.odd[row] = _Odd(end, min(stop_ids), other)
+
+    def _pooled(self, plan: Plan) -> Pooled:  # noqa: ARG002  # it has no vectors
+        return ()
 
     # A tuple is made of it.
     def _run(self, plan: Plan) -> Yields:  # type: ignore[override]

@@ -13,7 +13,7 @@ none of that.
               drafts, grows, opens and copies: one record after the other
 
     results   u8 kind (0: executed, 1: failed), then as above: step, sizes by row, token
-              ids; JSON: scores, log-probabilities, an error
+              ids; JSON: scores, log-probabilities, pooled vectors, an error
 
 What crosses is trusted as far as the other process is: both are of one engine. Bytes that
 are no plan raise WireError.
@@ -23,6 +23,7 @@ import json
 import struct
 import sys
 from array import array
+from binascii import a2b_base64, b2a_base64
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -142,7 +143,8 @@ def _beside(plan: Plan) -> dict[str, Any]:
     told: dict[str, Any] = {}
     if plan.opens:
         told["opens"] = [
-            [one.name, one.adapter, _sampling_to(one.sampling)] for one in plan.opens
+            [one.name, one.adapter, one.pooling, _sampling_to(one.sampling)]
+            for one in plan.opens
         ]
     if plan.moves:
         told["moves"] = [[m.source, m.target, m.origin, m.tier] for m in plan.moves]
@@ -190,7 +192,7 @@ def _opens_from(words: _Words, told: Any) -> Iterator[Open]:
     count = words.one()
     if count != len(told):
         raise ValueError(f"{count} rows are opened, of which {len(told)} are described")
-    for (name, sample), adapter, sampling in told:
+    for (name, sample), adapter, pooling, sampling in told:
         index, prompt, last = words.take(3)
         known = words.section()
         tables = tuple(words.section() for _ in range(words.one()))
@@ -203,6 +205,7 @@ def _opens_from(words: _Words, told: Any) -> Iterator[Open]:
             sampling=_sampling_from(sampling),
             tables=tables,
             adapter=adapter,
+            pooling=pooling,
         )
 
 
@@ -250,6 +253,8 @@ def results_to(done: Executed | Failed) -> bytes:
             [[one.logprob, one.rank, one.likeliest, one.logprobs] for one in row]
             for row in done.logprobs
         ]
+    if done.pooled:
+        told["pooled"] = [b2a_base64(one, newline=False).decode() for one in done.pooled]
     return _KIND.pack(_EXECUTED) + _packed(words, told)
 
 
@@ -263,7 +268,9 @@ def results_from(data: bytes) -> Executed | Failed:
             return Failed(step, more["error"])
         yields = tuple(words.take(size) for size in words.section())
         scores = tuple(map(tuple, more.get("scores", ())))
-        return Executed(step, yields, scores, _logprobs_from(more.get("logprobs", ())))
+        logprobs = _logprobs_from(more.get("logprobs", ()))
+        pooled = tuple(map(a2b_base64, more.get("pooled", ())))
+        return Executed(step, yields, scores, logprobs, pooled)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"these are no results: {error!r}") from error
 

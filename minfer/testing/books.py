@@ -144,13 +144,14 @@ class Books:
             raise InvariantError("lifetime", f"{one.id} runs without a seat")
         self.move(one, Cause.RESTARTED)
         self.seats.pop(old.gen, None)
+        kv = old.kv if one.request.reads_cache else 0  # all of it is computed anew
         one.seat = Seat(
             account=one,
             gen=NOT_SEEN,
             row=old.row,
             base=len(one.known),
-            sched=old.kv,
-            kv=old.kv,
+            sched=kv,
+            kv=kv,
             table=old.table,
         )
 

@@ -116,13 +116,13 @@ def _starved(after: EngineState, planning: Planning) -> None:
 def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
     """Blocks that letting `seq` in takes, of those that are available."""
     size, known = config.block_size, len(seq.history)
-    full = (known - 1) // size
+    full = (known - 1) // size if seq.request.reads_cache else 0
     cached = [node_of(after.blocks.prefix, key) for key in seq.keys[:full]]
     hit = _hit(config, cached, full)
     low = outside(hit * size, config.window, size)
     idle = sum(node is not None and not node.users for node in cached[low:hit])
     ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
-    next_block = known % size == 0 and known + 1 < ends
+    next_block = known % size == 0 and known + 1 < ends and not seq.request.pooling
     spare = max(config.watermark, next_block) if len(after.running) else 0
     return -(-known // size) - hit + idle + spare
 

@@ -72,7 +72,14 @@ def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:
             return False
         if not all(0 <= number < config.vocab_size for number in numbers):
             return False
-    return True
+    return not done.pooled or _vectors(plan, done.pooled)
+
+
+def _vectors(plan: Plan, pooled: object) -> bool:
+    """Whether these are a vector or nothing for each row of a plan."""
+    if not isinstance(pooled, tuple) or len(pooled) != len(plan.gens):
+        return False
+    return all(isinstance(one, bytes) for one in pooled)
 
 
 def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account]:
@@ -96,7 +103,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _apart(plan, here)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
-    _budget(config, plan, planning)
+    _budget(config, plan, here, planning)
 
 
 def _seated(books: Books, plan: Plan, after: EngineState) -> dict[int, Seat]:
@@ -136,6 +143,10 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
         known = known and one.prompt == len(account.request.prompt)
         known = known and one.last == account.last
         require(known, "open", f"row {plan.rows[at]} is opened with other tokens")
+        pooled = one.pooling == account.request.pooling
+        require(pooled, "open", f"row {plan.rows[at]} is pooled as {one.pooling!r}")
+        anew = account.request.reads_cache or plan.starts[at] == 0
+        require(anew, "open", f"row {plan.rows[at]} does not compute its whole prompt")
         (table,) = one.tables
         kept = table[: len(seat.table)] == seat.table
         require(kept, "device table", "a row is opened with a table that lost blocks")
@@ -171,7 +182,7 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         require(right, "feed", "host or device, not both")
         if filled is not None:
             _filled(seat, filled, start, count)
-            ends = start + count == seat.base
+            ends = start + count == seat.base and not seat.account.request.pooling
             require(most == ends, "feed", "only the end of a prompt yields")
         else:
             require(count == 1 <= most, "feed", f"{count} inputs, {most} tokens")
@@ -304,7 +315,9 @@ def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
     return "blocks" if seat.sched >= table * config.block_size else ""
 
 
-def _budget(config: EngineConfig, plan: Plan, planning: Planning) -> None:
+def _budget(
+    config: EngineConfig, plan: Plan, here: Mapping[int, Seat], planning: Planning
+) -> None:
     """A forward takes no more tokens than the policy allows, save one for each row that
     runs.
     """
@@ -317,7 +330,8 @@ def _budget(config: EngineConfig, plan: Plan, planning: Planning) -> None:
     few = 1 if planning.newcomers else len(plan.gens)
     allowed = total <= max(budget, few)
     require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
-    short = any(most == 0 for most in plan.most)  # a prompt goes on in the next step
+    # A prompt goes on in the next step.
+    short = any(plan.starts[at] + plan.counts[at] < one.base for at, one in here.items())
     if short and not planning.preempted:
         used = total >= budget
         require(used, "budget", f"{total} of {budget} tokens, and a prompt waits")

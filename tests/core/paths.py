@@ -62,6 +62,8 @@ EXECUTING = (
     "moved away",
     "moved back",
     "sampled apart",
+    "pooled: last",
+    "pooled: mean",
 )
 PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
 

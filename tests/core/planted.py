@@ -90,11 +90,12 @@ BUGS: Final = (
         "admit.py",
         "_seat",
         (
-            "hit = _hit(config, state, change, seq.keys, full)\n"
+            "hit = _hit(config, state, change, seq.keys, _readable(seq, full))\n"
             "taken = change.take(-(-known // size) - hit.blocks)"
         ),
         (
-            "hit = _hit(config, state, Transaction(state.blocks), seq.keys, full)\n"
+            "unheld = Transaction(state.blocks)\n"
+            "hit = _hit(config, state, unheld, seq.keys, _readable(seq, full))\n"
             "taken = change.take(-(-known // size) - hit.blocks)\n"
             "change.prefix.hold(hit.leaf)"
         ),
@@ -446,8 +447,8 @@ BUGS: Final = (
         "limits: one token more than the model's maximum length",
         "seat.py",
         "seated",
-        "last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1",
-        "last = min(len(request.prompt) + request.max_tokens - 1, config.max_model_len)",
+        "last = request.most_known(config.max_model_len) - 1",
+        "last = request.most_known(config.max_model_len + 1) - 1",
     ),
     Bug(
         "repeat beyond the limit",
@@ -539,6 +540,38 @@ BUGS: Final = (
         "_slid",
         "change.pool.give(table[max(chain.low, sealed) : low])",
         "()",
+    ),
+    Bug(
+        "mean of what the cache left to be computed",
+        "a kind: a cached prefix has no hidden states, and is missing from a mean",
+        "admit.py",
+        "_readable",
+        "full if seq.request.reads_cache else 0",
+        "full",
+    ),
+    Bug(
+        "what is computed anew is published while it may be",
+        "a kind: a row that begins again rewrites blocks that others read",
+        "commit.py",
+        "_fillings",
+        "i not in ends and run.seqs[i].request.reads_cache",
+        "i not in ends",
+    ),
+    Bug(
+        "pooled prompt ends with its first chunk",
+        "a kind: the embedding of a long prompt is that of its beginning",
+        "commit.py",
+        "_pooled_ends",
+        "run.seqs[i].request.pooling and upto[run.gens[i]] == run.base[i]",
+        "run.seqs[i].request.pooling",
+    ),
+    Bug(
+        "vector of a neighbour",
+        "a kind: results are read by their places in the batch of now",
+        "commit.py",
+        "_kept_pooled",
+        "dict(zip(plan.gens, pooled, strict=True))",
+        "dict(zip(run.gens, pooled))",
     ),
 )
 
@@ -673,6 +706,15 @@ ESCAPED: Final = (
         "(stop.sample,)",
         "(0,)",
         "test_stop.py",
+    ),
+    Bug(
+        "mean of what was computed since a failure",
+        "a kind: what was summed before a step failed is lost with its row",
+        "preempt.py",
+        "restart",
+        "{i: 0 for i in spots if not run.seqs[i].request.reads_cache}",
+        "{}",
+        "test_pooled.py",
     ),
 )
 

@@ -17,9 +17,14 @@ class EngineMachine(RuleBasedStateMachine):
 
     world: World
 
-    @initialize(rng=st.randoms(use_true_random=False), variable=st.booleans())
-    def begin(self, rng: Random, variable: bool) -> None:
+    @initialize(
+        rng=st.randoms(use_true_random=False),
+        variable=st.booleans(),
+        pooled=st.booleans(),
+    )
+    def begin(self, rng: Random, variable: bool, pooled: bool) -> None:
         self.world = World(tiny_config(rng), rng, Habits(variable=variable))
+        self.world.pooled = 0.3 if pooled else 0.0
 
     @rule(count=st.integers(1, 6))
     def burst(self, count: int) -> None:

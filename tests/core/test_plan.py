@@ -30,7 +30,7 @@ SCORE = TokenLogprobs(-0.5, 1)
     "scores", [(), ((), (), ()), ((-0.5, -1.0), (), ()), ((-0.5, -1.0), (), (0.0,))]
 )
 def test_scores_are_none_or_one_for_each_token_of_a_row(scores: Any) -> None:
-    assert flaw_beside(scores, (), SIZES) == ""
+    assert flaw_beside(scores, (), (), SIZES) == ""
 
 
 @pytest.mark.parametrize(
@@ -50,12 +50,22 @@ def test_scores_are_none_or_one_for_each_token_of_a_row(scores: Any) -> None:
     ],
 )
 def test_what_are_no_scores_is_said(scores: Any) -> None:
-    assert flaw_beside(scores, (), SIZES).startswith("scores must be none or one finite")
+    assert flaw_beside(scores, (), (), SIZES).startswith(
+        "scores must be none or one finite"
+    )
 
 
 def test_log_probabilities_are_none_or_one_for_each_token_of_a_row() -> None:
-    assert flaw_beside((), ((SCORE, SCORE), (), ()), SIZES) == ""
+    assert flaw_beside((), ((SCORE, SCORE), (), ()), (), SIZES) == ""
     short, rows, listed = ((SCORE,), (), ()), ((SCORE, SCORE), ()), ([SCORE] * 2, (), ())
     several: tuple[Any, ...] = (None, [], short, rows, listed)
     for wrong in several:
-        assert flaw_beside((), wrong, SIZES).startswith("log-probabilities must be")
+        assert flaw_beside((), wrong, (), SIZES).startswith("log-probabilities must be")
+
+
+def test_pooled_vectors_are_none_or_bytes_for_each_row() -> None:
+    for right in ((), (b"", b"abcd", b""), (b"",) * 3):
+        assert flaw_beside((), (), right, SIZES) == ""
+    wrong: Any
+    for wrong in (None, [b""] * 3, (b"",), (b"",) * 4, (b"", "", b""), ((), (), ())):
+        assert flaw_beside((), (), wrong, SIZES).startswith("pooled vectors must be")

@@ -59,6 +59,9 @@ def test_sampling_parameters_end_where_they_say(
 REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("id", ["", "x"], [1, None, b"x"]),
     ("client", ["", "x"], [1, None]),
+    ("pooling", ["", "last"], [1, None]),
+    ("lockstep", [True, False], [1, None]),
+    ("reads_cache", [True, False], [1, None]),
     ("max_tokens", [-(2**63), 0, 2**63 - 1], [2**63, -(2**63) - 1, 1.0, None, True]),
     ("n", [0, 2**63 - 1], [2**63, "1"]),
     ("seed", [-(2**63), 2**63 - 1], [2**63, None]),
@@ -120,3 +123,10 @@ def test_a_value_of_a_wrong_type_is_quoted_if_it_is_plain() -> None:
     for value, quoted in ((True, "True"), (1.5, "1.5"), ("a", "'a'"), ([], "a list")):
         with pytest.raises(ParameterError, match=f"not {quoted}$"):
             check_number(value, "x", 0, 1, whole=True)
+
+
+def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None:
+    assert ask(prompt=(1,) * 5, max_tokens=3).most_known(16) == 8
+    assert ask(prompt=(1,) * 5, max_tokens=30).most_known(16) == 16
+    assert ask(prompt=(1,) * 5, max_tokens=0, pooling="last").most_known(16) == 6
+    assert ask(prompt=(1,) * 16, max_tokens=0, pooling="last").most_known(16) == 17

@@ -33,7 +33,7 @@ from minfer.messages import (
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request, SamplingParams
-from minfer.runs.oracle import START
+from minfer.runs.oracle import START, vector_of
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
@@ -97,6 +97,22 @@ def reference(
             if tokens[-1] in request.stop_ids:
                 break
     return out
+
+
+def pooled_reference(request: Request, block_size: int, window: int = 0) -> bytes:
+    """The vector of a prompt, computed alone and without blocks."""
+    digests: list[int] = []
+    here = seen = total = 0
+    for position, token in enumerate(request.prompt):
+        here = here if position % block_size else START
+        seen = hash(tuple(digests[outside(position, window, block_size) :]))
+        here = hash((here, token, position, seen))
+        total += here
+        if (position + 1) % block_size == 0:
+            digests.append(here)
+    last = hash((seen, here, len(request.prompt)))
+    said = total if request.pooling == "mean" else last
+    return vector_of(said)
 
 
 def tiny_config(rng: Random) -> EngineConfig:
@@ -177,6 +193,7 @@ class World:
     rng: Random
     habits: Habits = field(factory=Habits)
     bound: float = 0.0  # share of requests that never run ahead
+    pooled: float = 0.0  # share of requests that end with their prompts
     state: EngineState = field(init=False)
     oracle: Busy = field(init=False)
     ledger: Ledger = field(init=False)
@@ -187,6 +204,7 @@ class World:
     inbox: list[Event] = field(factory=list)
     requests: dict[str, Request] = field(factory=dict)
     out: dict[SampleId, list[int]] = field(factory=dict)
+    vectors: dict[SampleId, bytes] = field(factory=dict)
     ended: dict[SampleId, Finished] = field(factory=dict)
     cut: set[SampleId] = field(factory=set)
     past: deque[tuple[int, ...]] = field(
@@ -241,7 +259,7 @@ class World:
         output = self._tokens(rng.choice((0, 0, 0, 0, 1, 3))) if n == 1 else ()
         keys = block_keys(root, prompt, size)  # the edge may know some of them
         most = rng.choice((40, 12, 2 * size, *(() if self.hungry else (1, 2, 3, size))))
-        return Request(
+        request = Request(
             id=name,
             prompt=prompt,
             max_tokens=90 if self.config.max_num_seqs > 64 else most,  # many run at once
@@ -257,6 +275,18 @@ class World:
             output=output,
             lockstep=self.bound > 0 and Random(name).random() < self.bound,
         )
+        return self._pooled(request)
+
+    def _pooled(self, request: Request) -> Request:
+        """Some requests end with their prompts; a few of them cannot be."""
+        rng = Random(f"pooled {request.id}")
+        if not self.pooled or rng.random() >= self.pooled:
+            return request
+        how = rng.choice(("last", "mean"))
+        plain = evolve(request, pooling=how, reads_cache=how == "last", max_tokens=0)
+        if rng.random() < 0.05:
+            return plain  # it may want samples, or go on
+        return evolve(plain, n=1, output=(), lockstep=False)
 
     def _name(self) -> str:
         """A new id, or one whose samples have all ended."""
@@ -488,6 +518,9 @@ class World:
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
+                if command.pooled:
+                    each = zip(command.ids, command.pooled, strict=True)
+                    self.vectors.update({name: one for name, one in each if one})
                 for done in command.finished:
                     self._end(done)
 
@@ -495,11 +528,16 @@ class World:
         name = (done.id, done.sample)
         self.ended[name] = done
         request, out = self.requests[done.id], self.out.pop(name, [])
+        vector = self.vectors.pop(name, b"")
         before = len(request.output)  # it was resumed with so many
         if done.reason == "rejected":
             assert not out
             assert done.error
             return
+        if request.pooling:
+            self._end_pooled(done, request, out, vector)
+            return
+        assert not vector
         if done.reason == "error" and not self.faults:
             assert done.id in self.poison, f"{name} is blamed for its neighbours"
         right = self.reference(request, done.sample)
@@ -515,6 +553,17 @@ class World:
             assert done.length <= before + len(out)
         whole = (*request.prompt, *request.output, *right)
         self.past.append(whole[: len(request.prompt) + done.length])
+
+    def _end_pooled(
+        self, done: Finished, request: Request, out: list[int], vector: bytes
+    ) -> None:
+        """It ends with the vector of its prompt, and has it only if it has ended so."""
+        assert not out
+        assert done.length == 0
+        size, window = self.config.block_size, self.config.window
+        due = pooled_reference(request, size, window) if done.reason == "length" else b""
+        assert vector == due, f"{done}: {vector!r} is not {due!r}"
+        self.paths[f"pooled: {request.pooling}"] += bool(vector)
 
     def proposer(self, rng: Random) -> Proposer:
         """One that knows what is to come."""
@@ -545,6 +594,7 @@ def run_swarm(seed: int, turns: int) -> World:
         wire=apart.random() < 0.2,
     )
     world.bound = 0.3 if apart.random() < 0.15 else 0.0
+    world.pooled = 0.4 if apart.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,
         rng.random() < 0.6,

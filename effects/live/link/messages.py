@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
-from minfer.plan import Logprobs
+from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
 from minfer.sequence import SampleIds
 
@@ -156,6 +156,7 @@ class News(Struct, tag="news", frozen=True, omit_defaults=True):
     ids: SampleIds | None = ()  # of the batch; None: those of the batch before
     tokens: tuple[tuple[int, ...], ...] = ()
     logprobs: Logprobs = ()
+    pooled: Pooled = ()
     finished: tuple[Finished, ...] = ()
     arrived: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()

@@ -379,6 +379,7 @@ class Remote:
                 ids=self._batch if has_batch else (),
                 tokens=told.tokens,
                 logprobs=told.logprobs,
+                pooled=told.pooled,
                 finished=tuple([self._done(one) for one in told.finished]),
                 arrived=tuple(
                     [self._names[n][0] for n in told.arrived if n in self._names]

@@ -46,8 +46,15 @@ def paged_model(model: Any) -> Model:
     of `forward`.
     """
     keeps = "logits_to_keep" in inspect.signature(model.forward).parameters
+    base = model.base_model
+    can_tap = base is not model
+    if can_tap:
+        base.register_forward_hook(_tapped)
 
     def step(batch: Batch, cache: PagedCache) -> Tensor:
+        if batch.tap is not None and not can_tap:
+            name = type(model).__name__
+            raise UnsupportedModelError(f"{name} does not say what its hidden states are")
         picks = batch.sample
         fewer = keeps and picks is not None
         keep: dict[str, Any] = {"logits_to_keep": picks} if fewer else {}
@@ -59,6 +66,14 @@ def paged_model(model: Any) -> Model:
         return logits if fewer or picks is None else logits.index_select(0, picks)
 
     return step
+
+
+def _tapped(_base: Any, _given: Any, output: Any) -> None:
+    """Hand out the states of tapped tokens: what the model without its head gives."""
+    call = _call.get(None)
+    tap = None if call is None else call.batch.tap
+    if tap is not None:
+        tap.states.copy_(output[0][0].index_select(0, tap.tokens))
 
 
 def paged_attention(

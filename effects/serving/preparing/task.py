@@ -29,6 +29,7 @@ class Recipe:
 
     folder: str | None  # of the tokenizer; None: token ids alone are taken
     vocab_size: int
+    hidden_size: int  # elements of a pooled vector
     max_model_len: int  # tokens
     default_params: Mapping[str, int | float]  # of sampling, as the model's makers advise
     names: tuple[str, ...]  # of the model
@@ -40,6 +41,7 @@ class Recipe:
         return cls(
             folder=None if llm.tokenizer is None else str(setup.folder),
             vocab_size=setup.spec.vocab_size,
+            hidden_size=setup.spec.hidden_size,
             max_model_len=setup.config.max_model_len,
             default_params=dict(setup.default_params),
             names=names,
@@ -75,7 +77,7 @@ class Likeness:
 
     @property
     def spec(self) -> Recipe:
-        """What has the size of the vocabulary."""
+        """What has the sizes of the model."""
         return self.recipe
 
     @property

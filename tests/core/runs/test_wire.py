@@ -69,6 +69,7 @@ OPENS = st.builds(
     sampling=SAMPLINGS,
     tables=st.lists(COLUMN, min_size=1, max_size=3).map(tuple),
     adapter=st.text(max_size=4),
+    pooling=st.sampled_from(("", "last", "mean")),
 )
 PLANS = st.builds(
     Plan,
@@ -102,6 +103,7 @@ RESULTS = st.builds(
     st.lists(COLUMN, max_size=4).map(tuple),
     st.lists(st.lists(FLOATS, max_size=3).map(tuple), max_size=3).map(tuple),
     st.lists(st.lists(LOGPROBS, max_size=2).map(tuple), max_size=3).map(tuple),
+    st.lists(st.binary(max_size=9), max_size=3).map(tuple),
 )
 
 
@@ -119,6 +121,7 @@ def test_results_come_over_as_they_are_log_probabilities_too(
     if isinstance(done, Executed):
         assert isinstance(told, Executed)
         assert told.logprobs == done.logprobs  # which equality leaves out
+        assert told.pooled == done.pooled  # likewise
 
 
 @given(NUMBERS, st.lists(st.builds(Mask, NUMBERS, st.binary(max_size=9)), max_size=3))

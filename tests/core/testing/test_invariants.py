@@ -161,3 +161,14 @@ def test_what_is_left_over_when_all_has_ended_is_named() -> None:
     ):
         with pytest.raises(InvariantError, match="quiescence: something is left over"):
             invariants._quiescence(wrong)
+
+
+def test_who_computes_all_anew_shares_nothing_of_it() -> None:
+    state = busy(1).state
+    own = next(i for i, chain in enumerate(state.running.chains) if chain.sealed)
+    seq = state.running.seqs[own]
+    wish = evolve(seq.request, reads_cache=False)
+    seqs = list(state.running.seqs)
+    seqs[own] = evolve(seq, request=wish)
+    with pytest.raises(InvariantError, match="computed anew"):
+        check(CONFIG, run_with(state, seqs=tuple(seqs)))

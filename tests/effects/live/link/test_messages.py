@@ -47,6 +47,8 @@ REQUEST = other(
     keys=(b"k1", b"\xfe"),
     output=(8, 7),
     lockstep=True,
+    pooling="mean",
+    reads_cache=False,
 )
 FINISHED = other(
     Finished("", 0, "", 0),
@@ -126,6 +128,7 @@ def test_news_are_the_same_for_who_listens_to_a_front() -> None:
         ids=(("a", 0), ("a", 2)),
         tokens=((1, 2), ()),
         logprobs=((TokenLogprobs(-0.5, 2, (7,), (-0.25,)), TokenLogprobs(-1.5, 1)), ()),
+        pooled=(b"", b"\x00\x80\xff?"),
         finished=(FINISHED,),
         arrived=("a",),
         reasons=REASONS,

@@ -15,7 +15,12 @@ from minfer.effects.serving.preparing.process import Process, WorkerGoneError
 from minfer.effects.serving.preparing.task import Prepared, Recipe
 
 RECIPE = Recipe(
-    folder=None, vocab_size=9, max_model_len=9, default_params={}, names=("m",)
+    folder=None,
+    vocab_size=9,
+    hidden_size=9,
+    max_model_len=9,
+    default_params={},
+    names=("m",),
 )
 BODY = b'{"prompt": [5]}'
 

@@ -72,7 +72,12 @@ def test_the_model_is_looked_for_before_its_prompt_is_read(likeness: Likeness) -
 
 def test_without_a_tokenizer() -> None:
     recipe = Recipe(
-        folder=None, vocab_size=9, max_model_len=9, default_params={}, names=("bundled",)
+        folder=None,
+        vocab_size=9,
+        hidden_size=9,
+        max_model_len=9,
+        default_params={},
+        names=("bundled",),
     )
     found = prepare(COMPLETIONS, b'{"prompt": [8]}', Likeness(recipe), MODELS)
     assert found.request.prompts[0].ids == (8,)

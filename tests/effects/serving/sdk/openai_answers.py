@@ -100,6 +100,16 @@ def _(servers: Servers) -> None:
     assert all(len(each) >= 2 for each in scores.top_logprobs or [])
 
 
+@case("embeddings.create: a vector of length 1 for each input, usage")
+def _(servers: Servers) -> None:
+    inputs = ["import os\n", "def f(x"]
+    done = to(servers).embeddings.create(model="bundled", input=inputs)
+    assert [one.index for one in done.data] == [0, 1]
+    for one in done.data:
+        assert abs(sum(x * x for x in one.embedding) - 1) < 1e-5
+    assert done.usage.total_tokens == done.usage.prompt_tokens > 2
+
+
 @case("chat.completions.create: a message, why it ended, usage")
 def _(servers: Servers) -> None:
     done = to(servers).chat.completions.create(**TALK)

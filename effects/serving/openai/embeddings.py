@@ -1,0 +1,138 @@
+"""POST /v1/embeddings: texts become vectors.
+
+A vector is spelled when it comes, and the answer is put together of what was spelled: a
+list of thousands of numbers takes milliseconds to write, and the others of a server need
+not wait for all of them at once.
+"""
+
+import json
+import math
+from base64 import b64encode
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import Field
+
+from minfer.effects.live.edge import Urgency
+from minfer.effects.live.prompts import read_prompt
+from minfer.effects.serving.bodies import StrictObject, read_body
+from minfer.effects.serving.errors import INTERNAL, ApiError
+from minfer.effects.serving.openai.completions import Prompts
+from minfer.effects.serving.openai.errors import failure
+from minfer.effects.serving.openai.fields import Client
+from minfer.effects.serving.openai.usage import usage_of
+from minfer.effects.serving.protocol import (
+    Endpoint,
+    GenerationRequest,
+    Grounds,
+    Include,
+    Pooled,
+    Served,
+)
+from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.transports.transport import Event
+from minfer.effects.text.outputs import CompletionOutput, floats, normalized
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.params import SamplingParams
+
+MAX_INPUTS: Final = 2048  # OpenAI's
+
+
+class EmbeddingBody(StrictObject):
+    """Texts, and what vectors are made of them."""
+
+    input: Annotated[list[Any], Field(fail_fast=True, max_length=MAX_INPUTS), Prompts]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    user: Client = ""
+    # vLLM's:
+    normalize: bool = True  # to a length of 1
+    priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
+    cache_salt: str = ""
+    # minfer's:
+    pooling: Literal["last", "mean"] = "last"
+    deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
+
+    @property
+    def stream(self) -> bool:
+        """The answer comes whole."""
+        return False
+
+    def generation(self, llm: Grounds) -> GenerationRequest:
+        """Its inputs as token ids. Raises RequestError and ApiError."""
+        size = llm.setup.spec.hidden_size
+        if self.dimensions not in (None, size):
+            why = f"dimensions: this model's vectors have {size}; leave it out"
+            raise ApiError(why, "dimensions")
+        vocab, salt = llm.setup.spec.vocab_size, self.cache_salt.encode()
+        prompts = [read_prompt(one, llm.tokenizer, vocab, salt) for one in self.input]
+        return GenerationRequest(
+            prompts=tuple(prompts),
+            params=SamplingParams(),
+            urgency=Urgency(
+                priority=self.priority, client=self.user, deadline=self.deadline
+            ),
+            stream=False,
+            include=Include(),
+            pooled=Pooled(
+                how=self.pooling,
+                normalize=self.normalize,
+                base64=self.encoding_format == "base64",
+            ),
+        )
+
+
+class EmbeddingList:
+    """An answer: one object with a vector for each input."""
+
+    def __init__(
+        self, stamp: Stamp, request: GenerationRequest, _tokenizer: Tokenizer | None
+    ) -> None:
+        self._stamp = stamp
+        self._pooled = request.pooled or Pooled()
+        self._spelled: dict[int, str] = {}  # by input
+
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """Keep the vector of an input; nothing is to be sent yet."""
+        if not delta.vector:
+            why = "the request failed: the executor gave no vector"
+            raise ApiError(why, None, "engine_error", INTERNAL)
+        vector = normalized(delta.vector) if self._pooled.normalize else delta.vector
+        spelled = b64encode(vector).decode() if self._pooled.base64 else _numbers(vector)
+        told = {"object": "embedding", "index": choice, "embedding": spelled}
+        self._spelled[choice] = json.dumps(told)
+        return []
+
+    def end(self, served: Sequence[Served]) -> list[Event]:
+        """The answer."""
+        usage = usage_of(served)
+        del usage["completion_tokens"]
+        about = {
+            "id": self._stamp.id,
+            "object": "list",
+            "created": self._stamp.created,
+            "model": self._stamp.model,
+            "usage": usage,
+        }
+        data = ", ".join(self._spelled[i] for i in sorted(self._spelled))
+        return [Event(f'{json.dumps(about)[:-1]}, "data": [{data}]}}')]
+
+
+def _numbers(vector: bytes) -> list[float]:
+    return floats(vector).tolist()
+
+
+ENDPOINT: Final = Endpoint(
+    name="embeddings",
+    path="/v1/embeddings",
+    summary="Make vectors of texts.",
+    body=EmbeddingBody,
+    id_prefix="embd",
+    prompt_field="input",
+    streams=False,
+    read=partial(read_body, EmbeddingBody),
+    writer=EmbeddingList,
+    failure=failure,
+)

@@ -1,0 +1,261 @@
+"""Prompts as vectors: as transformers' hidden states say, however the work is cut."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve, frozen
+
+from minfer import LLM, AsyncLLM, EmbeddingOutput, RequestError, SamplingParams
+from minfer.effects.execution.pooling import Part, Vectors
+from minfer.effects.execution.torch_executor import unsupported
+from minfer.effects.live.edge import Urgency
+from minfer.effects.text.assembly import Assembly
+from minfer.messages import Preempted
+from minfer.plan import MEAN, POOLINGS, Open, Plan
+from minfer.sample import RowSampling
+from tests.effects.tiny_families import OTHERS, VARIANTS, save
+
+PLAIN: Final[dict[str, Any]] = {
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "block_size": 4,
+    "num_gpu_blocks_override": 200,
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+}
+GREEDY: Final = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+
+
+@frozen(eq=False)
+class Beside:
+    """A checkpoint, and transformers' model of it."""
+
+    folder: str
+    theirs: Any
+
+    def right(self, ids: list[int], pooling: str) -> list[float]:
+        """What transformers' hidden states are pooled to."""
+        with torch.inference_mode():
+            states = self.theirs.base_model(torch.tensor([ids])).last_hidden_state[0]
+        pooled = states[-1] if pooling == "last" else states.mean(0)
+        found: list[float] = pooled.tolist()
+        return found
+
+
+def made(folder: Path, family: str, config: dict[str, Any]) -> Beside:
+    return Beside(str(folder), save(str(folder), family, config))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Beside:
+    folder = tmp_path_factory.mktemp("llama")
+    return made(folder, "Llama", VARIANTS["Llama", "plain"])
+
+
+@pytest.fixture
+def llm(llama: Beside) -> Iterator[LLM]:
+    with LLM(llama.folder, **PLAIN) as one:
+        yield one
+
+
+def prompts(count: int = 6, longest: int = 50) -> list[list[int]]:
+    rng = Random(count)
+    lengths = [1, longest, *(rng.randint(2, longest) for _ in range(count - 2))]
+    return [rng.choices(range(160), k=length) for length in lengths]
+
+
+def check(beside: Beside, outputs: list[EmbeddingOutput], pooling: str) -> None:
+    for output in outputs:
+        assert (output.finish_reason, output.error) == ("stop", "")
+        right = beside.right(list(output.prompt_token_ids), pooling)
+        np.testing.assert_allclose(output.embedding, right, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        ("Llama", "plain"),
+        ("Qwen2", "windows alternate"),
+        ("Qwen3", "biases, windows"),
+        ("Mistral", "window, tied"),
+    ],
+    ids=lambda key: " ".join(key),
+)
+def test_every_family_gives_transformers_states(
+    tmp_path: Path, key: tuple[str, str]
+) -> None:
+    beside = made(tmp_path, key[0], VARIANTS[key])
+    with LLM(beside.folder, **PLAIN | {"max_num_batched_tokens": 9}) as one:
+        for pooling in POOLINGS:
+            outputs = one.embed(prompts(), pooling=pooling, normalize=False)
+            check(beside, outputs, pooling)
+
+
+@pytest.mark.parametrize("key", [("Olmo2", "norms behind"), ("Granite", "multipliers")])
+def test_models_of_transformers_are_pooled_too(
+    tmp_path: Path, key: tuple[str, str]
+) -> None:
+    beside = made(tmp_path, key[0], OTHERS[key])
+    with LLM(beside.folder, **PLAIN) as one:
+        for pooling in POOLINGS:
+            check(
+                beside, one.embed(prompts(3), pooling=pooling, normalize=False), pooling
+            )
+
+
+def test_a_prefix_is_hit_by_the_last_token_and_not_by_a_mean(
+    llm: LLM, llama: Beside
+) -> None:
+    ids = prompts()[1]
+    for pooling, cached in (("mean", 0), ("last", 48), ("mean", 0)):
+        (output,) = llm.embed(ids, pooling=pooling, normalize=False)
+        assert output.num_cached_tokens == cached
+        check(llama, [output], pooling)
+
+
+def test_vectors_have_length_one_unless_told_otherwise(llm: LLM) -> None:
+    ids = prompts()
+    for plain, scaled in zip(
+        llm.embed(ids, normalize=False), llm.embed(ids), strict=True
+    ):
+        vector = np.array(plain.embedding)
+        right = vector / np.linalg.norm(vector)
+        np.testing.assert_allclose(scaled.embedding, right, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_whoever_is_sent_back_begins_again(llama: Beside, pooling: str) -> None:
+    tight = {
+        "num_gpu_blocks_override": 20,
+        "max_model_len": 80,
+        "max_num_batched_tokens": 8,
+    }
+    reasons: list[Any] = []
+    inbox: SimpleQueue[Assembly] = SimpleQueue()
+    with LLM(llama.folder, **PLAIN | tight) as one:
+        one.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
+        first = one._jobs([ids[:9] for ids in prompts(5)[2:]], GREEDY, None).wanted
+        pooled = [
+            one._pooled_job(ids, inbox.put, pooling, count=10 + i, urgency=Urgency())
+            for i, ids in enumerate([prompts()[1][:30], prompts()[1][5:35]])
+        ]
+        one.front.submit([*first, *pooled])  # in one turn
+        for _ in pooled:
+            check(llama, [inbox.get().embedding(normalize=False)], pooling)
+    back = {reason.id for reason in reasons if isinstance(reason, Preempted)}
+    assert back & {"10", "11"}
+
+
+def test_neighbours_that_generate_go_on_as_ever(llama: Beside) -> None:
+    ids = prompts()
+    settings = PLAIN | {"max_num_batched_tokens": 16}
+    with LLM(llama.folder, **settings) as one:
+        alone = [output.outputs[0].token_ids for output in one.generate(ids, GREEDY)]
+        stream = one.stream(ids, GREEDY)
+        got = {str(len(ids) + at): list[int]() for at in range(len(ids))}
+        for turn, output in enumerate(stream):
+            got[output.request_id] += output.outputs[0].token_ids
+            if turn == 3:
+                for pooling in POOLINGS:
+                    check(
+                        llama, one.embed(ids, pooling=pooling, normalize=False), pooling
+                    )
+    assert list(map(tuple, got.values())) == alone
+
+
+def test_a_prompt_may_fill_the_context(llm: LLM, llama: Beside) -> None:
+    ids = Random(1).choices(range(160), k=256)
+    check(llama, llm.embed([ids], normalize=False), "last")
+
+
+def test_many_at_once_in_a_loop_and_one_that_goes_away(llama: Beside) -> None:
+    async def main() -> list[EmbeddingOutput]:
+        async with AsyncLLM(llama.folder, **PLAIN) as one:
+            gone = asyncio.create_task(one.embed(prompts()[1], request_id="gone"))
+            await asyncio.sleep(0)
+            gone.cancel()
+            every = await asyncio.gather(
+                *(one.embed(ids, pooling="mean", normalize=False) for ids in prompts())
+            )
+            with contextlib.suppress(asyncio.CancelledError):
+                await gone
+            with pytest.raises(RequestError, match="pooling must be 'last' or 'mean'"):
+                await one.embed([1], pooling="cls")
+            return every
+
+    check(llama, asyncio.run(main()), "mean")
+
+
+def test_a_prompt_that_cannot_be_pooled_is_named(llm: LLM) -> None:
+    for wrong, why in (
+        ([5] * 257, "257 tokens; this model's maximum context length is 256"),
+        ([], "prompt is empty"),
+        ([160], "outside the vocabulary"),
+    ):
+        with pytest.raises(RequestError, match=why) as caught:
+            llm.embed([[1], wrong])
+        assert caught.value.index == 1
+        assert str(caught.value).startswith("prompts[1]: ")
+
+
+def test_a_step_that_fails_says_why_and_the_others_go_on(
+    llm: LLM, llama: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = Vectors.read
+
+    def broken(self: Vectors, rows: int) -> tuple[bytes, ...]:
+        for part, line in zip(self.parts, self.values.numpy(), strict=True):
+            if len(part.owner.known) == 7:
+                line[0] = np.nan
+        return read(self, rows)
+
+    monkeypatch.setattr(Vectors, "read", broken)
+    good, bad = llm.embed([[3] * 6, [3] * 7], normalize=False)
+    check(llama, [good], "last")
+    assert (bad.finish_reason, bad.embedding) == ("error", [])
+    assert "states are not finite" in bad.error
+
+
+def test_without_weights_there_are_vectors_to_try_with() -> None:
+    with LLM(executor="dry") as one:
+        first, second = one.embed(["import os", "import os"])
+        assert first.embedding == second.embedding
+        assert sum(number**2 for number in first.embedding) == pytest.approx(1)
+
+
+OPENED: Final = Open(
+    index=0,
+    name=("r7", 0),
+    known=(1, 2),
+    prompt=2,
+    last=2,
+    sampling=RowSampling(seed=0, sample=0),
+    tables=((0,),),
+    pooling=MEAN,
+)
+PLAN: Final = Plan(
+    step=0, gens=(0,), rows=(0,), starts=(0,), counts=(2,), most=(0,), opens=(OPENED,)
+)
+
+
+def test_what_cannot_be_pooled_is_refused_by_name() -> None:
+    assert unsupported(PLAN) == ""
+    assert "begins in the middle" in unsupported(evolve(PLAN, starts=(4,)))
+    other = evolve(PLAN, opens=(evolve(OPENED, pooling="cls"),))
+    assert "by last or mean, not 'cls'" in unsupported(other)
+
+
+def test_states_that_are_not_finite_name_their_request() -> None:
+    part = Part(1, 0, OPENED, first=0, count=1, begins=True, ends=True)
+    good = Vectors((part,), torch.ones(1, 2)).read(3)
+    assert good == (b"", np.ones(2, "<f4").tobytes(), b"")
+    with pytest.raises(RuntimeError, match=r"not finite for request 'r7' \(sample 0\)"):
+        Vectors((part,), torch.tensor([[1.0, torch.nan]])).read(3)

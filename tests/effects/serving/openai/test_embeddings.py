@@ -1,0 +1,145 @@
+"""Embeddings: which inputs may be sent, and answers as OpenAI's SDK reads them."""
+
+import json
+from base64 import b64decode
+from typing import Any, get_args
+
+import numpy as np
+import openai
+import pytest
+from openai import OpenAI
+
+from minfer.effects.serving.bodies import read_body
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.embeddings import (
+    MAX_INPUTS,
+    EmbeddingBody,
+    EmbeddingList,
+)
+from minfer.plan import POOLINGS
+from tests.effects.served import Serving
+from tests.effects.serving.openai.asked import STAMP, delta, refused
+
+
+def body(**fields: Any) -> EmbeddingBody:
+    return read_body(EmbeddingBody, json.dumps({"input": "x", **fields}).encode())
+
+
+@pytest.mark.parametrize(
+    ("given", "inputs"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_every_form_of_an_input(given: Any, inputs: Any) -> None:
+    assert body(input=given).input == inputs
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": 5}, "input"),
+        ({"input": None}, "input"),
+        ({"input": [True]}, "input"),
+        ({"input": ["a"] * (MAX_INPUTS + 1)}, "input"),
+        ({"encoding_format": "int8"}, "encoding_format"),
+        ({"dimensions": 0}, "dimensions"),
+        ({"dimensions": "64"}, "dimensions"),
+        ({"pooling": "cls"}, "pooling"),
+        ({"normalize": 1}, "normalize"),
+        ({"stream": True}, "stream"),
+    ],
+)
+def test_a_body_that_makes_no_sense(fields: dict[str, Any], param: str) -> None:
+    error = refused(EmbeddingBody, json.dumps({"input": "x", **fields}).encode())
+    assert error.param == param
+
+
+def test_what_may_be_asked_for_is_what_the_engine_pools() -> None:
+    assert get_args(EmbeddingBody.model_fields["pooling"].annotation) == POOLINGS
+
+
+def test_an_answer_without_a_vector_is_the_servers_fault(bundled: Serving) -> None:
+    writer = EmbeddingList(STAMP, body().generation(bundled.llm), None)
+    with pytest.raises(ApiError, match="gave no vector") as caught:
+        writer.write(0, delta("", "length"))
+    assert caught.value.status == 500
+
+
+def test_the_sdk_reads_base64_and_floats_alike(client: OpenAI) -> None:
+    inputs = ["import os", "def f(x):", "class A"]
+    # The SDK asks for base64 unless it is told otherwise.
+    usual = client.embeddings.create(model="bundled", input=inputs)
+    plain = client.embeddings.create(
+        model="bundled", input=inputs, encoding_format="float"
+    )
+    assert [one.index for one in usual.data] == [0, 1, 2]
+    assert usual.object == plain.object == "list"
+    assert usual.model == "bundled"
+    assert usual.usage.total_tokens == usual.usage.prompt_tokens > 3
+    for ours, theirs in zip(usual.data, plain.data, strict=True):
+        np.testing.assert_allclose(ours.embedding, theirs.embedding, atol=1e-5)
+        assert np.linalg.norm(ours.embedding) == pytest.approx(1, abs=1e-5)
+    first, second, third = (np.array(one.embedding) for one in usual.data)
+    assert not np.allclose(first, second, atol=1e-2)
+    assert not np.allclose(second, third, atol=1e-2)
+
+
+def test_token_ids_and_text_and_poolings(client: OpenAI, bundled: Serving) -> None:
+    def made(given: Any, **more: Any) -> list[float]:
+        answer = client.embeddings.create(
+            model="bundled", input=given, encoding_format="float", extra_body=more
+        )
+        return answer.data[0].embedding
+
+    asked = bundled.http.post(
+        f"{bundled.url}/tokenize", json={"prompt": "def f(x):"}
+    ).json()["tokens"]
+    np.testing.assert_allclose(made("def f(x):"), made(asked), atol=1e-4)
+    np.testing.assert_allclose(made([asked]), made(asked), atol=1e-4)
+    mean = np.array(made(asked, pooling="mean", normalize=False))
+    assert np.linalg.norm(mean) != pytest.approx(1, abs=1e-3)
+    np.testing.assert_allclose(
+        mean / np.linalg.norm(mean), made(asked, pooling="mean"), atol=1e-5
+    )
+    size = len(mean)
+    assert made(asked, dimensions=size) == pytest.approx(made(asked), abs=1e-4)
+
+
+def test_base64_is_float32_in_little_endian_order(bundled: Serving) -> None:
+    told = [
+        bundled.post("embeddings", input=[7, 8], encoding_format=form).json()
+        for form in ("float", "base64")
+    ]
+    plain, packed = (one["data"][0]["embedding"] for one in told)
+    np.testing.assert_allclose(np.frombuffer(b64decode(packed), "<f4"), plain, atol=1e-5)
+    assert told[0]["id"].startswith("embd-")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"input": ""}, "input", "empty"),
+        ({"input": ["a", ""]}, "input", "empty"),
+        ({"input": [10**9]}, "input", "outside the vocabulary"),
+        ({"input": [5] * 5000}, "input", "maximum context length is"),
+        ({"input": "a", "dimensions": 7}, "dimensions", "leave it out"),
+    ],
+)
+def test_what_cannot_be_served_is_refused_by_name(
+    client: OpenAI, fields: dict[str, Any], param: str, words: str
+) -> None:
+    with pytest.raises(openai.BadRequestError, match=words) as caught:
+        client.embeddings.create(model="bundled", **fields)
+    assert caught.value.param == param
+
+
+def test_an_answer_can_be_looked_up(bundled: Serving) -> None:
+    name = bundled.post("embeddings", input=["a", "b"]).json()["id"]
+    told = bundled.get(f"/v1/requests/{name}").json()
+    assert told["state"] == "ended"
+    assert [one["output_tokens"] for one in told["prompts"]] == [0, 0]
+    assert all(one["latency"] > 0 for one in told["prompts"])
