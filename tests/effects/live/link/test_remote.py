@@ -20,7 +20,7 @@ from tests.effects.live.link.ends import IDLE, linked, request
 from tests.effects.live.link.world import World
 
 
-@seeds(30, 600)
+@seeds(20, 600)
 def test_nobody_loses_anything_whatever_happens(seeds: range) -> None:
     deaths = ended = 0
     for seed in seeds:
