@@ -115,7 +115,7 @@ NONSENSE: dict[str, tuple[str | bytes, str | None, str]] = {
     "an endpoint that is none": (
         '{"id": "a", "endpoint": "x", "body": {}}',
         "a",
-        "there is completions, chat, responses, messages",
+        "there is completions, chat, responses, embeddings, messages",
     ),
     "no body": ('{"id": "a", "endpoint": "chat"}', "a", "body: must be an object"),
     "a field too many": (
