@@ -56,9 +56,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how long requests that run may take to end after a SIGTERM; a second one "
         "stops them (default: %(default)g)",
     )
-    add("--access-log", action="store_true", help="write a line for each request")
+    add(
+        "--access-log",
+        nargs="?",
+        const="text",
+        default="off",
+        choices=("json", "text", "off"),
+        help="write a line for each request to standard output; probes of health are "
+        "left out (default: %(default)s; text, if the option stands alone)",
+    )
+    add(
+        "--allowed-origins",
+        nargs="+",
+        default=[],
+        metavar="ORIGIN",
+        help="web pages of these origins may use the server too, such as "
+        "https://example.com; *: all pages (default: its own page alone)",
+    )
+    add(
+        "--otlp-traces-endpoint",
+        default="",
+        metavar="URL",
+        help="send a span for each answer to this collector of OpenTelemetry's, as "
+        "http://localhost:4318/v1/traces; needs the extra otel",
+    )
+    _tls_options(add)
     engine_options(parser)
     dry_run_option(parser)
+
+
+def _tls_options(add: Callable[..., Any]) -> None:
+    for name, what in (
+        ("certfile", "certificate, and those between it and its root: speak HTTPS"),
+        ("keyfile", "its key (default: in the same file)"),
+        ("ca-certs", "certificates of who signs clients': only theirs are let in"),
+    ):
+        add(f"--ssl-{name}", default="", metavar="FILE", help=f"PEM: {what}")
+    add(
+        "--ssl-keyfile-password",
+        default=os.environ.get("MINFER_SSL_KEYFILE_PASSWORD", ""),
+        metavar="PASSWORD",
+        help="of the key (default: the environment's MINFER_SSL_KEYFILE_PASSWORD)",
+    )
 
 
 def _key_options(add: Callable[..., Any]) -> None:

@@ -97,6 +97,9 @@ class Snapshot:
     stalled: float
     failing: int  # steps that failed since the last good one
     totals: Totals  # since the start
+    # Whether turns are written to a journal now; None: nobody asked for one.
+    journal_writing: bool | None = None
+    journal_errors: int = 0  # attempts to write one that failed
     # What all fronts have counted, where they are processes of their own.
     fronts: Totals = NOTHING_COUNTED
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+import attrs
+
 from minfer.effects.execution.progress import Progress
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
@@ -58,12 +60,14 @@ def run_engine(
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
+    args = _as_before(args, path)
 
     def report(progress: Progress) -> None:
         host.report(progress.stage, progress.done, progress.total)
 
     with contextlib.closing(ServedModel.opened(args, report)) as model:
         loaded.set()
+        _note_blocks(path, model.setup.config.num_blocks)
         host.open(model.client, _facts(model.setup))
         ready()
         over.wait()
@@ -71,6 +75,27 @@ def run_engine(
     if causes:
         log.error("%s", causes[0], exc_info=model.client.dead)
     return BROKEN if causes else 0
+
+
+def _as_before(args: EngineArgs, path: Path) -> EngineArgs:
+    """The settings, with as many KV blocks as the engine of before had: what fronts have
+    let in, and what it served, needs them. How much memory is free differs each time.
+    """
+    file = _blocks_file(path)
+    if not file.exists():
+        return args
+    count = int(file.read_text())
+    return attrs.evolve(args, num_gpu_blocks_override=count, kv_cache_memory_bytes=None)
+
+
+def _note_blocks(path: Path, count: int) -> None:
+    part = path.with_name("blocks.part")
+    part.write_text(str(count))
+    part.rename(_blocks_file(path))  # whole, whenever the process is killed
+
+
+def _blocks_file(path: Path) -> Path:
+    return path.with_name("blocks")
 
 
 def _facts(setup: Setup) -> wire.Ready:

@@ -20,6 +20,7 @@ from minfer.runs.replay import Journal, open_segments
 from minfer.state import Turn
 
 SUFFIX: Final = ".journal"
+_SECOND: Final = len("20200101T000000Z")  # what a run's name begins with: when it did
 _SEGMENT: Final = re.compile(r"-\d{6}$")  # what its number adds to a run's name
 
 
@@ -76,15 +77,21 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
         raise JournalError(f"{path}: there is no such file or folder")
     paths = [path]
     if path.is_dir():
-        every = sorted(
-            path.glob(f"*{SUFFIX}"), key=lambda file: (file.stem[:16], file.name)
-        )
+        every = sorted(path.glob(f"*{SUFFIX}"), key=_age)
         every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
         runs = [_SEGMENT.sub("", file.stem) for file in every]
         paths = [file for file, run in zip(every, runs, strict=True) if run == runs[-1]]
         if not paths:
             raise JournalError(f"{path}: there is no {SUFFIX} file in this folder")
     return Journal(open_segments({str(file): _mapped(file) for file in paths}, classes))
+
+
+def _age(file: Path) -> tuple[str, list[int], str]:
+    """What orders segments: the second in which their run began, then numbers, whose 10
+    comes after their 9.
+    """
+    numbers = re.findall(r"\d+", file.stem[_SECOND:])
+    return file.stem[:_SECOND], [int(number) for number in numbers], file.name
 
 
 def _mapped(path: Path) -> Any:

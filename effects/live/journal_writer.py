@@ -6,6 +6,13 @@ hears of it, with one system call; a process that is killed loses at most the tu
 writing. States are values, so their digests and snapshots are made by a thread while the
 engine goes on: until a new segment's snapshot is there, turns go to the old one, and they
 are repeated in the new one.
+
+    writing --- the disk is full, the folder is gone ---> failed     turns are not written
+       ^                                                     |
+       +--- a new run, which begins with a snapshot <--------+       tried again and again
+
+An engine never stops for its journal. Turns that were not written are in no run: what
+came before is one, what comes after is another.
 """
 
 import errno
@@ -13,7 +20,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
@@ -27,11 +34,14 @@ from minfer.effects.live.journal_files import SUFFIX, create, write_all
 from minfer.runs import journal_writing as records
 from minfer.runs.codec import CodecError, dump
 from minfer.runs.decisions import chained, compact, facts
-from minfer.runs.journal import EVERY, MAGIC, START, Head, JournalError
+from minfer.runs.journal import EVERY, MAGIC, START, Head
 from minfer.runs.redact import redacted, redacted_config
 from minfer.state import EngineState, Turn
 
-SEGMENTS: Final = 16  # that a run keeps: a segment is that share of the size it may have
+SEGMENTS: Final = 16  # that are kept: a segment is that share of the size they may have
+FIRST_PAUSE: Final = 1.0  # seconds until a journal that failed is tried again; doubled
+LONGEST_PAUSE: Final = 60.0  # each time, up to this
+LOOK: Final = 64  # turns from one look at whether the file is still in its folder
 _log = logging.getLogger("minfer.journal")
 
 
@@ -49,9 +59,10 @@ class Writer:
     """Records the turns of one engine; give it to the driver as `record`.
 
     Raises ConfigError if the folder cannot be written, or the policy is not made of
-    records. A disk that fails later ends the journal, not the engine: that is logged, and
-    `failed` says why. `redact`: write no token ids (`minfer.runs.redact`); that is one
-    segment, since snapshots have them.
+    records. A disk that fails later stops the journal, not the engine: that is logged,
+    `failed` says why as long as it lasts, and `errors` counts all attempts that failed.
+    `redact`: write no token ids (`minfer.runs.redact`); that is one segment, since
+    snapshots have them, and it ends where it fails.
     """
 
     def __init__(
@@ -73,10 +84,17 @@ class Writer:
         self.job: Future[_Mark] | None = None
         self.since: list[bytes] = []  # turns since the state that the job looks at
         self.failed: Exception | None = None
+        self.errors = 0
+        self.closed = False
+        self.folder = folder
+        self.numbers = count()  # of runs that begin in the same second
+        self.older: list[Path] = []  # segments of runs that this engine wrote before
+        self.pause = FIRST_PAUSE
+        self.again = 0.0  # when writing is tried again, on the engine's clock
         first = _head(config, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self.paths = [_fresh(folder)]
+            self.paths = [_fresh(folder, self.numbers)]
             self.file = create(self.paths[0])
             self.size = self.base = write_all(self.file, MAGIC + first)
         except OSError as error:
@@ -85,33 +103,71 @@ class Writer:
 
     def __call__(self, turn: Turn) -> None:
         """Write a turn; it is with the operating system when this returns."""
-        if self.failed is not None:
+        if self.closed or (self.failed is not None and self.secret):
             return
         try:
-            self._turn(turn)
+            if self.failed is None:
+                self._turn(turn)
+            else:
+                self._regain(turn)
         except (OSError, CodecError) as error:
-            self._fail(error)
+            self._fail(error, turn.transition.state.time)
 
-    def _fail(self, error: Exception) -> None:
+    def _fail(self, error: Exception, now: float) -> None:
+        """Note that nothing can be written; told once, however often it is tried."""
+        self.errors += 1
+        self.job = None  # what it makes is of a run that has ended
+        self.again = now + self.pause
+        self.pause = min(LONGEST_PAUSE, 2 * self.pause)
+        if self.failed is None:
+            _log.warning(
+                "the journal ends after turn %d of %s: %s; the engine goes on without%s",
+                self.turns,
+                self.paths[-1],
+                error,
+                "" if self.secret else ", and begins another when that is possible",
+            )
         self.failed = error
-        _log.warning(
-            "the journal ends after turn %d of %s: %s; the engine goes on without it",
-            self.turns,
-            self.paths[-1],
-            error,
-        )
 
-    def _turn(self, turn: Turn) -> None:
-        if self.secret and self.size > SEGMENTS * self.limit:
-            raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
+    def _regain(self, turn: Turn) -> None:
+        """Begin a new run, after this turn or the one that it began to be made after."""
+        if self.job is not None:
+            self.since.append(self._record(turn))
+            if self.job.done():
+                self._begin_run(self.job.result())
+        elif turn.transition.state.time >= self.again:
+            self.turns = turn.number + 1
+            self.digest = START
+            self.since = []
+            self.job = self.pool.submit(
+                self._mark, self.turns, START, turn.transition.state, full=True
+            )
+
+    def _begin_run(self, mark: _Mark) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._begin_segment(_fresh(self.folder, self.numbers), mark.head)
+        self.older += self.paths[:-1]
+        del self.paths[:-1]
+        self.failed = None
+        _log.warning("the journal goes on with turn %d of %s", self.turns, self.paths[-1])
+
+    def _record(self, turn: Turn) -> bytes:
+        """A turn as a record, which is the next."""
         told = compact(facts(turn.before, turn.transition))
         self.digest = chained(self.digest, turn.transition, told)
         if self.secret:
             events = redacted(self.config, turn.before, turn.events, self.secret)
             turn = Turn(turn.number, turn.before, events, turn.transition)
-        record = records.turn_record(turn, told, self.digest)
-        self.size += write_all(self.file, record)
         self.turns += 1
+        return records.turn_record(turn, told, self.digest)
+
+    def _turn(self, turn: Turn) -> None:
+        if self.secret and self.size > SEGMENTS * self.limit:
+            raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
+        if turn.number % LOOK == 0 and not os.fstat(self.file).st_nlink:
+            raise OSError(errno.ENOENT, "somebody has removed it")
+        record = self._record(turn)
+        self.size += write_all(self.file, record)
         if self.secret:  # a snapshot would hold the tokens
             return
         if self.job is not None:
@@ -139,17 +195,22 @@ class Writer:
     def _marked(self, mark: _Mark) -> None:
         """Write what the thread made; begin the next segment if it is a head."""
         self.job = None
+        self.pause = FIRST_PAUSE  # it works
         if mark.record:
             self.size += write_all(self.file, mark.record)
-        if not mark.head:
-            return
-        run, _, number = self.paths[-1].stem.rpartition("-")
-        path = self.paths[-1].with_name(f"{run}-{int(number) + 1:06}{SUFFIX}")
+        if mark.head:
+            run, _, number = self.paths[-1].stem.rpartition("-")
+            name = f"{run}-{int(number) + 1:06}{SUFFIX}"
+            self._begin_segment(self.paths[-1].with_name(name), mark.head)
+
+    def _begin_segment(self, path: Path, head: bytes) -> None:
+        """Write a file with a head and the turns since, and go on in it."""
+        self.job = None
         part = path.with_suffix(".part")
         new = create(part)
         try:
-            self.base = len(MAGIC) + len(mark.head)
-            self.size = write_all(new, b"".join([MAGIC, mark.head, *self.since]))
+            self.base = len(MAGIC) + len(head)
+            self.size = write_all(new, b"".join([MAGIC, head, *self.since]))
             part.rename(path)
         except OSError:
             os.close(new)
@@ -159,19 +220,20 @@ class Writer:
         self.file = new
         self.since = []
         self.paths.append(path)
-        if len(self.paths) > SEGMENTS:
-            self.paths.pop(0).unlink(missing_ok=True)
+        if len(self.older) + len(self.paths) > SEGMENTS:
+            oldest = self.older if self.older else self.paths
+            oldest.pop(0).unlink(missing_ok=True)
 
     def close(self, state: EngineState) -> None:
         """Write the last state's digest and the end. Idempotent."""
         self.pool.shutdown()
-        if self.failed is None:
+        if self.failed is None and not self.closed:
             final = b"" if self.secret else records.state_record(self.turns, state)
             try:
                 write_all(self.file, final + records.end_record(self.turns))
-                self.failed = JournalError("it was closed")
             except OSError as error:
-                self._fail(error)
+                self._fail(error, state.time)
+        self.closed = True
         if self.file >= 0:
             os.close(self.file)
             self.file = -1
@@ -197,10 +259,12 @@ def _head(config: EngineConfig, about: Mapping[str, Any], *, redact: bool) -> by
     return first
 
 
-def _fresh(folder: Path) -> Path:
-    """The first segment of a run whose name nobody has."""
+def _fresh(folder: Path, numbers: Iterator[int]) -> Path:
+    """The first segment of a run whose name nobody has, nor ever had of who counts on
+    with these numbers.
+    """
     run = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-    names = (f"{run}-{os.getpid()}.{n}" for n in count())
+    names = (f"{run}-{os.getpid()}.{n}" for n in numbers)
     # The first segment of a run that goes on may be gone already.
     name = next(name for name in names if not any(folder.glob(f"{name}-*")))
     return folder / f"{name}-000001{SUFFIX}"

@@ -124,7 +124,7 @@ class ServedModel:
         setup = self.setup
         executor = opening.open_executor(setup, self.tokenizer, report)
         journal = opening.open_journal(setup, executor)
-        self.worker = Worker(Driver(setup.config, executor, record=journal))
+        self.worker = Worker(Driver(setup.config, executor, record=journal), journal)
         self._attach(self.worker, 0)
 
     @classmethod

@@ -18,6 +18,7 @@ from minfer.effects.live.client import About, Died, Listener, Message, News, Sna
 from minfer.effects.live.driver import Driver, quiet_collector
 from minfer.effects.live.errors import DrainingError, OverloadedError, RequestError
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
+from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.totals import Tally
 from minfer.messages import (
     Admitted,
@@ -40,8 +41,10 @@ POLL: Final = 0.02  # seconds from one look to the next, of who waits for the en
 class Worker:
     """An `EngineClient` over a driver in this process."""
 
-    def __init__(self, driver: Driver) -> None:
+    def __init__(self, driver: Driver, journal: Writer | None = None) -> None:
+        """`journal` is what the driver's turns are recorded by, if that is one."""
         self.driver = driver
+        self.journal = journal
         self.listeners: list[Listener] = []
         self.early = False  # news of who starts come before the step
         self.tally = Tally()
@@ -129,6 +132,7 @@ class Worker:
         waiting_for = {}
         if waiting := len(state.waiting):
             waiting_for = {"turn": waiting - 1, waits_for(driver.config, state): 1}
+        journal = self.journal
         return Snapshot(
             time=now,
             dead="" if self.dead is None else repr(self.dead),
@@ -144,6 +148,8 @@ class Worker:
             stalled=self._stalled(now),
             failing=self.tally.failing,
             totals=self.tally.totals(),
+            journal_writing=None if journal is None else journal.failed is None,
+            journal_errors=0 if journal is None else journal.errors,
         )
 
     def drain(self, timeout: float | None = None) -> bool:

@@ -32,6 +32,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
 
+_GONE: Final = 499  # a status after which no client asks again by itself
 Outputs = AsyncGenerator[RequestOutput]
 LONG: Final = 8192  # tokens of prompts whose requests are made in a thread
 PER_PROMPT: Final = 64  # tokens that making one more request is worth
@@ -170,7 +171,7 @@ class Answer:
             if self.backend.closing:
                 raise EngineDeadError(SHUTTING_DOWN)
             if delta.finish_reason == "cancelled" and not self.late:
-                raise EngineDeadError(CANCELLED)
+                raise ApiError(CANCELLED, None, "cancelled", _GONE)
         if not self.late:
             return list(output.outputs)
         if not self.begun and not any(delta.token_ids for delta in output.outputs):

@@ -16,8 +16,9 @@ from starlette.types import Receive, Scope, Send
 import minfer
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
+from minfer.effects.live.link.messages import Wanted
 from minfer.effects.serving.answer import Answer
-from minfer.effects.serving.authentication import RequireKey
+from minfer.effects.serving.authentication import RequireKey, key_name
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.description import description
@@ -29,6 +30,7 @@ from minfer.effects.serving.intake import Intake
 from minfer.effects.serving.keys import read_keys
 from minfer.effects.serving.limits import Limits
 from minfer.effects.serving.live_view import LiveView
+from minfer.effects.serving.lookup import Lookup
 from minfer.effects.serving.metrics import Metrics
 from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
@@ -38,6 +40,7 @@ from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.records import KEPT, Records
 from minfer.effects.serving.request_ids import LONGEST, RequestIds
 from minfer.effects.serving.stamp import new_stamp
+from minfer.effects.serving.traces import begin
 from minfer.effects.serving.transports.http import failure_response
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.serving.transports.websocket import socket_route
@@ -65,6 +68,7 @@ class Application:
         self.intake = Intake(self.backend, self.models, limits, bounds)
         self.metrics = Metrics(llm, names[0])
         self.records = Records(llm)
+        self.lookup = Lookup(self.records)
         self.health = Health(self.backend, stall)
         backend, illness = self.backend, self.health.illness
         self.live = LiveView(
@@ -103,7 +107,7 @@ class Application:
                 for route in ROUTES
             ),
             socket_route("/v1/stream", serve),
-            Route("/v1/requests/{name:path}", self._request),
+            Route("/v1/requests/{name:path}", self._request, methods=["GET", "DELETE"]),
             Route("/reset_prefix_cache", self._reset, methods=["POST"]),
             *(Route(path, self._health) for path in ("/health", "/healthz")),
             Route("/ready", self._ready),
@@ -117,6 +121,7 @@ class Application:
 
     async def _generate(self, endpoint: Endpoint, connection: Connection) -> None:
         """Read a body, and answer it."""
+        span = begin(connection.scope)
         try:
             prepared = await self.intake.take(endpoint, connection)
         except ClientDisconnect:
@@ -124,15 +129,20 @@ class Application:
         except Exception as error:
             told = self.backend.told(error, endpoint.prompt_field, endpoint.path)
             await connection.refuse(endpoint.failure(told))
+            if span is not None:
+                span.refuse(endpoint, told.code or str(told.status))
             return
         stamp = new_stamp(endpoint.id_prefix, prepared.model)
-        self.records.begin(stamp, endpoint.path, connection.chosen)
+        owner = key_name(connection.scope)
+        self.records.begin(stamp, endpoint.path, connection.chosen, owner)
+        request = prepared.request
         try:
-            request = prepared.request
             answer = Answer(self.backend, endpoint, request, stamp, connection)
             await answer.run()
         finally:
             self.records.close(stamp.id)
+            if span is not None:
+                span.end(endpoint, stamp, request, self.records.told(stamp.id))
 
     async def _ask(self, question: Question, connection: Connection) -> None:
         """Read a question, and answer it."""
@@ -155,7 +165,11 @@ class Application:
 
     async def _request(self, request: Request) -> Response:
         name = request.path_params["name"]
-        told = self.records.told(name)
+        cancel = request.method == "DELETE"
+        if cancel and foreign(request.scope):
+            raise ApiError("a page of another address may not do this", status=403)
+        wanted = Wanted(name, key_name(request.scope), cancel)
+        told = await self.lookup.find(wanted)
         if told is None:
             why = f"nothing is known of a request {name[:LONGEST]!r}; the last {KEPT} are"
             raise ApiError(f"{why} remembered", "id", "request_not_found", 404)

@@ -46,6 +46,12 @@ def caller_of(scope: Scope) -> Caller:
     return Caller(address[0] if address else "")
 
 
+def key_name(scope: Scope) -> str:
+    """The name of the key that came with a request, or nothing."""
+    key: Key | None = scope.get(_OWNER)
+    return "" if key is None else key.name
+
+
 class RequireKey:
     """Middleware: a request without a key gets what `refuse` makes of the error."""
 

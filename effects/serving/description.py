@@ -32,6 +32,7 @@ _PLAIN: Final = (
     ("get", "/v1/models", "The names under which the model is served."),
     ("get", "/v1/models/{name}", "The model under one of its names."),
     ("get", "/v1/requests/{name}", "What is known of a request, by its answer's id."),
+    ("delete", "/v1/requests/{name}", "Cancel a request, by its answer's id."),
     ("get", "/v1/stream", "A WebSocket on which many requests are answered at once."),
     ("post", "/reset_prefix_cache", "Find nothing any more of what is cached now."),
     ("get", "/health", "200 only while steps make progress; needs no key."),
@@ -139,7 +140,7 @@ def description() -> JsonObject:
     for one in every:
         paths[one.path] = {"post": _operation(one)}
     for method, path, summary in _PLAIN:
-        paths[path] = {method: _plain(path, summary)}
+        paths.setdefault(path, {})[method] = _plain(path, summary)
     errors = {"Error": _OPENAI_ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     key = {"type": "http", "scheme": "bearer"}
     other = {"type": "apiKey", "in": "header", "name": "x-api-key"}

@@ -23,13 +23,21 @@ from minfer.effects.live.link.sockets import keep_linked
 from minfer.effects.live.link.totals import to_wire
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.gate import Gate
-from minfer.effects.serving.server import HttpOptions, HttpServer, http_config
+from minfer.effects.serving.logs import configure_logs
+from minfer.effects.serving.processes import front_name
+from minfer.effects.serving.server import (
+    HttpOptions,
+    HttpServer,
+    http_config,
+    surrounded,
+)
 from minfer.effects.setup.prepare import prepared_elsewhere
 from minfer.effects.setup.settings import EngineArgs
 
 REQUESTS: Final = 2**40  # of one front, which is more than there will be
 LOOK: Final = 0.02  # seconds from one look for the engine to the next
 DRAIN: Final = signal.SIGUSR1  # its parent: end when what is served has ended
+AGAIN: Final = 1.0  # seconds after which it is reported though nothing has changed
 COUNT: Final = 0.1  # seconds from one report of what was counted to the next
 
 
@@ -42,6 +50,8 @@ class FrontPlan:
     path: Path  # of the engine's socket
     args: EngineArgs
     http: HttpOptions
+    # Whether the first line of the output is out: what is logged comes after it.
+    announced: Callable[[], bool] = lambda: True
 
 
 class FrontServer(HttpServer):
@@ -66,28 +76,33 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
     """Serve until our parent says otherwise; returns the exit code. `ready` is called
     once the engine was found ready. Raises ConfigError if it has another model.
     """
+    configure_logs(front_name(plan.number))
     return asyncio.run(_serve(plan, ready))
 
 
 async def _serve(plan: FrontPlan, ready: Callable[[], None]) -> int:
     remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
     gate = Gate(lambda: remote.unready)
-    config = http_config(gate, plan.http)
-    server = FrontServer(config, plan.http, lambda: gate.application)
-    server.obey()
-    serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
     tasks = [
         asyncio.create_task(keep_linked(remote, plan.path)),
         asyncio.create_task(_open(plan, remote, gate, ready)),
     ]
     try:
-        await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
-        broken = [task for task in tasks if task.done()]
-        if broken:  # without them nobody is served, and nobody would know
-            server.handle_exit(signal.SIGINT, None)
-        await serving
-        for task in broken:
-            task.result()
+        name = front_name(plan.number)
+        with surrounded(
+            gate, plan.http, name, lambda: gate.application, plan.announced
+        ) as app:
+            config = http_config(app, plan.http)
+            server = FrontServer(config, plan.http, lambda: gate.application)
+            server.obey()
+            serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
+            await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
+            broken = [task for task in tasks if task.done()]
+            if broken:  # without them nobody is served, and nobody would know
+                server.handle_exit(signal.SIGINT, None)
+            await serving
+            for task in broken:
+                task.result()
     finally:
         for task in tasks:
             task.cancel()
@@ -109,13 +124,16 @@ async def _open(
     gate.application = Application(
         llm, plan.http.names, max_body=plan.http.max_body, bounds=plan.http.bounds
     )
+    gate.application.lookup.join(remote.inquirer)
     ready()
     metrics = gate.application.metrics
     told = None
     while True:
         _check_same(setup.fingerprint, remote)  # another engine may be there by now
         counted = metrics.counted()
-        news = (counted, remote.links)  # a new engine knows nothing of what was told
+        # A new engine knows nothing of what was told. And a link on which something was
+        # lost shows it only when something follows.
+        news = (counted, remote.links, remote.clock() // AGAIN)
         if news != told:
             remote.count(to_wire(counted))
             told = news

@@ -1,7 +1,8 @@
 """What an engine did and does, for Prometheus: vLLM's metrics under the prefix `minfer_`.
 
 Names and meanings are vLLM's (minfer's own: `failed_steps`, `overruled_policy_answers`,
-`request_wait_seconds`, `request_preemptions`); samples of a request count one by one.
+`request_wait_seconds`, `request_preemptions`, and of a journal, if there is one,
+`journal_errors` and `journal_writing`); samples of a request count one by one.
 What the engine counts comes from its snapshot when somebody asks
 (`minfer.effects.live.totals`); histograms of requests are filled here, as they end.
 """
@@ -129,6 +130,9 @@ class Metrics(Collector):
             bounds = [*map(str, histogram.bounds), "+Inf"]
             found = list(zip(bounds, accumulate(histogram.counts), strict=True))
             yield self._family(core.HistogramMetricFamily, name, (found, histogram.total))
+        if now.journal_writing is not None:
+            yield self._family(gauge, "journal_writing", int(now.journal_writing))
+            yield self._family(counter, "journal_errors", now.journal_errors)
         config = self.setup.config
         facts = {
             "block_size": str(config.block_size),

@@ -32,6 +32,7 @@ class Record:
     stamp: Stamp
     endpoint: str  # its path
     chosen: str  # the x-request-id that its client chose, or nothing
+    owner: str = ""  # the name of its client's key
     over: bool = False  # nothing more is sent
     ended: dict[int, JsonObject] = field(factory=dict)  # by prompt
 
@@ -52,10 +53,10 @@ class Records:
         """How many answers are being written."""
         return len(self._live)
 
-    def begin(self, stamp: Stamp, endpoint: str, chosen: str) -> None:
+    def begin(self, stamp: Stamp, endpoint: str, chosen: str, owner: str = "") -> None:
         """Note that an answer is begun."""
         with self._lock:
-            self._live[stamp.id] = Record(stamp, endpoint, chosen)
+            self._live[stamp.id] = Record(stamp, endpoint, chosen, owner)
             if chosen:
                 self._ids[chosen] = stamp.id
 
@@ -70,11 +71,13 @@ class Records:
                 if self._ids.get(forgotten.chosen) == oldest:
                     del self._ids[forgotten.chosen]
 
-    def told(self, name: str) -> JsonObject | None:
-        """What is known of the answer with an id; None if nothing is."""
+    def told(self, name: str, owner: str | None = None) -> JsonObject | None:
+        """What is known of the answer with an id; None if nothing is, or if it is not
+        that owner's.
+        """
         with self._lock:
             record = self._found(name) or self._found(self._ids.get(name, ""))
-            if record is None:
+            if record is None or owner not in (None, record.owner):
                 return None
             ended = dict(record.ended)
         live = self._serving(record.stamp.id, ended)
@@ -89,6 +92,19 @@ class Records:
             "state": _state(record, live, bool(ended)),
             "prompts": [one for _, one in prompts],
         }
+
+    def cancel(self, name: str, owner: str | None = None) -> JsonObject | None:
+        """End an answer's prompts that the engine has; as `told`, before they have ended,
+        with how many these are as `cancelled`.
+        """
+        told = self.told(name, owner)
+        if told is None:
+            return None
+        jobs = [
+            one for one in list(self._front.jobs) if one.rpartition("-")[0] == told["id"]
+        ]
+        self._front.cancel(jobs)
+        return {**told, "cancelled": len(jobs)}
 
     def _found(self, name: str) -> Record | None:
         return self._live.get(name) or self._over.get(name)

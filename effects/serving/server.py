@@ -7,11 +7,10 @@ speak HTTP, and this one, which watches them (`minfer.effects.serving.supervisor
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,10 +21,17 @@ from starlette.types import ASGIApp
 
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.serving.access_log import AccessLog
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.bounds import Bounds, bounds_of
 from minfer.effects.serving.connections import bounded
 from minfer.effects.serving.limits import LEAST_BODY
+from minfer.effects.serving.lines import Lines
+from minfer.effects.serving.logs import configure_logs
+from minfer.effects.serving.origins import AllowOrigins
+from minfer.effects.serving.records import JsonObject
+from minfer.effects.serving.tls import Tls
+from minfer.effects.serving.traces import check_endpoint, open_traces, traced
 from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
 
@@ -36,6 +42,7 @@ _LOOK: Final = 0.05  # seconds from one look at what runs to the next, while it 
 # One front is enough for so many cores, of which the engine needs some itself.
 _CORES: Final = 4
 _MOST_FRONTS: Final = 4
+_EVERYWHERE: Final = ("0.0.0.0", "::")  # noqa: S104 - addresses that no browser can ask
 
 
 @frozen(kw_only=True)
@@ -45,7 +52,10 @@ class HttpOptions:
     names: Sequence[str]  # of the model
     bounds: Bounds = field(factory=Bounds)
     max_body: int | None = None  # bytes; None: by the model's context
-    access_log: bool = False
+    access_log: str = "off"  # or one of the other `FORMS`
+    allowed_origins: Sequence[str] = ()  # whose pages may ask, beside our own
+    tls: Tls = field(factory=Tls)
+    traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
 
 
@@ -93,22 +103,50 @@ class HttpServer(uvicorn.Server):
             await asyncio.sleep(_LOOK)
 
 
+@contextlib.contextmanager
+def surrounded(
+    app: ASGIApp,
+    options: HttpOptions,
+    process: str,
+    application: Callable[[], Application | None],
+    begin: Callable[[], bool] = lambda: True,
+) -> Iterator[ASGIApp]:
+    """An application with what is around it, as long as it is served. `application` has
+    the records of its answers, once there is one; lines are logged once `begin` says so.
+    """
+
+    def told(name: str) -> JsonObject | None:
+        found = application()
+        return None if found is None else found.records.told(name)
+
+    with contextlib.ExitStack() as stack:
+        if options.traces:
+            traces = stack.enter_context(contextlib.closing(open_traces(options.traces)))
+            app = traced(app, traces)
+        if options.allowed_origins:
+            app = AllowOrigins(app, options.allowed_origins)
+        if options.access_log != "off":
+            lines = stack.enter_context(contextlib.closing(Lines(begin=begin)))
+            app = AccessLog(app, lines, options.access_log, process, told)
+        yield app
+
+
 def http_config(app: ASGIApp, options: HttpOptions) -> uvicorn.Config:
     """How uvicorn is to run."""
-    config = uvicorn.Config(
+    return uvicorn.Config(
         app,
         log_level="warning",
-        access_log=options.access_log,
+        log_config=None,  # `logs` has it
+        access_log=False,  # `access_log` is ours
         lifespan="off",
         **SOCKETS,
         http=bounded(options.bounds.patience),
         ws_max_size=(options.max_body or LEAST_BODY) + ENVELOPE,
+        **options.tls.settings(),
         proxy_headers=False,
         server_header=False,
         timeout_graceful_shutdown=DRAIN,
     )
-    logging.getLogger("uvicorn.access").setLevel(logging.INFO)
-    return config
 
 
 def bound(host: str, port: int, count: int = 1) -> list[socket.socket]:
@@ -143,11 +181,14 @@ def bound(host: str, port: int, count: int = 1) -> list[socket.socket]:
     return listeners
 
 
-def told_address(listener: socket.socket, name: str) -> str:
-    """The line that says that a model is served, and where."""
+def told_address(listener: socket.socket, options: HttpOptions) -> str:
+    """The lines that say that a model is served, and where; programs read the first."""
     host, port = listener.getsockname()[:2]
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return f"minfer: {name} is served at http://{where}/v1"
+    scheme = "https" if options.tls.wanted else "http"
+    served = f"minfer: {options.names[0]} is served at {scheme}://{where}/v1"
+    nearby = f"localhost:{port}" if host in _EVERYWHERE else where
+    return f"{served}\nminfer: a page to try it is at {scheme}://{nearby}/"
 
 
 def fronts_by_cores() -> int:
@@ -159,17 +200,20 @@ def serve_in_process(
     args: EngineArgs, listener: socket.socket, options: HttpOptions
 ) -> int:
     """Serve until a signal comes, all in this process; returns the exit code."""
+    configure_logs("server")
     llm = AsyncLLM(**attrs.asdict(args, recurse=False))
     app = Application(
         llm, options.names, max_body=options.max_body, bounds=options.bounds
     )
-    server = HttpServer(http_config(app, options), options, lambda: app)
     # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends
     # here.
     signal.signal(signal.SIGTERM, lambda *_: None)
-    print(told_address(listener, options.names[0]), flush=True)
-    with contextlib.closing(llm):
-        server.run(sockets=[listener])
+    print(told_address(listener, options), flush=True)
+    with (
+        contextlib.closing(llm),
+        surrounded(app, options, "server", lambda: app) as outer,
+    ):
+        HttpServer(http_config(outer, options), options, lambda: app).run([listener])
     return 0
 
 
@@ -177,11 +221,22 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
     """What the command line says. Raises ConfigError."""
     executor = "dry" if options.dry_run else "torch"
     args = engine_args(options, executor=executor, streaming=True)
+    tls = Tls(
+        certfile=options.ssl_certfile,
+        keyfile=options.ssl_keyfile,
+        password=options.ssl_keyfile_password,
+        ca_certs=options.ssl_ca_certs,
+    )
+    tls.check()
+    check_endpoint(options.otlp_traces_endpoint)
     http = HttpOptions(
         names=options.served_model_name or [_model_name(args)],
         bounds=bounds_of(options),
         max_body=options.max_body_size,
         access_log=options.access_log,
+        allowed_origins=options.allowed_origins,
+        tls=tls,
+        traces=options.otlp_traces_endpoint,
         shutdown_timeout=options.shutdown_timeout,
     )
     return args, http

@@ -5,6 +5,7 @@ when it does: each of them holds the end of a pipe whose other end only it has.
 """
 
 import contextlib
+import mmap
 import os
 import selectors
 import signal
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
 
+from minfer.config import ConfigError
 from minfer.effects.live.engine_process import STOP, run_engine
 from minfer.effects.models.checkpoint import read_config
 from minfer.effects.serving.front_process import (
@@ -26,12 +28,14 @@ from minfer.effects.serving.front_process import (
     announce,
     run_front,
 )
+from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
 from minfer.effects.serving.server import HttpOptions, bound, told_address
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.settings import EngineArgs
 
 LAST_MOMENTS: Final = 10.0  # seconds that a process has to end in, beyond its own time
+_LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
 _LOOK: Final = 0.5  # seconds from one look at the clock to the next
 
 Guard = Callable[[Callable[[], int]], int]  # makes an exit code of what a run raises
@@ -46,17 +50,29 @@ def serve_in_processes(
     guard: Guard,
 ) -> int:
     """Serve with so many fronts until a signal comes; returns the exit code. Raises
-    ConfigError if the address cannot be had, and CheckpointError if there is no such
-    model.
+    ConfigError if the address or a socket cannot be had, and CheckpointError if there is
+    no such model.
     """
+    if fronts < 0:
+        raise ConfigError(f"--api-processes must be at least 0, not {fronts}")
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in bound(host, port, fronts)]
         # Once, and before anybody else: it may have to be fetched.
         read_config(model_folder(args.model))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minfer-"))
         path = Path(folder) / "engine"
+        if len(os.fsencode(path)) > _LONGEST:
+            raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
+        said = mmap.mmap(-1, 1)  # shared: whether the first line is out
         plans = [
-            FrontPlan(number=number, listener=one, path=path, args=args, http=options)
+            FrontPlan(
+                number=number,
+                listener=one,
+                path=path,
+                args=args,
+                http=options,
+                announced=lambda: said[0] == 1,
+            )
             for number, one in enumerate(listeners)
         ]
         runs: dict[str, Callable[[Callable[[], None]], int]] = {
@@ -64,13 +80,18 @@ def serve_in_processes(
         }
 
         def engine(ready: Callable[[], None]) -> int:
+            configure_logs(ENGINE)
             path.unlink(missing_ok=True)
             return run_engine(args, path, fronts, ready)
 
         runs[ENGINE] = engine
-        line = told_address(listeners[0], options.names[0])
+
+        def announced() -> None:
+            print(told_address(listeners[0], options), flush=True)
+            said[0] = 1
+
         watcher = Supervisor(Processes(fronts), runs, guard, options.shutdown_timeout)
-        return watcher.run(lambda: print(line, flush=True))
+        return watcher.run(announced)
 
 
 class Supervisor:

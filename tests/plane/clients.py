@@ -176,6 +176,7 @@ class Client:
                 "twin": self.twin,
                 "engine_error": poisonous or plane.neighbours(),
                 "engine_dead": plane.stopped,
+                "cancelled": plane.stopped,
             }
             assert hostile.get(self.why), f"{self.outcome}: {self.why}"
 

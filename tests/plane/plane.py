@@ -374,9 +374,7 @@ class Plane:
         log, kept, failed = self.record.log, self.record.kept, self.writer.failed
         found = files.read_journal(self.folder)
         turns = list(found.turns())
-        unsure = self.died or not isinstance(
-            failed, JournalError
-        )  # the last may be there, or not
+        unsure = self.died or failed is not None  # the last may be there, or not
         assert kept <= found.count <= kept + unsure, f"{found.count} turns, not {kept}"
         assert self.told <= found.count or kept < len(log), (
             "somebody heard of a lost turn"

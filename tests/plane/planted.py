@@ -106,8 +106,8 @@ def _overtaking(write: Any) -> Callable[..., Any]:
 def _name_again(fresh: Any) -> Callable[..., Any]:
     """A run takes a name whose first segment is not there, though others are."""
 
-    def planted(folder: Path) -> Path:
-        run, _, rest = fresh(folder).name.partition(".")
+    def planted(folder: Path, numbers: Any) -> Path:
+        run, _, rest = fresh(folder, numbers).name.partition(".")
         paths = (folder / f"{run}.{n}-{rest.partition('-')[2]}" for n in count())
         return next(path for path in paths if not path.exists())
 

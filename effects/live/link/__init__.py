@@ -7,6 +7,7 @@
     shares        what of the news is whose
     totals        what was counted, as it crosses the line
     quarantine    who runs alone after engines have died, and who is given up
+    questions     what fronts ask each other, by way of the host
     sockets       both ends on local sockets
 
 Theory. A front knows all of a request: what was asked, and every token that came. So an

@@ -18,6 +18,7 @@ from minfer.effects.live.client import Died, EngineClient, Message, News, Snapsh
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
+from minfer.effects.live.link.questions import Questions
 from minfer.effects.live.link.shares import Session, Shares
 from minfer.effects.live.link.totals import from_wire, to_wire
 from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
@@ -43,6 +44,7 @@ class Host:
         self._shares = Shares()
         self._resets = 0  # of the prefix cache, by all fronts that there ever were
         self._quarantine = Quarantine()
+        self._questions = Questions()
         self._fronts = fronts
         self._missing = set(range(fronts))
         self._opened = 0.0
@@ -103,6 +105,7 @@ class Host:
         """A link is over: nobody wants what was asked for over it."""
         with self._lock:
             self._sessions.remove(session)
+            self._questions.leave(session)
             gone = set(session.ids)
             for name in gone:
                 self._forget(name)
@@ -129,6 +132,12 @@ class Host:
                         self._client.finish([e for e in ends if e.id in session.ids])
                 case wire.ResetCache():
                     self._resets += 1
+                case wire.Ask():
+                    others = [one for one in self._sessions if one.front is not None]
+                    others = [one for one in others if one is not session]
+                    self._questions.ask(session, message, others)
+                case wire.Answer():
+                    self._questions.answer(session, message)
                 case wire.Counted(totals):
                     if session.front is not None:
                         self._counted[session.front] = from_wire(totals)
@@ -288,4 +297,6 @@ class Host:
             failing=now.failing,
             totals=to_wire(now.totals),
             fronts=to_wire(fronts),
+            journal_writing=now.journal_writing,
+            journal_errors=now.journal_errors,
         )

@@ -64,7 +64,29 @@ class Counted(Struct, tag="counted", frozen=True):
     totals: "Totals"
 
 
-ToEngine: TypeAlias = Hello | Submit | Cancel | End | ResetCache | Counted
+class Wanted(Struct, frozen=True):
+    """A request that a front looks for: what is known of it?"""
+
+    name: str  # its answer's id, or what its client chose
+    owner: str = ""  # the name of the key of who asks
+    cancel: bool = False  # whoever has it is to end it
+
+
+class Ask(Struct, tag="ask", frozen=True):
+    """Ask all other fronts."""
+
+    number: int
+    wanted: Wanted
+
+
+class Answer(Struct, tag="answer", frozen=True):
+    """What this front knows of what it was `Asked`."""
+
+    number: int
+    record: bytes = b""  # JSON, or nothing
+
+
+ToEngine: TypeAlias = Hello | Submit | Cancel | End | ResetCache | Counted | Ask | Answer
 
 # --- from the engine to a front ---------------------------------------------------------
 
@@ -173,6 +195,8 @@ class State(Struct, tag="state", frozen=True):
     failing: int
     totals: Totals
     fronts: Totals  # what all fronts have counted, together
+    journal_writing: bool | None
+    journal_errors: int
 
 
 class Probing(Struct, tag="probing", frozen=True):
@@ -181,7 +205,21 @@ class Probing(Struct, tag="probing", frozen=True):
     id: str = ""
 
 
-ToFront: TypeAlias = Progress | Ready | News | State | Probing
+class Asked(Struct, tag="asked", frozen=True):
+    """Another front asks. The number is the host's."""
+
+    number: int
+    wanted: Wanted
+
+
+class Told(Struct, tag="told", frozen=True):
+    """The answer to an `Ask`."""
+
+    number: int
+    record: bytes = b""  # JSON, or nothing: nobody knows
+
+
+ToFront: TypeAlias = Progress | Ready | News | State | Probing | Asked | Told
 
 _encoder: Final = msgspec.msgpack.Encoder()
 # Of unions, which type checkers take for no types.

@@ -5,8 +5,10 @@ served is asked for again; a request that gets something new of an engine is cle
 that saw `SUSPECT` engines in a row die without anything new from them may be what they
 died of: suspects run first and alone, one after the other, each until it has its next
 token, and all others wait for that. A request of which `GUILTY` engines died while they
-served nobody else is given up by its front. So a process that is killed from outside
-costs nobody their request, and a request that kills ends alone.
+served nobody else is given up by its front. So a request that kills ends alone, and a
+process that is killed from outside costs nobody their request: for that it would have to
+be killed again and again, always before the same request has its next token, and at the
+end while that runs alone.
 """
 
 from collections import deque

@@ -31,6 +31,7 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import GUILTY
+from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.live.link.totals import from_wire
 from minfer.effects.live.totals import NOTHING_COUNTED
 from minfer.messages import Finish, Finished, clip
@@ -79,6 +80,7 @@ class Remote:
         self.draining = False
         self.resets = 0
         self.links = 0  # that there were so far
+        self.inquirer = Inquirer()
         # How far an engine is that is not ready; None: it is.
         self.progress: wire.Progress | None = wire.Progress("waiting for the engine")
         self.ready: wire.Ready | None = None  # what the engine said when it was
@@ -215,6 +217,8 @@ class Remote:
             stalled=stalled if there else 0.0,
             totals=from_wire(state.totals),
             fronts=from_wire(state.fronts),
+            journal_writing=state.journal_writing,
+            journal_errors=state.journal_errors,
         )
 
     def drain(self, timeout: float | None = None) -> bool:
@@ -242,6 +246,7 @@ class Remote:
         """A link was made: say who is there, and ask again for what has not ended."""
         self.links += 1
         self._send = send
+        self.inquirer.connect(send)
         self._heard = self.clock()
         self.progress = wire.Progress("connecting")
         resumed = [one for kept in self._kept.values() for one in self._resumed(kept)]
@@ -258,6 +263,10 @@ class Remote:
                 self.resets = max(self.resets, message.resets)
             case wire.Probing(name):
                 self._probing = name
+            case wire.Asked():
+                self.inquirer.asked(message)
+            case wire.Told():
+                self.inquirer.told(message)
             case wire.Progress():
                 self.progress = message
             case wire.Ready():
@@ -269,6 +278,7 @@ class Remote:
         been the cause.
         """
         self._send = None
+        self.inquirer.disconnect()
         self.progress = wire.Progress("waiting for the engine")
         probing = self._probing
         guilty = []

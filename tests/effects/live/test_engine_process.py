@@ -33,7 +33,9 @@ class Slow(served.ServedModel):
             self.worker.driver.executor.launch = lambda plan: 1 / 0
 
 engine_process.ServedModel = Slow
-args = EngineArgs(executor="dry", num_gpu_blocks_override=64, journal={journal!r})
+args = EngineArgs(
+    executor="dry", num_gpu_blocks_override={blocks}, journal={journal!r}
+)
 code = engine_process.run_engine(
     args, Path({path!r}), 1, lambda: print("ready", flush=True)
 )
@@ -61,11 +63,18 @@ class Engine:
 
 @contextlib.contextmanager
 def engine(
-    folder: Path, *, slow: float = 0, broken: bool = False, journal: str | None = None
+    folder: Path,
+    *,
+    slow: float = 0,
+    broken: bool = False,
+    journal: str | None = None,
+    blocks: int = 64,
 ) -> Iterator[Engine]:
     path = folder / "engine"
     path.unlink(missing_ok=True)
-    code = RUN.format(slow=slow, broken=broken, journal=journal, path=str(path))
+    code = RUN.format(
+        slow=slow, broken=broken, journal=journal, path=str(path), blocks=blocks
+    )
     with subprocess.Popen(
         [sys.executable, "-c", code],
         stdout=subprocess.PIPE,
@@ -145,3 +154,14 @@ def test_engines_after_it_go_on_in_the_same_folder_of_journals(tmp_path: Path) -
         kept = {path: path.read_bytes() for path in files}
     for path in kept:
         assert sum(1 for _ in read_journal(path).turns()) > 1
+
+
+def test_engines_after_it_have_as_many_blocks(tmp_path: Path) -> None:
+    for blocks in (64, 32):  # there is less memory by then
+        with engine(tmp_path, blocks=blocks) as made:
+            assert made.line() == "ready"
+            with plain(made.path, HELLO) as front:
+                until(
+                    front,
+                    lambda one: isinstance(one, wire.Ready) and one.num_blocks == 64,
+                )

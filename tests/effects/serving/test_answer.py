@@ -90,7 +90,7 @@ def test_who_was_cancelled_by_other_hands_is_told(folder: str) -> None:
             last = [line for line in lines if line][-1]
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["message"] == "the request was cancelled"
-    assert error["code"] == "engine_dead"
+    assert error["code"] == "cancelled"
 
 
 def test_half_of_a_crowd_leaves_and_the_others_do_not_notice(folder: str) -> None:

@@ -3,6 +3,7 @@ one by one.
 """
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,6 +190,21 @@ def test_ends_by_reason(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["failed_steps_total"] >= 3
     assert found["request_prompt_tokens_count"] == 4
     assert not llm.worker.tally.last
+
+
+def test_a_journal_says_whether_it_is_written(made: Made, tmp_path: Path) -> None:
+    llm, metrics, _ = made(journal=tmp_path)
+    assert (read(metrics)["journal_writing"], read(metrics)["journal_errors_total"]) == (
+        1,
+        0,
+    )
+    journal = llm.worker.journal
+    assert journal is not None
+    journal.failed, journal.errors = OSError(), 3
+    found = read(metrics)
+    assert (found["journal_writing"], found["journal_errors_total"]) == (0, 3)
+    llm, metrics, _ = made()
+    assert not [name for name in read(metrics) if name.startswith("journal")]
 
 
 def test_a_turn_without_news_changes_nothing(made: Made) -> None:

@@ -1,8 +1,12 @@
 """Pages of other addresses are told from programs, and from pages of this server's."""
 
+import asyncio
+
+import httpx
 import pytest
 
-from minfer.effects.serving.origins import foreign
+from minfer.effects.serving.origins import ALLOWED, AllowOrigins, foreign
+from tests.effects.served import Serving
 
 
 @pytest.mark.parametrize(
@@ -19,3 +23,74 @@ from minfer.effects.serving.origins import foreign
 def test_foreign(headers: dict[str, str], is_foreign: bool) -> None:
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     assert foreign({"type": "http", "headers": raw}) is is_foreign
+
+
+@pytest.mark.parametrize(
+    ("allowed", "is_foreign"), [(["http://a"], True), (["*"], False)]
+)
+def test_foreign_is_who_is_not_allowed(allowed: list[str], is_foreign: bool) -> None:
+    scope = {"type": "http", "headers": [(b"origin", b"http://b")], ALLOWED: allowed}
+    assert foreign(scope) is is_foreign
+    scope["headers"] = [(b"origin", b"http://a")]
+    assert not foreign(scope)
+
+
+class Pages:
+    """Web pages that ask a server which allows some origins."""
+
+    def __init__(self, served: Serving, *origins: str) -> None:
+        self.app = AllowOrigins(served.service, origins)
+
+    def ask(self, origin: str, method: str, path: str, **headers: str) -> httpx.Response:
+        """The answer to a page's request."""
+
+        async def answer() -> httpx.Response:
+            transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://here"
+            ) as client:
+                given = {"origin": origin, **headers}
+                return await client.request(method, path, headers=given)
+
+        return asyncio.run(answer())
+
+    def preflight(self, origin: str) -> httpx.Response:
+        """What a browser asks before a page may send JSON with a key."""
+        wanted = {
+            "access-control-request-method": "POST",
+            "access-control-request-headers": "authorization,content-type",
+        }
+        return self.ask(origin, "OPTIONS", "/v1/completions", **wanted)
+
+
+GOOD, EVIL = "https://good.example", "https://evil.example"
+
+
+def test_pages_of_allowed_origins_are_let_in_without_credentials(
+    bundled: Serving,
+) -> None:
+    pages = Pages(bundled, GOOD)
+    found = pages.preflight(GOOD)
+    assert found.status_code == 200
+    assert found.headers["access-control-allow-origin"] == GOOD
+    assert "authorization" in found.headers["access-control-allow-headers"]
+    assert pages.preflight(EVIL).status_code == 400
+    for origin, told in ((GOOD, True), (EVIL, False)):
+        for method, path in (("GET", "/v1/models"), ("POST", "/v1/completions")):
+            answer = pages.ask(origin, method, path)  # of which one is an error
+            assert ("access-control-allow-origin" in answer.headers) is told
+            assert "access-control-allow-credentials" not in answer.headers
+    for origin, status in ((GOOD, 200), (EVIL, 403)):
+        assert pages.ask(origin, "POST", "/reset_prefix_cache").status_code == status
+
+
+def test_all_pages_are_let_in_without_credentials(bundled: Serving) -> None:
+    found = Pages(bundled, "*").ask(EVIL, "GET", "/v1/models", cookie="a=b")
+    assert found.headers["access-control-allow-origin"] == "*"
+    assert "access-control-allow-credentials" not in found.headers
+
+
+def test_by_default_no_page_but_ones_own_is(bundled: Serving) -> None:
+    asked = {"origin": GOOD}
+    found = bundled.http.get(f"{bundled.url}/v1/models", headers=asked)
+    assert "access-control-allow-origin" not in found.headers

@@ -2,15 +2,19 @@
 with.
 """
 
+import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import httpx
 import pytest
@@ -20,7 +24,7 @@ from websockets.sync.client import ClientConnection, connect
 from minfer.config import ConfigError
 from minfer.effects.cli.main import main
 from minfer.effects.serving import server
-from minfer.effects.serving.server import bound
+from minfer.effects.serving.server import HttpOptions, HttpServer, bound, http_config
 from tests.effects.served import Serving, events
 from tests.effects.test_imports import loaded_by
 
@@ -45,6 +49,8 @@ def process(*options: str, **more: str) -> Iterator[tuple[subprocess.Popen[str],
         try:
             ready = running.stdout.readline()
             assert ready.startswith("minfer: "), ready
+            page = running.stdout.readline()
+            assert page.startswith("minfer: a page to try it is at http"), page
             yield running, ready.split()[-1].removesuffix("/v1")
         finally:
             running.kill()
@@ -111,7 +117,9 @@ def test_a_signal_ends_what_runs_politely(
         assert error["message"] == "the server is shutting down"
         out, err = running.communicate(timeout=30)
         assert (running.returncode, err) == (code, "")
-        assert '"POST /v1/completions HTTP/1.1" 200' in out
+        (line,) = [line for line in out.split("\n") if "POST /v1/completions 200" in line]
+        name = answer.headers["x-request-id"]
+        assert re.search(rf" ms id={name} key=key tokens=1\+\d+$", line)
 
 
 def test_an_occupied_port_is_told_before_anything_is_loaded(
@@ -173,3 +181,28 @@ def test_an_answer_does_not_wait_for_the_receipt_of_its_first_packet(
         assert slow.get("/version").status_code == 200
         times.append(time.monotonic() - started)
     assert min(times) < 0.03  # 3 ms on an idle machine; each 44 without TCP_NODELAY
+
+
+def test_draining_waits_until_answers_are_written_and_no_longer_than_it_may() -> None:
+    told: list[float] = []
+    client = SimpleNamespace(drain=told.append)
+    records = SimpleNamespace(live=1)  # the engine is done with it, its client is not
+    application: Any = SimpleNamespace(
+        backend=SimpleNamespace(llm=SimpleNamespace(client=client)), records=records
+    )
+
+    async def seconds(patience: float, signals: int = 0) -> float:
+        options = HttpOptions(names=["x"], shutdown_timeout=patience)
+        made = HttpServer(http_config(application, options), options, lambda: None)
+        for _ in range(signals):
+            made.handle_exit(signal.SIGTERM, None)
+        started = time.monotonic()
+        asyncio.get_running_loop().call_later(0.3, setattr, records, "live", 0)
+        await made._drained(application)
+        return time.monotonic() - started
+
+    assert 0.3 <= asyncio.run(seconds(20)) < 5
+    records.live = 1
+    assert 0.05 <= asyncio.run(seconds(0.05)) < 0.3
+    assert asyncio.run(seconds(20, signals=2)) < 0.3
+    assert told == [0, 0, 0]

@@ -6,6 +6,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from attrs import define, field
+
+from minfer.effects.cli.main import main
 
 SCRIPT = [sys.executable, "-m", "tests.effects.serving.supervised"]
 PATIENCE = 10.0  # seconds for what takes some hundredths
@@ -200,3 +203,20 @@ def test_orphans_that_come_to_us_are_nobody() -> None:
         server.process.send_signal(signal.SIGTERM)
         code, err = server.ended()
     assert (code, err.count("\n")) == (0, 1)
+
+
+def test_a_folder_whose_name_is_too_long_for_a_socket_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / ("x" * 100)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert main(["serve", "--port=0", "--api-processes=1"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"minfer: {folder}")
+    assert err.endswith("too long a path for a socket; shorten TMPDIR\n")
+
+
+def test_a_number_of_fronts_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--port=0", "--api-processes=-1"]) == 2
+    assert "--api-processes must be at least 0, not -1" in capsys.readouterr().err

@@ -63,10 +63,10 @@ def test_each_front_hears_of_its_own_rows_and_ids_only_when_they_change() -> Non
     batch = (("b", 0), ("a", 0))
     for tokens in (((1,), (2,)), ((3,), (4,))):
         ends.engine.say(News(time=0.0, ids=batch, tokens=tokens))
-    for number, (name, own) in enumerate([("a", (2, 4)), ("b", (1, 3))]):
+    for number, (name, early, late) in enumerate([("a", 2, 4), ("b", 1, 3)]):
         first, second = ends.said(number, wire.News)
         assert (first.ids, second.ids) == (((name, 0),), None)
-        assert (first.tokens, second.tokens) == (((own[0],),), ((own[1],),))
+        assert (first.tokens, second.tokens) == (((early,),), ((late,),))
     ends.carry()
     for heard, name in zip(ends.heard, "ab", strict=True):
         assert [one.ids for one in heard if isinstance(one, News)] == [((name, 0),)] * 2
@@ -352,3 +352,53 @@ def test_a_front_that_was_started_again_counts_anew() -> None:
     ends.link()
     ends.remotes[0].count(to_wire(Totals({"x": 1.0}, {})))
     assert counts(ends) == {"x": 6}
+
+
+# --- while an engine is loaded, and while fronts drain ----------------------------------
+
+
+def test_a_front_that_is_started_again_while_the_engine_loads() -> None:
+    ends = Ends()
+    ends.link()
+    ends.remotes[0].submit([request("a")])
+    ends.host.leave(ends.sessions[0])  # its process died, and all that it asked for
+    session, said = joined(ends)
+    ends.host.receive(session, hello(0, 2))
+    ends.host.receive(session, wire.Submit((request("b"),)))
+    ends.open()
+    assert ends.engine.asked == [("b",)]
+    assert wire.read_to_front(said[-1]) == READY
+    ends.engine.end("b")
+    nothing_left(ends)
+
+
+def test_what_is_cancelled_while_the_engine_loads_ends_at_once() -> None:
+    ends = Ends()
+    ends.link()
+    ends.remotes[0].submit([request("a")])
+    ends.remotes[0].cancel(["a"])
+    ends.carry()
+    assert ended(ends) == [("a", "cancelled")]
+    ends.open()
+    assert not ends.engine.asked
+    nothing_left(ends)
+
+
+def test_fronts_that_drain_get_what_suspects_hold_back() -> None:
+    ends = linked()
+    (remote,) = ends.remotes
+    remote.submit([request("a"), request("b")])
+    for _ in range(2):  # two engines die that gave them nothing
+        ends.engine.admit(*[name for name in remote._names if name in ends.engine.served])
+        ends.carry()
+        ends.cut()
+        ends.engine.served.clear()
+        ends.link()
+    ends.carry()
+    assert not remote.drain(0)
+    for _ in range(2):
+        (name,) = ends.engine.served  # each alone
+        ends.engine.end(name)
+        ends.carry()
+    assert remote.drain(0)
+    assert sorted(ended(ends)) == [("a", "length"), ("b", "length")]

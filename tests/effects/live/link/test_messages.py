@@ -160,6 +160,8 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
         "stalled": 0.5,
         "failing": 6,
         "totals": TOTALS,
+        "journal_writing": False,
+        "journal_errors": 7,
     }
     # A front has its own clock, its own end, and its own count of resets; and what fronts
     # have counted is what the host was told by them.

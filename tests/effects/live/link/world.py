@@ -4,7 +4,7 @@ A world is hostile for some moves, then it heals, and then everything must end. 
 request got is compared with what it gets where nothing ever happens.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from itertools import count
 from random import Random
@@ -17,8 +17,11 @@ from minfer.effects.live.driver import Driver
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.frames import FrameReader, FrameWriter
 from minfer.effects.live.link.host import Host
+from minfer.effects.live.link.quarantine import GUILTY
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.shares import Session
+from minfer.effects.live.link.totals import to_wire
+from minfer.effects.live.totals import NOTHING_COUNTED
 from minfer.effects.live.worker import Worker
 from minfer.messages import Finish, Finished
 from minfer.plan import Plan
@@ -36,6 +39,7 @@ CONFIG = EngineConfig(
     vocab_size=VOCAB,
     depth=2,
 )
+NOTHING = to_wire(NOTHING_COUNTED)
 READY = wire.Ready("cpu", CONFIG.num_blocks, b"print")
 STEP = 0.01  # seconds on the world's clock that a move takes
 MOST_MOVES = 60_000
@@ -141,6 +145,8 @@ class World:
         self.host: Host | None = None
         self.engine: Inline | None = None
         self.deaths = 0
+        # How often a request was served alone when an engine, or its link, was gone.
+        self.alone = Counter[str]()
         self.fronts = [self._front(number) for number in range(fronts)]
         self.born()
 
@@ -167,7 +173,12 @@ class World:
         to those whose links hold until then.
         """
         self.deaths += 1
+        engine, host = self.engine, self.host
         self.host = self.engine = None
+        if engine is not None and host is not None:
+            probing = host._quarantine.probing
+            if probing and engine.served.keys() <= {probing}:
+                self.alone[probing.split("#")[0]] += 1
         for front in self.fronts:
             while front.link is not None and front.link.down:
                 self._down(front)
@@ -220,6 +231,7 @@ class World:
             lambda: self._down(front),
             self._turn,
             self._tick,
+            lambda: front.remote.count(NOTHING),
         ]
         bad: list[Callable[[], object]] = [
             self.kill,
@@ -229,7 +241,7 @@ class World:
             lambda: self._finish(front),
         ]
         common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
-        weights = [10, 40, 120, 120, 120, 10]
+        weights = [10, 40, 120, 120, 120, 10, 2]
         if hostile:
             weights += [3, 2, 3, 5, 5, 20]
             friendly += bad + common
@@ -265,6 +277,9 @@ class World:
             assert done.reason == "error", done
             assert not got
             return
+        if done.reason == "error":  # it may have been killed from outside just then
+            assert self.alone[request.id] >= GUILTY, done
+            return
         assert done.length <= len(got), (name, done, got)
         assert got[: done.length] == right[: done.length], (name, got, right)
         if done.reason in ("length", "stop") and name not in front.cut:
@@ -290,6 +305,7 @@ class World:
         front.link = None
         if told and self.host is not None:
             self.host.leave(link.session)
+            self.alone[front.remote._probing.split("#")[0]] += 1
         front.remote.disconnect()
 
     def _up(self, front: Front) -> None:

@@ -1,0 +1,71 @@
+"""Lines for standard output, written by a thread: nobody who answers waits for a pipe.
+
+Lines are made where they are written, too. What cannot be written in time is bounded: of
+lines that nobody reads, the latest are dropped, and how many they were is said.
+"""
+
+import contextlib
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+MOST: Final = 10_000  # lines that wait
+PAUSE: Final = 0.1  # seconds in which lines are gathered, which are written together
+_WHOLE: Final = 4096  # bytes that several processes may write to a pipe without mixing
+_LAST: Final = 2.0  # seconds that the last lines may take
+
+Line = Callable[[], str]
+
+
+class Lines:
+    """Writes to a file descriptor, once `begin` says that it is time."""
+
+    def __init__(self, file: int = 1, begin: Callable[[], bool] = lambda: True) -> None:
+        self._file = file
+        self._begin = begin
+        self._waiting: deque[Line] = deque()
+        self._dropped = 0
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="minfer-lines")
+        self._thread.daemon = True
+        self._thread.start()
+
+    def put(self, line: Line) -> None:
+        """Have a line made and written, soon."""
+        if len(self._waiting) < MOST:
+            self._waiting.append(line)
+        else:
+            self._dropped += 1
+
+    def close(self) -> None:
+        """Write what is left, if that takes no long time."""
+        self._closing.set()
+        self._thread.join(_LAST)
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):  # nobody reads any more
+            closing = False
+            while not closing:
+                closing = self._closing.wait(PAUSE)
+                if closing or self._begin():
+                    self._write_all()
+
+    def _write_all(self) -> None:
+        """Write what waits by now, as many whole lines at once as do not mix."""
+        part = b""
+        for _ in range(len(self._waiting)):
+            line = self._waiting.popleft()().encode("utf-8", "replace") + b"\n"
+            if len(part) + len(line) > _WHOLE:
+                self._write(part)
+                part = b""
+            part += line
+        if self._dropped:
+            part += f"minfer: {self._dropped} lines were dropped\n".encode()
+            self._dropped = 0
+        self._write(part)
+
+    def _write(self, data: bytes) -> None:
+        while data:
+            data = data[os.write(self._file, data) :]

@@ -1,0 +1,67 @@
+"""A request by its id, whichever front of this server it came through.
+
+    GET, DELETE /v1/requests/ID ---> the records here ---> those of the other fronts
+                                                           (`minfer.effects.live.link`)
+
+Others are waited for `PATIENCE` at most; what none of them knows by then is not known.
+Where clients have keys of their own, each finds only what was asked with its own.
+"""
+
+import asyncio
+import json
+from typing import Final
+
+from minfer.effects.live.link.messages import Wanted
+from minfer.effects.live.link.questions import Inquirer
+from minfer.effects.serving.records import JsonObject, Records
+from minfer.effects.serving.request_ids import LONGEST
+
+PATIENCE: Final = 1.0  # seconds that other fronts have to answer
+
+
+class Lookup:
+    """Finds requests, and cancels them."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._inquirer: Inquirer | None = None  # where there are other fronts
+
+    def join(self, inquirer: Inquirer) -> None:
+        """Ask other fronts too, and answer them."""
+        self._inquirer = inquirer
+        inquirer.answer = self._answer
+
+    async def find(self, wanted: Wanted) -> JsonObject | None:
+        """What is known of a request, which is cancelled if that is wanted."""
+        found = self._here(wanted)
+        sane = len(wanted.name) <= LONGEST
+        if found is None and self._inquirer is not None and sane:
+            data = await _asked(self._inquirer, wanted)
+            found = json.loads(data) if data else None
+        return found
+
+    def _here(self, wanted: Wanted) -> JsonObject | None:
+        find = self._records.cancel if wanted.cancel else self._records.told
+        return find(wanted.name, wanted.owner)
+
+    def _answer(self, wanted: Wanted) -> bytes:
+        found = self._here(wanted)
+        return b"" if found is None else json.dumps(found).encode()
+
+
+async def _asked(inquirer: Inquirer, wanted: Wanted) -> bytes:
+    """What other fronts know, or nothing."""
+    answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+
+    def hear(data: bytes) -> None:
+        if not answer.done():
+            answer.set_result(data)
+
+    number = inquirer.ask(wanted, hear)
+    try:
+        async with asyncio.timeout(PATIENCE):
+            return await answer
+    except TimeoutError:
+        return b""
+    finally:
+        inquirer.forget(number)

@@ -1,0 +1,64 @@
+"""HTTPS: what it takes is checked before anything is loaded, and named if it is wrong."""
+
+import ssl
+from typing import Any
+
+from attrs import frozen
+
+from minfer.config import ConfigError
+
+
+@frozen(kw_only=True)
+class Tls:
+    """The files of a server that speaks HTTPS; none of them: it speaks HTTP."""
+
+    certfile: str = ""
+    keyfile: str = ""
+    password: str = ""  # of the key
+    ca_certs: str = ""  # who signed the certificates that clients must have
+
+    @property
+    def wanted(self) -> bool:
+        """Whether HTTPS is spoken."""
+        return bool(self.certfile)
+
+    def check(self) -> None:
+        """Raise ConfigError if these files cannot be used together."""
+        if not self.certfile:
+            others = (
+                ("--ssl-keyfile", self.keyfile),
+                ("--ssl-keyfile-password", self.password),
+                ("--ssl-ca-certs", self.ca_certs),
+            )
+            for option, value in others:
+                if value:
+                    raise ConfigError(f"{option} does nothing without --ssl-certfile")
+            return
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        what = f"--ssl-certfile {self.certfile}"
+        what += f" --ssl-keyfile {self.keyfile}" if self.keyfile else ""
+        try:
+            # With no password, an encrypted key would be asked for on the terminal.
+            context.load_cert_chain(
+                self.certfile, self.keyfile or None, lambda: self.password
+            )
+            if self.ca_certs:
+                what = f"--ssl-ca-certs {self.ca_certs}"
+                context.load_verify_locations(self.ca_certs)
+        except OSError as error:  # that of ssl is one
+            why = f"{what}: {error.strerror or error}"
+            raise ConfigError(
+                f"{why}; give PEM files, and a key's --ssl-keyfile-password"
+            ) from None
+
+    def settings(self) -> dict[str, Any]:
+        """As uvicorn takes them."""
+        if not self.wanted:
+            return {}
+        return {
+            "ssl_certfile": self.certfile,
+            "ssl_keyfile": self.keyfile or None,
+            "ssl_keyfile_password": self.password or None,
+            "ssl_ca_certs": self.ca_certs or None,
+            "ssl_cert_reqs": ssl.CERT_REQUIRED if self.ca_certs else ssl.CERT_NONE,
+        }

@@ -1,0 +1,50 @@
+"""Each front is told of its own rows, and of the batch's ids only when they change."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.effects.live.client import News
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.shares import Session, Shares
+from minfer.messages import Finished
+
+NAMES = "abcdef"
+BATCHES = st.lists(st.lists(st.sampled_from(NAMES), unique=True), min_size=1, max_size=6)
+
+
+@given(BATCHES, st.lists(st.integers(-1, 2), min_size=6, max_size=6), st.data())
+def test_each_is_told_of_its_own_and_of_nothing_else(
+    batches: list[list[str]], owned: list[int], data: st.DataObject
+) -> None:
+    sessions = [Session(lambda _: None) for _ in range(3)]
+    owners = {n: sessions[at] for n, at in zip(NAMES, owned, strict=True) if at >= 0}
+    heard: dict[int, list[tuple[str, int]]] = {id(one): [] for one in sessions}
+    known: dict[int, tuple[tuple[str, int], ...]] = {}
+    right: list[tuple[str, int]] = []
+    shares = Shares()
+    for names in batches:
+        batch = tuple((name, 0) for name in names)
+        for token in range(data.draw(st.integers(1, 3))):
+            news = News(time=0.0, ids=batch, tokens=tuple((token,) for _ in batch))
+            right += [(name, token) for name in names]
+            for session, told in shares.divided(news, sessions, owners):
+                if told.ids is not None:
+                    known[id(session)] = told.ids
+                rows = zip(known[id(session)], told.tokens, strict=True)
+                heard[id(session)] += [(name, tokens[0]) for (name, _), tokens in rows]
+                assert told.ids is None or token == 0, "it was told before"
+    for session in sessions:
+        own = [one for one in right if owners.get(one[0]) is session]
+        assert heard[id(session)] == own
+
+
+def test_ends_are_told_to_who_has_no_rows() -> None:
+    one, two = Session(lambda _: None), Session(lambda _: None)
+    shares = Shares()
+    done = Finished("a", 0, "cancelled", 0)
+    news = News(time=1.0, finished=(done,), ids=(("b", 0),), tokens=((5,),))
+    told = dict(shares.divided(news, [one, two], {"a": one, "b": two}))
+    assert told == {
+        one: wire.News(1.0, finished=(done,)),
+        two: wire.News(1.0, ids=(("b", 0),), tokens=((5,),)),
+    }

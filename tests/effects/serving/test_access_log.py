@@ -1,0 +1,167 @@
+"""Each request is one line, which says what it was, and never what was asked."""
+
+import asyncio
+import json
+from typing import Any
+
+import httpx
+import pytest
+from attrs import frozen
+
+from minfer.effects.serving.access_log import AccessLog
+from minfer.effects.serving.records import JsonObject
+from tests.effects.served import Serving
+from tests.effects.serving.test_server import process
+
+HEAD = {"type": "http.response.start", "status": 201, "headers": []}
+
+
+class Kept:
+    """In the place of `Lines`."""
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    def put(self, line: Any) -> None:
+        self.made.append(line())
+
+
+@frozen
+class Key:
+    """A client's."""
+
+    name: str
+
+
+def logged(
+    *messages: Any,
+    form: str = "json",
+    told: Any = None,
+    error: Exception | None = None,
+    **scope: Any,
+) -> list[str]:
+    """The lines of one request, to an application that answers so."""
+    kept: Any = Kept()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        del receive
+        scope["minfer.key"] = Key("Ann's own") if scope["path"] != "/open" else None
+        for message in messages:
+            await send(message)
+        if error:
+            raise error
+
+    async def run() -> None:
+        async def send(message: Any) -> None:
+            del message
+
+        def known(name: str) -> JsonObject | None:
+            return told if name == "cmpl-1" else None
+
+        log = AccessLog(app, kept, form, "front 0", known)
+        full = {"type": "http", "method": "POST", "path": "/v1/completions", **scope}
+        try:
+            await log({"raw_path": full["path"].encode(), **full}, None, send)  # type: ignore[arg-type]  # nobody receives
+        except ZeroDivisionError:
+            assert error is not None
+
+    asyncio.run(run())
+    lines: list[str] = kept.made
+    return lines
+
+
+def named(name: str) -> dict[str, Any]:
+    return {**HEAD, "headers": [(b"x-request-id", name.encode())]}
+
+
+def test_a_line_for_programs() -> None:
+    prompts = [{"prompt_tokens": 3, "output_tokens": 4}] * 2
+    told = {"endpoint": "/v1/completions", "prompts": prompts}
+    (line,) = logged(named("cmpl-1"), told=told)
+    found = json.loads(line)
+    assert found.pop("time").endswith("+00:00")
+    assert 0 <= found.pop("ms") < 1000
+    assert found == {
+        "process": "front 0",
+        "method": "POST",
+        "path": "/v1/completions",
+        "status": 201,
+        "request_id": "cmpl-1",
+        "key": "Ann's own",
+        "prompt_tokens": 6,
+        "output_tokens": 8,
+    }
+
+
+def test_a_line_for_people() -> None:
+    (line,) = logged(named("cmpl-1"), form="text")
+    _, _, words = line.partition(" ")
+    before, _, after = words.partition(" 201 ")
+    assert before == "front 0: POST /v1/completions"
+    assert after.endswith(' ms id=cmpl-1 key="Ann\'s own"')
+
+
+def test_what_a_client_chose_stays_in_its_line() -> None:
+    lines = logged(
+        named('a" b'), form="text", path="/a\n/b", raw_path=b"/a%0A/b\xff" + b"x" * 999
+    )
+    (line,) = lines
+    assert "\n" not in line
+    assert " /a%0A/b\\xffxxx" in line
+    assert 'id="a\\" b"' in line
+    assert len(line) < 800
+
+
+@pytest.mark.parametrize(
+    ("messages", "error", "status"),
+    [
+        ([], None, 499),  # the client left
+        ([], ZeroDivisionError(), 500),
+        ([HEAD], ZeroDivisionError(), 201),  # as the client saw it
+    ],
+)
+def test_every_end_has_a_status(
+    messages: list[Any], error: Exception | None, status: int
+) -> None:
+    (line,) = logged(*messages, error=error)
+    assert json.loads(line)["status"] == status
+
+
+def test_a_socket_is_one_line() -> None:
+    (line,) = logged({"type": "websocket.accept"}, type="websocket", method="WEBSOCKET")
+    assert (json.loads(line)["status"], json.loads(line)["method"]) == (101, "WEBSOCKET")
+
+
+@pytest.mark.parametrize("path", ["/health", "/healthz", "/ready", "/metrics"])
+def test_probes_are_quiet(path: str) -> None:
+    assert not logged(HEAD, path=path)
+
+
+def test_the_tokens_of_an_answer_are_those_of_its_usage(bundled: Serving) -> None:
+    kept: Any = Kept()
+    records = bundled.service.records
+    answer = bundled.post("completions", prompt=["def f(", "x"], max_tokens=3)
+    name = answer.headers["x-request-id"]
+    bundled.until(lambda: not records._live)
+    log = AccessLog(bundled.service, kept, "json", "server", records.told)
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
+    log._log(scope, named(name), 0.0, 1.0)
+    found = json.loads(kept.made[0])
+    usage = answer.json()["usage"]
+    assert found["prompt_tokens"] == usage["prompt_tokens"]
+    assert found["output_tokens"] == usage["completion_tokens"]
+    assert "def f" not in kept.made[0]
+
+
+def test_a_front_logs_as_itself_after_the_first_line() -> None:
+    options = ("--dry-run", "--api-processes", "1", "--access-log", "json")
+    with process(*options) as (running, url):
+        body = {"prompt": "x", "max_tokens": 2, "stream": True}
+        httpx.get(f"{url}/health")
+        httpx.post(f"{url}/v1/completions", json=body)
+        running.terminate()
+        out, err = running.communicate(timeout=30)
+    found = [json.loads(line) for line in out.splitlines()]
+    assert [(one["process"], one["status"]) for one in found] == [("front 0", 200)]
+    assert (found[0]["prompt_tokens"], found[0]["output_tokens"]) == (1, 2)
+    assert not err

@@ -1,0 +1,137 @@
+"""A request is found by its id, and can be cancelled, at whichever front one asks."""
+
+import asyncio
+import json
+import threading
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.messages import Wanted
+from minfer.effects.live.link.questions import Inquirer
+from minfer.effects.serving import lookup
+from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.keys import read_keys
+from minfer.effects.serving.lookup import Lookup
+from tests.effects.served import Serving, events, serving
+from tests.effects.serving.test_server import process
+from tests.effects.serving.wire import NEIGHBOUR, SLOW
+
+
+def cancelled(served: Serving, name: str, **headers: str) -> httpx.Response:
+    return served.http.delete(f"{served.url}/v1/requests/{name}", headers=headers)
+
+
+def test_a_request_is_cancelled_by_its_id(slow: Serving) -> None:
+    url = f"{slow.url}/v1/completions"
+    body = {**NEIGHBOUR, "max_tokens": 9000}
+    chosen = {"x-request-id": "mine"}
+    with slow.http.stream("POST", url, json=body, headers=chosen) as answer:
+        lines = answer.iter_lines()
+        name = next(events(lines))["id"]
+        assert cancelled(slow, "mine", origin="http://elsewhere").status_code == 403
+        found = cancelled(slow, "mine").json()
+        assert (found["id"], found["cancelled"]) == (name, 1)
+        last = [line for line in lines if line][-1]
+    error = json.loads(last.removeprefix("data: "))["error"]
+    assert error["message"] == "the request was cancelled"
+    assert error["code"] == "cancelled"
+    slow.idle()
+    slow.until(lambda: not slow.service.records._live)
+    assert cancelled(slow, "mine").json()["cancelled"] == 0
+    assert cancelled(slow, "nobody's").status_code == 404
+
+
+def test_an_answer_in_one_piece_ends_with_a_status_that_nobody_retries(
+    slow: Serving,
+) -> None:
+    found: list[httpx.Response] = []
+    body = {**NEIGHBOUR, "max_tokens": 9000, "stream": False}
+    url = f"{slow.url}/v1/completions"
+
+    def post() -> None:
+        headers = {"x-request-id": "whole"}
+        found.append(httpx.post(url, json=body, headers=headers, timeout=30))
+
+    thread = threading.Thread(target=post)
+    thread.start()
+    slow.until(lambda: cancelled(slow, "whole").json().get("cancelled") == 1)
+    thread.join()
+    assert found[0].status_code == 499
+
+
+class Records:
+    """As a front's, with what it was asked."""
+
+    def __init__(self, known: dict[str, Any] | None = None) -> None:
+        self.known = known or {}
+
+    def told(self, name: str, owner: str) -> Any:
+        return self.known.get(name) if owner == "Ann" else None
+
+    cancel = told
+
+
+def test_other_fronts_are_asked_for_what_is_not_known_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(lookup, "PATIENCE", 0.05)
+    said: list[Any] = []
+    inquirer = Inquirer()
+    inquirer.connect(said.append)
+    here: Any = Records({"a": {"id": "a"}})
+    found = Lookup(here)
+    found.join(inquirer)
+
+    async def ask() -> list[Any]:
+        known = await found.find(Wanted("a", "Ann"))
+        waiting = asyncio.create_task(found.find(Wanted("b", "Ann", True)))
+        await asyncio.sleep(0)
+        inquirer.told(wire.Told(said[0].number, b'{"id": "b"}'))
+        # The third hears nothing in time, and the last is no id that could be known.
+        silent = await found.find(Wanted("c", "Ann"))
+        return [known, await waiting, silent, await found.find(Wanted("x" * 500))]
+
+    assert asyncio.run(ask()) == [{"id": "a"}, {"id": "b"}, None, None]
+    asked = [one.wanted for one in said]
+    assert asked == [Wanted("b", "Ann", True), Wanted("c", "Ann")]
+    assert not inquirer._asked
+    inquirer.asked(wire.Asked(7, Wanted("a", "Ann")))
+    inquirer.asked(wire.Asked(8, Wanted("a", "Bob")))
+    assert said[2:] == [wire.Answer(7, b'{"id": "a"}'), wire.Answer(8)]
+
+
+def test_a_key_finds_only_its_own(folder: str) -> None:
+    keys = read_keys(["first", "second"], None)
+    with serving(folder, service={"bounds": Bounds(keys=keys)}, **SLOW) as served:
+        first, second = ({"x-api-key": key} for key in ("first", "second"))
+        headers = {**first, "x-request-id": "mine"}
+        url = f"{served.url}/v1/completions"
+        body = {"prompt": "x", "max_tokens": 1}
+        assert served.http.post(url, json=body, headers=headers).status_code == 200
+        for method in ("GET", "DELETE"):
+            for key, status in ((first, 200), (second, 404)):
+                found = served.http.request(
+                    method, f"{served.url}/v1/requests/mine", headers=key
+                )
+                assert found.status_code == status
+
+
+def test_each_of_two_fronts_knows_what_the_other_has_served() -> None:
+    with process("--dry-run", "--api-processes", "2") as (_, url):
+        names = [uuid4().hex for _ in range(8)]
+        for name in names:  # each on a connection of its own, which is any front's
+            body = {"prompt": "x", "max_tokens": 1}
+            headers = {"x-request-id": name}
+            answer = httpx.post(f"{url}/v1/completions", json=body, headers=headers)
+            assert answer.status_code == 200
+        for name in names:
+            for _ in range(3):
+                found = httpx.get(f"{url}/v1/requests/{name}")
+                assert found.json()["request_id"] == name
+        assert httpx.get(f"{url}/v1/requests/nobodys").status_code == 404
+        found = httpx.delete(f"{url}/v1/requests/{names[0]}")
+        assert found.json()["cancelled"] == 0
