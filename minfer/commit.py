@@ -67,19 +67,13 @@ def over(
         leavers = [leaver(state.running, i, why) for i, (_, why) in sorted(ends.items())]
         state, finished = end(config, state, leavers)
     state = open_fences(state, plan.step)
-    logprobs: Logprobs = ()
-    if event.logprobs:
-        logprobs = _kept_logprobs(plan, event.logprobs, advanced, new)
-    pooled: Pooled = ()
-    if event.pooled:
-        pooled = _kept_pooled(plan, event.pooled, advanced, ends)
     return emitted(
         state,
         finished,
         ids=advanced.ids,
         tokens=new,
-        logprobs=logprobs,
-        pooled=pooled,
+        logprobs=_kept_logprobs(plan, event.logprobs, advanced, new),
+        pooled=_kept_pooled(plan, event.pooled, advanced, ends),
     )
 
 
@@ -172,7 +166,9 @@ def _flaw(
 
 
 def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) -> Logprobs:
-    """Log-probabilities as a column of `run`, as far as its tokens `new` go."""
+    """Log-probabilities as a column of `run`, as far as its tokens `new` go; or none."""
+    if not logprobs:
+        return ()
     of = dict(zip(plan.gens, logprobs, strict=True))
     each = zip(run.gens, new, strict=True)
     return tuple(of.get(gen, ())[: len(tokens)] for gen, tokens in each)
@@ -181,7 +177,9 @@ def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) ->
 def _kept_pooled(
     plan: Plan, pooled: Pooled, run: Running, ends: Container[int]
 ) -> Pooled:
-    """The vectors as a column of `run`: of those who end."""
+    """The vectors as a column of `run`, of those who end; or none."""
+    if not pooled:
+        return ()
     of = dict(zip(plan.gens, pooled, strict=True))
     return tuple(of.get(gen, b"") if i in ends else b"" for i, gen in enumerate(run.gens))
 

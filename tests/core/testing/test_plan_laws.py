@@ -7,12 +7,12 @@ import pytest
 from attrs import evolve
 
 from minfer import schedule as scheduling
-from minfer.messages import Submit, Voided
+from minfer.messages import Execute, Submit, Tick, Voided
 from minfer.plan import Fill
 from minfer.state import Transition, Turn
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import check_turn
-from tests.core.test_engine import CONFIG, ask
+from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.testing.turns import (
     FAILED,
     FORKS,
@@ -131,3 +131,25 @@ def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
     wrong = next(turn for turn in turns if len(turn.transition.state.inflight) == 2)
     with pytest.raises(InvariantError, match="ahead"):
         check_turn(config, wrong.before, wrong.events, wrong.transition)
+
+
+@pytest.mark.parametrize("how", ["last", "mean"])
+def test_a_row_that_is_pooled_is_opened_so_and_yields_nothing(how: str) -> None:
+    bench = Bench()
+    wish = ask("x", 9, 0, pooling=how)
+    submit = Submit(evolve(wish, reads_cache=how == "last"))
+    before = bench.state
+    made = bench.give(submit)
+    events = (Tick(bench.clock), submit)
+    check_turn(CONFIG, before, events, made)
+    (plan,) = (c.plan for c in made.commands if isinstance(c, Execute))
+    opened = evolve(plan.opens[0], pooling="")
+    for law, wrong in (
+        ("open", evolve(plan, opens=(opened,))),
+        ("feed", evolve(plan, most=(1,))),
+    ):
+        state = evolve(made.state, inflight=(wrong,))
+        turn = evolve(made, state=state, commands=(Execute(wrong),))
+        with pytest.raises(InvariantError) as caught:
+            check_turn(CONFIG, before, events, turn)
+        assert caught.value.law in (law, "coverage")
