@@ -3,6 +3,8 @@
     messages      what crosses the line, as a schema
     frames        messages on a stream of bytes, numbered
     remote        a front's end: an `EngineClient` that outlives the engine it speaks to
+    kept          what a front keeps of its requests
+    state         how the engine is, as a front was told
     host          the engine's end: the fronts that are there, and what they want
     shares        what of the news is whose
     totals        what was counted, as it crosses the line

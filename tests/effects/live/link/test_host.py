@@ -88,7 +88,7 @@ def test_who_starts_is_told_before_the_step() -> None:
     ends.carry()
     ends.cut()
     ends.link()
-    (kept,) = ends.remotes[0]._kept.values()
+    (kept,) = ends.remotes[0]._requests._kept.values()
     assert kept.deaths == 1  # the engine had it, and gave it nothing
 
 
@@ -127,15 +127,15 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
         ends.remotes[0].submit([request(str(number))])
         ends.cut()
         ends.link()
-        ends.remotes[0].cancel(list(ends.remotes[0]._kept))
+        ends.remotes[0].cancel(list(ends.remotes[0]._requests._kept))
         for name in list(ends.engine.served):
             ends.engine.end(name, "cancelled")
         ends.carry()
     nothing_left(ends)
     assert len(ends.host._sessions) == 1
     remote = ends.remotes[0]
-    assert not remote._kept
-    assert not remote._names
+    assert not remote._requests._kept
+    assert not remote._requests._names
 
 
 @pytest.mark.parametrize(
@@ -389,7 +389,9 @@ def test_fronts_that_drain_get_what_suspects_hold_back() -> None:
     (remote,) = ends.remotes
     remote.submit([request("a"), request("b")])
     for _ in range(2):  # two engines die that gave them nothing
-        ends.engine.admit(*[name for name in remote._names if name in ends.engine.served])
+        ends.engine.admit(
+            *[name for name in remote._requests._names if name in ends.engine.served]
+        )
         ends.carry()
         ends.cut()
         ends.engine.served.clear()

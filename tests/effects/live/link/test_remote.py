@@ -139,7 +139,7 @@ def test_a_request_is_given_up_at_the_length_that_it_has() -> None:
     for _ in range(3 * GUILTY):
         if not ends.remotes[0].working:
             break
-        ends.engine.admit(*ends.remotes[0]._names)
+        ends.engine.admit(*ends.remotes[0]._requests._names)
         ends.carry()
         ends.cut()
         ends.engine.served.clear()
@@ -160,7 +160,7 @@ def test_what_comes_after_the_end_of_a_link_leaves_nothing_behind() -> None:
         ends.cut()  # cancelled while the link was up, and it never came to be
         ends.link()
         ends.carry()
-    assert (remote._kept, remote._names) == ({}, {})
+    assert (remote._requests._kept, remote._requests._names) == ({}, {})
 
 
 def test_ready_is_said_twice_and_a_hello_once_a_link() -> None:

@@ -1,0 +1,255 @@
+"""What a front keeps of its requests, so that they outlive an engine.
+
+Of each: what was asked, every token that came, and what the engine was told since. From
+that follows how it is asked for again, and how news of an engine read, in which it, or a
+part of it, goes by another name.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import count
+
+from attrs import define, evolve, field
+
+from minfer.effects.live.client import About, News
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.quarantine import GUILTY
+from minfer.messages import Finish, Finished
+from minfer.request import Request
+from minfer.sequence import SampleId
+
+
+@define(eq=False)
+class Kept:
+    """A request, and what came of it."""
+
+    request: Request
+    tokens: list[list[int]]  # new ones, by sample
+    names: list[str]  # by which it, or parts of it, go on the link
+    over: set[int] = field(factory=set)  # samples that have ended
+    ends: dict[int, Finish] = field(factory=dict)  # that the engine was told of
+    cancelled: bool = False
+    admitted: bool = False  # by the engine that has it now
+    moved: bool = False  # that engine gave it something
+    deaths: int = 0  # see `quarantine`
+    deaths_alone: int = 0
+
+    def left(self) -> list[int]:
+        """The samples that have not ended."""
+        return [i for i in range(self.request.n) if i not in self.over]
+
+    def length(self, sample: int) -> int:
+        """A sample's output tokens so far, those that it began with included."""
+        return len(self.request.output) + len(self.tokens[sample])
+
+    def blame(self, probing: str) -> bool:
+        """Note that the engine that had it has died, while it served `probing` alone, if
+        anybody; whether that is proof.
+        """
+        alone = probing in self.names
+        if probing:
+            self.deaths_alone += alone
+        elif self.admitted:
+            self.deaths = 1 if self.moved else self.deaths + 1
+        self.admitted = self.moved = False
+        self.names.clear()
+        return alone and self.deaths_alone >= GUILTY
+
+
+class Requests:
+    """The requests of a front that have not ended."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Kept] = {}
+        # What goes by which name on the link: the request's own id, or, for what was
+        # asked for again, one that nobody else had; then its sample, if it is one.
+        self._names: dict[str, tuple[str, int | None]] = {}
+        self._batch: tuple[SampleId, ...] = ()  # of the last news that had one
+        self._rows: tuple[tuple[Kept, int] | None, ...] = ()  # whose they are
+        self._again = count(1)
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._kept
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """All that there are."""
+        return tuple(self._kept)
+
+    @property
+    def samples(self) -> int:
+        """How many samples have not ended."""
+        return sum(len(kept.left()) for kept in self._kept.values())
+
+    def add(self, request: Request) -> None:
+        """A request comes, under an id that no other one has."""
+        tokens: list[list[int]] = [[] for _ in range(request.n)]
+        self._kept[request.id] = Kept(request, tokens, [request.id])
+        self._names[request.id] = (request.id, None)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._kept.clear()
+        self._names.clear()
+
+    def cancel(self, ids: Iterable[str]) -> tuple[str, ...]:
+        """Note that requests are to end; returns their names on the link."""
+        names: list[str] = []
+        for kept in [self._kept[name] for name in ids]:
+            kept.cancelled = True
+            names += kept.names
+        return tuple(names)
+
+    def finish(self, ends: Iterable[Finish]) -> tuple[Finish, ...]:
+        """Note that samples are to end at a length; returns that as it is said on the
+        link.
+        """
+        told = []
+        for end in ends:
+            kept = self._kept.get(end.id)
+            if kept is not None and end.sample not in kept.over:
+                kept.ends[end.sample] = end
+                told += self._as_named(kept, end)
+        return tuple(told)
+
+    # --- when the link is over ----------------------------------------------------------
+
+    def lose(self, probing: str) -> tuple[Finished, ...]:
+        """The link is over, on which `probing` ran alone, if anybody; returns the ends of
+        those that are given up.
+        """
+        proven = [kept for kept in self._kept.values() if kept.blame(probing)]
+        self._names.clear()
+        self._batch = ()
+        self._rows = ()
+        why = f"the engine died {GUILTY} times while it served this request alone"
+        return tuple(
+            Finished(kept.request.id, sample, "error", kept.length(sample), why)
+            for kept in proven
+            for sample in kept.left()
+        )
+
+    def to_end(self) -> tuple[Finished, ...]:
+        """The ends of what was to end, of whom no engine will say it."""
+        return tuple(
+            done for kept in self._kept.values() for done in _ends_without_engine(kept)
+        )
+
+    def resumed(self) -> tuple[wire.Resumed, ...]:
+        """All requests as they are asked for again: what has not ended of them."""
+        return tuple(one for kept in self._kept.values() for one in self._parts(kept))
+
+    def _parts(self, kept: Kept) -> list[wire.Resumed]:
+        """A request as a whole; or, if its samples have begun, each of them."""
+        request = kept.request
+        parts: list[tuple[Request, int | None]] = []
+        if request.n == 1:
+            output = request.output + tuple(kept.tokens[0])
+            parts.append((evolve(request, output=output), None))
+        elif not kept.over and not any(kept.tokens):
+            parts.append((request, None))
+        else:
+            for one in kept.left():
+                number = request.first_sample + one
+                output = tuple(kept.tokens[one])
+                part = evolve(request, n=1, first_sample=number, output=output)
+                parts.append((part, one))
+        return [self._named(kept, part, sample) for part, sample in parts]
+
+    def _named(self, kept: Kept, part: Request, sample: int | None) -> wire.Resumed:
+        name = f"{kept.request.id}#{next(self._again)}"
+        self._names[name] = (kept.request.id, sample)
+        kept.names.append(name)
+        return wire.Resumed(evolve(part, id=name), kept.deaths, kept.deaths_alone)
+
+    # --- news ---------------------------------------------------------------------------
+
+    def take(self, told: wire.News) -> News:
+        """Keep what the engine said, and give it as it reads here."""
+        if told.ids:
+            self._regroup(told.ids)
+        has_batch = told.ids is None or len(told.ids) > 0
+        if has_batch:
+            for row, tokens in zip(self._rows, told.tokens, strict=True):
+                if tokens and row is not None:
+                    kept, sample = row
+                    kept.tokens[sample] += tokens
+                    kept.moved = True
+        known = [one for one in told.reasons if one.of.id in self._names]
+        arrived = [self._names[name][0] for name in told.arrived if name in self._names]
+        return News(
+            time=told.time,
+            ids=self._batch if has_batch else (),
+            tokens=told.tokens,
+            logprobs=told.logprobs,
+            pooled=told.pooled,
+            finished=tuple([self._finished(done) for done in told.finished]),
+            arrived=tuple(arrived),
+            reasons=tuple([self._reason(one) for one in known]),
+            waits=told.waits,
+        )
+
+    def end(self, finished: Sequence[Finished]) -> None:
+        """Note that samples have ended, by the requests' own ids."""
+        for done in finished:
+            kept = self._kept.get(done.id)
+            if kept is None:
+                continue
+            kept.over.add(done.sample)
+            if not kept.left():
+                del self._kept[done.id]
+                for name in kept.names:
+                    del self._names[name]
+
+    def _regroup(self, ids: tuple[SampleId, ...]) -> None:
+        """Learn whose the rows of a new batch are."""
+        batch: list[SampleId] = []
+        rows: list[tuple[Kept, int] | None] = []
+        for name, number in ids:
+            own, sample = self._own(name, number)
+            kept = self._kept.get(own)
+            batch.append((own, sample))
+            rows.append(None if kept is None else (kept, sample))
+        self._batch = tuple(batch)
+        self._rows = tuple(rows)
+
+    def _own(self, name: str, number: int) -> SampleId:
+        """What goes by a name and number on the link, as it is known here."""
+        own, sample = self._names.get(name, ("", None))
+        return own, number if sample is None else sample
+
+    def _finished(self, done: Finished) -> Finished:
+        if done.id not in self._names:
+            return done
+        own, sample = self._own(done.id, done.sample)
+        return evolve(done, id=own, sample=sample)
+
+    def _reason(self, one: wire.Reason) -> About:
+        own, sample = self._own(one.of.id, one.of.sample)
+        if isinstance(one, wire.AdmittedReason) and own in self._kept:
+            self._kept[own].admitted = True
+        return evolve(one.of, id=own, sample=sample)
+
+    def _as_named(self, kept: Kept, end: Finish) -> list[Finish]:
+        """An end, by the name that its sample goes by on the link, if there is one."""
+        for name in kept.names:
+            _, sample = self._names[name]
+            if sample is None:
+                return [evolve(end, id=name)]
+            if sample == end.sample:
+                return [evolve(end, id=name, sample=0)]
+        return []
+
+
+def _ends_without_engine(kept: Kept) -> list[Finished]:
+    found = []
+    for sample in kept.left():
+        length, end = kept.length(sample), kept.ends.get(sample)
+        name = kept.request.id
+        if end is not None:
+            found.append(Finished(name, sample, end.reason, min(length, end.length)))
+        elif kept.cancelled:
+            found.append(Finished(name, sample, "cancelled", length))
+    return found

@@ -1,0 +1,93 @@
+"""A front's requests: how they are asked for again, and how news of them read."""
+
+from attrs import evolve
+
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.kept import Requests
+from minfer.effects.live.link.quarantine import GUILTY
+from minfer.messages import Admitted, Finish, Finished
+from minfer.request import Request
+
+
+def request(name: str = "a", **how: int) -> Request:
+    return evolve(Request(id=name, prompt=(1, 2), max_tokens=9), **how)
+
+
+def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.News:
+    return wire.News(time=1.0, ids=ids, tokens=tokens)
+
+
+def test_what_came_is_history_when_it_is_asked_again() -> None:
+    requests = Requests()
+    requests.add(request())
+    requests.take(news(("a", 0), tokens=((5, 6),)))
+    requests.take(wire.News(time=2.0, ids=None, tokens=((7,),)))
+    requests.lose("")
+    (again,) = requests.resumed()
+    assert (again.request.output, again.request.prompt) == ((5, 6, 7), (1, 2))
+    assert again.request.id != "a", "late news of the old one would be taken for its own"
+    told = requests.take(news((again.request.id, 0), tokens=((8,),)))
+    assert (told.ids, told.tokens) == ((("a", 0),), ((8,),))
+
+
+def test_samples_that_have_begun_go_on_each_by_itself() -> None:
+    requests = Requests()
+    requests.add(request(n=3, first_sample=4))
+    requests.take(news(("a", 0), ("a", 2), tokens=((5,), (6,))))
+    requests.end((Finished("a", 0, "length", 1),))
+    requests.lose("")
+    parts = [one.request for one in requests.resumed()]
+    assert [(one.n, one.first_sample, one.output) for one in parts] == [
+        (1, 5, ()),
+        (1, 6, (6,)),
+    ]
+    (end,) = requests.finish([Finish("a", 2, 1)])
+    assert (end.id, end.sample) == (parts[1].id, 0)
+    told = requests.take(
+        wire.News(time=1.0, finished=(Finished(parts[1].id, 0, "stop", 1),))
+    )
+    assert (told.finished[0].id, told.finished[0].sample) == ("a", 2)
+
+
+def test_samples_that_have_not_begun_go_on_as_one_request() -> None:
+    requests = Requests()
+    requests.add(request(n=3))
+    requests.lose("")
+    (again,) = requests.resumed()
+    assert again.request.n == 3
+
+
+def test_who_is_blamed() -> None:
+    requests = Requests()
+    for name in "abc":
+        requests.add(request(name))
+    started = tuple(
+        wire.AdmittedReason(Admitted(name, 0, waited=0.0, hit=0, known=2))
+        for name in "ab"
+    )
+    requests.take(wire.News(time=0.0, reasons=started))
+    requests.take(news(("a", 0), ("b", 0), tokens=((), (1,))))
+    requests.lose("")
+    assert [one.deaths for one in requests.resumed()] == [1, 1, 0], "c only waited"
+    for _ in range(GUILTY - 1):
+        assert not requests.lose(_name_of(requests, "a"))
+        requests.resumed()
+    (done,) = requests.lose(_name_of(requests, "a"))
+    assert (done.id, done.reason) == ("a", "error")
+
+
+def _name_of(requests: Requests, own: str) -> str:
+    return next(name for name, (one, _) in requests._names.items() if one == own)
+
+
+def test_what_was_to_end_ends_without_an_engine() -> None:
+    requests = Requests()
+    for name in "abc":
+        requests.add(request(name))
+    requests.take(news(("a", 0), ("b", 0), tokens=((1, 2, 3), (4,))))
+    requests.finish([Finish("a", 0, 2, "stop")])
+    assert requests.cancel(["b"]) == ("b",)
+    assert [(one.id, one.reason, one.length) for one in requests.to_end()] == [
+        ("a", "stop", 2),
+        ("b", "cancelled", 1),
+    ]

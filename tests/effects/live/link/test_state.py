@@ -1,0 +1,41 @@
+"""What a front says of its engine."""
+
+import pytest
+
+from minfer.effects.live.link import messages as wire
+from minfer.effects.live.link.state import QUIET, known, unknown
+
+NOTHING = wire.Totals({}, {})
+STATE = wire.State(
+    time=1.0,
+    draining=False,
+    requests=3,
+    running=2,
+    waiting=1,
+    waiting_for={"rows": 1},
+    blocks=9,
+    blocks_free=4,
+    blocks_cached=2,
+    resets=0,
+    stalled=0.5,
+    failing=7,
+    totals=NOTHING,
+    fronts=NOTHING,
+)
+
+
+@pytest.mark.parametrize(
+    ("quiet", "ready", "stalled", "failing"),
+    [(0.1, True, 0.5, 7), (QUIET + 3, True, QUIET + 3, 7), (99.0, False, 0.0, 0)],
+)
+def test_an_engine_that_says_nothing_may_be_stuck_unless_it_is_being_started(
+    quiet: float, ready: bool, stalled: float, failing: int
+) -> None:
+    found = known(8.0, STATE, quiet, ready=ready)
+    assert (found.stalled, found.failing) == (stalled, failing)
+    assert (found.time, found.running, found.blocks_cached) == (8.0, 2, 2)
+
+
+def test_of_an_engine_that_has_said_nothing_only_what_waits_for_it_is_known() -> None:
+    found = unknown(2.0, 5)
+    assert (found.time, found.requests, found.running, found.stalled) == (2.0, 5, 0, 0.0)
