@@ -454,6 +454,8 @@ class World:
             for index in {row for plan in self.state.inflight for row in plan.rows}:
                 if index in self.oracle.rows:
                     self.oracle.rows[index].last = self.oracle.rows[index].next = -1
+        else:
+            event = done  # with the vectors that its equal lacks
         return self._take((event,))
 
     def noise(self) -> None:
