@@ -1,7 +1,5 @@
 """A front's requests: how they are asked for again, and how news of them read."""
 
-from attrs import evolve
-
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.kept import Requests
 from minfer.effects.live.link.quarantine import GUILTY
@@ -9,8 +7,8 @@ from minfer.messages import Admitted, Finish, Finished
 from minfer.request import Request
 
 
-def request(name: str = "a", **how: int) -> Request:
-    return evolve(Request(id=name, prompt=(1, 2), max_tokens=9), **how)
+def request(name: str = "a", n: int = 1, first_sample: int = 0) -> Request:
+    return Request(id=name, prompt=(1, 2), max_tokens=9, n=n, first_sample=first_sample)
 
 
 def news(*ids: tuple[str, int], tokens: tuple[tuple[int, ...], ...]) -> wire.News:

@@ -21,6 +21,8 @@ STATE = wire.State(
     failing=7,
     totals=NOTHING,
     fronts=NOTHING,
+    journal_writing=None,
+    journal_errors=0,
 )
 
 
