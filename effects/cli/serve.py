@@ -25,6 +25,21 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "model", nargs="?", default=argparse.SUPPRESS, help="the same as --model"
     )
     add = parser.add_argument_group("server").add_argument
+    for group in (
+        _address_options,
+        _key_options,
+        _bound_options,
+        _time_options,
+        _process_options,
+        _web_options,
+        _tls_options,
+    ):
+        group(add)
+    engine_options(parser)
+    dry_run_option(parser)
+
+
+def _address_options(add: Callable[..., Any]) -> None:
     add(
         "--host",
         default="127.0.0.1",
@@ -39,8 +54,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what clients call the model (default: its folder's name, or its name on "
         "the hub)",
     )
-    _key_options(add)
-    _bound_options(add)
+
+
+def _process_options(add: Callable[..., Any]) -> None:
     add(
         "--api-processes",
         type=int,
@@ -56,6 +72,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="how long requests that run may take to end after a SIGTERM; a second one "
         "stops them (default: %(default)g)",
     )
+
+
+def _web_options(add: Callable[..., Any]) -> None:
     add(
         "--access-log",
         nargs="?",
@@ -80,9 +99,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="send a span for each answer to this collector of OpenTelemetry's, as "
         "http://localhost:4318/v1/traces; needs the extra otel",
     )
-    _tls_options(add)
-    engine_options(parser)
-    dry_run_option(parser)
 
 
 def _tls_options(add: Callable[..., Any]) -> None:
@@ -137,6 +153,17 @@ def _bound_options(add: Callable[..., Any]) -> None:
         metavar="N",
         help="most connections at once; who comes then gets a 503 (default: %(default)s)",
     )
+    add(
+        "--preparers",
+        type=int,
+        default=min(PREPARERS, max(2, (os.cpu_count() or 1) // 2)),
+        metavar="N",
+        help="processes that read and tokenize large requests; 0: threads of the server "
+        "(default: %(default)s here)",
+    )
+
+
+def _time_options(add: Callable[..., Any]) -> None:
     for name, default, what in (
         ("header-timeout", 10.0, "that a request's head may take to come"),
         ("body-timeout", 60.0, "that its body may take to come"),
@@ -153,14 +180,6 @@ def _bound_options(add: Callable[..., Any]) -> None:
         "--enforce-deadlines",
         action="store_true",
         help="end requests whose own deadline has passed, too",
-    )
-    add(
-        "--preparers",
-        type=int,
-        default=min(PREPARERS, max(2, (os.cpu_count() or 1) // 2)),
-        metavar="N",
-        help="processes that read and tokenize large requests; 0: threads of the server "
-        "(default: %(default)s here)",
     )
 
 

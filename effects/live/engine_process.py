@@ -47,15 +47,7 @@ def run_engine(
         causes.append(why)
         over.set()
 
-    def stop(*_: object) -> None:
-        over.set()
-        if not loaded.is_set():  # nobody is served, and it may take minutes
-            os._exit(0)
-
-    signal.signal(STOP, stop)
-    for one in (signal.SIGTERM, signal.SIGINT):
-        # No SIG_IGN, which processes that are started from here would inherit.
-        signal.signal(one, lambda *_: None)
+    _obey(over, loaded)
     host = Host(fronts, died)
     server = LinkServer(path, host)
     server.start()
@@ -96,6 +88,20 @@ def _note_blocks(path: Path, count: int) -> None:
 
 def _blocks_file(path: Path) -> Path:
     return path.with_name("blocks")
+
+
+def _obey(over: threading.Event, loaded: threading.Event) -> None:
+    """Have `STOP`, and nothing else, end this process."""
+
+    def stop(*_: object) -> None:
+        over.set()
+        if not loaded.is_set():  # nobody is served, and it may take minutes
+            os._exit(0)
+
+    signal.signal(STOP, stop)
+    for one in (signal.SIGTERM, signal.SIGINT):
+        # No SIG_IGN, which processes that are started from here would inherit.
+        signal.signal(one, lambda *_: None)
 
 
 def _facts(setup: Setup) -> wire.Ready:

@@ -60,9 +60,7 @@ def serve_in_processes(
         # Once, and before anybody else: it may have to be fetched.
         read_config(model_folder(args.model))
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minfer-"))
-        path = Path(folder) / "engine"
-        if len(os.fsencode(path)) > _LONGEST:
-            raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
+        path = _socket_path(folder)
         said = mmap.mmap(-1, 1)  # shared: whether the first line is out
         plans = [
             FrontPlan(
@@ -92,6 +90,14 @@ def serve_in_processes(
 
         watcher = Supervisor(Processes(fronts), runs, guard, options.shutdown_timeout)
         return watcher.run(announced)
+
+
+def _socket_path(folder: str) -> Path:
+    """Where the engine listens. Raises ConfigError if no socket can be there."""
+    path = Path(folder) / "engine"
+    if len(os.fsencode(path)) > _LONGEST:
+        raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
+    return path
 
 
 class Supervisor:
