@@ -66,6 +66,7 @@ def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int
     assert len(resumed) >= kills, "few streams ran when their engines died"
 
 
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
 def test_a_front_that_is_killed_costs_the_other_one_nothing(served: Server) -> None:
     load = Load(served.url, bodies(1, 200))
 
@@ -106,6 +107,7 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
     asyncio.run(run())
 
 
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
 def test_nobody_is_cut_off_when_the_server_is_told_to_end(tmp_path: Path) -> None:
     with server(FLOAT, f"--journal={tmp_path}") as served:
         load = Load(served.url, bodies(1, 300))
