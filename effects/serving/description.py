@@ -6,6 +6,7 @@ Of answers it says their kinds, and the shape of errors.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -166,7 +167,7 @@ def _operation(one: Endpoint | Question) -> JsonObject:
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
     streams = isinstance(one, Endpoint) and one.streams
     if streams:
-        answer["text/event-stream"] = {"schema": _TEXT}
+        answer["text/event-stream"] = {}  # a schema could be one of its events only
     return {
         "summary": one.summary,
         "requestBody": {
@@ -206,9 +207,9 @@ def _plain(path: str, summary: str) -> JsonObject:
             },
         },
     }
-    if "{name}" in path:
-        name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
-        operation["parameters"] = [name]
+    if parts := re.findall(r"{(\w+)}", path):
+        told = {"in": "path", "required": True, "schema": _TEXT}
+        operation["parameters"] = [{"name": part, **told} for part in parts]
     if path == "/v1/stream":
         switch = {"101": {"description": "It is a WebSocket from here on."}}
         operation["responses"] = {**switch, **operation["responses"]}
