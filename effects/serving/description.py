@@ -80,10 +80,12 @@ _STATUSES: Final[Mapping[str, str]] = {
     "400": "The request makes no sense, or asks for what is not supported.",
     "401": "The API key is missing or wrong.",
     "404": "There is no such model.",
+    "408": "The body did not come in time.",
     "413": "The body is too large.",
     "415": "The body is not said to be JSON.",
     "500": "Something failed here.",
     "503": "Too many requests wait, or the server stops.",
+    "504": "The answer was not there in time.",
 }
 
 

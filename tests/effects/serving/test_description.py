@@ -59,6 +59,12 @@ def test_every_part_of_a_path_is_a_parameter() -> None:
             assert told == re.findall(r"{(\w+)}", path)
 
 
+@pytest.mark.parametrize("one", [*ENDPOINTS, *QUESTIONS], ids=lambda one: one.path)
+def test_what_comes_too_late_is_among_the_answers(one: Any) -> None:
+    told = description()["paths"][one.path]["post"]["responses"]
+    assert {"408", "504"} <= told.keys()
+
+
 def test_a_stream_is_not_said_to_be_of_strings() -> None:
     paths = description()["paths"]
     streams = [one.path for one in ENDPOINTS if one.streams]
