@@ -210,11 +210,12 @@ class Application:
 
 def refusal(error: Exception, scope: Scope) -> Response:
     """What a client is told before an endpoint speaks, in the words of the endpoint that
-    has the path; OpenAI's, if none has.
+    has the path, or one above it; OpenAI's, if none has.
     """
     every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
-    known = {one.path: one.failure for one in every}
-    spelled = known.get(scope["path"], openai_errors.failure)
+    path = scope["path"] + "/"
+    above = (one.failure for one in every if path.startswith(one.path + "/"))
+    spelled = next(above, openai_errors.failure)
     response = failure_response(spelled(told_of(error)))
     response.headers.update(getattr(error, "headers", None) or {})  # such as Allow
     return response

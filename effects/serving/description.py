@@ -6,6 +6,7 @@ Of answers it says their kinds, and the shape of errors.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
@@ -79,10 +80,12 @@ _STATUSES: Final[Mapping[str, str]] = {
     "400": "The request makes no sense, or asks for what is not supported.",
     "401": "The API key is missing or wrong.",
     "404": "There is no such model.",
+    "408": "The body did not come in time.",
     "413": "The body is too large.",
     "415": "The body is not said to be JSON.",
     "500": "Something failed here.",
     "503": "Too many requests wait, or the server stops.",
+    "504": "The answer was not there in time.",
 }
 
 
@@ -166,7 +169,7 @@ def _operation(one: Endpoint | Question) -> JsonObject:
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
     streams = isinstance(one, Endpoint) and one.streams
     if streams:
-        answer["text/event-stream"] = {"schema": _TEXT}
+        answer["text/event-stream"] = {}  # a schema could be one of its events only
     return {
         "summary": one.summary,
         "requestBody": {
@@ -206,9 +209,9 @@ def _plain(path: str, summary: str) -> JsonObject:
             },
         },
     }
-    if "{name}" in path:
-        name = {"name": "name", "in": "path", "required": True, "schema": _TEXT}
-        operation["parameters"] = [name]
+    if parts := re.findall(r"{(\w+)}", path):
+        told = {"in": "path", "required": True, "schema": _TEXT}
+        operation["parameters"] = [{"name": part, **told} for part in parts]
     if path == "/v1/stream":
         switch = {"101": {"description": "It is a WebSocket from here on."}}
         operation["responses"] = {**switch, **operation["responses"]}

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
@@ -146,7 +146,7 @@ class ResponsesBody(StrictObject):
     stream: bool = False
     stream_options: ResponseStreamOptions | None = None
     store: bool | None = None
-    include: Annotated[list[str], Few, BeforeValidator(_nothing_more)] | None = None
+    include: Annotated[list[str], Few, AfterValidator(_nothing_more)] | None = None
     metadata: dict[str, str] | None = None
     text: Text | None = None
     truncation: Literal["disabled"] = "disabled"

@@ -71,6 +71,31 @@ def test_a_wrong_address_has_openais_shape(
     assert allowed == (None if told is None else set(told.split(", ")))
 
 
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/v1/messages", 405),
+        ("/v1/messages/", 404),
+        ("/v1/messages/batches", 404),
+        ("/v1/messages/count_tokens", 405),
+    ],
+)
+def test_a_wrong_address_below_messages_has_anthropics_shape(
+    slow: Serving, path: str, status: int
+) -> None:
+    found = slow.http.get(slow.url + path)
+    assert found.status_code == status
+    assert found.json()["type"] == "error"
+
+
+def test_an_address_that_only_begins_like_messages_has_openais_shape(
+    slow: Serving,
+) -> None:
+    found = slow.http.get(f"{slow.url}/v1/messagesque")
+    assert found.status_code == 404
+    assert found.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_a_stream_is_held_back_by_nobody(bundled: Serving) -> None:
     found = bundled.post("completions", prompt="x", max_tokens=1, stream=True)
     assert found.headers["cache-control"] == "no-cache"

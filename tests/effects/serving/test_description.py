@@ -1,5 +1,6 @@
 """The description says what is there: every path, and every field with its bounds."""
 
+import re
 from typing import Any
 
 import pytest
@@ -49,6 +50,28 @@ def test_no_reference_leads_nowhere() -> None:
     made = description()
     there = {f"#/components/schemas/{name}" for name in made["components"]["schemas"]}
     assert set(schemas(made)) <= there
+
+
+def test_every_part_of_a_path_is_a_parameter() -> None:
+    for path, operations in description()["paths"].items():
+        for operation in operations.values():
+            told = [one["name"] for one in operation.get("parameters", ())]
+            assert told == re.findall(r"{(\w+)}", path)
+
+
+@pytest.mark.parametrize("one", [*ENDPOINTS, *QUESTIONS], ids=lambda one: one.path)
+def test_what_comes_too_late_is_among_the_answers(one: Any) -> None:
+    told = description()["paths"][one.path]["post"]["responses"]
+    assert {"408", "504"} <= told.keys()
+
+
+def test_a_stream_is_not_said_to_be_of_strings() -> None:
+    paths = description()["paths"]
+    streams = [one.path for one in ENDPOINTS if one.streams]
+    assert streams
+    for path in streams:
+        content = paths[path]["post"]["responses"]["200"]["content"]
+        assert content["text/event-stream"] == {}
 
 
 def test_what_is_said_of_fields() -> None:
