@@ -10,6 +10,7 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -94,6 +95,12 @@ class HttpServer(uvicorn.Server):
         """
         client = application.backend.llm.client
         client.drain(0)
+        count = application.records.live
+        if count and self._signals < _STOP:
+            what = f"{count} request{'s' * (count > 1)} may take"
+            most = f"{self._options.shutdown_timeout:g} s to end"
+            note = f"minfer: {what} {most}; another signal stops them"
+            print(note, file=sys.stderr, flush=True)
         end = asyncio.get_running_loop().time() + self._options.shutdown_timeout
         while (
             application.records.live

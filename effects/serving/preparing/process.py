@@ -49,6 +49,8 @@ class Process:
                 [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
                 stdin=subprocess.PIPE,
                 pass_fds=(theirs.fileno(),),
+                # Of its own group: a terminal's interrupt is its server's to judge.
+                start_new_session=True,
                 env={**os.environ, "PYTHONPATH": paths},
             )
         assert self._child.stdin is not None  # noqa: S101 - a pipe was asked for
