@@ -51,8 +51,6 @@ class Intake:
         """Take one body in. Raises ClientDisconnect, ApiError, and what `told_of`
         knows.
         """
-        if self._backend.closing:
-            raise EngineDeadError(SHUTTING_DOWN)
         caller = caller_of(connection.scope)
         with self._held(caller, connection):
             data = await self._received(connection)
@@ -61,6 +59,8 @@ class Intake:
             else:
                 work = self.pool.prepare(endpoint, data, caller.name)
                 prepared = await _while_there(connection, work)
+        if self._backend.closing:  # else it would be generated first, and refused then
+            raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
         tokens = sum(len(prompt.ids) for prompt in prepared.request.prompts)
         pay_prompt(caller.key, tokens)
