@@ -36,9 +36,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     ):
         group(add)
     engine_options(parser)
-    for option in parser._actions:
-        if option.dest == "scheduling_policy" and option.help:
-            option.help = option.help.replace("(default: fcfs)", f"(default: {POLICY})")
     dry_run_option(parser)
 
 

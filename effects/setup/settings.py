@@ -93,7 +93,8 @@ class EngineArgs:
     scheduling_policy: str | Policy = option(  # noqa: RUF009 - a field
         "fcfs",
         "who goes first: fcfs (first come), priority, ageing, deadline, shortest, fair, "
-        "window or static, with options as in ageing:seconds=5 (default: fcfs)",
+        "window or static, with options as in ageing:seconds=5 (default: fcfs; of "
+        "minfer serve: fair)",
         POLICY,
     )
     steps_in_flight: int = option(
