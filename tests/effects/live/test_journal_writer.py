@@ -21,7 +21,7 @@ from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.journal_writer import Writer
 from minfer.messages import Cancel, Submit
 from minfer.pmap import Map
-from minfer.policies import Fair
+from minfer.policy_fair import FairQueue
 from minfer.policy import FirstCome, Policy
 from minfer.request import Request
 from minfer.runs.journal import JournalError
@@ -31,7 +31,7 @@ from minfer.state import Turn, initial
 from tests.effects.tiny_model import write_checkpoint
 
 CONFIG = EngineConfig(
-    num_blocks=60, block_size=4, max_num_seqs=8, vocab_size=100, policy=Fair()
+    num_blocks=60, block_size=4, max_num_seqs=8, vocab_size=100, policy=FairQueue()
 )
 
 
@@ -292,7 +292,7 @@ def test_what_cannot_be_journalled_is_said_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"--journal .*file"):
         Writer(tmp_path / "file", CONFIG, {})
-    weighed = evolve(CONFIG, policy=Fair(weights=Map({"Ann": 2.0})))
+    weighed = evolve(CONFIG, policy=FairQueue(weights=Map({"Ann": 2.0})))
     with pytest.raises(
         ConfigError, match="--journal-redact: the policy's weights name clients"
     ):

@@ -17,6 +17,7 @@ from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
+from minfer.effects.serving.keys import Key
 from minfer.effects.serving.limits import Limits
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.openai.models import Models
@@ -90,6 +91,27 @@ def test_who_asks_is_known_by_its_address_or_says_so(llm: AsyncLLM, length: int)
     assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
     told = taken(llm, Sent(body(user="me", priority=3))).request.urgency
     assert (told.client, told.priority) == ("me", 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "key", "asked", "level"),
+    [
+        ("priority", None, -5, -5),
+        ("fair", None, -5, 0),
+        ("fair", None, 5, 5),
+        ("fair", Key("k", b""), -5, 0),
+        ("fair", Key("k", b""), 5, 5),
+        ("fair", Key("k", b"", priority=-2), 5, -2),
+    ],
+)
+def test_under_fair_only_a_key_makes_more_urgent_than_others(
+    policy: str, key: Key | None, asked: int, level: int
+) -> None:
+    sent = Sent(body(priority=asked))
+    if key is not None:
+        sent.scope["minfer.key"] = key
+    with contextlib.closing(AsyncLLM(executor="dry", scheduling_policy=policy)) as llm:
+        assert taken(llm, sent).request.urgency.priority == level
 
 
 def test_a_body_that_does_not_come_in_time(llm: AsyncLLM) -> None:
