@@ -31,6 +31,7 @@ from minfer.effects.serving.front_process import (
 from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
 from minfer.effects.serving.server import HttpOptions, bound, told_address
+from minfer.effects.serving.shared import Shared
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.settings import EngineArgs
 
@@ -62,6 +63,7 @@ def serve_in_processes(
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minfer-"))
         path = _socket_path(folder)
         said = mmap.mmap(-1, 1)  # shared: whether the first line is out
+        shared = Shared.of(fronts)
         plans = [
             FrontPlan(
                 number=number,
@@ -69,6 +71,7 @@ def serve_in_processes(
                 path=path,
                 args=args,
                 http=options,
+                shared=shared,
                 announced=lambda: said[0] == 1,
             )
             for number, one in enumerate(listeners)

@@ -21,8 +21,8 @@ from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.journal_writer import Writer
 from minfer.messages import Cancel, Submit
 from minfer.pmap import Map
-from minfer.policy_fair import FairQueue
 from minfer.policy import FirstCome, Policy
+from minfer.policy_fair import FairQueue
 from minfer.request import Request
 from minfer.runs.journal import JournalError
 from minfer.runs.journal_reading import payloads
