@@ -79,7 +79,7 @@ class RequireKey:
             await send(message)
 
         served = self._app
-        if scope.get("method") == "POST" or scope["type"] == "websocket":
+        if scope.get("method") == "POST":  # on a socket, each request pays for itself
             try:
                 pay_request(owner)
             except ApiError as error:

@@ -14,7 +14,6 @@ from typing import Any, Final, TypeVar
 
 import attrs
 from starlette.requests import ClientDisconnect
-from starlette.types import Scope
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.errors import EngineDeadError
@@ -90,8 +89,8 @@ class Intake:
         self, caller: Caller, connection: Connection
     ) -> contextlib.AbstractContextManager[None]:
         """Meanwhile a body counts as its client's. Raises OverloadedError."""
-        size = _announced(connection.scope, self._limits.body)
-        return self._holding.hold(caller.name, min(size, self._limits.body))
+        most = self._limits.body
+        return self._holding.hold(caller.name, min(connection.announced(most), most))
 
     async def _received(self, connection: Connection) -> bytes:
         try:
@@ -117,13 +116,6 @@ async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found])
         doing.cancel()
         leaving.cancel()
         await asyncio.gather(doing, leaving, return_exceptions=True)
-
-
-def _announced(scope: Scope, most: int) -> int:
-    """Bytes of a body, as its head says; `most` if it comes in chunks."""
-    headers = dict(scope["headers"])
-    chunked = b"transfer-encoding" in headers
-    return most if chunked else int(headers.get(b"content-length", b"0"))
 
 
 def _urgency(caller: Caller, asked: Urgency, *, trusted: bool) -> Urgency:
