@@ -64,17 +64,18 @@ class Accounts:
     def with_room(self, least: int) -> "Accounts":
         """Keep who has something here, and of the others those who are furthest ahead of
         their class, half of `least` at most: with who comes from anywhere once, there is
-        no end of them. A class in which nobody has anything begins anew.
+        no end of them. A class in which nobody has anything begins anew. Names decide
+        nothing.
         """
-        kept = {owner: one for owner, one in self.by_owner.items() if one.live}
-        times = {level: self.time(level) for level, _ in kept}
-        ahead = sorted(
-            (times[owner[0]] - account.end, owner)
-            for owner, account in self.by_owner.items()
-            if owner not in kept and account.end > times.get(owner[0], math.inf)
-        )
-        for _, owner in ahead[: least // 2]:
-            kept[owner] = self.by_owner[owner]
+        every = self.by_owner.items()
+        times = {owner[0]: self.time(owner[0]) for owner, one in every if one.live}
+        ahead = {
+            owner: one.end - times.get(owner[0], math.inf)
+            for owner, one in every
+            if not one.live
+        }
+        bar = max([0.0, *sorted(ahead.values(), reverse=True)[least // 2 :][:1]])
+        kept = {owner: one for owner, one in every if one.live or ahead[owner] > bar}
         return Accounts(Map(times), Map(kept), max(least, 2 * len(kept)))
 
 

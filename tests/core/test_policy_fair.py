@@ -110,6 +110,16 @@ def test_accounts_that_matter_least_are_forgotten_when_there_are_many() -> None:
     assert len(room.by_owner) == 6
 
 
+@pytest.mark.parametrize("least", [1, 2, 3, 4, 5])
+def test_of_those_who_are_ahead_no_more_are_kept_than_half(least: int) -> None:
+    ends = {(0, f"c{i}"): Account(float(end)) for i, end in enumerate((1, 2, 2, 2, 3))}
+    state = Accounts(by_owner=Map({**ends, (0, "here"): Account(live=1)}))
+    kept = state.with_room(least).by_owner
+    assert len(kept) - 1 == {1: 0, 2: 1, 3: 1, 4: 1, 5: 1}[least], "equals go together"
+    assert (0, "here") in kept
+    assert least == 1 or (0, "c4") in kept
+
+
 @pytest.mark.parametrize("classes", [False, True])
 def test_who_comes_once_with_a_name_or_class_of_its_own_fills_no_memory(
     classes: bool,
