@@ -14,13 +14,14 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from attrs import evolve
+
 from minfer.effects.live.client import Died, EngineClient, Message, News, Snapshot
 from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
 from minfer.effects.live.link.questions import Questions
 from minfer.effects.live.link.shares import Session, Shares
-from minfer.effects.live.link.totals import from_wire, to_wire
 from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
 from minfer.messages import Finished, clip
 from minfer.request import Request
@@ -90,8 +91,8 @@ class Host:
                 return
             self._serve_due()  # somebody may have been waited for
             if self._sessions:
-                snapshot = self._client.snapshot()
-                self._broadcast(wire.encoded(self._state(snapshot)))
+                told = wire.State(self._told(self._client.snapshot()))
+                self._broadcast(wire.encoded(told))
 
     # --- fronts -------------------------------------------------------------------------
 
@@ -140,7 +141,7 @@ class Host:
                     self._questions.answer(session, message)
                 case wire.Counted(totals):
                     if session.front is not None:
-                        self._counted[session.front] = from_wire(totals)
+                        self._counted[session.front] = totals
 
     def _greet(self, session: Session, hello: wire.Hello) -> None:
         if not 0 <= hello.front < self._fronts:
@@ -280,23 +281,7 @@ class Host:
         for session in list(self._sessions):
             session.send(message)
 
-    def _state(self, now: Snapshot) -> wire.State:
+    def _told(self, now: Snapshot) -> Snapshot:
+        """How the engine is, with what it does not know itself."""
         fronts = joined_totals([self._retired, *self._counted.values()])
-        return wire.State(
-            time=now.time,
-            draining=now.draining,
-            requests=now.requests,
-            running=now.running,
-            waiting=now.waiting,
-            waiting_for=dict(now.waiting_for),
-            blocks=now.blocks,
-            blocks_free=now.blocks_free,
-            blocks_cached=now.blocks_cached,
-            resets=self._resets,
-            stalled=now.stalled,
-            failing=now.failing,
-            totals=to_wire(now.totals),
-            fronts=to_wire(fronts),
-            journal_writing=now.journal_writing,
-            journal_errors=now.journal_errors,
-        )
+        return evolve(now, resets=self._resets, fronts=fronts)

@@ -9,7 +9,6 @@ from minfer.effects.live.client import Died, News
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import PATIENCE
 from minfer.effects.live.link.shares import Session
-from minfer.effects.live.link.totals import to_wire
 from minfer.effects.live.totals import Totals
 from minfer.messages import Finish, Finished, Held
 from tests.effects.live.link.ends import IDLE, READY, Ends, linked, request
@@ -143,7 +142,7 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
     [
         ([], wire.Submit((request(),))),
         ([], wire.Cancel(("a",))),
-        ([], wire.Counted(to_wire(Totals({}, {})))),
+        ([], wire.Counted(Totals({}, {}))),
         ([hello()], hello()),
         ([], hello(1)),
         ([], hello(-1)),
@@ -335,22 +334,22 @@ def counts(ends: Ends) -> Any:
 def test_what_fronts_count_is_one_sum_and_nothing_counts_twice() -> None:
     ends = linked(2)
     for remote, count in zip(ends.remotes, (1.0, 10.0), strict=True):
-        remote.count(to_wire(Totals({"x": count}, {})))
+        remote.count(Totals({"x": count}, {}))
     assert counts(ends) == {"x": 11}
     ends.cut(0)
     assert counts(ends) == {"x": 11}
     ends.link(0)  # the same front, over another link
-    ends.remotes[0].count(to_wire(Totals({"x": 2.0}, {})))
+    ends.remotes[0].count(Totals({"x": 2.0}, {}))
     assert counts(ends) == {"x": 12}
 
 
 def test_a_front_that_was_started_again_counts_anew() -> None:
     ends = linked()
-    ends.remotes[0].count(to_wire(Totals({"x": 5.0}, {})))
+    ends.remotes[0].count(Totals({"x": 5.0}, {}))
     ends.cut()
     ends.remotes[0].life += 1
     ends.link()
-    ends.remotes[0].count(to_wire(Totals({"x": 1.0}, {})))
+    ends.remotes[0].count(Totals({"x": 1.0}, {}))
     assert counts(ends) == {"x": 6}
 
 
