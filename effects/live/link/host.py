@@ -11,6 +11,7 @@ Messages of fronts come in one thread, news in the engine's: a lock is around al
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -26,16 +27,34 @@ from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
 from minfer.messages import Finished, clip
 from minfer.request import Request
 
+STAGE: Final = 1800.0  # seconds that one stage of loading may take
+# Seconds that a step may take, beyond which the engine may hang: a GPU's are short, and
+# on a CPU a long prompt of a large model takes minutes.
+_STEP: Final = 1.0
+_CPU_STEP: Final = 600.0
 PATIENCE: Final = 2.0  # seconds in which fronts that were there before should be back
 
 
 class Host:
     """The sessions of an engine that is, or will be, behind `open`."""
 
-    def __init__(self, fronts: int = 1, died: Callable[[str], None] = print) -> None:
-        """`fronts` is how many will come; `died` hears why the engine broke, once."""
+    def __init__(
+        self,
+        fronts: int = 1,
+        died: Callable[[str], None] = print,
+        beat: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`fronts` is how many will come; `died` hears why the engine broke, once. `beat`
+        is called in each tick in which the engine seems well; `clock` is for the time
+        before it is there.
+        """
         self._lock = threading.RLock()
         self._died = died
+        self._beat = beat
+        self._clock = clock
+        self._reported = clock()  # when a stage of loading began
+        self._step = _STEP
         self._client: EngineClient | None = None
         self._ready: bytes = b""
         self._progress = wire.encoded(wire.Progress("starting"))
@@ -62,6 +81,7 @@ class Host:
         with self._lock:
             if self._client is not None:
                 return
+            self._reported = self._clock()
             self._progress = wire.encoded(wire.Progress(stage, done, total))
             self._broadcast(self._progress)
 
@@ -70,6 +90,7 @@ class Host:
         with self._lock:
             self._client = client
             self._opened = client.clock()
+            self._step = _CPU_STEP if ready.device == "cpu" else _STEP
             client.listen(self.hear, early=True)
             self._ready = wire.encoded(ready)
             self._broadcast(self._ready)
@@ -85,14 +106,20 @@ class Host:
                     self._died(message.why)
 
     def tick(self) -> None:
-        """Tell all fronts how the engine is; to be called some times a second."""
+        """Tell all fronts how the engine is, and whoever started it that it is well; to
+        be called some times a second.
+        """
         with self._lock:
             if self._client is None:
+                if self._clock() - self._reported < STAGE:
+                    self._beat()
                 return
             self._serve_due()  # somebody may have been waited for
+            snapshot = self._client.snapshot()
+            if snapshot.stalled < self._step:
+                self._beat()
             if self._sessions:
-                told = wire.State(self._told(self._client.snapshot()))
-                self._broadcast(wire.encoded(told))
+                self._broadcast(wire.encoded(wire.State(self._told(snapshot))))
 
     # --- fronts -------------------------------------------------------------------------
 

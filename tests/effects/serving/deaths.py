@@ -48,10 +48,10 @@ class Server:
                     found[name] = int(path.parent.name)
         return found
 
-    def kill(self, name: str = ENGINE) -> int:
-        """Kill a process; returns its id."""
+    def kill(self, name: str = ENGINE, how: int = signal.SIGKILL) -> int:
+        """Kill a process, or send it another signal; returns its id."""
         number = self.children()[name]
-        os.kill(number, signal.SIGKILL)
+        os.kill(number, how)
         return number
 
     async def successor(self, name: str, before: int) -> int:

@@ -108,6 +108,52 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
 
 
 @pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_an_engine_that_hangs_is_started_again_and_costs_nobody_anything() -> None:
+    limit = 1.0
+    with server(FLOAT, f"--engine-timeout={limit}") as served:
+        load = Load(served.url, bodies(1, 200))
+
+        async def run() -> None:
+            await served.until_ready()
+            await load.learn()
+            clients = [asyncio.create_task(load.once(i)) for i in range(5)]
+            await load.flows(time.monotonic())
+            before = served.kill(how=signal.SIGSTOP)
+            started = time.monotonic()
+            await served.successor(ENGINE, before)
+            assert time.monotonic() - started > limit / 2
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            await served.until_ready()
+
+        asyncio.run(run())
+        served.process.terminate()
+        assert served.process.wait(SOON) == 0
+        assert served.process.stderr is not None
+        said = served.process.stderr.read()
+    assert load.lost() == []
+    assert load.different() == []
+    assert said.count("it is killed") == 1
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_what_a_killed_server_leaves_behind_is_removed_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with server(FLOAT) as served:
+        children = served.children()
+        served.process.kill()
+    end = time.monotonic() + SOON
+    while any(Path(f"/proc/{one}/fd/0").exists() for one in children.values()):
+        assert time.monotonic() < end, "children outlive who watches them"
+        time.sleep(0.01)
+    (left,) = tmp_path.glob("minfer-*")
+    with server(FLOAT):
+        (new,) = tmp_path.glob("minfer-*")
+    assert new != left
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
 def test_nobody_is_cut_off_when_the_server_is_told_to_end(tmp_path: Path) -> None:
     with server(FLOAT, f"--journal={tmp_path}") as served:
         load = Load(served.url, bodies(1, 300))

@@ -7,11 +7,11 @@ from attrs import evolve
 
 from minfer.effects.live.client import Died, News
 from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.host import PATIENCE
+from minfer.effects.live.link.host import PATIENCE, STAGE, Host
 from minfer.effects.live.link.shares import Session
 from minfer.effects.live.totals import Totals
 from minfer.messages import Finish, Finished, Held
-from tests.effects.live.link.ends import IDLE, READY, Ends, linked, request
+from tests.effects.live.link.ends import IDLE, READY, Ends, MadeUp, linked, request
 
 
 def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.Hello:
@@ -403,3 +403,38 @@ def test_fronts_that_drain_get_what_suspects_hold_back() -> None:
         ends.carry()
     assert remote.drain(0)
     assert sorted(ended(ends)) == [("a", "length"), ("b", "length")]
+
+
+@pytest.mark.parametrize(
+    ("device", "stalled", "well"),
+    [
+        ("cuda", 0.0, True),
+        ("cuda", 5.0, False),
+        ("cpu", 5.0, True),  # a long prompt of a large model
+        ("cpu", 2000.0, False),
+    ],
+)
+def test_an_engine_whose_steps_do_not_end_does_not_say_that_it_is_well(
+    device: str, stalled: float, *, well: bool
+) -> None:
+    beats: list[bool] = []
+    host = Host(1, lambda _: None, lambda: beats.append(True))
+    host.open(
+        MadeUp(state=evolve(IDLE, stalled=stalled)), wire.Ready(device, 9, b"print")
+    )
+    host.tick()
+    assert beats == [True] * well, "whether a front is there or not"
+
+
+def test_an_engine_that_loads_is_well_while_it_gets_on() -> None:
+    beats: list[float] = []
+    moments = [0.0]
+    host = Host(1, print, lambda: beats.append(moments[-1]), lambda: moments[-1])
+    for moment in (0.1, STAGE - 1):
+        moments.append(moment)
+        host.tick()
+    host.report("weights", 1, 2)
+    for moment in (STAGE + 1, 3 * STAGE):
+        moments.append(moment)
+        host.tick()
+    assert beats == [0.1, STAGE - 1, STAGE + 1]
