@@ -3,7 +3,8 @@ see.
 
 Every body is asked once while nothing happens; whoever asks for it later must get the
 same, however many engines die meanwhile. Log-probabilities may differ in the last bits,
-as who else is in a batch does.
+as who else is in a batch does. So may tokens where numbers are coarse, as in bfloat16:
+there an answer must have as many as it should, and its text must be theirs.
 """
 
 import asyncio
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import accumulate
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,7 @@ ENGINE = "minfer engine"
 FRONTS = ("minfer front 0", "minfer front 1")
 SOON = 60.0  # seconds for what takes a few
 CLOSE = 1e-3  # of log-probabilities
+REPLACEMENT = "\ufffd"
 SERVE = [sys.executable, "-m", "minfer", "serve", "--port=0", "--api-processes=2"]
 BROKEN = (httpx.HTTPError, json.JSONDecodeError, KeyError)  # of a stream that is cut
 
@@ -123,7 +126,8 @@ class Told:
 
     text: dict[int, str] = field(factory=dict)  # by choice
     ends: dict[int, str] = field(factory=dict)
-    tokens: list[str] = field(factory=list)  # with log-probabilities
+    tokens: dict[int, list[str]] = field(factory=dict)  # with log-probabilities
+    offsets: dict[int, list[int]] = field(factory=dict)  # of these, in the text
     logprobs: list[float] = field(factory=list)
     times: list[float] = field(factory=list)  # of events
     error: str = ""
@@ -141,7 +145,8 @@ class Told:
             if choice["finish_reason"]:
                 self.ends[index] = choice["finish_reason"]
             if beside := choice.get("logprobs"):
-                self.tokens += beside["tokens"]
+                self.tokens.setdefault(index, []).extend(beside["tokens"])
+                self.offsets.setdefault(index, []).extend(beside["text_offset"])
                 self.logprobs += beside["token_logprobs"]
 
     def equals(self, other: "Told") -> bool:
@@ -153,6 +158,30 @@ class Told:
             and self.tokens == other.tokens
             and all(isclose(a, b, abs_tol=CLOSE) for a, b in near)
         )
+
+    def flaw(self, body: dict[str, Any]) -> str:
+        """What is wrong with this answer, whichever tokens it should have; or nothing."""
+        if sorted(self.ends) != [*range(body.get("n", 1))]:
+            return f"choices {sorted(self.ends)} ended"
+        each = (self._flaw(choice, body) for choice in sorted(self.ends))
+        return next(filter(None, each), "")
+
+    def _flaw(self, choice: int, body: dict[str, Any]) -> str:
+        if "logprobs" not in body:
+            return ""
+        tokens, text = self.tokens[choice], self.text[choice]
+        stopped = self.ends[choice] == "stop"
+        if not stopped and len(tokens) != body["max_tokens"]:
+            return f"choice {choice} has {len(tokens)} tokens"
+        whole = "".join(tokens)
+        if REPLACEMENT in whole:  # a character in several tokens: lengths do not add up
+            return ""
+        *offsets, _ = accumulate(map(len, tokens), initial=0)
+        if self.offsets[choice] != offsets:
+            return f"choice {choice} has tokens that do not follow one another"
+        if whole != text and not (stopped and whole.startswith(text)):
+            return f"choice {choice} has a text that is not its tokens'"
+        return ""
 
 
 async def events(
@@ -233,6 +262,11 @@ class Load:
             for which, told in done
             if not told.equals(self.right[which])
         ]
+
+    def flawed(self) -> list[tuple[dict[str, Any], str]]:
+        """Which answers cannot be right, and why."""
+        done = [(self.bodies[which], told) for which, told in self.ended if told.done]
+        return [(body, why) for body, told in done if (why := told.flaw(body))]
 
     async def flows(self, since: float) -> None:
         """Wait until some stream goes on."""

@@ -37,6 +37,34 @@ def served() -> Iterator[Server]:
         yield made
 
 
+def heard(*tokens: str, end: str = "length") -> Told:
+    """The answer that has these tokens, in events of one each."""
+    told = Told()
+    at = 0
+    for number, token in enumerate(tokens):
+        beside = {"tokens": [token], "text_offset": [at], "token_logprobs": [-1.0]}
+        choice = {"index": 0, "text": token, "logprobs": beside}
+        last = number == len(tokens) - 1
+        told.take({"choices": [{**choice, "finish_reason": end if last else None}]})
+        at += len(token)
+    return told
+
+
+def test_what_is_lost_or_comes_twice_is_seen_whichever_tokens_there_should_be() -> None:
+    body = {"max_tokens": 3, "logprobs": 0}
+    assert not heard("a", "bc", "d").flaw(body)
+    assert heard("a", "bc").flaw(body) == "choice 0 has 2 tokens"
+    assert heard("a", "bc", "bc", "d").flaw(body) == "choice 0 has 4 tokens"
+    assert not heard("a", end="stop").flaw(body)
+    assert heard("a", "bc", "d").flaw({**body, "n": 2}) == "choices [0] ended"
+    shifted = heard("a", "bc", "d")
+    shifted.offsets[0][2] = 2
+    assert "do not follow" in shifted.flaw(body)
+    cut = heard("a", "bc", "d")
+    cut.text[0] = "ad"
+    assert "not its tokens'" in cut.flaw(body)
+
+
 @pytest.mark.parametrize("kills", [2, *long([20])])
 def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int) -> None:
     rng = Random(kills)
@@ -61,6 +89,7 @@ def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int
     asyncio.run(run())
     assert load.lost() == []
     assert load.different() == []
+    assert load.flawed() == []
     ended = [told for _, told in load.ended]
     resumed = [told for told in interrupted if told.times and told in ended]
     assert len(resumed) >= kills, "few streams ran when their engines died"
