@@ -238,9 +238,10 @@ class ModelRunner:
     def _replay(self, kind: Kind) -> None:
         """A step, as its graph does it; launch by launch while there is none."""
         if (graph := self.captures.made.get(kind)) is None:
-            if not self.captures.due(kind, time.monotonic()):
+            begin = time.monotonic()
+            if not self.captures.due(kind, begin):
                 self._step(kind)
-                self.captures.launched[kind] += 1
+                self.captures.note(kind, time.monotonic() - begin)
                 return
             self.shortcuts.capture()
             graph = self.captures.capture(kind, self._step)

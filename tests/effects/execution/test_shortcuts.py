@@ -42,7 +42,7 @@ def capturing(
     executor.runner.__dict__.pop("_replay", None)
     captured, left = list[Kind](), list(errors)
     # Not before it is ready, so as soon as a kind comes again.
-    monkeypatch.setattr(graphs, "OFTEN", 1)
+    monkeypatch.setattr(graphs, "WORTH", 0.0)
     monkeypatch.setattr(graphs, "PAUSE", 0.0)
 
     def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:

@@ -180,7 +180,7 @@ class Told:
         if self.offsets[choice] != offsets:
             return f"choice {choice} has tokens that do not follow one another"
         if whole != text and not (stopped and whole.startswith(text)):
-            return f"choice {choice} has a text that is not its tokens'"
+            return f"choice {choice} has the text {text!r} and the tokens {tokens}"
         return ""
 
 
