@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -29,6 +30,7 @@ FRONTS = ("minfer front 0", "minfer front 1")
 SOON = 60.0  # seconds for what takes a few
 CLOSE = 1e-3  # of log-probabilities
 REPLACEMENT = "\ufffd"
+SPECIAL = re.compile(r"<\|\w+\|>")  # a token that is not part of a text
 SERVE = [sys.executable, "-m", "minfer", "serve", "--port=0", "--api-processes=2"]
 BROKEN = (httpx.HTTPError, json.JSONDecodeError, KeyError)  # of a stream that is cut
 
@@ -173,7 +175,7 @@ class Told:
         stopped = self.ends[choice] == "stop"
         if not stopped and len(tokens) != body["max_tokens"]:
             return f"choice {choice} has {len(tokens)} tokens"
-        whole = "".join(tokens)
+        whole = "".join(token for token in tokens if not SPECIAL.fullmatch(token))
         if REPLACEMENT in whole:  # a character in several tokens: lengths do not add up
             return ""
         *offsets, _ = accumulate(map(len, tokens), initial=0)
