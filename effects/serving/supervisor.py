@@ -57,11 +57,7 @@ def serve_in_processes(
     ConfigError if the address or a socket cannot be had, and CheckpointError if there is
     no such model.
     """
-    if fronts < 0:
-        raise ConfigError(f"--api-processes must be at least 0, not {fronts}")
-    if not options.engine_timeout >= 0:
-        why = f"must be at least 0, not {options.engine_timeout:g}"
-        raise ConfigError(f"--engine-timeout {why}")
+    _check(options, fronts)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in bound(host, port, fronts)]
         # Once, and before anybody else: it may have to be fetched.
@@ -87,6 +83,16 @@ def serve_in_processes(
 
         patience = options.shutdown_timeout
         return Supervisor(Processes(fronts), runs, guard, patience, pulse).run(ready)
+
+
+def _check(options: HttpOptions, fronts: int) -> None:
+    """Raise ConfigError for what cannot be."""
+    for name, value in (
+        ("--api-processes", fronts),
+        ("--engine-timeout", options.engine_timeout),
+    ):
+        if not value >= 0:
+            raise ConfigError(f"{name} must be at least 0, not {value:g}")
 
 
 def _be_engine(
