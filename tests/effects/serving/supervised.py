@@ -20,7 +20,7 @@ from minfer.effects.serving.pulse import Pulse
 from minfer.effects.serving.supervisor import Supervisor
 
 PR_SET_CHILD_SUBREAPER = 36
-PULSE = Pulse(0.5)
+PULSE = Pulse(60.0)
 
 
 def say(name: str, word: str) -> None:
@@ -59,7 +59,9 @@ def main() -> int:
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--last-moments", type=float, default=10.0)
+    parser.add_argument("--limit", type=float, default=PULSE.limit)
     options = parser.parse_args()
+    PULSE.limit = options.limit
     supervisor.LAST_MOMENTS = options.last_moments  # type: ignore[misc]  # sooner
     supervisor._LOOK = 0.05  # type: ignore[misc]  # likewise
     if options.orphaning:  # what it leaves behind comes to us, as to a container's first

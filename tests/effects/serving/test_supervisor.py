@@ -178,7 +178,7 @@ def test_who_does_not_hear_is_killed_after_its_time(deaf: str) -> None:
 
 @pytest.mark.parametrize("ending", [False, True], ids=["watching", "draining"])
 def test_an_engine_that_hangs_is_killed_and_started_again(ending: bool) -> None:
-    with serving(*["--endless=front 0"][:ending]) as server:
+    with serving("--limit=0.5", *["--endless=front 0"][:ending]) as server:
         if ending:
             server.process.send_signal(signal.SIGTERM)
             server.until("front-1", "drained")
@@ -196,6 +196,15 @@ def test_an_engine_that_hangs_is_killed_and_started_again(ending: bool) -> None:
         "minfer: engine has not answered for too long (--engine-timeout); it is killed",
         "minfer: engine ended by signal 9; it is started again",
     ]
+
+
+def test_an_engine_may_be_slow_to_answer_within_its_limit() -> None:
+    with serving("--limit=60") as server:
+        os.kill(server.ids["engine"], signal.SIGSTOP)
+        time.sleep(0.3)  # some looks
+        os.kill(server.ids["engine"], signal.SIGCONT)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == (0, "")
 
 
 @pytest.mark.parametrize("stopped", ["", "engine"])
