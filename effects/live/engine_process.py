@@ -33,12 +33,17 @@ log = logging.getLogger("minfer.engine")
 
 
 def run_engine(
-    args: EngineArgs, path: Path, fronts: int, ready: Callable[[], None]
+    args: EngineArgs,
+    path: Path,
+    fronts: int,
+    ready: Callable[[], None],
+    beat: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve so many fronts at `path`, until a `STOP`; returns the exit code.
 
-    `ready` is called when the model is loaded. Raises ConfigError and the like for what
-    cannot be loaded.
+    `ready` is called when the model is loaded, and `beat` some times a second, from the
+    first moment on, while it loads or its steps end. Raises ConfigError and the like for
+    what cannot be loaded.
     """
     over, loaded = threading.Event(), threading.Event()
     causes: list[str] = []
@@ -48,7 +53,7 @@ def run_engine(
         over.set()
 
     _obey(over, loaded)
-    host = Host(fronts, died)
+    host = Host(fronts, died, beat)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
