@@ -1,7 +1,7 @@
 // How a conversation becomes a request, and what a chunk of the answer says.
 
 import { model } from "./server.js";
-import { settings } from "./store.js";
+import { settings, unanswered } from "./store.js";
 
 const COMPLETION = 256; // tokens of one, if nobody says how many
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
@@ -26,6 +26,7 @@ export function request(messages, message) {
     ...(system ? [{ role: "system", content: system }] : []),
     ...before
       .filter(({ content, role }) => content || role === "user")
+      .filter((one) => !unanswered(before, one))
       .map(({ role, content }) => ({ role, content })),
   ];
   if (message.content) {
