@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
 
+from minfer.effects.serving.page.icon import DATA_URL
+
 JsonObject = dict[str, Any]
 _STYLE: Final = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
@@ -30,6 +32,7 @@ def page(about: JsonObject) -> str:
     title = f"{info['title']} {info['version']}"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<link rel="icon" href="{DATA_URL}">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1><p>{escape(info['description'])} Programs read ",
         '<a href="openapi.json">openapi.json</a>.</p>',
