@@ -228,6 +228,11 @@ def test_what_goes_wrong_is_said(page: Browser) -> None:
     assert text(page, ".error")[1].endswith(
         "Begin a new conversation, or edit an earlier message."
     )
+    set_to(page, max_tokens="2047")
+    press(page, "#new")
+    write(page, "Hello?")
+    settled(page)
+    assert "Max tokens is one of the settings." in text(page, ".error")[0]
     page.complaints.clear()
 
 
@@ -288,6 +293,16 @@ def test_a_model_without_a_template_goes_on_with_a_text(
         assert whole.startswith("Once upon")
         assert text(chromium, ".error") == [""]
         assert text(chromium, ".user") == []
+        # A long text leaves less room than a completion asks for otherwise.
+        context = served.llm.setup.config.max_model_len
+        press(chromium, "#new")
+        overhear(chromium)
+        write(chromium, "a" * (context - 9))
+        settled(chromium)
+        assert text(chromium, ".error") == [""]
+        count, body = map(json.loads, chromium.value("asked"))
+        counted = served.http.post(f"{served.url}/tokenize", json=count).json()["count"]
+        assert 0 < body["max_tokens"] <= context - counted
         assert chromium.complaints == []
 
 
