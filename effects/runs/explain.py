@@ -15,6 +15,8 @@ from attrs import asdict
 
 from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import read_journal
+from minfer.effects.runs.explain_list import figures as listed_figures
+from minfer.effects.runs.explain_list import lines, listed
 from minfer.runs.explain import Explanation, UnknownRequestError
 from minfer.runs.explain import explain as explained
 from minfer.runs.journal import JournalError
@@ -69,20 +71,31 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="a journal, or a folder of them"
     )
-    parser.add_argument("request", metavar="REQUEST", help="a request's id")
+    parser.add_argument(
+        "request",
+        metavar="REQUEST",
+        nargs="?",
+        help="a request's id, which an answer has as its own; without it, all are listed",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Explain a request; returns the exit code. Raises JournalError."""
+    """Explain a request, or list them; returns the exit code. Raises JournalError."""
     journal, name = read_journal(options.file), options.request
+    if name is None:
+        every = listed(journal.turns())
+        shown = lines(every, str(options.file))
+        print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
+        return 0
     try:
         one = explained(journal.config, journal.turns(), name)
     except UnknownRequestError as error:
         try:  # clients are told a request's id without the number of the prompt
             one = explained(journal.config, journal.turns(), f"{name}-0")
         except UnknownRequestError:
-            raise JournalError(f"{options.file}: {error}") from None
+            remedy = f"minfer explain {options.file} lists all"
+            raise JournalError(f"{options.file}: {error}; {remedy}") from None
     found = figures(journal.config, one)
     print(json.dumps(found) if options.json else "\n".join(_story(found)))
     return 0

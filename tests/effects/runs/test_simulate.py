@@ -287,7 +287,8 @@ def test_runs_can_be_kept_as_journals(
         assert report.figures()["tpot"] == twin["tpot"]
         assert journal.config.watermark == journal.config.num_blocks // 100
         assert journal.about["simulated"] == SMALL
-        again = told(capsys, str(path))["runs"][0]  # its settings are the journal's
+        # Its settings are the journal's.
+        again = told(capsys, str(path), "--cost", "h200")["runs"][0]
         assert again["num_blocks"] == twin["num_blocks"]
         assert again["tpot"]["p50"] == pytest.approx(twin["tpot"]["p50"], rel=0.05)
 

@@ -1,4 +1,4 @@
-"""A simulation says what it goes by: a run's own costs, a file's, or the built-in ones."""
+"""A simulation says what it goes by: a run's own costs, a file's, or built-in ones."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def run_of(path: Path, requests: int) -> Path:
 
 @pytest.fixture(scope="module")
 def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return run_of(tmp_path_factory.mktemp("runs") / "run.journal", 90)
+    return run_of(tmp_path_factory.mktemp("runs") / "run.journal", 60)
 
 
 def heading(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
@@ -47,12 +47,12 @@ def test_a_run_is_simulated_at_its_own_cost(
     assert (
         sizes == "sizes and the policy that no option gives are those of the recorded run"
     )
-    found = told(capsys, str(ran))
+    found = told(capsys, str(ran), "--requests", "30")
     assert found["cost"]["token"] == pytest.approx(COST.token, rel=0.1)
     assert abs(found["held_out_error"]["total"]) < 0.01
     assert found["ran"]["model"] == "/models/small"
     # That is another prediction than of a 7B model on an H200.
-    built_in = told(capsys, str(ran), "--cost", "h200")
+    built_in = told(capsys, str(ran), "--requests", "30", "--cost", "h200")
     assert built_in["cost"]["name"] == H200.name
     own, other = (one["runs"][0]["tpot"]["p50"] for one in (found, built_in))
     assert own > 1.2 * other
