@@ -25,7 +25,7 @@ class Listed:
     """A request, and what became of it. Times are in seconds, lengths in tokens."""
 
     id: str
-    arrived: float
+    arrived: float  # from the first turn on
     prompt: int
     tokens: int = 0  # of all its samples
     first: float | None = None  # from its arrival to the first token of any sample
@@ -36,8 +36,11 @@ class Listed:
 def listed(turns: Iterable[Turn]) -> list[Listed]:
     """All requests that came in some turns, in that order; of one id, the latest."""
     found: dict[str, Listed] = {}
+    begin: float | None = None
     for turn in turns:
         now = turn.transition.state.time
+        begin = now if begin is None else begin
+        now -= begin
         for event in turn.events:
             if isinstance(event, Submit):
                 one = event.request

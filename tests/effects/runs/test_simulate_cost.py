@@ -49,7 +49,7 @@ def test_a_run_is_simulated_at_its_own_cost(
     )
     found = told(capsys, str(ran), "--requests", "30")
     assert found["cost"]["token"] == pytest.approx(COST.token, rel=0.1)
-    assert abs(found["held_out_error"]["total"]) < 0.01
+    assert abs(found["held_out_error"]["total"]) < 0.02
     assert found["ran"]["model"] == "/models/small"
     # That is another prediction than of a 7B model on an H200.
     built_in = told(capsys, str(ran), "--requests", "30", "--cost", "h200")
