@@ -24,7 +24,9 @@ _LONGEST: Final = 128  # characters of a path that is looked at, and shown
 _ALIKE: Final = 0.85  # how much of two paths is the same, if one is a slip of the other
 _SHOWN: Final = "GET /docs shows what there is"
 _KNOWN: Final = frozenset(
-    {one.path for one in (*ENDPOINTS, *QUESTIONS)} | {one.path for one in PLAIN}
+    {one.path for one in ENDPOINTS}
+    | {one.path for one in QUESTIONS}
+    | {one.path for one in PLAIN}
 )
 _WHOLE: Final = sorted(path for path in _KNOWN if "{" not in path)
 

@@ -252,5 +252,6 @@ def _spelled(scope: Scope) -> Callable[[ApiError], Failure]:
     for one in every:
         if any(f"{each}/".startswith(f"{one.path}/") for each in asked):
             return one.failure
-    spelling = anthropic_errors if speaks_anthropic(scope) else openai_errors
-    return spelling.failure
+    if speaks_anthropic(scope):
+        return anthropic_errors.failure
+    return openai_errors.failure

@@ -87,8 +87,8 @@ def test_it_shows_how_to_ask_and_what_comes_back(bundled: Serving) -> None:
     shown = [unescape(one) for one in re.findall(r"<pre>(.*?)</pre>", text, re.S)]
     commands = [one for one in shown if one.startswith("curl ")]
     assert len(commands) == len(EXAMPLES)
-    for one in (*ENDPOINTS, *QUESTIONS):
-        (command,) = [c for c in commands if c.split()[1].endswith(f":8000{one.path}")]
+    for path in [one.path for one in ENDPOINTS] + [one.path for one in QUESTIONS]:
+        (command,) = [c for c in commands if c.split()[1].endswith(f":8000{path}")]
         _, url, _, header, _, data = shlex.split(command)
         kind, _, value = header.partition(": ")
         asked = url.replace("http://127.0.0.1:8000", bundled.url)
