@@ -15,8 +15,10 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.config import EngineConfig
-from minfer.effects.live.journal_files import journals_with
+from minfer.effects.live.journal_files import journals_with, read_journal
 from minfer.effects.live.names import answer_of, named_by
+from minfer.effects.runs.explain_list import figures as listed_figures
+from minfer.effects.runs.explain_list import lines, listed
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
 from minfer.runs.explain import explain as explained
 from minfer.runs.journal import JournalError
@@ -73,14 +75,22 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
         "file", type=Path, metavar="FILE", help="a journal, or a folder of them"
     )
     parser.add_argument(
-        "request", metavar="REQUEST", help="a request's id, or an answer's"
+        "request",
+        metavar="REQUEST",
+        nargs="?",
+        help="a request's id, or an answer's; without it, all are listed",
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Explain a request; returns the exit code. Raises JournalError."""
+    """Explain a request, or list them; returns the exit code. Raises JournalError."""
     name = options.request
+    if name is None:
+        every = listed(read_journal(options.file).turns())
+        shown = lines(every, str(options.file))
+        print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
+        return 0
     # Engines that died, and those that went on with their requests, have a run each.
     journals = journals_with(options.file, answer_of(name))
     try:
@@ -89,7 +99,8 @@ def explain(options: argparse.Namespace) -> int:
             last = journals[-1]
             found = [figures(last.config, explained(last.config, last.turns(), name))]
     except UnknownRequestError as error:
-        raise JournalError(f"{options.file}: {error}") from None
+        remedy = f"minfer explain {options.file} lists all"
+        raise JournalError(f"{options.file}: {error}; {remedy}") from None
     first, *others = found
     if options.json:
         print(json.dumps({**first, "others": others}))
