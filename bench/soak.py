@@ -31,7 +31,7 @@ EVERY: Final = 5.0  # seconds between two notes
 WARM_UP: Final = 1 / 6  # of the whole time
 CLIENTS: Final = 8
 PAUSE: Final = 0.3  # seconds at most between two requests of a client
-OPTIONS: Final = ["--num-gpu-blocks-override", "512", "--api-processes", "2"]
+OPTIONS: Final = ["--num-gpu-blocks-override", "160", "--api-processes", "2"]
 WORDS: Final = ("def", "class", "return", "self", "value", "name", "path", "list", "read")
 
 Client = Callable[["Mix"], Awaitable[None]]
