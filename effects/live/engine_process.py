@@ -20,6 +20,7 @@ from typing import Final
 import attrs
 
 from minfer.effects.execution.progress import Progress
+from minfer.effects.live.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
@@ -53,6 +54,7 @@ def run_engine(
         over.set()
 
     _obey(over, loaded)
+    bound_products()
     host = Host(fronts, died, beat)
     server = LinkServer(path, host)
     server.start()
@@ -67,7 +69,9 @@ def run_engine(
         _note_blocks(path, model.setup.config.num_blocks)
         host.open(model.client, _facts(model.setup))
         ready()
-        over.wait()
+        trim = Trim()
+        while not over.wait(EVERY):
+            trim.look()
         server.close()
     if causes:
         log.error("%s", causes[0], exc_info=model.client.dead)
