@@ -65,6 +65,7 @@ class Intake:
         if self._backend.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
+        self._limits.check_room(prepared.request, endpoint.prompt_field)
         tokens = sum(len(prompt.ids) for prompt in prepared.request.prompts)
         pay_prompt(caller.key, tokens)
         urgency = _urgency(caller, prepared.request.urgency, trusted=self._trusted)

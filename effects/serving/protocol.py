@@ -62,6 +62,7 @@ class GenerationRequest:
     stream: bool
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
+    wanted_by: str = ""  # the field that says how many tokens to write, if one does
 
 
 @frozen

@@ -64,6 +64,7 @@ class MessagesBody(ConversationBody):
             urgency=Urgency(client=self.metadata.user_id if self.metadata else ""),
             stream=self.stream,
             include=Include(),
+            wanted_by="max_tokens",
         )
 
 

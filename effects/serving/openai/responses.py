@@ -170,6 +170,7 @@ class ResponsesBody(StrictObject):
             urgency=Urgency(client=self.safety_identifier or self.user),
             stream=self.stream,
             include=Include(repeat=self._repeated()),
+            wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
         )
 
     def _repeated(self) -> dict[str, object]:

@@ -130,3 +130,11 @@ def _(servers: Servers) -> None:
         wrong.messages.create(**asked())
     right = to(servers, base_url=servers.locked.url, api_key=KEY)
     assert right.models.list().data[0].id == "tiny"
+
+
+@case("models.list, models.retrieve: in Anthropic's shape")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    model, *_ = client.models.list()
+    assert (model.id, model.type) == ("bundled", "model")
+    assert client.models.retrieve("bundled").display_name == "bundled"
