@@ -159,7 +159,7 @@ class AsyncLLM(ServedModel):
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             hear = partial(self._hear, news)
-            job = self._pooled_job(
+            job = self._job(
                 prompt, hear, pooling, count=self.count, urgency=urgency, name=name
             )
             self.count += 1

@@ -4,7 +4,7 @@ import gc
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
@@ -14,7 +14,7 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
-from minfer.effects.live.prompts import Prompt, read_prompt, rendered
+from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -24,10 +24,10 @@ from minfer.policy import Policy
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+    from minfer.effects.text.chat import ChatOptions, Conversation
 
 
-class ServedModel:
+class ServedModel(Renders):
     """A model with its tokenizer and an engine that runs it.
 
     `model` is a Hugging Face checkpoint folder, or its name on the hub; None is the model
@@ -161,27 +161,6 @@ class ServedModel:
         """
         return self.setup.default_sampling_params()
 
-    def render(
-        self,
-        messages: "Conversation",
-        *,
-        tools: "Tools | None" = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, through the model's chat template; see `chat`.
-
-        Raises ChatTemplateError, and RequestError for text that cannot be encoded.
-        """
-        how: ChatOptions = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template_kwargs": chat_template_kwargs,
-        }
-        return list(rendered(self.tokenizer, messages, how).ids)
-
     def reset_prefix_cache(self) -> None:
         """Find nothing any more of what the prefix cache holds, for requests to come.
 
@@ -201,36 +180,25 @@ class ServedModel:
         self,
         prompt: Prompt | Asked,
         sink: Sink,
-        params: SamplingParams,
-        *,
-        count: int,
-        streaming: bool,
-        urgency: Urgency,
-        name: str = "",
-    ) -> Assembly:
-        """A request after `count` others, checked. Raises RequestError."""
-        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        resets = self.client.resets
-        request = edge.make_request(
-            self.setup, asked, params, count, urgency, name, resets
-        )
-        return Assembly(request, sink, asked.text, self.tokenizer, streaming)
-
-    def _pooled_job(
-        self,
-        prompt: Prompt | Asked,
-        sink: Sink,
-        pooling: str,
+        wanted: SamplingParams | str,
         *,
         count: int,
         urgency: Urgency,
+        streaming: bool = False,
         name: str = "",
     ) -> Assembly:
-        """A prompt to be pooled, after `count` other requests. Raises RequestError."""
+        """A request after `count` others, checked: for samples, or by a way of pooling,
+        for a vector. Raises RequestError.
+        """
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        resets = self.client.resets
+        setup, resets = self.setup, self.client.resets
+        if isinstance(wanted, SamplingParams):
+            request = edge.make_request(
+                setup, asked, wanted, count, urgency, name, resets
+            )
+            return Assembly(request, sink, asked.text, self.tokenizer, streaming)
         request = edge.make_pooled_request(
-            self.setup, asked, pooling, count, urgency, name, resets
+            setup, asked, wanted, count, urgency, name, resets
         )
         return Assembly(request, sink, asked.text)
 

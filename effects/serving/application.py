@@ -50,6 +50,7 @@ from minfer.effects.serving.page.icon import icon_route
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.records import KEPT, Records
 from minfer.effects.serving.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.shared import Shared
 from minfer.effects.serving.stamp import new_stamp
 from minfer.effects.serving.traces import begin
 from minfer.effects.serving.transports.http import failure_response
@@ -70,6 +71,7 @@ class Application:
         max_body: int | None = None,
         stall: float = 60.0,
         bounds: Bounds | None = None,
+        shared: Shared | None = None,
     ) -> None:
         bounds = bounds or Bounds(keys=read_keys([api_key], None))
         limits = Limits.of(llm, max_body)
@@ -83,7 +85,11 @@ class Application:
         self.health = Health(self.backend, stall)
         backend, illness = self.backend, self.health.illness
         self.live = LiveView(
-            llm.client, llm.setup.config, illness, lambda: backend.closing
+            llm.client,
+            llm.setup.config,
+            illness,
+            lambda: backend.closing,
+            (shared or Shared()).viewers,
         )
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(

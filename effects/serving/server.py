@@ -25,12 +25,13 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.access_log import AccessLog
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.bounds import Bounds, bounds_of
-from minfer.effects.serving.connections import bounded
+from minfer.effects.serving.connections import Connections, bounded
 from minfer.effects.serving.limits import LEAST_BODY
 from minfer.effects.serving.lines import Lines
 from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.origins import AllowOrigins
 from minfer.effects.serving.records import JsonObject
+from minfer.effects.serving.shared import Shared
 from minfer.effects.serving.tls import Tls
 from minfer.effects.serving.traces import check_endpoint, open_traces, traced
 from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
@@ -71,8 +72,11 @@ class HttpServer(uvicorn.Server):
         config: uvicorn.Config,
         options: HttpOptions,
         application: Callable[[], Application | None],
+        shared: Shared | None = None,
     ) -> None:
         super().__init__(config)
+        connections = (shared or Shared()).connections
+        self.server_state.connections = Connections(connections)
         self._options = options
         self._application = application
         self._signals = 0

@@ -34,6 +34,7 @@ from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, f
 from minfer.effects.serving.pulse import Pulse
 from minfer.effects.serving.run_folder import run_folder
 from minfer.effects.serving.server import HttpOptions, bound, told_address
+from minfer.effects.serving.shared import Shared
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.settings import EngineArgs
 
@@ -64,6 +65,7 @@ def serve_in_processes(
         read_config(model_folder(args.model))
         path = _socket_path(stack.enter_context(run_folder()))
         said = mmap.mmap(-1, 1)  # shared: whether the first line is out
+        shared = Shared.of(fronts)
         pulse = Pulse(options.engine_timeout)
         runs: dict[str, Run] = {ENGINE: partial(_be_engine, args, path, fronts, pulse)}
         for number, one in enumerate(listeners):
@@ -73,6 +75,7 @@ def serve_in_processes(
                 path=path,
                 args=args,
                 http=options,
+                shared=shared,
                 announced=lambda: said[0] == 1,
             )
             runs[front_name(number)] = partial(run_front, plan)

@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import field, frozen
 
-from minfer.effects.live.prompts import rendered
+from minfer.effects.live.prompts import Renders
 from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.protocol import (
@@ -18,9 +18,6 @@ from minfer.effects.serving.protocol import (
 )
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.request import SamplingParams
-
-if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
 
 
 @frozen(kw_only=True)
@@ -57,7 +54,7 @@ class Prepared:
 
 
 @frozen
-class Likeness:
+class Likeness(Renders):
     """The `Grounds` that a recipe describes: a model without its engine."""
 
     recipe: Recipe
@@ -88,24 +85,6 @@ class Likeness:
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """As `Setup` does."""
         return SamplingParams(**{**self.recipe.default_params, **overrides})
-
-    def render(
-        self,
-        messages: "Conversation",
-        *,
-        tools: "Tools | None" = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """As `ServedModel` does."""
-        how: ChatOptions = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template_kwargs": chat_template_kwargs,
-        }
-        return list(rendered(self.tokenizer, messages, how).ids)
 
 
 def prepare(

@@ -32,6 +32,12 @@ class Post:
         """The x-request-id that the client chose, or nothing."""
         return str(self.scope.get(CHOSEN_ID, ""))
 
+    def announced(self, most: int) -> int:
+        """Bytes of the body, as its head says; `most` if it comes in chunks."""
+        headers = dict(self.scope["headers"])
+        chunked = b"transfer-encoding" in headers
+        return most if chunked else int(headers.get(b"content-length", b"0"))
+
     async def read(self, most: int) -> bytes:
         """The body. Raises ApiError if it is no JSON, has more than `most` bytes or comes
         too slowly, and ClientDisconnect.

@@ -55,6 +55,11 @@ class Connection(Protocol):
     def chosen(self) -> str:
         """The x-request-id that the client chose, or nothing."""
 
+    def announced(self, most: int) -> int:
+        """Bytes of the request's body, as far as is known before it is read; `most`, if
+        nothing is.
+        """
+
     async def read(self, most: int) -> bytes:
         """The request's body, of `most` bytes. Raises ApiError and ClientDisconnect."""
 

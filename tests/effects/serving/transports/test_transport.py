@@ -32,6 +32,9 @@ class Socket:
     def chosen(self) -> str:
         return ""
 
+    def announced(self, most: int) -> int:
+        return most
+
     async def read(self, most: int) -> bytes:
         assert (await self.receive())["type"] == "websocket.connect"
         await self.send({"type": "websocket.accept"})
