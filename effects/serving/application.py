@@ -44,6 +44,7 @@ from minfer.effects.serving.traces import begin
 from minfer.effects.serving.transports.http import failure_response
 from minfer.effects.serving.transports.transport import Connection, Event
 from minfer.effects.serving.transports.websocket import socket_route
+from minfer.effects.text.tools.formats import Parsers
 
 
 class Application:
@@ -59,7 +60,9 @@ class Application:
         max_body: int | None = None,
         stall: float = 60.0,
         bounds: Bounds | None = None,
+        parsers: Parsers | None = None,
     ) -> None:
+        llm.read_answers(parsers or Parsers())
         bounds = bounds or Bounds(keys=read_keys([api_key], None))
         limits = Limits.of(llm, max_body)
         self.backend = Backend(llm, limits, bounds)

@@ -122,7 +122,11 @@ async def _open(
     _check_same(setup.fingerprint, remote)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
     gate.application = Application(
-        llm, plan.http.names, max_body=plan.http.max_body, bounds=plan.http.bounds
+        llm,
+        plan.http.names,
+        max_body=plan.http.max_body,
+        bounds=plan.http.bounds,
+        parsers=plan.http.parsers,
     )
     gate.application.lookup.join(remote.inquirer)
     ready()

@@ -5,11 +5,10 @@ the markers. Names are vLLM's where it has the format.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools import bare, harmony, hermes, llama, mistral
 from minfer.effects.text.tools.parser import Format, Parser
 from minfer.effects.text.tools.thinking import BRACKETS, THINK, Thinking
@@ -45,60 +44,84 @@ class UnknownFormatError(ValueError):
     """There is no format of this name."""
 
 
-@frozen
-class Style:
-    """How a model writes calls and reasoning; None: not at all."""
+@frozen(kw_only=True)
+class Parsing:
+    """How one answer is to be read: plain data, so that it can travel."""
 
-    tools: Format | None = None
-    thinking: Thinking | None = None
+    tools: str = NONE  # a format, or none
+    reasoning: str = NONE
+    names: tuple[str, ...] = ()  # of tools that were offered
+    opened: bool = False  # the prompt ends within reasoning
+    parallel: bool = True  # whether there may be several calls; else the first counts
 
     @property
-    def channels(self) -> bool:
-        """Whether every answer is in the format, with calls and without."""
-        return self.tools is TOOLS[HARMONY]
+    def markers(self) -> tuple[str, ...]:
+        """What has to be in the text: a tokenizer may leave special tokens out."""
+        found = TOOLS[self.tools].markers if self.tools != NONE else ()
+        if self.reasoning == NONE:
+            return found
+        thinking = REASONING[self.reasoning]
+        return (*found, thinking.opens, thinking.closes)
 
-    def markers(self, *, calls: bool) -> tuple[str, ...]:
-        """What a parser has to see of an answer, if it looks for `calls` or not."""
-        found: tuple[str, ...] = ()
-        if self.thinking is not None:
-            found += (self.thinking.opens, self.thinking.closes)
-        if self.tools is not None and (calls or self.channels):
-            found += self.tools.markers
-        return found
-
-    def parser(self, names: frozenset[str] | None, *, opened: bool) -> Parser:
-        """A parser for one answer; `names` are those of its tools, None: it has none."""
-        seen = names is not None or self.channels
-        tools = self.tools if seen else None
-        return Parser(tools, names or frozenset(), self.thinking, opened=opened)
+    def parser(self) -> Parser:
+        """A parser for an answer."""
+        tools = TOOLS.get(self.tools)
+        thinking = REASONING.get(self.reasoning)
+        return Parser(tools, frozenset(self.names), thinking, opened=self.opened)
 
 
-def style_of(
-    tokenizer: Tokenizer | None, tools: str = AUTO, reasoning: str = AUTO
-) -> Style:
-    """How a model writes, as it is told or as its template has it. UnknownFormatError."""
-    template = (tokenizer and tokenizer.chat_template) or ""
-    if tools == AUTO:
-        tools = _signed(template, _SIGNS)
-    if reasoning == AUTO:  # channels have their own
-        reasoning = NONE if tools == HARMONY else _signed(template, _REASONING_SIGNS)
-    found = _named(TOOLS, tools, "tool")
-    return Style(found, _named(REASONING, reasoning, "reasoning"))
+@frozen
+class Parsers:
+    """How a model writes calls and reasoning: names of formats, `AUTO` or `NONE`.
+
+    Raises UnknownFormatError.
+    """
+
+    tools: str = AUTO
+    reasoning: str = AUTO
+
+    def __attrs_post_init__(self) -> None:
+        _check("tool", self.tools, TOOLS)
+        _check("reasoning", self.reasoning, REASONING)
+
+    def settled(self, template: str | None) -> "Parsers":
+        """What is meant for a model with this chat template."""
+        tools, reasoning = self.tools, self.reasoning
+        if tools == AUTO:
+            tools = _signed(template or "", _SIGNS)
+        if reasoning == AUTO:  # channels have their own
+            signs = () if tools == HARMONY else _REASONING_SIGNS
+            reasoning = _signed(template or "", signs)
+        return Parsers(tools, reasoning)
+
+    def parsing(
+        self, names: tuple[str, ...], prompt: str, *, parallel: bool = True
+    ) -> Parsing | None:
+        """How to read an answer for which these tools were offered; None: as it is.
+
+        `prompt` is how it ends. Calls are looked for where there are tools, and channels
+        always.
+        """
+        tools = self.tools if names or self.tools == HARMONY else NONE
+        if tools == self.reasoning == NONE:
+            return None
+        thinking = REASONING.get(self.reasoning)
+        return Parsing(
+            tools=tools,
+            reasoning=self.reasoning,
+            names=names,
+            opened=thinking is not None and thinking.open_at_end(prompt),
+            parallel=parallel,
+        )
+
+
+def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
+    known = (AUTO, NONE, *there)
+    if name not in known:
+        what = f"there is no {kind} parser {name!r}"
+        raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
 
 
 def _signed(template: str, signs: Sequence[tuple[str, str]]) -> str:
     """The format that a template was made for."""
     return next((name for sign, name in signs if sign in template), NONE)
-
-
-Kind = TypeVar("Kind")
-
-
-def _named(there: Mapping[str, Kind], name: str, kind: str) -> Kind | None:
-    if name == NONE:
-        return None
-    if name not in there:
-        known = ", ".join([AUTO, NONE, *there])
-        what = f"there is no {kind} parser {name!r}"
-        raise UnknownFormatError(f"{what}; use one of {known}")
-    return there[name]
