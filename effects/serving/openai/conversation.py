@@ -5,7 +5,7 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import BeforeValidator, model_validator
 
-from minfer.effects.serving.bodies import StrictObject, shown, wrong
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few
 from minfer.effects.serving.openai.tools import ToolCall
 
@@ -14,6 +14,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "annotations": ([],),
     "audio": (),
     "function_call": (),
+    "parsed": (ANYTHING,),  # the SDK's own, beside what it was parsed of
     "refusal": ("",),
 }
 
