@@ -9,6 +9,7 @@ from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, Grounds
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tools.deltas import (
@@ -19,7 +20,7 @@ from minfer.effects.text.tools.deltas import (
     Delta,
     Reasoning,
 )
-from minfer.effects.text.tools.formats import NONE, Parsing
+from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
 from minfer.effects.text.tools.parser import Parser
 
 _END: Final = 16  # tokens of a prompt in which its last marker is
@@ -33,6 +34,13 @@ def parsing_of(
     if llm.tokenizer is not None and llm.parsers.reasoning != NONE:
         end = llm.tokenizer.decode(prompt[-_END:], skip_special_tokens=False)
     return llm.parsers.parsing(names, end, parallel=parallel)
+
+
+def check_template(parsers: Parsers, param: str) -> None:
+    """Raise ApiError if a model has no way to call tools, as its template has none."""
+    if parsers.tools == NONE:
+        why = "this model's chat template has no tools; leave them out"
+        raise ApiError(f"{param}: {why}", param)
 
 
 class Parsed:

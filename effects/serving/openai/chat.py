@@ -19,11 +19,10 @@ from minfer.effects.serving.openai.fields import Few, GenerationBody, Top
 from minfer.effects.serving.openai.tools import (
     Tool,
     ToolChoice,
-    check_template,
     check_tools,
     constraint,
 )
-from minfer.effects.serving.parsed import parsing_of
+from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
 
 Options: Final = Field(max_length=256)  # names for a template

@@ -11,9 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import from_json
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
-from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.typed import TypedObject
-from minfer.effects.text.tools.formats import NONE, Parsers
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OF_CALLS: Final[Mapping[str, tuple[Any, ...]]] = {"index": (ANYTHING,)}
@@ -108,13 +106,6 @@ def constraint(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         if tool.function.strict:
             where = f"tools[{at}].function.strict"
             raise wrong("is not supported; set it to false, or leave it out", where)
-
-
-def check_template(parsers: Parsers, param: str) -> None:
-    """Raise ApiError if a model has no way to call tools, as its template has none."""
-    if parsers.tools == NONE:
-        why = "this model's chat template has no tools; leave them out"
-        raise ApiError(f"{param}: {why}", param)
 
 
 def _arguments(given: object) -> object:

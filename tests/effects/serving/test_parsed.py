@@ -3,7 +3,10 @@
 from types import SimpleNamespace
 from typing import Any
 
-from minfer.effects.serving.parsed import Call, Parsed, Said, parsing_of
+import pytest
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.parsed import Call, Parsed, Said, check_template, parsing_of
 from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tools.deltas import Content
 from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
@@ -84,3 +87,9 @@ def test_how_an_answer_is_read() -> None:
     assert made is not None
     assert made.opened
     assert len(ends[0]) < 100
+
+
+def test_a_model_without_tools() -> None:
+    check_template(Parsers("hermes", "none"), "tools")
+    with pytest.raises(ApiError, match="tools: this model's chat template has no tools"):
+        check_template(Parsers("none", "none"), "tools")

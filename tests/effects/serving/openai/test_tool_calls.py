@@ -30,7 +30,7 @@ MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|other|>")
 @pytest.fixture(scope="module")
 def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     """In Hermes' format, with reasoning."""
-    template = TEMPLATE + "{% if thinks %}<think>\n{% endif %}{# </think> #}"
+    template = TEMPLATE + "{% if thinks %}<think>\n{% endif %}"
     path = write_talker(tmp_path_factory.mktemp("talker") / "m", template)
     with serving(path, executor="dry", num_gpu_blocks_override=400) as made:
         yield made

@@ -5,10 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.chat import ChatBody
-from minfer.effects.serving.openai.tools import check_template
-from minfer.effects.text.tools.formats import Parsers
 from tests.effects.serving.openai.asked import HI, chat, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"default": None}}}
@@ -70,9 +67,3 @@ def test_tools_as_templates_take_them() -> None:
     assert [one.told() for one in body.offered] == [ADD, NOW]
     assert chat(tools=[ADD], tool_choice="none").offered == []
     assert chat().offered == []
-
-
-def test_a_model_without_tools() -> None:
-    check_template(Parsers("hermes", "none"), "tools")
-    with pytest.raises(ApiError, match="tools: this model's chat template has no tools"):
-        check_template(Parsers("none", "none"), "tools")

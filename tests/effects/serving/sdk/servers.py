@@ -5,7 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from tests.effects.scripted import TEMPLATE, write_talker
+from tests.effects.scripted import write_talker
 from tests.effects.served import Serving, serving
 from tests.effects.tiny_model import write_checkpoint
 
@@ -62,7 +62,7 @@ class Servers:
     @cached_property
     def talker(self) -> Serving:
         """A model that knows tools and reasoning, and says what `say` has it say."""
-        path = write_talker(self._folder / "talker", TEMPLATE + "{# </think> #}")
+        path = write_talker(self._folder / "talker")
         settings: dict[str, Any] = {"executor": "dry", "num_gpu_blocks_override": 400}
         return self._open.enter_context(serving(path, **settings))
 
