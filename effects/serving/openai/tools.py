@@ -25,10 +25,13 @@ def _named(name: str) -> str:
     return name
 
 
+ToolName = Annotated[str, AfterValidator(_named)]
+
+
 class Function(StrictObject):
     """A function that the model may call."""
 
-    name: Annotated[str, AfterValidator(_named)]
+    name: ToolName
     description: str | None = None
     parameters: dict[str, Any] | None = None  # JSON schema
     strict: bool = False
@@ -93,9 +96,11 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise wrong(f"{there}; name one of tools", "tool_choice")
 
 
-def constraint(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+def constraint(
+    tools: Sequence[Tool], choice: ToolChoice | None, inside: str = ".function"
+) -> None:
     """What an answer must match so that it calls what must be called, and so that the
-    arguments of strict functions fit their schemas.
+    arguments of strict functions fit their schemas. A function is `inside` its tool.
 
     Answers cannot be constrained yet: raises an error that names what asks for it.
     """
@@ -104,11 +109,11 @@ def constraint(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
         raise wrong(said, "tool_choice")
     for at, tool in enumerate(tools):
         if tool.function.strict:
-            where = f"tools[{at}].function.strict"
+            where = f"tools[{at}]{inside}.strict"
             raise wrong("is not supported; set it to false, or leave it out", where)
 
 
-def _arguments(given: object) -> object:
+def as_arguments(given: object) -> object:
     """Arguments as an object, which is what templates take."""
     if not isinstance(given, str):
         raise wrong("must be a string that holds a JSON object")
@@ -127,7 +132,7 @@ class Called(StrictObject):
     neutral = _OF_CALLED
     name: str
     arguments: Annotated[
-        dict[str, Any], BeforeValidator(_arguments, json_schema_input_type=str)
+        dict[str, Any], BeforeValidator(as_arguments, json_schema_input_type=str)
     ]
 
 

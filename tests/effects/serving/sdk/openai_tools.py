@@ -137,3 +137,45 @@ def _(servers: Servers) -> None:
         with pytest.raises(openai.BadRequestError) as caught:
             client.chat.completions.create(**ASKED, **more)
         assert caught.value.param == param
+
+
+FUNCTION: Final[Any] = {"type": "function", **WEATHER["function"], "strict": False}
+INPUT: Final[dict[str, Any]] = {
+    "model": "tiny",
+    "temperature": 0,
+    "input": "What is the weather?",
+    "tools": [FUNCTION],
+}
+
+
+@case("responses.create(tools=...): calls, and an answer to their outputs")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    say(servers.talker.llm, f"<think>Hm.</think>I look.\n{TWO}")
+    first = client.responses.create(**INPUT)
+    kinds = [item.type for item in first.output]
+    assert kinds == ["reasoning", "message", "function_call", "function_call"]
+    calls: list[Any] = [one for one in first.output if one.type == "function_call"]
+    assert [json.loads(one.arguments) for one in calls] == CITIES
+    outputs = [
+        {"type": "function_call_output", "call_id": one.call_id, "output": "Rain."}
+        for one in calls
+    ]
+    question = {"role": "user", "content": INPUT["input"]}
+    say(servers.talker.llm, "It rains.")
+    again: Any = {**INPUT, "input": [question, *first.output, *outputs]}
+    assert client.responses.create(**again).output_text == "It rains."
+
+
+@case("responses.stream(tools=...): the same response")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    say(servers.talker.llm, f"I look.\n{TWO}")
+    with client.responses.stream(**INPUT) as stream:
+        kinds = {event.type for event in stream}
+        last = stream.get_final_response()
+    assert "response.function_call_arguments.delta" in kinds
+    assert last.output_text == "I look."
+    calls: list[Any] = [one for one in last.output if one.type == "function_call"]
+    assert [json.loads(one.arguments) for one in calls] == CITIES
+    assert [tool.type for tool in last.tools] == ["function"]
