@@ -37,10 +37,11 @@ def parsing_of(
 
 
 def check_template(parsers: Parsers, param: str) -> None:
-    """Raise ApiError if a model has no way to call tools, as its template has none."""
+    """Raise ApiError if it is not known how the model writes calls of tools."""
     if parsers.tools == NONE:
-        why = "this model's chat template has no tools; leave them out"
-        raise ApiError(f"{param}: {why}", param)
+        why = "this model's chat template shows no way to call tools that is known here"
+        remedy = "leave tools out, or have the server started with --tool-parser"
+        raise ApiError(f"{param}: {why}; {remedy}", param)
 
 
 class Parsed:

@@ -45,7 +45,7 @@ class MessagesBody(ConversationBody):
         stops = tuple(self.stop_sequences or ())
         params = llm.setup.default_sampling_params(**given, stop=stops)
         ids = self.ids(llm)
-        names = tuple(tool.name for tool in self.offered)
+        offered = tuple(tool.name for tool in self.offered)
         choice = self.tool_choice
         alone = choice is not None and choice.disable_parallel_tool_use
         return GenerationRequest(
@@ -54,7 +54,7 @@ class MessagesBody(ConversationBody):
             urgency=Urgency(client=self.metadata.user_id if self.metadata else ""),
             stream=self.stream,
             include=Include(),
-            parsing=parsing_of(llm, ids, names, parallel=not alone),
+            parsing=parsing_of(llm, ids, offered, parallel=not alone),
         )
 
 

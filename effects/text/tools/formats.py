@@ -32,6 +32,9 @@ REASONING: Final[Mapping[str, Thinking]] = {"think": THINK, "mistral": BRACKETS}
 _SIGNS: Final = (
     ("<|channel|>", HARMONY),
     ("[TOOL_CALLS]", "mistral"),
+    # Qwen's coders write calls in tags, DeepSeek's between tokens of its own.
+    ("<function=", NONE),
+    ("tool▁call", NONE),
     ("<tool_call>", "hermes"),
     ("<|python_tag|>", "llama3_json"),
     ('"parameters": dictionary', "llama3_json"),

@@ -98,13 +98,11 @@ def _(servers: Servers) -> None:
 
 def talking(servers: Servers, text: str) -> Any:
     """A chat model with a tool, whose answers are a text."""
-    from langchain_core.tools import tool
-
-    @tool
-    def add(a: int, b: int) -> int:
-        """Add two numbers."""
-        return a + b
-
+    add = {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    }
     say(servers.talker.llm, text)
     url = f"{servers.talker.url}/v1"
     limit = {"max_completion_tokens": 400}

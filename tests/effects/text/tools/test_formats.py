@@ -25,6 +25,8 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("[THINK]{{ tools }}[TOOL_CALLS]", "mistral", "mistral"),
         ("<|start|>{{ tools }}<|channel|></think>", "openai", NONE),
         ("{{ tools | tojson }}", "json", NONE),
+        ("{{ tools }}<tool_call><function=f><parameter=a>", NONE, NONE),
+        ("{{ tools }}tool▁calls▁begin", NONE, NONE),
     ],
 )
 def test_what_a_template_shows(template: str | None, tools: str, reasoning: str) -> None:
