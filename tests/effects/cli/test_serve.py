@@ -58,7 +58,8 @@ def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_parsers_are_named_or_found(capsys: pytest.CaptureFixture[str]) -> None:
-    options = parser().parse_args(["serve", "--tool-parser", "mistral", "--dry-run"])
+    given = ["--tool-parser", "mistral", "--dry-run", "--api-key", "k"]
+    options = parser().parse_args(["serve", *given, "--max-waiting", "5"])
     assert server.read_options(options)[1].parsers == Parsers("mistral", "auto")
     with pytest.raises(SystemExit):
         parser().parse_args(["serve", "--reasoning-parser", "x"])
