@@ -88,6 +88,15 @@ def _process_options(add: Callable[..., Any]) -> None:
         help="how long requests that run may take to end after a SIGTERM; a second one "
         "stops them (default: %(default)g)",
     )
+    add(
+        "--engine-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="kill the engine's process, and start it again, when for so long no step "
+        "ended and somebody waited; 0: never (default: %(default)g; ten times that while "
+        "it loads)",
+    )
 
 
 def _web_options(add: Callable[..., Any]) -> None:

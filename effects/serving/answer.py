@@ -19,6 +19,7 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
+from minfer.effects.live.names import prompt_name
 from minfer.effects.serving.authentication import caller_of, pay_output
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
@@ -116,7 +117,7 @@ class Answer:
         )
 
     def _name(self, prompt: int) -> str:
-        return f"{self.stamp.id}-{prompt}"
+        return prompt_name(self.stamp.id, prompt)
 
     async def _follow_all(self, prompts: Iterator[tuple[int, Outputs]]) -> None:
         """Follow one prompt after the other, as long as there are any."""

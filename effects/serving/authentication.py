@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.keys import Key, Keys
+from minfer.effects.serving.page import icon
 from minfer.effects.serving.page.files import PATHS
 
 # What needs no key: probes and scrapers have none, and browsers send none.
@@ -23,6 +24,7 @@ OPEN: Final = (
     "/metrics",
     "/docs",
     "/openapi.json",
+    icon.PATH,
     *PATHS,
 )
 _OWNER: Final = "minfer.key"  # of a scope: whose key came with the request

@@ -20,7 +20,6 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
-from minfer.effects.live.link.totals import to_wire
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.gate import Gate
 from minfer.effects.serving.logs import configure_logs
@@ -139,7 +138,7 @@ async def _open(
         # lost shows it only when something follows.
         news = (counted, remote.links, remote.clock() // AGAIN)
         if news != told:
-            remote.count(to_wire(counted))
+            remote.count(counted)
             told = news
         await asyncio.sleep(COUNT)
 

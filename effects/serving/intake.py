@@ -62,6 +62,7 @@ class Intake:
         if self._backend.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
+        self._limits.check_room(prepared.request, endpoint.prompt_field)
         tokens = sum(len(prompt.ids) for prompt in prepared.request.prompts)
         pay_prompt(caller.key, tokens)
         return attrs.evolve(prepared, request=_asked_by(caller, prepared.request))

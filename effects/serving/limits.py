@@ -14,7 +14,7 @@ from attrs import field, frozen
 
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.served import ServedModel
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.protocol import GenerationRequest
 
 LEAST_BODY: Final = 2**22  # bytes that are taken whatever the model is
@@ -79,6 +79,23 @@ class Limits:
         if n * prompts > most:
             why = f"{prompts} prompts of {n} samples each are more than the {most} that"
             raise ApiError(f"{why} can run and wait here; ask for fewer at once", "n")
+
+    def check_room(self, request: GenerationRequest, prompt_field: str) -> None:
+        """Refuse to write more than fits, where a client says how much; who says nothing
+        gets what fits. Raises NoRoomError.
+
+        A prompt that does not fit alone is the engine's edge to refuse.
+        """
+        wanted = request.params.max_tokens
+        if not request.wanted_by or wanted is None:
+            return
+        for i, prompt in enumerate(request.prompts):
+            length = len(prompt.ids)
+            if length < self.context < length + wanted:
+                several = len(request.prompts) > 1
+                place = f"{prompt_field}[{i}]" if several else prompt_field
+                by = request.wanted_by
+                raise NoRoomError(length, wanted, self.context, place, by)
 
     def window(self, n: int) -> int:
         """How many prompts of one request are served at once, of `n` samples each."""

@@ -64,6 +64,7 @@ class GenerationRequest:
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
     parsing: Parsing | None = None  # what is looked for in each answer, if anything is
+    wanted_by: str = ""  # the field that says how many tokens to write, if one does
 
 
 @frozen

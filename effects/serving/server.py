@@ -60,6 +60,7 @@ class HttpOptions:
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
+    engine_timeout: float = 60.0  # seconds without a word of the engine; 0: any number
 
 
 class HttpServer(uvicorn.Server):
@@ -252,6 +253,7 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         tls=tls,
         traces=options.otlp_traces_endpoint,
         shutdown_timeout=options.shutdown_timeout,
+        engine_timeout=options.engine_timeout,
     )
     return args, http
 

@@ -55,6 +55,7 @@ class MessagesBody(ConversationBody):
             stream=self.stream,
             include=Include(),
             parsing=parsing_of(llm, ids, offered, parallel=not alone),
+            wanted_by="max_tokens",
         )
 
 

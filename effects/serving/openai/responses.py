@@ -146,6 +146,7 @@ class ResponsesBody(StrictObject):
             stream=self.stream,
             include=Include(repeat=self._repeated()),
             parsing=parsing_of(llm, ids, names, parallel=self.parallel_tool_calls),
+            wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
         )
 
     def _ids(self, llm: Grounds) -> list[int]:

@@ -194,3 +194,11 @@ def _(servers: Servers) -> None:
         for more in ({}, {"tools": [ADD]})
     )
     assert many > few + 50
+
+
+@case("models.list, models.retrieve: in Anthropic's shape")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    model, *_ = client.models.list()
+    assert (model.id, model.type) == ("bundled", "model")
+    assert client.models.retrieve("bundled").display_name == "bundled"
