@@ -9,6 +9,7 @@ from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.options import dry_run_option, engine_options
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.setup.values import read_bytes
+from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
 
 DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
@@ -27,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server").add_argument
     for group in (
         _address_options,
+        _parser_options,
         _key_options,
         _bound_options,
         _time_options,
@@ -54,6 +56,20 @@ def _address_options(add: Callable[..., Any]) -> None:
         help="what clients call the model (default: its folder's name, or its name on "
         "the hub)",
     )
+
+
+def _parser_options(add: Callable[..., Any]) -> None:
+    for name, formats, what in (
+        ("tool", TOOLS, "calls of tools"),
+        ("reasoning", REASONING, "reasoning"),
+    ):
+        add(
+            f"--{name}-parser",
+            default=AUTO,
+            choices=(AUTO, NONE, *formats),
+            help=f"how the model writes {what} (default: %(default)s, what its chat "
+            "template shows)",
+        )
 
 
 def _process_options(add: Callable[..., Any]) -> None:

@@ -2,7 +2,7 @@
 
 import gc
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Never, Self
 
@@ -20,6 +20,7 @@ from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.assembly import Assembly, Sink
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsers
 from minfer.policy import Policy
 from minfer.request import SamplingParams
 
@@ -44,6 +45,7 @@ class ServedModel(Renders):
 
     setup: Setup
     tokenizer: Tokenizer | None
+    parsers: Parsers  # how it writes calls of tools and reasoning
     # The insides of an engine in this process, which tests and benchmarks look into.
     worker: Worker
     client: EngineClient
@@ -145,6 +147,7 @@ class ServedModel(Renders):
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
+        self.read_answers(Parsers())
 
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
@@ -154,6 +157,11 @@ class ServedModel(Renders):
         gc.freeze()
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
+
+    def read_answers(self, parsers: Parsers) -> None:
+        """Look for calls of tools and reasoning as `parsers` say, from now on."""
+        tokenizer = self.tokenizer
+        self.parsers = parsers.settled(tokenizer.chat_template if tokenizer else None)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that names none: of the model's
@@ -186,6 +194,7 @@ class ServedModel(Renders):
         urgency: Urgency,
         streaming: bool = False,
         name: str = "",
+        shown: Iterable[str] = (),
     ) -> Assembly:
         """A request after `count` others, checked: for samples, or by a way of pooling,
         for a vector. Raises RequestError.
@@ -196,7 +205,10 @@ class ServedModel(Renders):
             request = edge.make_request(
                 setup, asked, wanted, count, urgency, name, resets
             )
-            return Assembly(request, sink, asked.text, self.tokenizer, streaming)
+            special = (
+                self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+            )
+            return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
         request = edge.make_pooled_request(
             setup, asked, wanted, count, urgency, name, resets
         )

@@ -113,6 +113,7 @@ class Answer:
             request_id=self._name(prompt),
             urgency=request.urgency,
             streaming=request.stream,
+            shown=request.parsing.markers if request.parsing else (),
         )
 
     def _name(self, prompt: int) -> str:

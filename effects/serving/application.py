@@ -56,6 +56,7 @@ from minfer.effects.serving.traces import begin
 from minfer.effects.serving.transports.http import failure_response
 from minfer.effects.serving.transports.transport import Connection, Event, Failure
 from minfer.effects.serving.transports.websocket import socket_route
+from minfer.effects.text.tools.formats import Parsers
 
 
 class Application:
@@ -72,7 +73,9 @@ class Application:
         stall: float = 60.0,
         bounds: Bounds | None = None,
         shared: Shared | None = None,
+        parsers: Parsers | None = None,
     ) -> None:
+        llm.read_answers(parsers or Parsers())
         bounds = bounds or Bounds(keys=read_keys([api_key], None))
         limits = Limits.of(llm, max_body)
         self.backend = Backend(llm, limits, bounds)

@@ -133,6 +133,7 @@ async def _open(
         max_body=plan.http.max_body,
         bounds=plan.http.bounds,
         shared=shared,
+        parsers=plan.http.parsers,
     )
     gate.application.lookup.join(remote.inquirer)
     ready()

@@ -36,6 +36,7 @@ from minfer.effects.serving.tls import Tls
 from minfer.effects.serving.traces import check_endpoint, open_traces, traced
 from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.effects.text.tools.formats import Parsers
 
 DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
 _STOP: Final = 2  # signals after which nothing is waited for
@@ -54,6 +55,7 @@ class HttpOptions:
     names: Sequence[str]  # of the model
     bounds: Bounds = field(factory=Bounds)
     max_body: int | None = None  # bytes; None: by the model's context
+    parsers: Parsers = field(factory=Parsers)  # of answers
     access_log: str = "off"  # or one of the other `FORMS`
     allowed_origins: Sequence[str] = ()  # whose pages may ask, beside our own
     tls: Tls = field(factory=Tls)
@@ -215,7 +217,11 @@ def serve_in_process(
     configure_logs("server")
     llm = AsyncLLM(**attrs.asdict(args, recurse=False))
     app = Application(
-        llm, options.names, max_body=options.max_body, bounds=options.bounds
+        llm,
+        options.names,
+        max_body=options.max_body,
+        bounds=options.bounds,
+        parsers=options.parsers,
     )
     # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends
     # here.
@@ -245,6 +251,7 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         names=options.served_model_name or [_model_name(args)],
         bounds=bounds_of(options),
         max_body=options.max_body_size,
+        parsers=Parsers(options.tool_parser, options.reasoning_parser),
         access_log=options.access_log,
         allowed_origins=options.allowed_origins,
         tls=tls,

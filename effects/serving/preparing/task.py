@@ -17,6 +17,7 @@ from minfer.effects.serving.protocol import (
     Question,
 )
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.request import SamplingParams
 
 
@@ -30,6 +31,9 @@ class Recipe:
     max_model_len: int  # tokens
     default_params: Mapping[str, int | float]  # of sampling, as the model's makers advise
     names: tuple[str, ...]  # of the model
+    # How it writes calls and reasoning: `Parsers`.
+    tool_parser: str = NONE
+    reasoning_parser: str = NONE
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "Recipe":
@@ -42,6 +46,8 @@ class Recipe:
             max_model_len=setup.config.max_model_len,
             default_params=dict(setup.default_params),
             names=names,
+            tool_parser=llm.parsers.tools,
+            reasoning_parser=llm.parsers.reasoning,
         )
 
 
@@ -81,6 +87,11 @@ class Likeness(Renders):
     def config(self) -> Recipe:
         """What has the length of the context."""
         return self.recipe
+
+    @property
+    def parsers(self) -> Parsers:
+        """How the model writes calls of tools and reasoning."""
+        return Parsers(self.recipe.tool_parser, self.recipe.reasoning_parser)
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """As `Setup` does."""
