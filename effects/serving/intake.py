@@ -1,7 +1,7 @@
 """Intake: from what came on a connection to a request that could run at once.
 
-    announced --> held --> received --> counted --> prepared --> paid for
-       413        503        408          400      400, 413        429
+    announced --> held --> received, and counted part by part --> prepared --> paid for
+       413        503        408                  400             400, 413       429
 
 Each bound is checked before the work that it bounds. A small body is prepared here, in
 the event loop, because that takes less than handing it over would; others go to the pool.
@@ -26,7 +26,7 @@ from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.pool import Pool
 from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prepare
 from minfer.effects.serving.protocol import Endpoint, Question
-from minfer.effects.serving.transports.transport import Connection
+from minfer.effects.serving.transports.transport import Connection, see_nothing
 from minfer.policy_fair import FairQueue
 
 LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
@@ -94,14 +94,14 @@ class Intake:
         return self._holding.hold(caller.name, min(connection.announced(most), most))
 
     async def _received(self, connection: Connection) -> bytes:
+        tally = self._limits.tally()
+        see = see_nothing if tally is None else tally.add
         try:
             async with asyncio.timeout(self._seconds):
-                data = await connection.read(self._limits.body)
+                return await connection.read(self._limits.body, see)
         except TimeoutError:
             why = f"the body did not come within {self._seconds:g} s"
             raise ApiError(why, status=408) from None
-        self._limits.check_body(data)
-        return data
 
 
 async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found]) -> Found:
