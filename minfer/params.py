@@ -18,7 +18,7 @@ from attrs import field, frozen
 from minfer.checks import ParameterError, check_number, check_whole
 
 MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
-MAX_STOPS: Final = 16
+MAX_STOPS: Final = 64
 MAX_STOP_IDS: Final = 256
 MAX_STOP_LENGTH: Final = 1024  # characters of a stop string
 MAX_LOGPROBS: Final = 20
@@ -121,7 +121,7 @@ def _check_row_value(value: Any, name: str, meaning: Meaning, default: Any) -> N
 
 def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:
     if value is not None and not isinstance(value, Iterable):
-        raise ParameterError("stop", f"must be a string or several, not {value!r}")
+        raise ParameterError("stop", f"must be strings, not a {type(value).__name__}")
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
@@ -131,6 +131,17 @@ def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
             "stop_token_ids", f"must be a list of token ids, not {value!r}"
         )
     return tuple(value or ())
+
+
+def _check_stop(value: Any) -> None:
+    if not isinstance(value, str):
+        raise ParameterError("stop", f"must be strings, not a {type(value).__name__}")
+    if not value:
+        why = "must not be an empty string, which ends every text at once; leave it out"
+        raise ParameterError("stop", why)
+    if len(value) > MAX_STOP_LENGTH:
+        why = f"must be strings of at most {MAX_STOP_LENGTH} characters, not {len(value)}"
+        raise ParameterError("stop", why)
 
 
 @frozen(kw_only=True)
@@ -157,12 +168,11 @@ class SamplingParams(RowValues):
         self._check_stops()
 
     def _check_stops(self) -> None:
-        good = all(
-            isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in self.stop
-        )
-        if len(self.stop) > MAX_STOPS or not good:
-            why = f"at most {MAX_STOPS} non-empty strings of up to 1,024 characters"
+        if len(self.stop) > MAX_STOPS:
+            why = f"must be at most {MAX_STOPS} strings, not {len(self.stop)}"
             raise ParameterError("stop", why)
+        for one in self.stop:
+            _check_stop(one)
         if len(self.stop_token_ids) > MAX_STOP_IDS:
             raise ParameterError("stop_token_ids", f"at most {MAX_STOP_IDS} token ids")
         for token in self.stop_token_ids:

@@ -109,13 +109,16 @@ class Assembly:
         it.
         """
         found = []
+        over = False
         with self.lock:
             for i, one in enumerate(self.samples):
                 if (self.eager and one.fresh) or (one.done is not None and not one.over):
                     one.flush(self.request.stop_ids)
+                    over = over or one.over
                     if one.stop is not None and not one.over:
                         found.append(Finish(self.request.id, i, one.count))
-            self.finished = all(one.over for one in self.samples)
+            if over:
+                self.finished = all(one.over for one in self.samples)
             if self.finished:
                 ended(self.request.id)
             news = self.finished or self._streams_news()

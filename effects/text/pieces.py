@@ -101,7 +101,7 @@ class Pieces:
             self.text += decoder.push(tokens, final=self.over)
             return None
         for at, token in enumerate(tokens, 1):
-            text, self.stop = self.matcher.push(decoder.push((token,)))
+            text, self.stop = self.matcher.push(decoder.spell(token))
             self.text += text
             if self.stop is not None:
                 return at
