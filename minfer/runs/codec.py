@@ -38,6 +38,7 @@ from minfer import (
     prefix,
     request,
     sequence,
+    structured,
     waiting,
 )
 from minfer import state as states
@@ -59,6 +60,7 @@ _MODULES: Final = (
     request,
     sequence,
     states,
+    structured,
     waiting,
 )
 
