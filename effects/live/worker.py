@@ -15,11 +15,13 @@ from itertools import chain
 from typing import Final, TypeVar
 
 from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
+from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.driver import Driver, quiet_collector
 from minfer.effects.live.errors import DrainingError, OverloadedError, RequestError
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.totals import Tally
+from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import (
     Admitted,
     Cancel,
@@ -41,9 +43,17 @@ POLL: Final = 0.02  # seconds from one look to the next, of who waits for the en
 class Worker:
     """An `EngineClient` over a driver in this process."""
 
-    def __init__(self, driver: Driver, journal: Writer | None = None) -> None:
-        """`journal` is what the driver's turns are recorded by, if that is one."""
+    def __init__(
+        self,
+        driver: Driver,
+        journal: Writer | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`journal` is what the driver's turns are recorded by, if that is one;
+        `grammars` compile what requests are constrained by, before they come in line.
+        """
         self.driver = driver
+        self.compiling = Compiling(grammars)
         self.journal = journal
         self.listeners: list[Listener] = []
         self.early = False  # news of who starts come before the step
@@ -71,7 +81,7 @@ class Worker:
     @property
     def working(self) -> bool:
         """As `EngineClient` says."""
-        return self.running
+        return self.running or len(self.compiling) > 0
 
     def clock(self) -> float:
         """As `EngineClient` says."""
@@ -99,13 +109,14 @@ class Worker:
             now = self.driver.clock()
             for request in requests:
                 self.served[request.id] = now
-                self.driver.post(Submit(request))
-            self._wake()
+            if not self.compiling.hold(requests, self._compiled):
+                self._enter(requests)
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
         with self.posted:
             known = [name for name in ids if name in self.served]
+            self._compiled(known)  # else it could not be ended
             self.driver.inbox.extend(map(Cancel, known))
             if self.driver.busy:
                 self._wake()
@@ -157,13 +168,14 @@ class Worker:
         end = None if timeout is None else time.monotonic() + timeout
         with self.posted:
             self.draining = True
-            while self.running and (end is None or time.monotonic() < end):
+            while self.working and (end is None or time.monotonic() < end):
                 self.posted.wait(POLL)
-            return not self.running
+            return not self.working
 
     def close(self) -> None:
         """As `EngineClient` says."""
         with self.posted:  # nobody comes in from now on
+            self._compiled(list(self.served))
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
         if self.thread is not None:
@@ -174,6 +186,18 @@ class Worker:
             self.closed = True
 
     # --- the thread ---------------------------------------------------------------------
+
+    def _enter(self, requests: Sequence[Request]) -> None:
+        """Have requests come in line; the caller holds the lock."""
+        for request in requests:
+            self.driver.post(Submit(request))
+        self._wake()
+
+    def _compiled(self, ids: Iterable[str]) -> None:
+        """Those of these that wait for their grammars do so no more."""
+        with self.posted:
+            for batch in self.compiling.release(ids):
+                self._enter(batch)
 
     def _check_alive(self) -> None:
         if self.dead is not None:
@@ -271,6 +295,7 @@ class Worker:
             self.dead = error
             self.running = False
             ids = tuple(self.served)
+            self.compiling.release(ids)
             self.served = {}
         self._tell(Died(ids, f"the engine broke: {error!r}"))
 

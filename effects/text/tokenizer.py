@@ -119,6 +119,10 @@ class Tokenizer:
         """Tokens as the vocabulary spells them; nothing for ids without a token."""
         return [self._backend.id_to_token(token) or "" for token in ids]
 
+    def as_json(self) -> str:
+        """All of it as tokenizer.json has it, with what was added from other files."""
+        return self._backend.to_str()
+
     def token_bytes(self, token: int) -> bytes:
         """Bytes of one token, as behind another; none for ids without a token."""
         if token not in self._bytes and not self.byte_level:
