@@ -202,6 +202,12 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     if largest >= vocab_size:
         why = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{why} {vocab_size - 1}", param="stop_token_ids")
+    if params.structured_outputs is not None:
+        # Together with these there might be no token at all that may come.
+        for name in ("allowed_token_ids", "bad_words"):
+            if getattr(params, name, None):
+                why = f"{name}: cannot be combined with structured_outputs; leave it out"
+                raise RequestError(why, param=name)
     if params.logprobs is not None and setup.args.executor != "torch":
         why = f"logprobs: the {setup.args.executor} executor has no model that could give"
         raise RequestError(f"{why} any; leave it out", param="logprobs")

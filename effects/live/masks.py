@@ -31,6 +31,7 @@ from minfer.sequence import SampleId
 from minfer.state import EngineState
 
 THREADS: Final = min(16, cpu_count() or 1)
+STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
 FEW: Final = 4  # rows, for which it is not worth it to wake one more thread
 
 
@@ -169,20 +170,27 @@ class GrammarMasks:
     def _row(self, due: Due) -> Mask | Finish:
         """A row's mask, or why its sample is at its end."""
         try:
-            bits = self._barred(due.walk.request, _moved(self._grammars, due).mask())
+            bits = self._barred(due, _moved(self._grammars, due).mask())
         # Whatever it is, the others of the step go on; and a library's panic is of no
         # other kind.
         except BaseException as error:
-            why = f"the grammar cannot go on: {error}"
+            why = f"{STUCK}: {error}"
             return Finish(*due.name, due.length, "error", why)
         return Mask(due.index, bits) if any(bits) else Finish(*due.name, due.length)
 
-    def _barred(self, request: Request, bits: bytes) -> bytes:
-        """A mask without the ends of sequence, if they are not to end the output."""
-        if not request.sampling.ignore_eos:
+    def _barred(self, due: Due, bits: bytes) -> bytes:
+        """A mask without the tokens that may not end the output yet, or never."""
+        request = due.walk.request
+        sampling = request.sampling
+        barred = set[int]()
+        if sampling.ignore_eos:
+            barred |= self._ends
+        if due.length < getattr(sampling, "min_tokens", 0):
+            barred |= request.stop_ids
+        if not barred:
             return bits
         allowed = bytearray(bits)
-        for token in self._ends:
+        for token in barred:
             if token < 8 * len(allowed):
                 allowed[token // 8] &= ~(1 << token % 8)
         return bytes(allowed)

@@ -1,5 +1,6 @@
 """A model that is served in this process: what `LLM` and `AsyncLLM` share."""
 
+import contextlib
 import gc
 import threading
 from collections.abc import Mapping
@@ -205,6 +206,13 @@ class ServedModel:
         """
         if params.structured_outputs is not None:
             edge.check_constraint(self.grammars, params.structured_outputs)
+
+    def warm_grammars(self) -> None:
+        """Read the vocabulary for grammars now, if there is a library for them: all else
+        that this process does waits for it, which no request is to notice.
+        """
+        with contextlib.suppress(GrammarError):
+            self.grammars.warm()
 
     def reset_prefix_cache(self) -> None:
         """Find nothing any more of what the prefix cache holds, for requests to come.

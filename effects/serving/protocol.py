@@ -62,6 +62,7 @@ class GenerationRequest:
     stream: bool
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
+    constrained_by: str = ""  # the field that says what the answer must look like
 
 
 @frozen

@@ -13,9 +13,11 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
+from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.errors import stream_failure
 from minfer.effects.serving.openai.fields import Client, Few
 from minfer.effects.serving.openai.response_writing import writer
+from minfer.effects.serving.openai.structured import Constraint, schema_in
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
 from minfer.effects.serving.typed import TypedObject, as_parts
 
@@ -51,6 +53,8 @@ _OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
     "phase": (ANYTHING,),
     "status": (ANYTHING,),
 }
+_KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
+_LONGEST_NAME: Final = 64  # characters of a name that an error shows
 _OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
 
 
@@ -97,17 +101,30 @@ class Item(TypedObject):
         return {"role": self.role, "content": "\n".join([p.text for p in self.content])}
 
 
-class Format(TypedObject):
-    """What the text must be like: any."""
-
-    kinds = ("text",)
-
-
 class Text(StrictObject):
     """What the text must be like."""
 
     neutral = _OF_TEXT
-    format: Format | None = None
+    format: dict[str, Any] | None = None
+
+    def constraint(self) -> Constraint | None:
+        """What it asks for, if that is anything. Raises ApiError."""
+        where = "text.format"
+        said = dict(self.format or {})
+        match said.pop("type", "text"):
+            case "text" if not said:
+                return None
+            case "json_object" if not said:
+                return Constraint({"json_object": True}, where)
+            case "json_schema":
+                return schema_in(said, where)
+            case str(kind) if kind in _KINDS:
+                field = f"{where}.{min(said)[:_LONGEST_NAME]}"
+                raise ApiError(f"{field}: is not a field here; leave it out", field)
+            case kind:
+                there = " or ".join(map(shown, _KINDS))
+                why = f"{shown(kind)} is not supported; there is {there}"
+                raise ApiError(f"{where}.type: {why}", f"{where}.type")
 
 
 class ResponseStreamOptions(StrictObject):
@@ -161,6 +178,9 @@ class ResponsesBody(StrictObject):
         if self.instructions is not None:
             items = [{"role": "system", "content": self.instructions}, *items]
         given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        asked = None if self.text is None else self.text.constraint()
+        if asked is not None:
+            given["structured_outputs"] = asked.made()
         params = llm.setup.default_sampling_params(
             **given, max_tokens=self.max_output_tokens
         )
@@ -170,11 +190,14 @@ class ResponsesBody(StrictObject):
             urgency=Urgency(client=self.safety_identifier or self.user),
             stream=self.stream,
             include=Include(repeat=self._repeated()),
+            constrained_by="" if asked is None else asked.field,
         )
 
     def _repeated(self) -> dict[str, object]:
         """What a response says of its request, as it was given."""
+        form = None if self.text is None else self.text.format
         return {
+            "text": {"format": form or {"type": "text"}},
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},

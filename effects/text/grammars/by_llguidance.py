@@ -9,6 +9,7 @@ work that long runs of forced bytes and ambiguous rules make.
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from minfer.effects.text.grammars.protocol import GrammarError, MissingLibraryError
@@ -41,19 +42,19 @@ class LlguidanceCompiler:
             import llguidance
         except ModuleNotFoundError:
             raise MissingLibraryError(MISSING) from None
-        self.ends = sorted({one for one in ends if one < vocab_size})
-        self.vocab_size = vocab_size
+        ends = sorted({one for one in ends if one < vocab_size})
         self.limits = llguidance.LLParserLimits(
             **LIMITS,  # type: ignore[arg-type]  # of which all are whole numbers
             verbose_errors=False,
         )
-        # It needs one end at least; where a model has none, an id that has no text is.
-        last: Any = self.ends or [vocab_size]
-        size = vocab_size + (not self.ends)
+        self.stand_in: int | None = None
+        make = partial(llguidance.LLTokenizer, tokenizer)
         try:
-            self.vocabulary: LLTokenizer = llguidance.LLTokenizer(
-                tokenizer, n_vocab=size, eos_token=last
-            )
+            if not ends:
+                # It needs one. The text of that token cannot come any more.
+                self.stand_in = make(eos_token=[0]).vocab_size - 1
+                ends = [self.stand_in]
+            self.vocabulary: LLTokenizer = make(n_vocab=vocab_size, eos_token=ends)
         # Whatever it says of a tokenizer that it cannot read.
         except Exception as error:
             raise GrammarError(
@@ -66,7 +67,7 @@ class LlguidanceCompiler:
         first = _matcher(self, spelled(asked), asked)
         try:
             _check(first)
-            grammar = LlguidanceGrammar(first, self.vocab_size)
+            grammar = LlguidanceGrammar(first, self.stand_in)
             grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
@@ -76,23 +77,23 @@ class LlguidanceCompiler:
 class LlguidanceGrammar:
     """A constraint that was compiled."""
 
-    def __init__(self, first: "LLMatcher", vocab_size: int) -> None:
+    def __init__(self, first: "LLMatcher", stand_in: int | None) -> None:
         self._first = first
-        self._vocab_size = vocab_size
+        self._stand_in = stand_in
         self._lock = threading.Lock()
 
     def matcher(self) -> "LlguidanceMatcher":
         """As `Grammar` says."""
         with self._lock:
-            return LlguidanceMatcher(self._first.deep_copy(), self._vocab_size)
+            return LlguidanceMatcher(self._first.deep_copy(), self._stand_in)
 
 
 class LlguidanceMatcher:
     """One output on its way."""
 
-    def __init__(self, inner: "LLMatcher", vocab_size: int) -> None:
+    def __init__(self, inner: "LLMatcher", stand_in: int | None) -> None:
         self._inner = inner
-        self._vocab_size = vocab_size
+        self._stand_in = stand_in
 
     def advance(self, tokens: Sequence[int]) -> None:
         """As `Matcher` says."""
@@ -115,7 +116,7 @@ class LlguidanceMatcher:
                 f"took {spent:.2f} s to say what may come next, of at most "
                 f"{MOST_SECONDS}; make it simpler"
             )
-        return _below(bits, self._vocab_size)
+        return bits if self._stand_in is None else _without(bits, self._stand_in)
 
     @property
     def may_end(self) -> bool:
@@ -152,12 +153,11 @@ def _matcher(
     return LLMatcher(compiler.vocabulary, grammar, log_level=0, limits=compiler.limits)
 
 
-def _below(bits: bytes, vocab_size: int) -> bytes:
-    """A mask without ids that no token has: a stand-in for ends of sequence."""
-    whole, rest = divmod(vocab_size, 8)
-    if not rest or not bits[whole:]:
-        return bits[:whole]
-    return bits[:whole] + bytes([bits[whole] & (1 << rest) - 1])
+def _without(bits: bytes, token: int) -> bytes:
+    """A mask that does not allow a token."""
+    cleared = bytearray(bits)
+    cleared[token // 8] &= ~(1 << token % 8)
+    return bytes(cleared)
 
 
 def _check(inner: "LLMatcher") -> None:

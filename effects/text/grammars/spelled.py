@@ -125,13 +125,17 @@ def _structures(text: str) -> list[dict[str, Any]]:
 
 
 def _tag(one: dict[str, Any], number: int, text: str, param: str) -> _Tag:
-    where = f"{param}.structures[{number}]"
+    where = f"structures[{number}]"
     begin, end = one["begin"], one["end"]
     if set(one) - {"begin", "schema", "end"} or not isinstance(end, str):
         raise ValueError
     triggers = json.loads(text)["triggers"]
     trigger = next((one for one in triggers if begin.startswith(one)), None)
     if trigger is None:
-        raise GrammarError(f"{where}: begins with none of the triggers", param)
-    schema = checked_schema(json.dumps(one["schema"]), f"{where}.schema")
+        why = f"{param}: {where}: begins with none of the triggers"
+        raise GrammarError(why, param)
+    try:
+        schema = checked_schema(json.dumps(one["schema"]), f"{where}.schema")
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
     return _Tag(begin, trigger, schema, end)
