@@ -6,9 +6,9 @@ needs stored responses, tools or other kinds of items is refused by its name.
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
@@ -106,6 +106,11 @@ class Text(StrictObject):
 
     neutral = _OF_TEXT
     format: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.constraint()
+        return self
 
     def constraint(self) -> Constraint | None:
         """What it asks for, if that is anything. Raises ApiError."""
