@@ -80,7 +80,7 @@ class Bench:
 
     def turn(self, *events: Any) -> Masked:
         """Take one, and make the masks of its plan."""
-        done = ()
+        done: tuple[Executed, ...] = ()
         if self.plan is not None:
             done = (
                 Executed(self.plan.step, tuple((9,) * most for most in self.plan.most)),

@@ -68,7 +68,7 @@ def expected(llm: LLM) -> list[list[tuple[int, ...]]]:
 
 def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
     for seed in range(3):
-        done = one(llm, EACH[0] or EACH[1], seed=seed, max_tokens=80)
+        done = one(llm, StructuredOutputs(json=SCHEMA), seed=seed, max_tokens=80)
         if done.finish_reason == "stop":
             found = json.loads(done.text)
             assert {"name", "size"} <= found.keys() <= SCHEMA["properties"].keys()  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
@@ -20,17 +20,21 @@ from tests.effects.text.grammars.bundled import (
 )
 
 
+def ends(walk: Matcher) -> tuple[bool, bool]:
+    """Whether an output may be over, and whether it must be."""
+    return walk.may_end, walk.must_end
+
+
 def test_a_matcher_walks_forward_and_back() -> None:
     walk = matcher(regex="ab?")
     first = allowed(walk.mask())
     assert first == {*ids("a"), *ids("ab")}
-    assert not walk.may_end
+    assert ends(walk) == (False, False)
     walk.advance(ids("a"))
     assert allowed(walk.mask()) == {*ENDS, *ids("b")}
-    assert walk.may_end
-    assert not walk.must_end
+    assert ends(walk) == (True, False)
     walk.advance(ids("b"))
-    assert walk.must_end
+    assert ends(walk) == (True, True)
     assert allowed(walk.mask()) == ENDS
     walk.rollback(2)
     assert allowed(walk.mask()) == first
