@@ -172,6 +172,14 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     assert plain.token_ids == alone.token_ids
 
 
+@pytest.mark.parametrize("executor", ["dry", "oracle"])
+def test_executors_that_compute_nothing_keep_to_it_too(executor: str) -> None:
+    with LLM(executor=executor) as bare:
+        done = one(bare, StructuredOutputs(choice=["yes", "no"]), temperature=0)
+        assert done.text in ("yes", "no")
+        assert done.finish_reason == "stop"
+
+
 def test_without_the_library_what_is_needed_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
