@@ -3,9 +3,9 @@
 import contextlib
 import gc
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
@@ -16,7 +16,7 @@ from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
 from minfer.effects.live.masks import GrammarMasks
-from minfer.effects.live.prompts import Prompt, read_prompt, rendered
+from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -24,14 +24,15 @@ from minfer.effects.text.assembly import Assembly, Sink
 from minfer.effects.text.grammars.protocol import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsers
 from minfer.policy import Policy
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+    from minfer.effects.text.chat import ChatOptions, Conversation
 
 
-class ServedModel:
+class ServedModel(Renders):
     """A model with its tokenizer and an engine that runs it.
 
     `model` is a Hugging Face checkpoint folder, or its name on the hub; None is the model
@@ -48,6 +49,7 @@ class ServedModel:
 
     setup: Setup
     tokenizer: Tokenizer | None
+    parsers: Parsers  # how it writes calls of tools and reasoning
     # The insides of an engine in this process, which tests and benchmarks look into.
     worker: Worker
     client: EngineClient
@@ -151,6 +153,7 @@ class ServedModel:
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
+        self.read_answers(Parsers())
         self.grammars = Grammars(self._compiler)
 
     def _compiler(self) -> Compiler:
@@ -172,32 +175,16 @@ class ServedModel:
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
 
+    def read_answers(self, parsers: Parsers) -> None:
+        """Look for calls of tools and reasoning as `parsers` say, from now on."""
+        tokenizer = self.tokenizer
+        self.parsers = parsers.settled(tokenizer.chat_template if tokenizer else None)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that names none: of the model's
         generation_config.json.
         """
         return self.setup.default_sampling_params()
-
-    def render(
-        self,
-        messages: "Conversation",
-        *,
-        tools: "Tools | None" = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, through the model's chat template; see `chat`.
-
-        Raises ChatTemplateError, and RequestError for text that cannot be encoded.
-        """
-        how: ChatOptions = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template_kwargs": chat_template_kwargs,
-        }
-        return list(rendered(self.tokenizer, messages, how).ids)
 
     def check_constraint(self, params: SamplingParams) -> None:
         """Raise RequestError if what an output must look like cannot be had.
@@ -234,37 +221,30 @@ class ServedModel:
         self,
         prompt: Prompt | Asked,
         sink: Sink,
-        params: SamplingParams,
-        *,
-        count: int,
-        streaming: bool,
-        urgency: Urgency,
-        name: str = "",
-    ) -> Assembly:
-        """A request after `count` others, checked. Raises RequestError."""
-        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        self.check_constraint(params)
-        resets = self.client.resets
-        request = edge.make_request(
-            self.setup, asked, params, count, urgency, name, resets
-        )
-        return Assembly(request, sink, asked.text, self.tokenizer, streaming)
-
-    def _pooled_job(
-        self,
-        prompt: Prompt | Asked,
-        sink: Sink,
-        pooling: str,
+        wanted: SamplingParams | str,
         *,
         count: int,
         urgency: Urgency,
+        streaming: bool = False,
         name: str = "",
+        shown: Iterable[str] = (),
     ) -> Assembly:
-        """A prompt to be pooled, after `count` other requests. Raises RequestError."""
+        """A request after `count` others, checked: for samples, or by a way of pooling,
+        for a vector. Raises RequestError.
+        """
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        resets = self.client.resets
+        setup, resets = self.setup, self.client.resets
+        if isinstance(wanted, SamplingParams):
+            self.check_constraint(wanted)
+            request = edge.make_request(
+                setup, asked, wanted, count, urgency, name, resets
+            )
+            special = (
+                self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+            )
+            return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
         request = edge.make_pooled_request(
-            self.setup, asked, pooling, count, urgency, name, resets
+            setup, asked, wanted, count, urgency, name, resets
         )
         return Assembly(request, sink, asked.text)
 

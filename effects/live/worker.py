@@ -11,12 +11,12 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
-from typing import Final, TypeVar
+from typing import Final
 
 from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
 from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.driver import Driver, quiet_collector
+from minfer.effects.live.emits import joined, logprobs_of, pooled_of
 from minfer.effects.live.errors import DrainingError, OverloadedError, RequestError
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal_writer import Writer
@@ -30,12 +30,10 @@ from minfer.messages import (
     Submit,
     clip,
 )
-from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
 
-T = TypeVar("T")
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
 POLL: Final = 0.02  # seconds from one look to the next, of who waits for the end
 
@@ -270,16 +268,20 @@ class Worker:
     def _decided(self, before: EngineState, transition: Transition) -> None:
         """Before anything of it is done: keep accounts, and tell who starts."""
         self._account(before, transition.state)
-        starts = [one for one in transition.reasons if isinstance(one, Admitted)]
-        if self.early and starts:
+        if self._is_early(transition):
             self._tell(
                 News(
                     time=transition.state.time,
                     arrived=self._arrived(),
-                    reasons=tuple(starts),
+                    reasons=_reasons(transition),
                     waits=self.waits,
                 )
             )
+
+    def _is_early(self, transition: Transition) -> bool:
+        """Whether who came and why somebody waits is told before the turn's step runs."""
+        starts = any(isinstance(one, Admitted) for one in transition.reasons)
+        return self.early and starts
 
     def _arrived(self) -> tuple[str, ...]:
         """The requests that came in line in the last turn."""
@@ -309,21 +311,22 @@ class Worker:
     def _news_of(self, transition: Transition) -> News | None:
         """What a turn brought, if anything. Ids of requests that ended are free."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
-        reasons = tuple(one for one in transition.reasons if isinstance(one, About))
-        arrived = self._arrived()
+        early = self._is_early(transition)  # then that was said
+        reasons = () if early else _reasons(transition)
+        arrived = () if early else self._arrived()
         finished = tuple(done for emit in emits for done in emit.finished)
         for done in finished:
             if done.id not in transition.state.requests:
                 self.served.pop(done.id, None)
-        ids = _joined([emit.ids for emit in emits])
+        ids = joined([emit.ids for emit in emits])
         if not (ids or finished or arrived or reasons):
             return None
         return News(
             time=transition.state.time,
             ids=ids,
-            tokens=_joined([emit.tokens for emit in emits]),
-            logprobs=_beside(emits),
-            pooled=_vectors(emits),
+            tokens=joined([emit.tokens for emit in emits]),
+            logprobs=logprobs_of(emits),
+            pooled=pooled_of(emits),
             finished=finished,
             arrived=arrived,
             reasons=reasons,
@@ -331,20 +334,6 @@ class Worker:
         )
 
 
-def _beside(emits: list[Emit]) -> Logprobs:
-    """The column of log-probabilities, if anybody asked for some."""
-    if not any(emit.logprobs for emit in emits):
-        return ()
-    return _joined([emit.logprobs or ((),) * len(emit.ids) for emit in emits])
-
-
-def _vectors(emits: list[Emit]) -> Pooled:
-    """The column of pooled vectors, if there are any."""
-    if not any(emit.pooled for emit in emits):
-        return ()
-    return _joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
-
-
-def _joined(columns: list[tuple[T, ...]]) -> tuple[T, ...]:
-    """Columns one after the other; the usual one as it is."""
-    return columns[0] if len(columns) == 1 else tuple(chain.from_iterable(columns))
+def _reasons(transition: Transition) -> tuple[About, ...]:
+    """What the engine says of requests besides their tokens and ends."""
+    return tuple(one for one in transition.reasons if isinstance(one, About))
