@@ -16,6 +16,7 @@ import attrs
 from attrs import field, frozen
 
 from minfer.checks import ParameterError, check_number, check_whole
+from minfer.structured import StructuredOutputs
 
 MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
 MAX_STOPS: Final = 64
@@ -155,6 +156,7 @@ class SamplingParams(RowValues):
     stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None  # what the text must look like
 
     def __attrs_post_init__(self) -> None:
         check_number(self.n, "n", 1, MAX_SAMPLES, whole=True)
@@ -166,6 +168,11 @@ class SamplingParams(RowValues):
         if self.max_tokens is not None:
             check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
         self._check_stops()
+        said: Any = self.structured_outputs
+        if said is not None and not isinstance(said, StructuredOutputs):
+            raise ParameterError(
+                "structured_outputs", "must be StructuredOutputs, of exactly one kind"
+            )
 
     def _check_stops(self) -> None:
         if len(self.stop) > MAX_STOPS:

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -9,6 +10,7 @@ import attrs
 from minfer.effects.setup.settings import EngineArgs, engine_args
 from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
+from minfer.structured import StructuredOutputs
 
 # Under these the bundled model shows what it can do.
 MAX_TOKENS: Final = 128
@@ -97,7 +99,37 @@ def sampling_params(
     params: dict[str, Any] = {**DEFAULTS, **advice}
     given = {name: getattr(options, name, None) for name in _GIVEN}
     params |= {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**params, max_tokens=options.max_tokens or None)
+    return SamplingParams(
+        **params,
+        max_tokens=options.max_tokens or None,
+        structured_outputs=_structured_outputs(options),
+    )
+
+
+def structured_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how the text must look."""
+    group = parser.add_argument_group("how the text must look")
+    group.add_argument(
+        "--json-schema", metavar="FILE", help="JSON that is as the schema in FILE says"
+    )
+    group.add_argument(
+        "--regex", metavar="REGEX", help="a text that all of this expression matches"
+    )
+
+
+def _structured_outputs(options: argparse.Namespace) -> StructuredOutputs | None:
+    """What the options say about the text. Raises ParameterError."""
+    file = getattr(options, "json_schema", None)
+    regex = getattr(options, "regex", None)
+    if file is None and regex is None:
+        return None
+    schema = None
+    if file is not None:
+        try:
+            schema = Path(file).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ParameterError("json_schema", f"cannot be read: {error}") from None
+    return StructuredOutputs(json=schema, regex=regex)
 
 
 def llm_settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -22,10 +22,13 @@ from minfer.effects.live.prompts import Asked as Asked
 from minfer.effects.live.prompts import read_prompt as read_prompt
 from minfer.effects.live.prompts import wrong_kind
 from minfer.effects.setup.prepare import Setup
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.store import Grammars
 from minfer.keys import Key, block_keys, root_key
 from minfer.plan import MEAN, POOLINGS
 from minfer.request import Request, SamplingParams
 from minfer.state import initial
+from minfer.structured import StructuredOutputs
 
 Params = SamplingParams | Sequence[SamplingParams]
 MAX_CLIENT: Final = 256  # characters of a client's name
@@ -120,6 +123,7 @@ def make_request(
         sampling=params,
         stop_ids=stops if params.ignore_eos else stops | setup.stop_ids,
         seed=_seed(setup, count) if params.seed is None else params.seed,
+        lockstep=params.structured_outputs is not None,
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
@@ -165,6 +169,15 @@ def make_pooled_request(
     return request
 
 
+def check_constraint(grammars: Grammars, asked: StructuredOutputs) -> None:
+    """Compile a constraint, unless it was. Raises RequestError if that cannot be done."""
+    try:
+        grammars.get(asked)
+    except GrammarError as error:
+        named = str(error) if error.param else f"{asked.param}: {error}"
+        raise RequestError(named, param=asked.param) from None
+
+
 def _check_prompt(setup: Setup, length: int) -> None:
     """Raise TooLongError for a prompt that does not fit, without any output."""
     config = setup.config
@@ -189,6 +202,12 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     if largest >= vocab_size:
         why = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{why} {vocab_size - 1}", param="stop_token_ids")
+    if params.structured_outputs is not None:
+        # Together with these there might be no token at all that may come.
+        for name in ("allowed_token_ids", "bad_words"):
+            if getattr(params, name, None):
+                why = f"{name}: cannot be combined with structured_outputs; leave it out"
+                raise RequestError(why, param=name)
     if params.logprobs is not None and setup.args.executor != "torch":
         why = f"logprobs: the {setup.args.executor} executor has no model that could give"
         raise RequestError(f"{why} any; leave it out", param="logprobs")

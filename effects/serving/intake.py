@@ -16,16 +16,17 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.edge import Urgency
-from minfer.effects.live.errors import EngineDeadError
+from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.serving.authentication import Caller, caller_of, pay_prompt
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.limits import Holding, Limits
 from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.openai.structured import named
 from minfer.effects.serving.preparing.pool import Pool
 from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prepare
-from minfer.effects.serving.protocol import Endpoint, Question
+from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
 from minfer.effects.serving.transports.transport import Connection, see_nothing
 from minfer.policy_fair import FairQueue
 
@@ -62,6 +63,9 @@ class Intake:
             else:
                 work = self.pool.prepare(endpoint, data, caller.name)
                 prepared = await _while_there(connection, work)
+            if prepared.request.params.structured_outputs is not None:
+                compiling = self._compiled(prepared.request)
+                await _while_there(connection, compiling)
         if self._backend.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
@@ -81,6 +85,24 @@ class Intake:
                 return answer(question, data, self._backend.llm, self._models)
             work = self.pool.answer(question, data, caller.name)
             return await _while_there(connection, work)
+
+    async def _compiled(self, request: GenerationRequest) -> None:
+        """Have what an answer must look like compiled, away from the event loop. Raises
+        RequestError.
+        """
+        llm = self._backend.llm
+        params = request.params
+        if params.structured_outputs is None:
+            return
+        begun = asyncio.wrap_future(llm.grammars.begin(params.structured_outputs))
+        await asyncio.wait((begun,))  # which, if it is cancelled, does not cancel that
+        begun.exception()  # it was looked at: nobody else will
+        try:
+            llm.check_constraint(params)
+        except RequestError as error:
+            param = named(error.param, request.constrained_by)
+            said = str(error).removeprefix(f"{error.param}: ")
+            raise RequestError(f"{param}: {said}", param=param) from None
 
     def close(self) -> None:
         """End what prepares."""

@@ -144,6 +144,10 @@ class Tokenizer:
             self._texts[token] = text
         return self._texts[token]
 
+    def as_json(self) -> str:
+        """All of it as tokenizer.json has it, with what was added from other files."""
+        return self._backend.to_str()
+
     def token_bytes(self, token: int) -> bytes:
         """Bytes of one token, as behind another; none for ids without a token."""
         if token in self._bytes:

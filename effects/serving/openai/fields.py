@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
+from minfer.effects.serving.openai.structured import ConstrainedBody
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.params import ADVISED, MAX_LOGPROBS, SamplingParams
 
@@ -33,7 +34,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_cache_retention": (ANYTHING,),
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "store": (False,),
@@ -80,7 +80,7 @@ class StreamOptions(StrictObject):
     include_obfuscation: Literal[False] = False
 
 
-class GenerationBody(StrictObject):
+class GenerationBody(ConstrainedBody):
     """The fields that generating endpoints share."""
 
     neutral = NEUTRAL
@@ -124,12 +124,16 @@ class GenerationBody(StrictObject):
         raise NotImplementedError
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that were given, by their names in SamplingParams."""
+        """The sampling parameters that were given, by their names in SamplingParams.
+        Raises ApiError.
+        """
         found = self.model_dump(include=_SAMPLING, exclude_none=True)
         if self.max_completion_tokens is not None:
             found["max_tokens"] = self.max_completion_tokens
         if self.scored is not None:
             found["logprobs"] = self.scored
+        if (asked := self.constraint()) is not None:
+            found["structured_outputs"] = asked.made()
         return found
 
     def request(
@@ -148,9 +152,11 @@ class GenerationBody(StrictObject):
             top_logprobs=self.scored or 0,
             echo=tuple(echo),
         )
+        asked = self.constraint()
         return GenerationRequest(
             prompts=tuple(prompts),
             params=params,
+            constrained_by="" if asked is None else asked.field,
             urgency=urgency,
             stream=self.stream,
             include=include,

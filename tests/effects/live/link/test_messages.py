@@ -13,6 +13,7 @@ from minfer.effects.live.totals import Histogram, Totals
 from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
 from minfer.plan import TokenLogprobs
 from minfer.request import Request, SamplingParams
+from minfer.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, linked, other
 
 SAMPLING = other(
@@ -28,6 +29,7 @@ SAMPLING = other(
     stop=("\n\n", "ß"),
     stop_token_ids=(4, 5),
     ignore_eos=True,
+    structured_outputs=StructuredOutputs(choice=("ja", "ß")),
 )
 REQUEST = other(
     Request(id="a", prompt=(1,), max_tokens=1),

@@ -124,8 +124,8 @@ def test_what_asks_for_nothing_is_ignored(fields: dict[str, Any]) -> None:
         ({"store": True}, "store", "not supported"),
         ({"service_tier": "flex"}, "service_tier", "not supported"),
         (
-            {"response_format": {"type": "json_object"}},
-            "response_format",
+            {"response_format": {"type": "grammar"}},
+            "response_format.type",
             "not supported",
         ),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
