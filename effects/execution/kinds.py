@@ -31,8 +31,9 @@ class Kind:
 
     alone: int  # rows that feed themselves
     draws: int  # rows of logits: theirs, and of chunks that end their history
-    filtered: bool = False  # somebody has a top-k, a top-p or a min-p
+    filtered: bool = False  # somebody has a top-k, top-p, min-p or typical-p
     scored: bool = False  # somebody asked for log-probabilities
+    shaped: bool = False  # somebody's logits are changed before they are drawn from
     tokens: int = 0  # inputs from history
     chunks: int = 0  # rows that they belong to
     longest: int = 0  # inputs of a chunk, at most

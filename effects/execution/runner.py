@@ -156,6 +156,7 @@ class ModelRunner:
         rows = self.rows
         for opened in plan.opens:
             rows.open(plan.rows[opened.index], opened)
+            self.sampler.shaper.open(plan.rows[opened.index], opened)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
             (table,) = opened.tables  # layers are of one group here
             self.cache.clear(table[full:], part)
@@ -270,7 +271,8 @@ class ModelRunner:
             now, kept = (who, who) if dry else inputs.apart.unbind(0)
             self.sampler.keep(logits, kept)
             who = now
-        self.sampler.sample(logits, who, ahead, Wants(kind.filtered, kind.scored))
+        wants = Wants(kind.filtered, kind.scored, kind.shaped)
+        self.sampler.sample(logits, who, ahead, wants)
 
     def _batch(
         self,

@@ -15,6 +15,7 @@ from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
 from minfer.effects.live.prompts import Prompt, read_prompt, rendered
+from minfer.effects.live.shapes import read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -211,8 +212,9 @@ class ServedModel:
         """A request after `count` others, checked. Raises RequestError."""
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         resets = self.client.resets
+        bad_words = read_bad_words(params.bad_words, self.tokenizer)
         request = edge.make_request(
-            self.setup, asked, params, count, urgency, name, resets
+            self.setup, asked, params, count, urgency, name, resets, bad_words
         )
         return Assembly(request, sink, asked.text, self.tokenizer, streaming)
 

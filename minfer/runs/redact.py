@@ -90,6 +90,7 @@ def _request(config: EngineConfig, request: Request, secret: bytes) -> Request:
         client=named,
         keys=block_keys(root, prompt, size)[: len(request.keys)],
         sampling=SamplingParams(),
+        bad_words=(),
         stop_ids=frozenset({_STOP}) if request.stop_ids else frozenset(),
     )
 

@@ -216,7 +216,7 @@ def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
         ({"logprobs": 1, "echo": True}, "logprobs", None),
         ({"best_of": 3}, "best_of", None),
         ({"suffix": "x"}, "suffix", None),
-        ({"presence_penalty": 1}, "presence_penalty", None),
+        ({"presence_penalty": 3}, "presence_penalty", None),
         ({"extra_body": {"stop_token_ids": [99_999]}}, "stop_token_ids", None),
         ({"extra_body": {"top_k": -5}}, "top_k", None),
         ({"extra_body": {"foo": 1}}, "foo", None),
