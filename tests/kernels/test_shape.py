@@ -17,6 +17,8 @@ from minfer.sample import RowSampling
 from minfer.shape import f32, is_shaped, shaped
 from tests.effects.execution.shapes import random_shape
 
+from .conftest import CUDA
+
 # Infinities are meant: numpy, which is the interpreter, warns of them.
 pytestmark = [
     pytest.mark.usefixtures("poisoned"),
@@ -24,6 +26,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have a deterministic implementation"),
 ]
 ROWS = 5
+REAL = kernels.CHUNK, kernels.BLOCK
 
 
 @pytest.fixture(autouse=True)
@@ -40,9 +43,9 @@ def opened(how: RowSampling, known: list[int], prompt: int) -> Open:
 class Device:
     """Rows of a device, what was told them, and what `minfer.shape` is to be told."""
 
-    def __init__(self, vocab: int, device: str) -> None:
+    def __init__(self, vocab: int, device: str, rows: int = ROWS) -> None:
         self.device = torch.device(device)
-        self.rows = DeviceRows(ROWS, 1, vocab, self.device)
+        self.rows = DeviceRows(rows, 1, vocab, self.device)
         self.shaper = CudaShaper(self.rows, self.device)
         self.told: dict[int, tuple[RowSampling, list[int], int]] = {}
 
@@ -163,3 +166,52 @@ def test_operations_are_rounded_one_by_one(device: str) -> None:
     there.open(0, how, known, 3)
     assert f32(0.7) * 3 != f32(f32(0.7) * 3)
     there.step([0], torch.randn(3, 50, generator=torch.Generator().manual_seed(1)), [3])
+
+
+@pytest.mark.skipif(not CUDA, reason="real vocabularies are for the GPU")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_real_vocabularies(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels and reference, bit by bit, in a CUDA graph, over some tokens."""
+    monkeypatch.setattr(kernels, "CHUNK", REAL[0])
+    monkeypatch.setattr(kernels, "BLOCK", REAL[1])
+    rng, vocab, count = random.Random(4), 151_936, 64
+    both = [Device(vocab, "cuda", count) for _ in range(2)]
+    for row in range(count):
+        how = random_shape(rng, vocab)
+        many = tuple((rng.randrange(vocab), rng.randrange(9)) for _ in range(300))
+        how = evolve(how, bad_words=(*how.bad_words, *many))
+        known = [rng.randrange(vocab) for _ in range(rng.randrange(1, 900))]
+        for one in both:
+            one.open(row, how, known, len(known) // 2 + 1)
+    who = torch.arange(count, device="cuda", dtype=torch.int32).flip(0)
+    positions = torch.tensor(
+        [len(both[0].told[row][1]) for row in who.tolist()], device="cuda"
+    ).int()
+    logits = torch.empty(count, vocab, device="cuda", dtype=dtype)
+    tokens, fine = torch.zeros_like(who), torch.zeros_like(who)
+    drawn = Drawn(tokens, fine)
+
+    def step() -> torch.Tensor:
+        made = both[0].shaper.shape(logits, who, positions)
+        both[0].shaper.count(who, positions, drawn)
+        return made
+
+    logits.normal_(0, 3)
+    step()
+    both[1].shaper.kept.seen.copy_(both[0].shaper.kept.seen)
+    both[1].shaper.kept.matched.copy_(both[0].shaper.kept.matched)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = step()
+    rows = both[1].rows
+    penalties = kernels.Penalties(rows.repetition, rows.frequency, rows.presence)
+    for turn in range(6):
+        logits.normal_(0, 3)
+        tokens.copy_(torch.randint(9 if turn % 2 else vocab, (count,)))
+        positions.add_(1)
+        kept = both[1].shaper.kept
+        wanted = kernels.reference(logits, who, positions, penalties, kept)
+        kernels.reference_count(who, positions, tokens, fine, kept)
+        graph.replay()
+        assert torch.equal(found, wanted)
+        assert torch.equal(both[0].shaper.kept.seen, kept.seen)

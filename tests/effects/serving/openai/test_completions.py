@@ -27,7 +27,6 @@ from tests.effects.serving.openai.asked import (
 )
 from tests.effects.serving.wire import asgi
 
-
 # Fields that OpenAI's SDK does not know.
 EXTRA = {"repetition_penalty", "allowed_token_ids", "bad_words", "typical_p"}
 
