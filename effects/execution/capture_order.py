@@ -9,6 +9,7 @@ them takes no longer than their work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -51,19 +52,7 @@ def capture_order(
     sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
-
-    def told(kinds: Sequence[Kind], wants: Wants, of: Sequence[int]) -> Iterator[Kind]:
-        for context in of:
-            for kind in kinds:
-                cut = splits(kind.alone, context) if kind.alone else 1
-                yield evolve(
-                    kind,
-                    filtered=wants.filtered,
-                    scored=wants.scored,
-                    shaped=wants.shaped,
-                    splits=cut,
-                )
-
+    told = partial(_told, splits)
     order = (
         told(decode, likely, short),
         told(prompts.few, likely, short),
@@ -81,6 +70,21 @@ def capture_order(
         told(decode, other, longer),
     )
     return [*dict.fromkeys(kind for part in order for kind in part)]
+
+
+def _told(
+    splits: Splits, kinds: Sequence[Kind], wants: Wants, contexts: Sequence[int]
+) -> Iterator[Kind]:
+    """Kinds as they are for rows that draw so, at each of the contexts."""
+    for context in contexts:
+        for kind in kinds:
+            cut = splits(kind.alone, context) if kind.alone else 1
+            how = {
+                "filtered": wants.filtered,
+                "scored": wants.scored,
+                "shaped": wants.shaped,
+            }
+            yield evolve(kind, **how, splits=cut)
 
 
 @frozen

@@ -68,6 +68,26 @@ def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
     return lambda batch, cache: forward(spec, weights, batch, cache)
 
 
+def _rows(
+    config: EngineConfig, length: int, vocab: int, device: torch.device
+) -> DeviceRows:
+    """The rows of a device, for sequences of so many tokens."""
+    blocks = -(-length // config.block_size)
+    rows = DeviceRows(config.max_num_seqs, blocks, vocab, device)
+    rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
+    return rows
+
+
+def _shortcuts(backend: Backend, *, graphs: bool) -> Shortcuts:
+    """What makes a backend's steps faster, as long as it works."""
+    routes = backend.routes
+    return Shortcuts(
+        graphs=graphs and is_gpu(backend.device),
+        flash_from=routes.flash_from,
+        fused=not routes.no_quack,
+    )
+
+
 @frozen(eq=False)
 class Fed:
     """What a step's tokens are, [tokens] each, int32 unless said otherwise."""
@@ -105,10 +125,7 @@ class ModelRunner:
         self.cache = backend.make_cache(
             spec, config.num_blocks, config.block_size, length
         )
-        blocks = -(-length // config.block_size)
-        self.rows = DeviceRows(config.max_num_seqs, blocks, spec.vocab_size, device)
-        # The scratch row has the block that nobody has.
-        self.rows.table[self.rows.scratch] = config.num_blocks
+        self.rows = _rows(config, length, spec.vocab_size, device)
         self.draws = most_draws(config.max_num_seqs)
         tokens = padded_tokens(config.max_num_batched_tokens)
         self.room = most_words(self.rows, tokens, self.draws)
@@ -120,13 +137,8 @@ class ModelRunner:
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.checked = checked
         self.stream = new_stream(device)
-        routes = backend.routes
-        self.captured = routes.captured  # tokens from history, of a step with a graph
-        self.shortcuts = Shortcuts(
-            graphs=graphs and is_gpu(device),
-            flash_from=routes.flash_from,
-            fused=not routes.no_quack,
-        )
+        self.captured = backend.routes.captured  # from history, of a step with a graph
+        self.shortcuts = _shortcuts(backend, graphs=graphs)
         most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
@@ -239,9 +251,10 @@ class ModelRunner:
     def _replay(self, kind: Kind) -> None:
         """A step, as its graph does it; launch by launch while there is none."""
         if (graph := self.captures.made.get(kind)) is None:
-            if not self.captures.due(kind, time.monotonic()):
+            begin = time.monotonic()
+            if not self.captures.due(kind, begin):
                 self._step(kind)
-                self.captures.launched[kind] += 1
+                self.captures.note(kind, time.monotonic() - begin)
                 return
             self.shortcuts.capture()
             graph = self.captures.capture(kind, self._step)

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -58,11 +58,13 @@ class AsyncLLM(ServedModel):
         request_id: str | None = None,
         urgency: Urgency = Urgency(),
         streaming: bool = True,
+        shown: Iterable[str] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Complete a prompt, and yield what is new of it (vLLM's DELTA); the last is
         `finished`.
 
-        Without `streaming` there is one output, at the end. Arguments are as for
+        Without `streaming` there is one output, at the end. Special tokens are left out
+        of the text, but for those that are `shown`. Other arguments are as for
         `LLM.generate`; ids of live requests must differ. Raises RequestError,
         OverloadedError if too many wait, and EngineDeadError, at once or, if things
         changed since, at the first output: only then the request enters the engine.
@@ -84,6 +86,7 @@ class AsyncLLM(ServedModel):
                 streaming=streaming,
                 urgency=urgency,
                 name=name,
+                shown=shown,
             )
             self.count += 1
         self.front.check(job)
@@ -159,7 +162,7 @@ class AsyncLLM(ServedModel):
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             hear = partial(self._hear, news)
-            job = self._pooled_job(
+            job = self._job(
                 prompt, hear, pooling, count=self.count, urgency=urgency, name=name
             )
             self.count += 1

@@ -2,9 +2,9 @@
 
 import gc
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
@@ -14,21 +14,22 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
-from minfer.effects.live.prompts import Prompt, read_prompt, rendered
+from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
 from minfer.effects.live.shapes import read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.assembly import Assembly, Sink
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsers
 from minfer.policy import Policy
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+    from minfer.effects.text.chat import ChatOptions, Conversation
 
 
-class ServedModel:
+class ServedModel(Renders):
     """A model with its tokenizer and an engine that runs it.
 
     `model` is a Hugging Face checkpoint folder, or its name on the hub; None is the model
@@ -45,6 +46,7 @@ class ServedModel:
 
     setup: Setup
     tokenizer: Tokenizer | None
+    parsers: Parsers  # how it writes calls of tools and reasoning
     # The insides of an engine in this process, which tests and benchmarks look into.
     worker: Worker
     client: EngineClient
@@ -146,6 +148,7 @@ class ServedModel:
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
+        self.read_answers(Parsers())
 
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
@@ -156,32 +159,16 @@ class ServedModel:
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
 
+    def read_answers(self, parsers: Parsers) -> None:
+        """Look for calls of tools and reasoning as `parsers` say, from now on."""
+        tokenizer = self.tokenizer
+        self.parsers = parsers.settled(tokenizer.chat_template if tokenizer else None)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that names none: of the model's
         generation_config.json.
         """
         return self.setup.default_sampling_params()
-
-    def render(
-        self,
-        messages: "Conversation",
-        *,
-        tools: "Tools | None" = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, through the model's chat template; see `chat`.
-
-        Raises ChatTemplateError, and RequestError for text that cannot be encoded.
-        """
-        how: ChatOptions = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template_kwargs": chat_template_kwargs,
-        }
-        return list(rendered(self.tokenizer, messages, how).ids)
 
     def reset_prefix_cache(self) -> None:
         """Find nothing any more of what the prefix cache holds, for requests to come.
@@ -202,37 +189,30 @@ class ServedModel:
         self,
         prompt: Prompt | Asked,
         sink: Sink,
-        params: SamplingParams,
-        *,
-        count: int,
-        streaming: bool,
-        urgency: Urgency,
-        name: str = "",
-    ) -> Assembly:
-        """A request after `count` others, checked. Raises RequestError."""
-        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        resets = self.client.resets
-        bad_words = read_bad_words(params.bad_words, self.tokenizer)
-        request = edge.make_request(
-            self.setup, asked, params, count, urgency, name, resets, bad_words
-        )
-        return Assembly(request, sink, asked.text, self.tokenizer, streaming)
-
-    def _pooled_job(
-        self,
-        prompt: Prompt | Asked,
-        sink: Sink,
-        pooling: str,
+        wanted: SamplingParams | str,
         *,
         count: int,
         urgency: Urgency,
+        streaming: bool = False,
         name: str = "",
+        shown: Iterable[str] = (),
     ) -> Assembly:
-        """A prompt to be pooled, after `count` other requests. Raises RequestError."""
+        """A request after `count` others, checked: for samples, or by a way of pooling,
+        for a vector. Raises RequestError.
+        """
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        resets = self.client.resets
+        setup, resets = self.setup, self.client.resets
+        if isinstance(wanted, SamplingParams):
+            words = read_bad_words(wanted.bad_words, self.tokenizer)
+            request = edge.make_request(
+                setup, asked, wanted, count, urgency, name, resets, words
+            )
+            special = (
+                self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+            )
+            return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
         request = edge.make_pooled_request(
-            self.setup, asked, pooling, count, urgency, name, resets
+            setup, asked, wanted, count, urgency, name, resets
         )
         return Assembly(request, sink, asked.text)
 

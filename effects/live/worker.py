@@ -246,16 +246,20 @@ class Worker:
     def _decided(self, before: EngineState, transition: Transition) -> None:
         """Before anything of it is done: keep accounts, and tell who starts."""
         self._account(before, transition.state)
-        starts = [one for one in transition.reasons if isinstance(one, Admitted)]
-        if self.early and starts:
+        if self._is_early(transition):
             self._tell(
                 News(
                     time=transition.state.time,
                     arrived=self._arrived(),
-                    reasons=tuple(starts),
+                    reasons=_reasons(transition),
                     waits=self.waits,
                 )
             )
+
+    def _is_early(self, transition: Transition) -> bool:
+        """Whether who came and why somebody waits is told before the turn's step runs."""
+        starts = any(isinstance(one, Admitted) for one in transition.reasons)
+        return self.early and starts
 
     def _arrived(self) -> tuple[str, ...]:
         """The requests that came in line in the last turn."""
@@ -284,8 +288,9 @@ class Worker:
     def _news_of(self, transition: Transition) -> News | None:
         """What a turn brought, if anything. Ids of requests that ended are free."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
-        reasons = tuple(one for one in transition.reasons if isinstance(one, About))
-        arrived = self._arrived()
+        early = self._is_early(transition)  # then that was said
+        reasons = () if early else _reasons(transition)
+        arrived = () if early else self._arrived()
         finished = tuple(done for emit in emits for done in emit.finished)
         for done in finished:
             if done.id not in transition.state.requests:
@@ -304,6 +309,11 @@ class Worker:
             reasons=reasons,
             waits=self.waits,
         )
+
+
+def _reasons(transition: Transition) -> tuple[About, ...]:
+    """What the engine says of requests besides their tokens and ends."""
+    return tuple(one for one in transition.reasons if isinstance(one, About))
 
 
 def _beside(emits: list[Emit]) -> Logprobs:

@@ -19,6 +19,7 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
+from minfer.effects.live.names import prompt_name
 from minfer.effects.serving.authentication import caller_of, pay_output
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
@@ -112,10 +113,11 @@ class Answer:
             request_id=self._name(prompt),
             urgency=request.urgency,
             streaming=request.stream,
+            shown=request.parsing.markers if request.parsing else (),
         )
 
     def _name(self, prompt: int) -> str:
-        return f"{self.stamp.id}-{prompt}"
+        return prompt_name(self.stamp.id, prompt)
 
     async def _follow_all(self, prompts: Iterator[tuple[int, Outputs]]) -> None:
         """Follow one prompt after the other, as long as there are any."""

@@ -25,6 +25,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsers, Parsing
 from minfer.plan import LAST
 from minfer.request import SamplingParams
 
@@ -62,6 +63,8 @@ class GenerationRequest:
     stream: bool
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
+    parsing: Parsing | None = None  # what is looked for in each answer, if anything is
+    wanted_by: str = ""  # the field that says how many tokens to write, if one does
 
 
 @frozen
@@ -123,6 +126,10 @@ class Grounds(Protocol):
     @property
     def setup(self) -> Sizes:
         """The model's sizes."""
+
+    @property
+    def parsers(self) -> Parsers:
+        """How the model writes calls of tools and reasoning."""
 
     def render(
         self,

@@ -45,6 +45,7 @@ class Assembly:
     prompt: str | None = None
     tokenizer: Tokenizer | None = None
     streaming: bool = False
+    shown: frozenset[int] = frozenset()  # special tokens that its text has
     times: Timeline = field(factory=Timeline)
     finished: bool = False
     error: Exception | None = None
@@ -57,12 +58,17 @@ class Assembly:
         sampling = self.request.sampling
         self.eager = self.streaming or bool(sampling.stop)
         for _ in range(self.request.n):
-            decoder = None if self.tokenizer is None else Detokenizer(self.tokenizer)
+            decoder = self._decoder()
             matcher = StopMatcher(sampling.stop) if sampling.stop else None
             logprobs = None if sampling.logprobs is None else list[TokenLogprobs]()
             sample = Pieces(decoder, matcher, logprobs, sampling.min_tokens)
             sample.begin(self.request.output)
             self.samples.append(sample)
+
+    def _decoder(self) -> Detokenizer | None:
+        if self.tokenizer is None:
+            return None
+        return Detokenizer(self.tokenizer, shown=self.shown)
 
     @property
     def rejected(self) -> str:

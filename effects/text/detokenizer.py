@@ -25,11 +25,20 @@ class Detokenizer:
     The pieces join to `Tokenizer.decode` of all ids and never end inside a character. A
     tokenizer that is not byte-level is decoded in a small window; there, sequences that
     are not valid UTF-8 may come out with another number of replacement characters.
+
+    Special tokens are left out, but for those that are `shown`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self.tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = skipped - shown
         # Replaces exactly as Rust's from_utf8_lossy does: one mark for each maximal
         # broken part.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")

@@ -5,7 +5,7 @@ ids agree with transformers' AutoTokenizer, including tokens that only
 tokenizer_config.json names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -114,6 +114,11 @@ class Tokenizer:
         text.
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def special(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of those of these texts that are special tokens."""
+        found = map(self._backend.token_to_id, texts)
+        return self.special_ids.intersection(one for one in found if one is not None)
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them; nothing for ids without a token."""

@@ -30,8 +30,9 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
+from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
+from minfer.policy_fair import FairQueue
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import START, vector_of
 from minfer.sequence import SampleId
@@ -62,7 +63,7 @@ POLICIES: tuple[Policy, ...] = (
     Ageing(4.0, 2),
     Deadline(9.0),
     Shortest(0.3),
-    Fair(),
+    FairQueue(),
     Window(4.0, 2, wait=1.5, fill=3, urgent=0),
     Static(2),
 )
@@ -141,8 +142,8 @@ def tiny_config(rng: Random) -> EngineConfig:
                 Priority(),
                 Priority(),
                 Sparing(),
-                Fair(clients=2),
-                Fair(clients=1),
+                FairQueue(clients=2),
+                FairQueue(clients=1),
             )
         ),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),

@@ -61,6 +61,10 @@ _SAMPLING: Final = {
 }
 
 
+# Fields that say how many tokens to write.
+_WANTED: Final = ("max_tokens", "max_completion_tokens")
+
+
 def _as_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
@@ -187,4 +191,8 @@ class GenerationBody(StrictObject):
             urgency=urgency,
             stream=self.stream,
             include=include,
+            wanted_by=next(filter(self._gives, _WANTED), ""),
         )
+
+    def _gives(self, name: str) -> bool:
+        return getattr(self, name) is not None

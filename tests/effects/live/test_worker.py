@@ -26,7 +26,8 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.text.assembly import Assembly
-from minfer.messages import Cancel, Finish, Finished
+from minfer.messages import Admitted, Cancel, Ended, Finish, Finished
+from minfer.plan import Plan
 from minfer.policy import FirstCome, Load
 from minfer.request import Request
 from tests.core.recorded import Seen
@@ -329,6 +330,35 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
         assert llm.client.working
         assert not llm.client.snapshot().stalled
         settle(llm)
+
+
+def test_who_starts_is_told_before_the_step_that_runs_it_and_once(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        heard: list[Message] = []
+        llm.client.listen(heard.append, early=True)
+        executor: Any = llm.worker.driver.executor
+        launch = executor.launch
+        before: list[int] = []  # messages that there were when a step was launched
+
+        def launched(plan: Plan) -> None:
+            before.append(len(heard))
+            launch(plan)
+
+        executor.launch = launched
+        llm.client.submit([request("a", 3), request("b", 3)])
+        settle(llm)
+    news = [one for one in heard if isinstance(one, News)]
+    assert [one.arrived for one in news if one.arrived] == [("a", "b")]
+    starts = [
+        (at, reason.id)
+        for at, one in enumerate(news)
+        for reason in one.reasons
+        if isinstance(reason, Admitted)
+    ]
+    assert [name for _, name in starts] == ["a", "b"], "each once"
+    assert starts[0][0] < before[0], "before the first step"
+    ends = [reason.id for one in news for reason in one.reasons if type(reason) is Ended]
+    assert ends == ["a", "b"]
 
 
 @pytest.mark.parametrize("salt", ["", "of somebody"])

@@ -37,6 +37,34 @@ def served() -> Iterator[Server]:
         yield made
 
 
+def heard(*tokens: str, end: str = "length") -> Told:
+    """The answer that has these tokens, in events of one each."""
+    told = Told()
+    at = 0
+    for number, token in enumerate(tokens):
+        beside = {"tokens": [token], "text_offset": [at], "token_logprobs": [-1.0]}
+        choice = {"index": 0, "text": token, "logprobs": beside}
+        last = number == len(tokens) - 1
+        told.take({"choices": [{**choice, "finish_reason": end if last else None}]})
+        at += len(token)
+    return told
+
+
+def test_what_is_lost_or_comes_twice_is_seen_whichever_tokens_there_should_be() -> None:
+    body = {"max_tokens": 3, "logprobs": 0}
+    assert not heard("a", "bc", "d").flaw(body)
+    assert heard("a", "bc").flaw(body) == "choice 0 has 2 tokens"
+    assert heard("a", "bc", "bc", "d").flaw(body) == "choice 0 has 4 tokens"
+    assert not heard("a", end="stop").flaw(body)
+    assert heard("a", "bc", "d").flaw({**body, "n": 2}) == "choices [0] ended"
+    shifted = heard("a", "bc", "d")
+    shifted.offsets[0][2] = 2
+    assert "do not follow" in shifted.flaw(body)
+    cut = heard("a", "bc", "d")
+    cut.text[0] = "ad"
+    assert "the text 'ad' and the tokens" in cut.flaw(body)
+
+
 @pytest.mark.parametrize("kills", [2, *long([20])])
 def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int) -> None:
     rng = Random(kills)
@@ -61,6 +89,7 @@ def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int
     asyncio.run(run())
     assert load.lost() == []
     assert load.different() == []
+    assert load.flawed() == []
     ended = [told for _, told in load.ended]
     resumed = [told for told in interrupted if told.times and told in ended]
     assert len(resumed) >= kills, "few streams ran when their engines died"
@@ -105,6 +134,52 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
         await served.until_ready()
 
     asyncio.run(run())
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_an_engine_that_hangs_is_started_again_and_costs_nobody_anything() -> None:
+    limit = 1.0
+    with server(FLOAT, f"--engine-timeout={limit}") as served:
+        load = Load(served.url, bodies(1, 200))
+
+        async def run() -> None:
+            await served.until_ready()
+            await load.learn()
+            clients = [asyncio.create_task(load.once(i)) for i in range(5)]
+            await load.flows(time.monotonic())
+            before = served.kill(how=signal.SIGSTOP)
+            started = time.monotonic()
+            await served.successor(ENGINE, before)
+            assert time.monotonic() - started > limit / 2
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            await served.until_ready()
+
+        asyncio.run(run())
+        served.process.terminate()
+        assert served.process.wait(SOON) == 0
+        assert served.process.stderr is not None
+        said = served.process.stderr.read()
+    assert load.lost() == []
+    assert load.different() == []
+    assert said.count("it is killed") == 1
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_what_a_killed_server_leaves_behind_is_removed_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with server(FLOAT) as served:
+        children = served.children()
+        served.process.kill()
+    end = time.monotonic() + SOON
+    while any(Path(f"/proc/{one}/fd/0").exists() for one in children.values()):
+        assert time.monotonic() < end, "children outlive who watches them"
+        time.sleep(0.01)
+    (left,) = tmp_path.glob("minfer-*")
+    with server(FLOAT):
+        (new,) = tmp_path.glob("minfer-*")
+    assert new != left
 
 
 @pytest.mark.long  # test_supervisor asks it of children that load nothing

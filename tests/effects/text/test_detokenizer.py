@@ -67,6 +67,14 @@ def test_an_unfinished_character_comes_out_at_the_end(tokenizer: Tokenizer) -> N
     assert decoder.push([], final=True) == tokenizer.decode(ids)[1:] == "\ufffd"
 
 
+def test_special_tokens_are_shown_where_they_are_asked_for(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a<|start|>b<|end|>")
+    shown = tokenizer.special(["<|start|>", "a", "<|nobody|>"])
+    assert len(shown) == 1
+    assert Detokenizer(tokenizer).push(ids) == "ab"
+    assert Detokenizer(tokenizer, shown=shown).push(ids) == "a<|start|>b"
+
+
 def test_tokenizers_with_byte_fallback_stream_too(tmp_path: Path) -> None:
     """The kind that sentencepiece models have: spaces as ▁, unknown
     characters as <0x..>.

@@ -144,8 +144,6 @@ def test_what_asks_for_nothing_is_ignored(fields: dict[str, Any]) -> None:
             "response_format",
             "not supported",
         ),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
     ],
@@ -167,6 +165,8 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
         ({"logprobs": 21}, "logprobs", "must be at most 20"),
         ({"logprobs": 1, "echo": True}, "logprobs", "not supported with echo"),
         ({"top_logprobs": 1}, "top_logprobs", "not supported"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "not supported"),
     ):
         error = refused(CompletionBody, json.dumps({"prompt": "x", **fields}).encode())
         assert error.param == param
