@@ -81,8 +81,7 @@ def sampler_of(rows: int, how: Mapping[str, Any], seed: int) -> Sampler:
     for row in range(rows):
         sampling = RowSampling.of(params, seed, row, frozenset({5, 6}))
         one = opened(sampling, row)
-        kept.open(row, one)
-        sampler.shaper.open(row, one)
+        sampler.open(row, one)
     words = torch.cat([torch.from_numpy(part) for part in kept.take()])
     scatter(kept.arena, words.to(device))
     return sampler

@@ -82,8 +82,6 @@ class Penalties(NamedTuple):
     presence: Tensor
 
 
-# --- kernels ----------------------------------------------------------------------------
-
 _MOST: tl.constexpr = tl.constexpr(MOST)
 _TOLD: tl.constexpr = tl.constexpr(TOLD)
 _ENTRIES: tl.constexpr = tl.constexpr(ENTRIES)
@@ -235,9 +233,6 @@ def _count(
         tl.store(next_, hit.to(tl.int32), mask=there)
 
 
-# --- what picks -------------------------------------------------------------------------
-
-
 def shape(
     logits: Tensor, who: Tensor, positions: Tensor, penalties: Penalties, kept: Kept
 ) -> Tensor:
@@ -305,9 +300,6 @@ def count(
         num_warps=WARPS,
         launch_pdl=early(who),
     )
-
-
-# --- references -------------------------------------------------------------------------
 
 
 def reference(

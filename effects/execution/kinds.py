@@ -9,6 +9,7 @@ memory, and is worth it if it returns.
 
 from attrs import evolve, frozen
 
+from minfer.effects.execution.device_rows import Wants
 from minfer.effects.models.shapes import padded_tokens
 
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
@@ -39,6 +40,11 @@ class Kind:
     longest: int = 0  # inputs of a chunk, at most
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
     apart: bool = False  # somebody is sampled apart: logits are kept until then
+
+    @property
+    def wants(self) -> Wants:
+        """What somebody of it wants of sampling."""
+        return Wants(self.filtered, self.scored, self.shaped)
 
     def fits(self, most: int) -> bool:
         """Whether there can be a graph of it, of up to `most` tokens from history."""

@@ -19,6 +19,7 @@ from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.late_draws import Bits
 from minfer.effects.execution.streams import is_gpu
 from minfer.params import MAX_LOGPROBS
+from minfer.plan import Open
 
 
 class Sampler:
@@ -38,6 +39,11 @@ class Sampler:
         )
         # [device rows, vocab]: logits of rows that are sampled apart, once there are any
         self.kept: Tensor | None = None
+
+    def open(self, row: int, opened: Open) -> None:
+        """A row is taken over."""
+        self.rows.open(row, opened)
+        self.shaper.open(row, opened)
 
     def sample(
         self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants

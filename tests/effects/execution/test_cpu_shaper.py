@@ -43,8 +43,7 @@ class Batch:
 
     def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
         one = opened(how, known, prompt)
-        self.rows.open(row, one)
-        self.sampler.shaper.open(row, one)
+        self.sampler.open(row, one)
         self.told[row] = how, list(known), prompt
 
     def step(self, rows: list[int], logits: torch.Tensor) -> None:
