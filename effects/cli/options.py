@@ -16,7 +16,17 @@ from minfer.structured import StructuredOutputs
 MAX_TOKENS: Final = 128
 DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}
 # The fields of `SamplingParams` that options of the same names give.
-_GIVEN: Final = (*ADVISED, "n", "stop", "stop_token_ids", "ignore_eos")
+_GIVEN: Final = (
+    *ADVISED,
+    "n",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+)
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +79,53 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on when the model says that the text ends",
     )
+    _shape_options(parts)
     add("--stats", action="store_true", help="write timings to standard error at the end")
+
+
+def _shape_options(parts: argparse._ArgumentGroup) -> None:
+    """Add what is said of single tokens and words."""
+    add = parts.add_argument
+    add(
+        "--min-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="do not let the text end by itself before N tokens (default: %(default)s)",
+    )
+    add(
+        "--logit-bias",
+        type=_biased,
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="add X, from -100 to 100, to a token id's logit; may be given several times",
+    )
+    add(
+        "--allowed-token-ids",
+        type=int,
+        action="append",
+        metavar="ID",
+        help="write this token id; may be given several times, for all that may be "
+        "written",
+    )
+    add(
+        "--bad-words",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="never write this word; may be given several times",
+    )
+
+
+def _biased(said: str) -> tuple[int, float]:
+    """A token id and what is added to its logit. Raises ArgumentTypeError."""
+    token, _, bias = said.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        why = f"{said!r} is not like 13=-5: a token id and what is added to its logit"
+        raise argparse.ArgumentTypeError(why) from None
 
 
 def _row_option(parts: argparse._ArgumentGroup, name: str) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.effects.execution.pooling import Wanted
+from minfer.params import ROW_FIELDS
 from minfer.plan import Open, Plan
 
 Array = TypeVar("Array", Words, Tensor)
@@ -115,7 +116,8 @@ def most_words(rows: DeviceRows, tokens: int, draws: int) -> int:
     who decodes.
     """
     inputs = 3 * tokens + 8 * draws + 64
-    changes = rows.scratch * (rows.blocks + 8) + draws
+    kept = 2 + len(ROW_FIELDS)  # a stream's two words, and those of its sampling
+    changes = rows.scratch * (rows.blocks + kept) + draws
     return inputs + 2 * changes
 
 
@@ -172,6 +174,7 @@ class Packer:
                     draws=len(rows),
                     filtered=wants.filtered,
                     scored=wants.scored,
+                    shaped=wants.shaped,
                 )
             )
         longest = max(plan.starts) + turn + 1
@@ -195,6 +198,7 @@ class Packer:
                 draws=len(selves) + len(drawing),
                 filtered=wants.filtered,
                 scored=wants.scored,
+                shaped=wants.shaped,
                 tokens=sum(counts),
                 chunks=len(counts),
                 longest=max(counts),

@@ -185,7 +185,7 @@ class GrammarMasks:
         barred = set[int]()
         if sampling.ignore_eos:
             barred |= self._ends
-        if due.length < getattr(sampling, "min_tokens", 0):
+        if due.length < sampling.min_tokens:
             barred |= request.stop_ids
         if not barred:
             return bits

@@ -17,6 +17,7 @@ from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
 from minfer.effects.live.masks import GrammarMasks
 from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
+from minfer.effects.live.shapes import read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -236,8 +237,9 @@ class ServedModel(Renders):
         setup, resets = self.setup, self.client.resets
         if isinstance(wanted, SamplingParams):
             self.check_constraint(wanted)
+            words = read_bad_words(wanted.bad_words, self.tokenizer)
             request = edge.make_request(
-                setup, asked, wanted, count, urgency, name, resets
+                setup, asked, wanted, count, urgency, name, resets, words
             )
             special = (
                 self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()

@@ -61,7 +61,7 @@ class Assembly:
             decoder = self._decoder()
             matcher = StopMatcher(sampling.stop) if sampling.stop else None
             logprobs = None if sampling.logprobs is None else list[TokenLogprobs]()
-            sample = Pieces(decoder, matcher, logprobs)
+            sample = Pieces(decoder, matcher, logprobs, sampling.min_tokens)
             sample.begin(self.request.output)
             self.samples.append(sample)
 

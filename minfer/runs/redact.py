@@ -108,6 +108,7 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
         client=redacted_client(secret, request.client),
         keys=block_keys(root, prompt, size)[: len(request.keys)],
         sampling=SamplingParams(),
+        bad_words=(),
         stop_ids=frozenset({STOP}) if request.stop_ids else frozenset(),
     )
 

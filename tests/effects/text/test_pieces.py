@@ -151,3 +151,21 @@ def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
     assert second == {b: Logprob(-0.25, 1, "b")}
     assert new.cumulative_logprob == -1.25
     assert one.logprobs == []
+
+
+def test_stop_strings_do_not_count_before_there_are_enough_tokens(
+    tokenizer: Tokenizer,
+) -> None:
+    tokens = tokenizer.encode("a b a b a b")
+    text = "".join(map(tokenizer.decode, ([token] for token in tokens)))
+    for enough in range(len(tokens)):
+        for known in (0, min(2, enough), len(tokens) - 1):
+            one = Pieces(Detokenizer(tokenizer), StopMatcher(["b"]), None, enough)
+            one.begin(tuple(tokens[:known]))
+            one.fresh += tokens[known:]
+            one.flush(NONE)
+            early = tokenizer.decode(tokens[: max(enough, known)])
+            wanted = text[: text.index("b", len(early))]
+            given = tokenizer.decode(tokens[:known])
+            assert given + one.take(0, ()).text == wanted
+            assert one.stop == "b"
