@@ -46,7 +46,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.params import RowValues, SamplingParams, row_values
 from minfer.request import Request
@@ -85,6 +85,8 @@ class RowSampling(RowValues):
     sample: int
     stop_ids: frozenset[int] = frozenset()  # that end it
     scores: bool = False  # whether the engine decides by its tokens' log-probabilities
+    # Log-probabilities of the prompt's tokens, and of so many likeliest; None: none.
+    prompt_logprobs: int | None = None
 
     @classmethod
     def of(
@@ -101,7 +103,11 @@ class RowSampling(RowValues):
 def row_sampling(request: Request, sample: int) -> RowSampling:
     """The sampling values of one sample of a request."""
     number = request.first_sample + sample
-    return RowSampling.of(request.sampling, request.seed, number, request.stop_ids)
+    told = RowSampling.of(request.sampling, request.seed, number, request.stop_ids)
+    # Of a request's prompt, once: its first sample computes it, before it has output.
+    once = sample == 0 and not request.output
+    wanted = request.sampling.prompt_logprobs if once else None
+    return told if wanted is None else evolve(told, prompt_logprobs=wanted)
 
 
 def stream(seed: int, sample: int) -> int:
