@@ -144,8 +144,8 @@ class SamplingParams(RowValues):
     # likeliest ones at its place; None: none.
     prompt_logprobs: int | None = None
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
-    # Output tokens at most; None: as many as the context holds. 0: the prompt is computed,
-    # for its log-probabilities or for the cache, and nothing is sampled.
+    # Output tokens at most; None: as many as the context holds. 0: the prompt is
+    # computed, for its log-probabilities or for the cache, and nothing is sampled.
     max_tokens: int | None = 16
     stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)

@@ -16,9 +16,9 @@ Contract of an executor:
   the position after its last input; `starts` then is the latest position that can be, and
   exact unless a plan in flight may yield less than its most.
 - Row i yields from min(1, most[i]) to most[i] tokens; where most is 0 it yields none (a
-  chunk of a prompt that goes on, or any of a request that ends with its prompt). With `repeat` = k the
-  plan stands for k forwards: row i takes part in the first max(1, most[i]) of them,
-  feeding itself.
+  chunk of a prompt that goes on, or any of a request that ends with its prompt). With
+  `repeat` = k the plan stands for k forwards: row i takes part in the first
+  max(1, most[i]) of them, feeding itself.
 - A row in `drafts` feeds itself, and takes the drafts as further inputs: counts[i] is 1
   more than there are. At each of its inputs it samples as it would without drafts, and
   it goes on as long as that token is the next draft: it yields the drafts that were

@@ -104,9 +104,12 @@ def row_sampling(request: Request, sample: int) -> RowSampling:
     """The sampling values of one sample of a request."""
     number = request.first_sample + sample
     told = RowSampling.of(request.sampling, request.seed, number, request.stop_ids)
+    params = request.sampling
+    if params.chooses and params.logprobs is None:
+        told = evolve(told, logprobs=0)  # by which the best samples are found
     # Of a request's prompt, once: its first sample computes it, before it has output.
     once = sample == 0 and not request.output
-    wanted = request.sampling.prompt_logprobs if once else None
+    wanted = params.prompt_logprobs if once else None
     return told if wanted is None else evolve(told, prompt_logprobs=wanted)
 
 

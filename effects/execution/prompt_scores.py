@@ -106,9 +106,8 @@ class PromptScores:
             lines = words[one.at : one.at + one.count, :, : one.width]
             logprobs = lines[:, 1].view(np.float32)
             if np.isnan(logprobs).any():
-                raise LogitsError(
-                    f"the model's logits are not finite for request {names_of([one.owner])}"
-                )
+                bad = names_of([one.owner])
+                raise LogitsError(f"the model's logits are not finite for request {bad}")
             ids, values = lines[:, 0].astype("<i4"), logprobs.astype("<f4")
             both = ids.tobytes(), values.tobytes()
             out[one.place] = packed(PromptPart(one.first, one.count, one.width, *both))

@@ -202,6 +202,9 @@ class ServedModel(Renders):
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         setup, resets = self.setup, self.client.resets
         if isinstance(wanted, SamplingParams):
+            if streaming and wanted.chooses:
+                why = "best_of: the best samples are known once all have ended; do not"
+                raise edge.RequestError(f"{why} stream, or leave it out", 0, "best_of")
             request = edge.make_request(
                 setup, asked, wanted, count, urgency, name, resets
             )

@@ -41,7 +41,7 @@ class Tap:
 
 @frozen(eq=False)
 class Scored:
-    """Tokens whose logits are looked at, `few` at a time: there may not be memory for all.
+    """Tokens whose logits are looked at, `few` at a time: memory may not hold all.
 
     `take` gets the number of the first of them, and their logits [few, vocab].
     """

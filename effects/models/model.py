@@ -36,9 +36,10 @@ def forward(
 
     Returns logits [sampled, vocab] in the activations' dtype, in the order of
     `batch.sample`; no rows if nothing is sampled. What `batch.tap` wants is put there,
-    computed in plain torch on every device; `batch.scored` gets its logits. Token ids must be inside the
-    vocabulary, positions inside the cache's rotary table (on the CPU, IndexError
-    otherwise). `ranks` run this at once, each with its part of the divided matrices.
+    computed in plain torch on every device; `batch.scored` gets its logits. Token ids
+    must be inside the vocabulary, positions inside the cache's rotary table (on the CPU,
+    IndexError otherwise). `ranks` run this at once, each with its part of the divided
+    matrices.
     """
     eps, last = spec.rms_norm_eps, len(weights.layers) - 1
     picked = _picked(batch)
@@ -73,7 +74,9 @@ def _picked(batch: Batch) -> Tensor | None:
 
 
 def _scored(scored: Scored, hidden: Tensor, weights: Weights, eps: float) -> Tensor:
-    """Hand out the logits of scored tokens, which come last; returns the others' states."""
+    """Hand out the logits of scored tokens, which come last; returns the others'
+    states.
+    """
     others = len(hidden) - len(scored.tokens)
     own = hidden[others:]
     for span in scored.spans():

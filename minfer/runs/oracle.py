@@ -196,8 +196,8 @@ class Oracle:
         )
 
     def _pooled(self, plan: Plan) -> Pooled:
-        """For rows whose prompts have ended, a vector; for those that are scored, what was
-        seen before each token; none if there is no such row.
+        """For rows whose prompts have ended, a vector; for scored ones, what was seen
+        before each token; none if there is no such row.
         """
         found = {
             fill.index: self._vector(row)

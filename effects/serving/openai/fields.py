@@ -10,7 +10,7 @@ from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.params import ADVISED, MAX_LOGPROBS, SamplingParams
+from minfer.params import ADVISED, MAX_LOGPROBS, MAX_SAMPLES, SamplingParams
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Fields that are not supported, with the values at which they ask for nothing.
@@ -48,6 +48,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 _SAMPLING: Final = {
     *ADVISED,
     "n",
+    "prompt_logprobs",
     "seed",
     "max_tokens",
     "stop",
@@ -85,8 +86,8 @@ class GenerationBody(StrictObject):
 
     neutral = NEUTRAL
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=128)] = 1
-    best_of: Whole | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
     temperature: float | None = None
@@ -104,6 +105,7 @@ class GenerationBody(StrictObject):
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
+    prompt_logprobs: Top | None = None
     # minfer's:
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
     timing: bool = False  # whether to answer with `timing`, too: see `timing_of`
@@ -112,8 +114,8 @@ class GenerationBody(StrictObject):
     def _fits(self) -> Self:
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise wrong("leave it out; max_completion_tokens is set", "max_tokens")
-        if self.best_of not in (None, self.n):
-            raise wrong("is not supported; leave it out", "best_of")
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong("comes with whole answers; leave stream out", "prompt_logprobs")
         return self
 
     @property
@@ -147,6 +149,7 @@ class GenerationBody(StrictObject):
             timing=self.timing,
             top_logprobs=self.scored or 0,
             echo=tuple(echo),
+            prompt_logprobs=self.prompt_logprobs,
         )
         return GenerationRequest(
             prompts=tuple(prompts),
