@@ -18,12 +18,13 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator
-from typing import Final
+from typing import Final, TypeVar
 
 from attrs import frozen
 
 from minfer.plan import TokenLogprobs
 
+Number = TypeVar("Number", int, float)
 _HEAD: Final = struct.Struct("<3I")
 _WORD: Final = 4  # bytes
 
@@ -42,8 +43,8 @@ class PromptPart:
         """What is said of the token `at` places after the first."""
         begin = at * self.width * _WORD
         end = begin + self.width * _WORD
-        rank, *likeliest = _words("i", self.ids[begin:end])
-        own, *others = _words("f", self.logprobs[begin:end])
+        rank, *likeliest = _read(array("i"), self.ids[begin:end])
+        own, *others = _read(array("f"), self.logprobs[begin:end])
         return TokenLogprobs(own, rank, tuple(likeliest), tuple(others))
 
 
@@ -69,8 +70,8 @@ def parts_of(data: bytes) -> Iterator[PromptPart]:
         yield PromptPart(first, count, width, *both)
 
 
-def _words(code: str, data: bytes) -> "array[int] | array[float]":
-    words = array(code, data)
+def _read(words: "array[Number]", data: bytes) -> "array[Number]":
+    words.frombytes(data)
     if sys.byteorder == "big":
         words.byteswap()
     return words

@@ -73,13 +73,13 @@ def test_parameters_that_contradict_each_other(
 
 
 def test_how_many_samples_are_made() -> None:
-    for given, samples, chooses in (
-        ({}, 1, False),
-        ({"n": 3}, 3, False),
-        ({"n": 3, "best_of": 3}, 3, False),
-        ({"n": 2, "best_of": 5}, 5, True),
+    for n, best_of, samples, chooses in (
+        (1, None, 1, False),
+        (3, None, 3, False),
+        (3, 3, 3, False),
+        (2, 5, 5, True),
     ):
-        params = SamplingParams(**given)
+        params = SamplingParams(n=n, best_of=best_of)
         assert (params.samples, params.chooses) == (samples, chooses)
 
 

@@ -19,6 +19,7 @@ from minfer.messages import Preempted
 from minfer.plan import Open
 from minfer.prompt_logprobs import parts_of
 from minfer.sample import RowSampling
+from tests.effects.execution.test_gpu import runner_of
 from tests.effects.execution.test_pooling import PLAIN, Beside, made, prompts
 from tests.effects.tiny_families import OTHERS, VARIANTS
 
@@ -81,7 +82,7 @@ def test_the_bundled_model_is_as_transformers_has_it() -> None:
     settings: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 32}
     text = "class Stack:\n    def push(self, item):\n" * 4
     for more in ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 2}):
-        with LLM(**settings, **more) as llm:
+        with LLM(**settings | more) as llm:
             check(theirs, llm.generate([text, "import os"], SCORED))
 
 
@@ -102,7 +103,7 @@ def test_models_of_transformers_are_scored_too(
 ) -> None:
     beside = made(tmp_path, key[0], OTHERS[key])
     with LLM(beside.folder, **PLAIN) as llm:
-        monkeypatch.setattr(llm.worker.driver.executor.runner.scorer, "few", 7)
+        monkeypatch.setattr(runner_of(llm).scorer, "few", 7)
         check(beside.theirs, scored(llm, prompts(3)))
 
 

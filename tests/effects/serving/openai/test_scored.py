@@ -50,7 +50,8 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
         assert scored is not None
         assert scored.token_logprobs is not None
         assert scored.top_logprobs is not None
-        assert scored.token_logprobs[0] is scored.top_logprobs[0] is None
+        values_of_first: list[object] = [scored.token_logprobs[0], scored.top_logprobs[0]]
+        assert values_of_first == [None, None]
         for place, token in enumerate(ids[1:]):
             told = scored.token_logprobs[place + 1]
             assert told == pytest.approx(values[place, token].item(), abs=0.1)
@@ -166,9 +167,9 @@ def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) 
 
 def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "bundled", "prompt": "y = 1\n" * 100}
-    more = {"extra_body": {"cache_salt": "warmed"}}
+    asked["extra_body"] = {"cache_salt": "warmed"}
     for most, cached in ((0, False), (1, True)):
-        done = client.completions.create(**asked, max_tokens=most, **more)
+        done = client.completions.create(**asked, max_tokens=most)
         assert done.usage is not None
         assert done.usage.prompt_tokens_details is not None
         assert bool(done.usage.prompt_tokens_details.cached_tokens) == cached
