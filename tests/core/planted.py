@@ -712,7 +712,7 @@ ESCAPED: Final = (
         "a kind: what was summed before a step failed is lost with its row",
         "preempt.py",
         "restart",
-        "{i: 0 for i in spots if not run.seqs[i].request.reads_cache}",
+        "{i: 0 for i in spots if run.seqs[i].request.begins_anew}",
         "{}",
         "test_pooled.py",
     ),

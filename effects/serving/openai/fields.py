@@ -9,10 +9,13 @@ from pydantic import BeforeValidator, Field, model_validator
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
+from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.params import ADVISED, MAX_LOGPROBS, MAX_SAMPLES, SamplingParams
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
+# Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
+MAX_SCORES: Final = 2**21
 # Fields that are not supported, with the values at which they ask for nothing.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -137,7 +140,8 @@ class GenerationBody(StrictObject):
     def request(
         self, prompts: Sequence[Asked], params: SamplingParams, echo: Sequence[str] = ()
     ) -> GenerationRequest:
-        """The request for prompts that were read. Raises RequestError."""
+        """The request for prompts that were read. Raises RequestError and ApiError."""
+        self._check_scores(prompts, params)
         urgency = Urgency(
             priority=self.priority,
             client=self.safety_identifier or self.user,
@@ -159,6 +163,20 @@ class GenerationBody(StrictObject):
             include=include,
             wanted_by=next(filter(self._gives, _WANTED), ""),
         )
+
+    def _check_scores(self, prompts: Sequence[Asked], params: SamplingParams) -> None:
+        """Refuse an answer that would be too large for what is said of prompts."""
+        if params.prompt_logprobs is None:
+            return
+        each = params.n * (1 + params.prompt_logprobs)
+        told = each * sum(len(prompt.ids) for prompt in prompts)
+        if told > MAX_SCORES:
+            field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
+            why = f"{told} log-probabilities of prompts in one answer are too many: at"
+            raise ApiError(
+                f"{field}: {why} most {MAX_SCORES}; name fewer tokens, or fewer prompts",
+                field,
+            )
 
     def _gives(self, name: str) -> bool:
         return getattr(self, name) is not None

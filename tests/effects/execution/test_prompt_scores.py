@@ -75,6 +75,21 @@ def test_chunks_change_nothing(llama: Beside, tokens: int) -> None:
         check(llama.theirs, scored(llm, prompts()))
 
 
+def test_padding_is_not_scored(llama: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 20}) as llm:
+        due = [one.outputs[0].token_ids for one in llm.generate(prompts(), plain)]
+        runner = runner_of(llm)
+        monkeypatch.setattr(runner.shortcuts, "graphs", True)  # as on a GPU
+        monkeypatch.setattr(runner, "_replay", runner._step)
+        each = [plain] * 3 + [SCORED] * 3 + [plain] * 3
+        beside = prompts()[:3]
+        outputs = llm.generate([*beside, *beside, *prompts()[3:]], each)
+    check(llama.theirs, outputs[3:6])
+    found = [one.outputs[0].token_ids for one in (*outputs[:3], *outputs[6:])]
+    assert found == due
+
+
 def test_the_bundled_model_is_as_transformers_has_it() -> None:
     from transformers import AutoModelForCausalLM
 

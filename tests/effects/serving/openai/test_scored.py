@@ -9,6 +9,7 @@ import torch
 from openai import OpenAI
 from transformers import AutoModelForCausalLM
 
+from minfer.effects.serving.openai import fields
 from minfer.effects.serving.openai.logprobs import CompletionLogprobs
 from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.outputs import Logprob, PromptLogprobs
@@ -168,6 +169,7 @@ def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) 
 def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
     asked: dict[str, Any] = {"model": "bundled", "prompt": "y = 1\n" * 100}
     asked["extra_body"] = {"cache_salt": "warmed"}
+    asked["extra_body"]["timing"] = True
     for most, cached in ((0, False), (1, True)):
         done = client.completions.create(**asked, max_tokens=most)
         assert done.usage is not None
@@ -176,7 +178,7 @@ def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
         assert done.usage.completion_tokens == most
         assert bool(done.choices[0].text) == bool(most)
     with client.completions.create(**asked, max_tokens=0, stream=True) as stream:
-        (chunk,) = stream
+        chunk, *_ = stream
     assert (chunk.choices[0].text, chunk.choices[0].finish_reason) == ("", "length")
 
 
@@ -206,8 +208,24 @@ def test_the_best_of_several(client: OpenAI) -> None:
     assert best.usage.completion_tokens == every.usage.completion_tokens
 
 
+def test_an_answer_may_not_grow_beyond_memory(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "MAX_SCORES", 24)
+    asked: dict[str, Any] = {"model": "bundled", "prompt": [[5] * 3, [6] * 3]}
+    for more, param in (
+        ({"echo": True, "logprobs": 4}, "logprobs"),
+        ({"extra_body": {"prompt_logprobs": 4}}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 1}, "n": 3}, "prompt_logprobs"),
+    ):
+        with pytest.raises(openai.BadRequestError, match="at most 24") as caught:
+            client.completions.create(**asked, **more, max_tokens=1)
+        assert caught.value.param == param
+    client.completions.create(**asked, echo=True, logprobs=3, max_tokens=0)
+
+
 @pytest.mark.parametrize(
-    ("fields", "param"),
+    ("given", "param"),
     [
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
@@ -217,10 +235,10 @@ def test_the_best_of_several(client: OpenAI) -> None:
     ],
 )
 def test_what_a_conversation_may_not_ask_for(
-    client: OpenAI, fields: dict[str, Any], param: str
+    client: OpenAI, given: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(
-            model="bundled", messages=[{"role": "user", "content": "x"}], **fields
+            model="bundled", messages=[{"role": "user", "content": "x"}], **given
         )
     assert caught.value.param == param
