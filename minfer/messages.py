@@ -77,18 +77,23 @@ class Cancel:
 @frozen
 class Finish(OfSample):
     """The text layer ends a sample after `length` output tokens, at a stop string for
-    example.
+    example; or because it cannot go on: then the reason is "error", and `error` says why.
     """
 
     length: int
     reason: str = "stop"
+    error: str = ""
 
     def __attrs_post_init__(self) -> None:
         check_text(self.id, "id")
         check_whole(self.sample, "sample")
         check_whole(self.length, "length")
         check_text(self.reason, "reason")
-        if self.reason in OWN_ENDS:
+        check_text(self.error, "error")
+        told = self.reason == "error" and self.error
+        if self.error and not told:
+            raise ParameterError("error", "needs the reason 'error'")
+        if self.reason in OWN_ENDS and not told:
             raise ParameterError("reason", f"{self.reason!r} is the engine's own to give")
 
 

@@ -9,6 +9,7 @@ from attrs import field, frozen
 from minfer.checks import MOST, check_number, check_text, check_whole
 from minfer.checks import ParameterError as ParameterError
 from minfer.keys import Key, Keys
+from minfer.params import MAX_ADJUSTMENTS
 from minfer.params import MAX_SAMPLES as MAX_SAMPLES
 from minfer.params import SamplingParams as SamplingParams
 
@@ -33,6 +34,8 @@ class Request:
     stop_ids: frozenset[int] = (
         frozenset()
     )  # token ids that end a sample, and are part of it
+    # Token sequences that it may not output: the words of `sampling.bad_words`.
+    bad_words: tuple[tuple[int, ...], ...] = ()
     n: int = 1
     # The number, in the draws of the seed, of its first sample: who resumes one of
     # several samples has it go on with its own.
@@ -94,6 +97,7 @@ class Request:
             raise ParameterError("stop_ids", "must be a frozenset of token ids")
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, 2**32 - 1, whole=True)
+        self._check_bad_words()
         for param in ("lockstep", "reads_cache"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
@@ -113,6 +117,26 @@ class Request:
         begins: what was made of it is in no cache.
         """
         return bool(self.pooling) and not self.reads_cache
+
+    def _check_bad_words(self) -> None:
+        """Words are not empty, and a device has room for all that is done to tokens."""
+        words = self.bad_words
+        if type(words) is not tuple or not all(type(word) is tuple for word in words):
+            raise ParameterError("bad_words", "must be tuples of token ids, in a tuple")
+        for word in words:
+            if not word:
+                raise ParameterError("bad_words", "a word has no token")
+            for token in word:
+                check_number(token, "bad_words", 0, 2**32 - 1, whole=True)
+        said = self.sampling
+        stops = len(self.stop_ids) if said.min_tokens else 0
+        count = len(said.logit_bias) + stops + sum(map(len, words))
+        if count > MAX_ADJUSTMENTS:
+            raise ParameterError(
+                "bad_words" if words else "logit_bias",
+                f"{count} single tokens are to be changed (biases, stop ids until "
+                f"min_tokens, tokens of bad words); at most {MAX_ADJUSTMENTS} can be",
+            )
 
     def most_known(self, max_model_len: int) -> int:
         """Tokens that a sample may come to know, the prompt's included.

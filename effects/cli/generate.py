@@ -14,6 +14,7 @@ from minfer.effects.cli.options import (
     llm_settings,
     sampling_options,
     sampling_params,
+    structured_options,
 )
 from minfer.effects.cli.streams import say, show_stats, take_any_text, write
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
@@ -43,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--echo", action="store_true", help="write the prompt before each continuation")
     sampling_options(parser)
+    structured_options(parser)
     engine_options(parser)
     dry_run_option(parser)
 

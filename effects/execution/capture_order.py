@@ -47,6 +47,7 @@ def capture_order(
     short, longer = contexts[:1], contexts[1:]
     other = evolve(likely, filtered=not likely.filtered)
     scored = evolve(likely, scored=not likely.scored)
+    shaped = evolve(likely, shaped=not likely.shaped)
     decode = _decode(config)
     sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
     prompts = _with_history([0], config, most)
@@ -63,6 +64,7 @@ def capture_order(
         told(decode, scored, short),
         told([*prompts.several, *prompts.few], scored, short),
         told([*prompts.several, *beside.several], other, short),
+        told([*decode, *prompts.few], shaped, short),
         told([*beside.many, *prompts.many], likely, short),
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
@@ -77,7 +79,12 @@ def _told(
     for context in contexts:
         for kind in kinds:
             cut = splits(kind.alone, context) if kind.alone else 1
-            yield evolve(kind, filtered=wants.filtered, scored=wants.scored, splits=cut)
+            how = {
+                "filtered": wants.filtered,
+                "scored": wants.scored,
+                "shaped": wants.shaped,
+            }
+            yield evolve(kind, **how, splits=cut)
 
 
 @frozen

@@ -20,6 +20,7 @@ from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, align
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.effects.execution.pooling import Wanted
 from minfer.effects.execution.prompt_scores import Targets
+from minfer.params import ROW_FIELDS
 from minfer.plan import Open, Plan
 
 Array = TypeVar("Array", Words, Tensor)
@@ -122,7 +123,8 @@ def most_words(rows: DeviceRows, tokens: int, draws: int) -> int:
     who decodes.
     """
     inputs = 3 * tokens + 8 * draws + 64
-    changes = rows.scratch * (rows.blocks + 8) + draws
+    kept = 2 + len(ROW_FIELDS)  # a stream's two words, and those of its sampling
+    changes = rows.scratch * (rows.blocks + kept) + draws
     return inputs + 2 * changes
 
 
@@ -179,6 +181,7 @@ class Packer:
                     draws=len(rows),
                     filtered=wants.filtered,
                     scored=wants.scored,
+                    shaped=wants.shaped,
                 )
             )
         longest = max(plan.starts) + turn + 1
@@ -202,6 +205,7 @@ class Packer:
                 draws=len(selves) + len(drawing),
                 filtered=wants.filtered,
                 scored=wants.scored,
+                shaped=wants.shaped,
                 tokens=sum(counts),
                 chunks=len(counts),
                 longest=max(counts),

@@ -33,7 +33,7 @@ from torch import Tensor
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
-from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.kinds import Kind, most_draws
 from minfer.effects.execution.late_draws import LateDraw
@@ -170,7 +170,7 @@ class ModelRunner:
         """Note the rows and blocks that a plan hands over."""
         rows = self.rows
         for opened in plan.opens:
-            rows.open(plan.rows[opened.index], opened)
+            self.sampler.open(plan.rows[opened.index], opened)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
             (table,) = opened.tables  # layers are of one group here
             self.cache.clear(table[full:], part)
@@ -280,7 +280,7 @@ class ModelRunner:
             now, kept = (who, who) if dry else inputs.apart.unbind(0)
             self.sampler.keep(logits, kept)
             who = now
-        self.sampler.sample(logits, who, ahead, Wants(kind.filtered, kind.scored))
+        self.sampler.sample(logits, who, ahead, kind.wants)
 
     def _batch(
         self,
@@ -317,9 +317,8 @@ class ModelRunner:
         """The inputs of rows that feed themselves, then those from history."""
         rows = self.rows
         count = kind.alone + kind.tokens
-        make = (
-            selves.new_zeros if dry else selves.new_empty
-        )  # zeros: no kernel fills them
+        # Zeros, as no kernel fills them.
+        make = selves.new_zeros if dry else selves.new_empty
         tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
         slots = make(count, dtype=torch.int64)
         fed = Fed(tokens, positions, ahead, slots)

@@ -21,11 +21,15 @@ from minfer.effects.live.errors import TooLongError as TooLongError
 from minfer.effects.live.prompts import Asked as Asked
 from minfer.effects.live.prompts import read_prompt as read_prompt
 from minfer.effects.live.prompts import wrong_kind
+from minfer.effects.live.shapes import BadWords, check_shape
 from minfer.effects.setup.prepare import Setup
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.store import Grammars
 from minfer.keys import Key, block_keys, root_key
 from minfer.plan import MEAN, POOLINGS
 from minfer.request import Request, SamplingParams
 from minfer.state import initial
+from minfer.structured import StructuredOutputs
 
 Params = SamplingParams | Sequence[SamplingParams]
 MAX_CLIENT: Final = 256  # characters of a client's name
@@ -101,15 +105,18 @@ def make_request(
     urgency: Urgency,
     name: str = "",
     resets: int = 0,
+    bad_words: BadWords = (),
 ) -> Request:
     """The engine's request after `count` others. RequestError if it could never run.
 
-    `resets` is how often the prefix cache was reset: what was cached before the last
-    time is not found.
+    `bad_words` are those of the parameters as token ids. `resets` is how often the prefix
+    cache was reset: what was cached before the last time is not found.
     """
     config = setup.config
-    _check_params(setup, params)
     stops = frozenset(params.stop_token_ids)
+    stops = stops if params.ignore_eos else stops | setup.stop_ids
+    _check_params(setup, params)
+    check_shape(config.vocab_size, params, stops, bad_words)
     prompt = tuple(asked.ids)
     root = _root(setup, asked, count, resets)
     request = Request(
@@ -118,8 +125,10 @@ def make_request(
         max_tokens=_most(setup, len(prompt), params),
         n=params.samples,
         sampling=params,
-        stop_ids=stops if params.ignore_eos else stops | setup.stop_ids,
+        stop_ids=stops,
+        bad_words=bad_words,
         seed=_seed(setup, count) if params.seed is None else params.seed,
+        lockstep=params.structured_outputs is not None and params.max_tokens != 0,
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
@@ -166,6 +175,15 @@ def make_pooled_request(
     return request
 
 
+def check_constraint(grammars: Grammars, asked: StructuredOutputs) -> None:
+    """Compile a constraint, unless it was. Raises RequestError if that cannot be done."""
+    try:
+        grammars.get(asked)
+    except GrammarError as error:
+        named = str(error) if error.param else f"{asked.param}: {error}"
+        raise RequestError(named, param=asked.param) from None
+
+
 def _check_prompt(setup: Setup, length: int) -> None:
     """Raise TooLongError for a prompt that does not fit, without any output."""
     config = setup.config
@@ -190,6 +208,16 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     if largest >= vocab_size:
         why = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{why} {vocab_size - 1}", param="stop_token_ids")
+    if params.structured_outputs is not None:
+        # Together with these there might be no token at all that may come.
+        beside = {
+            "allowed_token_ids": params.allowed_token_ids,
+            "bad_words": params.bad_words,
+        }
+        for name, said in beside.items():
+            if said:
+                why = f"{name}: cannot be combined with structured_outputs; leave it out"
+                raise RequestError(why, param=name)
     if setup.args.executor == "torch":
         return
     by_field = {

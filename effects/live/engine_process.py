@@ -65,6 +65,7 @@ def run_engine(
         host.report(progress.stage, progress.done, progress.total)
 
     with contextlib.closing(ServedModel.opened(args, report)) as model:
+        model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)
         host.open(model.client, _facts(model.setup))

@@ -1,5 +1,6 @@
 """A model that is served in this process: what `LLM` and `AsyncLLM` share."""
 
+import contextlib
 import gc
 import threading
 from collections.abc import Iterable, Mapping
@@ -14,11 +15,15 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
+from minfer.effects.live.masks import GrammarMasks
 from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
+from minfer.effects.live.shapes import read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.assembly import Assembly, Sink
+from minfer.effects.text.grammars.protocol import Compiler, GrammarError
+from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers
 from minfer.policy import Policy
@@ -126,7 +131,9 @@ class ServedModel(Renders):
         setup = self.setup
         executor = opening.open_executor(setup, self.tokenizer, report)
         journal = opening.open_journal(setup, executor)
-        self.worker = Worker(Driver(setup.config, executor, record=journal), journal)
+        masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
+        driver = Driver(setup.config, executor, record=journal, masks=masks)
+        self.worker = Worker(driver, journal, self.grammars)
         self._attach(self.worker, 0)
 
     @classmethod
@@ -148,6 +155,17 @@ class ServedModel(Renders):
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
         self.read_answers(Parsers())
+        self.grammars = Grammars(self._compiler)
+
+    def _compiler(self) -> Compiler:
+        """What compiles constraints for the model's vocabulary. Raises GrammarError."""
+        from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+
+        if self.tokenizer is None:
+            raise GrammarError("needs a tokenizer; this model runs without one")
+        spec = self.setup.spec
+        text = self.tokenizer.as_json()
+        return LlguidanceCompiler(text, spec.vocab_size, self.setup.stop_ids)
 
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
@@ -169,6 +187,21 @@ class ServedModel(Renders):
         """
         return self.setup.default_sampling_params()
 
+    def check_constraint(self, params: SamplingParams) -> None:
+        """Raise RequestError if what an output must look like cannot be had.
+
+        It is compiled, which takes a while, unless it was just before.
+        """
+        if params.structured_outputs is not None:
+            edge.check_constraint(self.grammars, params.structured_outputs)
+
+    def warm_grammars(self) -> None:
+        """Read the vocabulary for grammars now, if there is a library for them: all else
+        that this process does waits for it, which no request is to notice.
+        """
+        with contextlib.suppress(GrammarError):
+            self.grammars.warm()
+
     def reset_prefix_cache(self) -> None:
         """Find nothing any more of what the prefix cache holds, for requests to come.
 
@@ -179,6 +212,7 @@ class ServedModel(Renders):
     def close(self) -> None:
         """Cancel what runs and let go of the model. May be called again."""
         self.client.close()
+        self.grammars.close()
         gc.unfreeze()
 
     def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
@@ -205,8 +239,10 @@ class ServedModel(Renders):
             if streaming and wanted.chooses:
                 why = "best_of: the best samples are known once all have ended; do not"
                 raise edge.RequestError(f"{why} stream, or leave it out", 0, "best_of")
+            self.check_constraint(wanted)
+            words = read_bad_words(wanted.bad_words, self.tokenizer)
             request = edge.make_request(
-                setup, asked, wanted, count, urgency, name, resets
+                setup, asked, wanted, count, urgency, name, resets, words
             )
             special = (
                 self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()

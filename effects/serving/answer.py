@@ -19,6 +19,7 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
+from minfer.effects.live.masks import STUCK
 from minfer.effects.live.names import prompt_name
 from minfer.effects.serving.authentication import caller_of, pay_output
 from minfer.effects.serving.backend import Backend
@@ -185,6 +186,8 @@ class Answer:
         for delta in output.outputs:
             if delta.finish_reason == "error":
                 self.backend.log.error("%s failed: %s", self.stamp.id, delta.error)
+                if delta.error.startswith(STUCK):  # which is the client's own
+                    raise ApiError(delta.error, self.request.constrained_by)
                 raise ApiError(_FAILED, None, "engine_error", INTERNAL)
             if self.backend.closing:
                 raise EngineDeadError(SHUTTING_DOWN)

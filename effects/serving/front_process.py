@@ -127,6 +127,7 @@ async def _open(
     )
     _check_same(setup.fingerprint, remote)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
+    await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(
         llm,
         plan.http.names,

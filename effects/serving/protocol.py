@@ -64,6 +64,7 @@ class GenerationRequest:
     stream: bool
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
+    constrained_by: str = ""  # the field that says what the answer must look like
     parsing: Parsing | None = None  # what is looked for in each answer, if anything is
     wanted_by: str = ""  # the field that says how many tokens to write, if one does
 

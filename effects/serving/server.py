@@ -216,6 +216,7 @@ def serve_in_process(
     """Serve until a signal comes, all in this process; returns the exit code."""
     configure_logs("server")
     llm = AsyncLLM(**attrs.asdict(args, recurse=False))
+    llm.warm_grammars()
     app = Application(
         llm,
         options.names,

@@ -71,7 +71,7 @@ class Assembly:
             matcher = StopMatcher(sampling.stop) if sampling.stop else None
             scored = sampling.logprobs is not None or sampling.chooses
             logprobs = list[TokenLogprobs]() if scored else None
-            sample = Pieces(decoder, matcher, logprobs)
+            sample = Pieces(decoder, matcher, logprobs, sampling.min_tokens)
             sample.begin(self.request.output)
             self.samples.append(sample)
         if sampling.prompt_logprobs is not None:
@@ -127,13 +127,16 @@ class Assembly:
         it.
         """
         found = []
+        over = False
         with self.lock:
             for i, one in enumerate(self.samples):
                 if (self.eager and one.fresh) or (one.done is not None and not one.over):
                     one.flush(self.request.stop_ids)
+                    over = over or one.over
                     if one.stop is not None and not one.over:
                         found.append(Finish(self.request.id, i, one.count))
-            self.finished = all(one.over for one in self.samples)
+            if over:
+                self.finished = all(one.over for one in self.samples)
             if self.finished:
                 ended(self.request.id)
             news = self.finished or self._streams_news()

@@ -28,6 +28,7 @@ class Pieces:
     # Of the tokens from the next that will be taken, if asked for. Those that an end cuts
     # off stay.
     logprobs: list[TokenLogprobs] | None = None
+    unstopped: int = 0  # output tokens in whose text no stop string counts
     fresh: list[int] = field(factory=list)  # tokens that came
     done: Finished | None = None
     count: int = 0  # output tokens that were ever flushed, or that it began with
@@ -45,7 +46,8 @@ class Pieces:
         """
         self.count = len(history)
         if self.decoder is not None and history:
-            text = self.decoder.push(history)
+            self.decoder.push(history[: self.unstopped])
+            text = self.decoder.push(history[self.unstopped :])
             if self.matcher is not None:
                 self.matcher.push(text)
 
@@ -102,7 +104,9 @@ class Pieces:
             self.text += decoder.push(tokens, final=self.over)
             return None
         for at, token in enumerate(tokens, 1):
-            text, self.stop = self.matcher.push(decoder.push((token,)))
+            text = decoder.spell(token)
+            if self.count + at > self.unstopped:
+                text, self.stop = self.matcher.push(text)
             self.text += text
             if self.stop is not None:
                 return at

@@ -39,6 +39,7 @@ from minfer import (
     prefix,
     request,
     sequence,
+    structured,
     waiting,
 )
 from minfer import state as states
@@ -61,6 +62,7 @@ _MODULES: Final = (
     request,
     sequence,
     states,
+    structured,
     waiting,
 )
 

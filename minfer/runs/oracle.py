@@ -183,7 +183,8 @@ class Oracle:
         if not bits:
             return token
         allowed = int.from_bytes(bits, "little")
-        following = ((token + more) % self.vocab for more in range(self.vocab))
+        size = self.vocab or 8 * len(bits)
+        following = ((token + more) % size for more in range(size))
         return next(one for one in following if allowed >> one & 1)
 
     def _scores(self, plan: Plan, yields: Yields) -> Scores:

@@ -23,13 +23,14 @@ import attrs
 
 from minfer.config import EngineConfig
 from minfer.keys import Key, Keys, block_keys, extend_keys
-from minfer.messages import Event, Executed, Failed, Submit
+from minfer.messages import Event, Executed, Failed, Finish, Submit
 from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
 from minfer.runs.journal_writing import as_written
 from minfer.state import EngineState
 
 STOP: Final = 1  # what a token that ends its sequence becomes
+_LEFT_OUT: Final = "left out"  # instead of an error
 _ODD: Final = 2**32 - 1  # a token id out of range
 
 
@@ -52,6 +53,8 @@ def redacted(
                 out.append(_results(config, state, plan, event, secret))
             case Failed(number):
                 out.append(Failed(number))
+            case Finish(error=str(why)) if why:
+                out.append(attrs.evolve(event, error=_LEFT_OUT))
             case _:
                 out.append(event)
     return tuple(out)
@@ -105,6 +108,7 @@ def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> R
         client=redacted_client(secret, request.client),
         keys=block_keys(root, prompt, size)[: len(request.keys)],
         sampling=SamplingParams(),
+        bad_words=(),
         stop_ids=frozenset({STOP}) if request.stop_ids else frozenset(),
     )
 

@@ -31,13 +31,44 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
         ("max_tokens", -1),
         ("max_tokens", 2.5),
         ("stop", ("",)),
-        ("stop", ("a",) * 17),
+        ("stop", ("a",) * 65),
+        ("stop", ("a" * 1025,)),
         ("stop", (3,)),
         ("stop", 5),
         ("stop_token_ids", 5),
         ("stop_token_ids", (-1,)),
         ("stop_token_ids", tuple(range(300))),
         ("ignore_eos", 1),
+        ("typical_p", 0),
+        ("typical_p", 1.1),
+        ("repetition_penalty", 0),
+        ("repetition_penalty", 2.1),
+        ("repetition_penalty", math.nan),
+        ("frequency_penalty", 2.1),
+        ("frequency_penalty", -2.1),
+        ("presence_penalty", "x"),
+        ("min_tokens", -1),
+        ("min_tokens", 17),
+        ("min_tokens", True),
+        ("logit_bias", 5),
+        ("logit_bias", {5: 101}),
+        ("logit_bias", {5: math.nan}),
+        ("logit_bias", {-1: 1}),
+        ("logit_bias", {"5": 1}),
+        ("logit_bias", {True: 1}),
+        ("logit_bias", [5]),
+        ("logit_bias", [(5, 1), (5, 2)]),
+        ("logit_bias", dict.fromkeys(range(1025), 1)),
+        ("allowed_token_ids", []),
+        ("allowed_token_ids", 5),
+        ("allowed_token_ids", [-1]),
+        ("allowed_token_ids", [True]),
+        ("allowed_token_ids", range(70_000)),
+        ("bad_words", 5),
+        ("bad_words", [5]),
+        ("bad_words", [""]),
+        ("bad_words", ["x" * 129]),
+        ("bad_words", ["x"] * 129),
         ("logprobs", -1),
         ("prompt_logprobs", -1),
         ("prompt_logprobs", 21),
@@ -87,6 +118,12 @@ def test_good_parameters() -> None:
     params = SamplingParams(stop="\n", temperature=0, max_tokens=None, seed=-5, top_k=-1)
     assert params.stop == ("\n",)
     assert SamplingParams(stop=None).stop == ()
+    assert SamplingParams(logit_bias={7: 1, 2: -0.5}).logit_bias == ((2, -0.5), (7, 1.0))
+    assert SamplingParams(logit_bias=None).logit_bias == ()
+    assert SamplingParams(min_tokens=16).min_tokens == 16
+    assert SamplingParams(min_tokens=99, max_tokens=None).max_tokens is None
+    assert SamplingParams(allowed_token_ids=[5, 3]).allowed_token_ids == (5, 3)
+    assert SamplingParams(bad_words="no").bad_words == ("no",)
 
 
 @pytest.mark.parametrize(

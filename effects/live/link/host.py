@@ -254,8 +254,13 @@ class Host:
             # Some may run still from before it came: then it is not known who kills.
             alone = self._owners.keys() - self._quarantine.waiting() <= {probing}
             self._broadcast(wire.encoded(wire.Probing(probing if alone else "")))
-        if due:
-            self._hand_over(client, due)
+        # Grammars may have to be compiled first, for which nobody else is to wait.
+        bound = [one for one in due if one.sampling.structured_outputs is not None]
+        free = tuple(one for one in due if one.sampling.structured_outputs is None)
+        if free:
+            self._hand_over(client, free)
+        for request in bound:
+            self._hand_over(client, (request,))
 
     def _hand_over(self, client: EngineClient, due: tuple[Request, ...]) -> None:
         try:

@@ -8,10 +8,18 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.structured import ConstrainedBody
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.params import ADVISED, MAX_LOGPROBS, MAX_SAMPLES, SamplingParams
+from minfer.params import (
+    ADVISED,
+    MAX_ADJUSTMENTS,
+    MAX_ALLOWED,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    SamplingParams,
+)
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
@@ -19,24 +27,18 @@ MAX_SCORES: Final = 2**21
 # Fields that are not supported, with the values at which they ask for nothing.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
     "metadata": (ANYTHING,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (ANYTHING,),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_cache_key": (ANYTHING,),
     "prompt_cache_options": (ANYTHING,),
     "prompt_cache_retention": (ANYTHING,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "store": (False,),
@@ -57,6 +59,10 @@ _SAMPLING: Final = {
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
 }
 
 
@@ -68,10 +74,32 @@ def _as_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
 
+def _by_id(given: object) -> object:
+    """Biases by token id: JSON's keys are strings."""
+    if not isinstance(given, dict):
+        return given
+    if len(given) > MAX_ADJUSTMENTS:
+        raise wrong(f"must have at most {MAX_ADJUSTMENTS} token ids")
+    found = {}
+    for key, bias in given.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
+            raise wrong(f"names are token ids as whole numbers, not {shown(key)}")
+        found[int(key[:_LONGEST_ID])] = bias
+    if len(found) < len(given):
+        raise wrong("a token id is in it twice")
+    return found
+
+
+_LONGEST_ID: Final = 19  # digits: more are out of every range anyway
+
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Stops = Annotated[
     list[str], Few, BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+]
+Biases = Annotated[
+    dict[int, float],
+    BeforeValidator(_by_id, json_schema_input_type=dict[str, float]),
 ]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
@@ -84,7 +112,7 @@ class StreamOptions(StrictObject):
     include_obfuscation: Literal[False] = False
 
 
-class GenerationBody(StrictObject):
+class GenerationBody(ConstrainedBody):
     """The fields that generating endpoints share."""
 
     neutral = NEUTRAL
@@ -97,6 +125,9 @@ class GenerationBody(StrictObject):
     top_p: float | None = None
     seed: Whole | None = None
     stop: Stops | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Biases | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None  # without stream, they say nothing
     user: Client = ""
@@ -104,12 +135,19 @@ class GenerationBody(StrictObject):
     # vLLM's:
     top_k: Whole | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     stop_token_ids: Annotated[list[Whole], Few] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Whole | None = None
+    allowed_token_ids: (
+        Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
+    ) = None
+    bad_words: Annotated[list[str], Few] | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
     prompt_logprobs: Top | None = None
     # minfer's:
+    typical_p: float | None = None
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
     timing: bool = False  # whether to answer with `timing`, too: see `timing_of`
 
@@ -129,12 +167,16 @@ class GenerationBody(StrictObject):
         raise NotImplementedError
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that were given, by their names in SamplingParams."""
+        """The sampling parameters that were given, by their names in SamplingParams.
+        Raises ApiError.
+        """
         found = self.model_dump(include=_SAMPLING, exclude_none=True)
         if self.max_completion_tokens is not None:
             found["max_tokens"] = self.max_completion_tokens
         if self.scored is not None:
             found["logprobs"] = self.scored
+        if (asked := self.constraint()) is not None:
+            found["structured_outputs"] = asked.made()
         return found
 
     def request(
@@ -155,9 +197,11 @@ class GenerationBody(StrictObject):
             echo=tuple(echo),
             prompt_logprobs=self.prompt_logprobs,
         )
+        asked = self.constraint()
         return GenerationRequest(
             prompts=tuple(prompts),
             params=params,
+            constrained_by="" if asked is None else asked.field,
             urgency=urgency,
             stream=self.stream,
             include=include,

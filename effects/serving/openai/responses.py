@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
+from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.errors import stream_failure
 from minfer.effects.serving.openai.fields import Client, Few
 from minfer.effects.serving.openai.response_input import (
@@ -25,10 +26,10 @@ from minfer.effects.serving.openai.response_input import (
     turns_of,
 )
 from minfer.effects.serving.openai.response_writing import writer
+from minfer.effects.serving.openai.structured import Constraint, schema_in
 from minfer.effects.serving.openai.tools import ToolChoice, check_tools, constraint
 from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
-from minfer.effects.serving.typed import TypedObject
 
 _SCORES: Final = "message.output_text.logprobs"  # the one thing to include that could be
 _LARGEST: Final = 2**31  # output tokens
@@ -49,20 +50,40 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "top_logprobs": (0,),
 }
 
+_KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
+_LONGEST_NAME: Final = 64  # characters of a name that an error shows
 _OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
-
-
-class Format(TypedObject):
-    """What the text must be like: any."""
-
-    kinds = ("text",)
 
 
 class Text(StrictObject):
     """What the text must be like."""
 
     neutral = _OF_TEXT
-    format: Format | None = None
+    format: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.constraint()
+        return self
+
+    def constraint(self) -> Constraint | None:
+        """What it asks for, if that is anything. Raises ApiError."""
+        where = "text.format"
+        said = dict(self.format or {})
+        match said.pop("type", "text"):
+            case "text" if not said:
+                return None
+            case "json_object" if not said:
+                return Constraint({"json_object": True}, where)
+            case "json_schema":
+                return schema_in(said, where)
+            case str(kind) if kind in _KINDS:
+                field = f"{where}.{min(said)[:_LONGEST_NAME]}"
+                raise ApiError(f"{field}: is not a field here; leave it out", field)
+            case kind:
+                there = " or ".join(map(shown, _KINDS))
+                why = f"{shown(kind)} is not supported; there is {there}"
+                raise ApiError(f"{where}.type: {why}", f"{where}.type")
 
 
 class ResponseStreamOptions(StrictObject):
@@ -135,6 +156,9 @@ class ResponsesBody(StrictObject):
         """
         ids = self._ids(llm)
         given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        asked = None if self.text is None else self.text.constraint()
+        if asked is not None:
+            given["structured_outputs"] = asked.made()
         params = llm.setup.default_sampling_params(
             **given, max_tokens=self.max_output_tokens
         )
@@ -145,6 +169,7 @@ class ResponsesBody(StrictObject):
             urgency=Urgency(client=self.safety_identifier or self.user),
             stream=self.stream,
             include=Include(repeat=self._repeated()),
+            constrained_by="" if asked is None else asked.field,
             parsing=parsing_of(llm, ids, names, parallel=self.parallel_tool_calls),
             wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
         )
@@ -162,10 +187,12 @@ class ResponsesBody(StrictObject):
 
     def _repeated(self) -> dict[str, object]:
         """What a response says of its request, as it was given."""
+        form = None if self.text is None else self.text.format
         choice: object = self.tool_choice
         if isinstance(choice, NamedFunction):
             choice = choice.model_dump()
         return {
+            "text": {"format": form or {"type": "text"}},
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},

@@ -44,6 +44,13 @@ class Transport(Protocol):
         """Send a failure, which ends the answer."""
 
 
+Watcher = Callable[[bytes], None]  # of the parts of a body
+
+
+def see_nothing(_: bytes) -> None:
+    """Let a part pass."""
+
+
 class Connection(Protocol):
     """A client that asks for one thing, and waits for the answer."""
 
@@ -60,8 +67,10 @@ class Connection(Protocol):
         nothing is.
         """
 
-    async def read(self, most: int) -> bytes:
-        """The request's body, of `most` bytes. Raises ApiError and ClientDisconnect."""
+    async def read(self, most: int, see: Watcher) -> bytes:
+        """The request's body, of `most` bytes; `see` gets it part by part, as it comes.
+        Raises ApiError, what `see` raises, and ClientDisconnect.
+        """
 
     async def departed(self) -> NoReturn:
         """Wait until the client goes away. Raises ClientDisconnect then."""

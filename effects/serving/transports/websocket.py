@@ -36,7 +36,12 @@ from minfer.effects.serving.transports.envelope import (
     Opened,
     opened,
 )
-from minfer.effects.serving.transports.transport import Event, Failure, Handler
+from minfer.effects.serving.transports.transport import (
+    Event,
+    Failure,
+    Handler,
+    Watcher,
+)
 
 MAX_OPEN: Final = 128  # requests on one socket
 ENVELOPE: Final = 2**16  # bytes of a message above those of a body, before it is cut off
@@ -46,6 +51,7 @@ SOCKETS: Final[Mapping[str, Any]] = {
     "ws": "websockets-sansio",
     "ws_per_message_deflate": False,
 }
+PART: Final = 2**17  # bytes of a body that are looked at in one go
 _POLICY: Final = 1008  # the close code of a client that may not come
 
 
@@ -65,13 +71,17 @@ class Channel:
         """Bytes of the body."""
         return len(self._body)
 
-    async def read(self, most: int) -> bytes:
-        """The body, which is not kept. Raises ApiError if it has more than `most`
-        bytes.
+    async def read(self, most: int, see: Watcher) -> bytes:
+        """The body, which is not kept. Raises ApiError if it has more than `most` bytes,
+        and what `see` raises.
         """
         body, self._body = self._body, b""
         if len(body) > most:
             raise ApiError(f"the body has more than {most} bytes", status=413)
+        for begin in range(0, len(body), PART):
+            see(body[begin : begin + PART])
+            if len(body) > PART:
+                await asyncio.sleep(0)  # others have their turn
         return body
 
     async def departed(self) -> NoReturn:

@@ -445,7 +445,7 @@ def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
         ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0)),
         (
             {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
-            SamplingParams(temperature=0.6, top_p=0.8, top_k=20),
+            SamplingParams(temperature=0.6, top_p=0.8, top_k=20, repetition_penalty=1.1),
         ),
         ({"do_sample": None, "top_k": None, "min_p": 0.1}, SamplingParams(min_p=0.1)),
     ],

@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 from minfer import LLM, SamplingParams
 from minfer.effects.live import worker
 from minfer.effects.live.client import Died, Message, News
+from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
@@ -26,10 +27,12 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.text.assembly import Assembly
+from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Admitted, Cancel, Ended, Finish, Finished
 from minfer.plan import Plan
 from minfer.policy import FirstCome, Load
 from minfer.request import Request
+from minfer.structured import StructuredOutputs
 from tests.core.recorded import Seen
 from tests.effects.served import Slow
 from tests.effects.tiny_model import write_checkpoint
@@ -208,6 +211,12 @@ def settle(llm: LLM) -> None:
     assert llm.worker.thread is not None
     llm.worker.thread.join(60)
     assert not llm.client.working
+
+
+def pause(llm: LLM) -> None:
+    """Wait until the engine has nothing to do for now."""
+    assert llm.worker.thread is not None
+    llm.worker.thread.join(60)
 
 
 def listened(llm: LLM) -> list[Message]:
@@ -421,3 +430,66 @@ def test_a_death_is_told_once_with_those_it_concerns(
         assert "ZeroDivisionError" in llm.client.snapshot().dead
         with pytest.raises(EngineDeadError, match="serves nobody any more"):
             llm.client.submit([request("c")])
+
+
+class Slowly:
+    """Compiles once it may."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def compile(self, _: StructuredOutputs) -> Any:
+        assert self.go.wait(20)
+        return self
+
+    def matcher(self) -> Any:
+        return self
+
+    def rollback(self, _: int) -> None:
+        pass
+
+    advance = rollback
+
+    def mask(self) -> bytes:
+        return bytes([1 << 5])
+
+
+def constrained(name: str) -> Request:
+    asked = SamplingParams(structured_outputs=StructuredOutputs(regex=name))
+    return evolve(request(name, 4), sampling=asked, lockstep=True)
+
+
+def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
+    folder: str,
+) -> None:
+    slowly = Slowly()
+    with LLM(folder, executor="oracle", num_gpu_blocks_override=2000) as llm:
+        llm.worker.driver.masks._grammars = store = Grammars(lambda: slowly)  # type: ignore[attr-defined]  # of one that is slow
+        llm.worker.compiling = Compiling(store)
+        messages = listened(llm)
+        llm.client.submit([constrained("a")])
+        llm.client.submit([constrained("b")])
+        with pytest.raises(RequestError, match="is being served"):
+            llm.client.submit([constrained("a")])
+        llm.client.submit([request("free", 4)])
+        pause(llm)
+        assert set(ends_of(messages)) == {"free"}
+        assert llm.client.working
+        assert not llm.client.drain(timeout=0.05)
+        assert llm.client.cancel(["a"]) == {"a"}
+        pause(llm)
+        assert ends_of(messages)["a"].reason == "cancelled"
+        slowly.go.set()
+        assert llm.client.drain(timeout=20)
+        assert ends_of(messages)["b"].reason == "length"
+
+
+def test_who_waits_for_its_grammar_is_told_when_the_engine_closes(folder: str) -> None:
+    slowly = Slowly()
+    llm = LLM(folder, executor="oracle", num_gpu_blocks_override=2000)
+    llm.worker.compiling = Compiling(Grammars(lambda: slowly))
+    messages = listened(llm)
+    llm.client.submit([constrained("a")])
+    llm.close()
+    slowly.go.set()
+    assert ends_of(messages)["a"].reason == "cancelled"

@@ -41,6 +41,8 @@ class Server:
 
     process: subprocess.Popen[str]
     url: str = ""
+    # Status of /health, /ready and /v1/models, asked again and again while it began.
+    begun: list[tuple[int, ...]] = field(factory=list)
 
     def children(self) -> dict[str, int]:
         """Process ids by name."""

@@ -24,7 +24,7 @@ from minfer.effects.serving.limits import HELD, SHARE, UNCOUNTED, Limits
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.transports.envelope import Envelope
-from minfer.effects.serving.transports.transport import Failure, Transport
+from minfer.effects.serving.transports.transport import Failure, Transport, Watcher
 from minfer.effects.serving.transports.websocket import Channel
 from minfer.messages import Submit
 from tests.effects.served import Serving, events, serving
@@ -51,9 +51,10 @@ class Sent:
     def announced(self, most: int) -> int:
         return min(len(self.data), most)
 
-    async def read(self, most: int) -> bytes:
+    async def read(self, most: int, see: Watcher) -> bytes:
         assert len(self.data) <= most
         await asyncio.sleep(self.after)
+        see(self.data)
         return self.data
 
     async def departed(self) -> NoReturn:

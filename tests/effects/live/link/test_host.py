@@ -11,6 +11,8 @@ from minfer.effects.live.link.host import PATIENCE, STAGE, Host
 from minfer.effects.live.link.shares import Session
 from minfer.effects.live.totals import Totals
 from minfer.messages import Finish, Finished, Held
+from minfer.request import SamplingParams
+from minfer.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, READY, Ends, MadeUp, linked, request
 
 
@@ -210,6 +212,14 @@ def test_a_dead_engine_is_asked_for_nothing_and_its_requests_wait() -> None:
     ends.remotes[0].submit([request("a")])
     ends.carry()
     assert not ends.heard[0]
+
+
+def test_nobody_waits_for_the_grammars_of_others() -> None:
+    ends = linked()
+    asked = SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
+    bound = [evolve(request(name), sampling=asked) for name in "bd"]
+    ends.remotes[0].submit([request("a"), bound[0], request("c"), bound[1]])
+    assert ends.engine.asked == [("a", "c"), ("b",), ("d",)]
 
 
 def test_a_front_ends_only_its_own() -> None:

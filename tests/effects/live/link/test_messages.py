@@ -13,6 +13,7 @@ from minfer.effects.live.totals import Histogram, Totals
 from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
 from minfer.plan import TokenLogprobs
 from minfer.request import Request, SamplingParams
+from minfer.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, linked, other
 
 SAMPLING = other(
@@ -30,6 +31,15 @@ SAMPLING = other(
     stop=("\n\n", "ß"),
     stop_token_ids=(4, 5),
     ignore_eos=True,
+    structured_outputs=StructuredOutputs(choice=("ja", "ß")),
+    typical_p=0.75,
+    repetition_penalty=1.5,
+    frequency_penalty=-0.5,
+    presence_penalty=0.25,
+    min_tokens=3,
+    logit_bias=((4, -1.5), (9, 2.0)),
+    allowed_token_ids=(3, 4, 9),
+    bad_words=("a", "ß"),
 )
 REQUEST = other(
     Request(id="a", prompt=(1,), max_tokens=1),
@@ -37,6 +47,7 @@ REQUEST = other(
     prompt=(5, 2**32 - 1, 0),
     max_tokens=2**31,
     stop_ids=frozenset({3, 9}),
+    bad_words=((3,), (4, 5)),
     n=3,
     first_sample=2,
     seed=-(2**63),

@@ -122,9 +122,9 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"reasoning": {"effort": "high"}}, "reasoning", "is not supported"),
         ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
         (
-            {"text": {"format": {"type": "json_object"}}},
+            {"text": {"format": {"type": "xml"}}},
             "text.format.type",
-            '"json_object" is not supported',
+            '"xml" is not supported',
         ),
         (
             {"include": ["message.output_text.logprobs"]},

@@ -14,7 +14,7 @@ from websockets.sync.client import ClientConnection, connect
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.keys import Bucket, Key, Keys, digest
 from minfer.effects.serving.transports import websocket
-from minfer.effects.serving.transports.transport import Connection, Event
+from minfer.effects.serving.transports.transport import Connection, Event, see_nothing
 from minfer.effects.serving.transports.websocket import Socket
 from tests.effects.served import Serving, serving
 from tests.effects.serving.wire import NEIGHBOUR
@@ -303,7 +303,7 @@ SCOPE: Scope = {"type": "websocket", "headers": []}
 
 async def echo(connection: Connection) -> None:
     """Answers with what it reads, in three parts; it breaks at "break"."""
-    data = await connection.read(100)
+    data = await connection.read(100, see_nothing)
     if b"break" in data:
         raise ValueError("secret")
     transport = connection.transport(stream=True, name="x")
