@@ -103,8 +103,9 @@ class Executed:
 
     `scores` are log-probabilities of these tokens by which the engine decides, for rows
     that were opened with them; no scores at all if there is no such row. `logprobs`, and
-    the vectors of prompts that are `pooled`, are what clients asked to read: they pass
-    through, no decision depends on them, and journals do not keep them.
+    what is said of prompts (`pooled`: vectors, log-probabilities), are what clients asked
+    to read: they pass through, no decision depends on them, and journals do not keep
+    them.
     """
 
     step: int
@@ -155,7 +156,7 @@ class Emit:
     tokens: Yields
     finished: tuple[Finished, ...] = ()
     logprobs: Logprobs = field(default=(), eq=False, repr=False)  # a column too, or none
-    # A column too, or none: the vectors of samples that ended with their prompts.
+    # A column too, or none: what is said of prompts.
     pooled: Pooled = field(default=(), eq=False, repr=False)
 
 

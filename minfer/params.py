@@ -233,8 +233,14 @@ class SamplingParams(RowValues):
     """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError."""
 
     n: int = 1  # samples of one prompt
+    # So many are made, and the `n` that are likeliest per token are given; None: `n`.
+    best_of: int | None = None
+    # The log-probability of each token of the prompt but the first, and of so many
+    # likeliest ones at its place; None: none.
+    prompt_logprobs: int | None = None
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
-    # Output tokens at most; None: as many as the context holds.
+    # Output tokens at most; None: as many as the context holds. 0: the prompt is
+    # computed, for its log-probabilities or for the cache, and nothing is sampled.
     max_tokens: int | None = 16
     stop: tuple[str, ...] = field(default=(), converter=_stops)  # the text layer's
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_ids)
@@ -258,7 +264,11 @@ class SamplingParams(RowValues):
         if self.seed is not None:
             check_whole(self.seed, "seed")
         if self.max_tokens is not None:
-            check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
+            check_number(self.max_tokens, "max_tokens", 0, 2**31, whole=True)
+        if self.prompt_logprobs is not None:
+            name = "prompt_logprobs"
+            check_number(self.prompt_logprobs, name, 0, MAX_LOGPROBS, whole=True)
+        self._check_samples()
         self._check_stops()
         said: Any = self.structured_outputs
         if said is not None and not isinstance(said, StructuredOutputs):
@@ -276,6 +286,27 @@ class SamplingParams(RowValues):
         if most is not None and self.min_tokens > most:
             why = f"must be at most max_tokens, which is {most}, not {self.min_tokens}"
             raise ParameterError("min_tokens", why)
+
+    @property
+    def samples(self) -> int:
+        """How many are made of a prompt, whether all of them are given or not."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more samples are made than given."""
+        return self.samples > self.n
+
+    def _check_samples(self) -> None:
+        if self.best_of is not None:
+            check_number(self.best_of, "best_of", 1, MAX_SAMPLES, whole=True)
+            if self.best_of < self.n:
+                why = f"must be at least n ({self.n}), not {self.best_of}"
+                raise ParameterError("best_of", why)
+        if self.max_tokens == 0 and self.samples > 1:
+            param = "n" if self.n > 1 else "best_of"
+            why = "must be 1 where max_tokens is 0: samples would not differ"
+            raise ParameterError(param, why)
 
     def _check_stops(self) -> None:
         _check_texts("stop", self.stop, MAX_STOPS, MAX_STOP_LENGTH)

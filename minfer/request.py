@@ -63,7 +63,8 @@ class Request:
     # executor. The engine knows that it yields no token and ends with its prompt.
     pooling: str = ""
     # Whether what is cached of its prompt need not be computed. A mean is over all
-    # positions, so such a request computes each of them, in one generation.
+    # positions, and log-probabilities are wanted of each: such a request computes them
+    # all.
     reads_cache: bool = True
     largest: int = field(
         init=False, eq=False, repr=False
@@ -105,6 +106,18 @@ class Request:
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
             raise ParameterError("keys", "must be a tuple of bytes")
 
+    @property
+    def ends_with_prompt(self) -> bool:
+        """Whether it yields no token: it is pooled or scored, or fills the cache."""
+        return not self.max_tokens
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether all of its prompt is computed in one generation, however often that
+        begins: what was made of it is in no cache.
+        """
+        return bool(self.pooling) and not self.reads_cache
+
     def _check_bad_words(self) -> None:
         """Words are not empty, and a device has room for all that is done to tokens."""
         words = self.bad_words
@@ -131,6 +144,6 @@ class Request:
         Of one that ends with its prompt: one more, which it never gets. So its last input
         is due as that of any other is, for the token after it.
         """
-        if self.pooling:
+        if self.ends_with_prompt:
             return len(self.prompt) + 1
         return min(len(self.prompt) + self.max_tokens, max_model_len)

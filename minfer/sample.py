@@ -52,7 +52,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.params import RowValues, SamplingParams, row_values
 from minfer.request import Request
@@ -91,6 +91,8 @@ class RowSampling(Shaping):
     seed: int
     sample: int
     scores: bool = False  # whether the engine decides by its tokens' log-probabilities
+    # Log-probabilities of the prompt's tokens, and of so many likeliest; None: none.
+    prompt_logprobs: int | None = None
 
     @classmethod
     def of(
@@ -117,9 +119,16 @@ class RowSampling(Shaping):
 def row_sampling(request: Request, sample: int) -> RowSampling:
     """The sampling values of one sample of a request."""
     number = request.first_sample + sample
-    return RowSampling.of(
-        request.sampling, request.seed, number, request.stop_ids, request.bad_words
+    params = request.sampling
+    told = RowSampling.of(
+        params, request.seed, number, request.stop_ids, request.bad_words
     )
+    if params.chooses and params.logprobs is None:
+        told = evolve(told, logprobs=0)  # by which the best samples are found
+    # Of a request's prompt, once: its first sample computes it, before it has output.
+    once = sample == 0 and not request.output
+    wanted = params.prompt_logprobs if once else None
+    return told if wanted is None else evolve(told, prompt_logprobs=wanted)
 
 
 def stream(seed: int, sample: int) -> int:

@@ -19,6 +19,7 @@ from torch import Tensor
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.effects.execution.pooling import Wanted
+from minfer.effects.execution.prompt_scores import Targets
 from minfer.params import ROW_FIELDS
 from minfer.plan import Open, Plan
 
@@ -46,6 +47,12 @@ class Forward:
     longest: int  # the most tokens that a row which feeds itself attends to
     kept: Draw | None = None  # who is sampled apart
     wanted: Wanted | None = None  # the states of rows that are pooled
+    targets: Targets | None = None  # of rows whose prompts are scored
+
+    @property
+    def asks(self) -> bool:
+        """Whether something is wanted besides tokens."""
+        return self.wanted is not None or self.targets is not None
 
 
 @frozen(eq=False)
@@ -213,11 +220,18 @@ class Packer:
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
         draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
         longest = max((plan.starts[i] + 1 for i in selves), default=1)
-        wanted = Wanted.of(plan, self.rows, counts, kind.alone)
+        forward = Forward(
+            kind,
+            words,
+            draw,
+            longest,
+            wanted=Wanted.of(plan, self.rows, counts, kind.alone),
+            targets=Targets.of(plan, self.rows, counts, kind.alone),
+        )
         if not plan.apart:
-            return Forward(kind, words, draw, longest, wanted=wanted)
+            return forward
         now, kept = self._split(plan, views(words, kind)[-1], draw)
-        return Forward(kind, words, now, longest, kept, wanted)
+        return evolve(forward, draw=now, kept=kept)
 
     @staticmethod
     def _empty(kind: Kind) -> Words:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend
+from minfer.effects.execution.beside_tokens import Errand
 from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.kinds import Kind, most_draws
@@ -43,12 +44,13 @@ from minfer.effects.execution.packing import (
     most_words,
     nobodys,
 )
-from minfer.effects.execution.pooling import Pooler, Vectors, Wanted
+from minfer.effects.execution.pooling import Pooler
+from minfer.effects.execution.prompt_scores import Scorer
 from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
-from minfer.effects.models.batch import Batch, Chunks, Tap
+from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.shapes import cuda_activation_bytes, padded_tokens
@@ -133,6 +135,7 @@ class ModelRunner:
         self.sampler = Sampler(backend, self.rows, self.draws)
         dtype = torch_dtype(spec.dtype)
         self.pooler = Pooler(config.max_num_seqs, spec.hidden_size, dtype, device)
+        self.scorer = Scorer(backend, config.max_num_seqs)
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.checked = checked
@@ -181,12 +184,12 @@ class ModelRunner:
         """Send what a forward needs, run it, and have its tokens sent back."""
         kind = self._with_splits(forward.kind, forward.longest)
         slot.begin(forward.draw, scored=kind.scored)
-        wanted = forward.wanted
-        checked = self.checked and kind in self.captures.made and wanted is None
+        checked = self.checked and kind in self.captures.made and not forward.asks
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
-            if wanted is not None:
-                slot.vectors = self._pool(kind, wanted)
+            if errand := Errand.of(forward, self.pooler, self.scorer):
+                self._step(kind, errand=errand)
+                errand.bring(slot)
             elif self._may_be_captured(kind):
                 self._replay(kind)
             else:
@@ -221,12 +224,6 @@ class ModelRunner:
 
     # --- one forward --------------------------------------------------------------------
 
-    def _pool(self, kind: Kind, wanted: Wanted) -> Vectors | None:
-        """A step with rows that are pooled; the vectors of those that end."""
-        tap = self.pooler.tap(wanted)
-        self._step(kind, tap=tap)
-        return self.pooler.pool(wanted, tap.states)
-
     def _with_splits(self, kind: Kind, longest: int) -> Kind:
         """The kind, for contexts of up to `longest` tokens: few differ."""
         if not kind.alone:
@@ -259,7 +256,7 @@ class ModelRunner:
             graph = self.captures.capture(kind, self._step)
         graph.replay()
 
-    def _step(self, kind: Kind, dry: bool = False, tap: Tap | None = None) -> None:
+    def _step(self, kind: Kind, dry: bool = False, errand: Errand | None = None) -> None:
         """A whole step, from what is on the device into the sampler's `out` and the rows.
 
         `dry`: for its own sake. The rows that feed themselves are nobody's; so is then
@@ -274,7 +271,7 @@ class ModelRunner:
         if inputs.history is not None:
             who, sampled = inputs.history.draws.unbind(0)
         batch, ahead = self._batch(kind, inputs.history, who, sampled, dry)
-        logits = self.model(batch if tap is None else evolve(batch, tap=tap), self.cache)
+        logits = self.model(errand.added(batch) if errand else batch, self.cache)
         if not kind.draws:
             return
         if sampled is not None:

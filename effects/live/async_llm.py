@@ -193,7 +193,9 @@ class AsyncLLM(ServedModel):
             while True:
                 await news.wait()
                 news.clear()
-                output = job.take()
+                # Log-probabilities of a long prompt take a while to read.
+                long = job.scores is not None and job.scores.unread
+                output = await asyncio.to_thread(job.take) if long else job.take()
                 if job.rejected:  # all else was checked: the line was full by then
                     raise OverloadedError(f"{job.rejected}; try again later")
                 yield output

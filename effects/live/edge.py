@@ -123,17 +123,18 @@ def make_request(
         id=name or str(count),
         prompt=prompt,
         max_tokens=_most(setup, len(prompt), params),
-        n=params.n,
+        n=params.samples,
         sampling=params,
         stop_ids=stops,
         bad_words=bad_words,
         seed=_seed(setup, count) if params.seed is None else params.seed,
-        lockstep=params.structured_outputs is not None,
+        lockstep=params.structured_outputs is not None and params.max_tokens != 0,
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
+        reads_cache=params.prompt_logprobs is None,
     )
     if why := objection(config, initial(config), request):
         raise RequestError(why)
@@ -217,13 +218,24 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
             if said:
                 why = f"{name}: cannot be combined with structured_outputs; leave it out"
                 raise RequestError(why, param=name)
-    if params.logprobs is not None and setup.args.executor != "torch":
-        why = f"logprobs: the {setup.args.executor} executor has no model that could give"
-        raise RequestError(f"{why} any; leave it out", param="logprobs")
+    if setup.args.executor == "torch":
+        return
+    by_field = {
+        "logprobs": params.logprobs is not None,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "best_of": params.chooses,
+    }
+    for field, wanted in by_field.items():
+        if wanted:
+            why = f"{field}: the {setup.args.executor} executor has no model that could"
+            raise RequestError(f"{why} say how likely a token is; leave it out", 0, field)
 
 
 def _most(setup: Setup, length: int, params: SamplingParams) -> int:
     """Output tokens at most, after a prompt of `length`. TooLongError if none fits."""
+    if params.max_tokens == 0:
+        _check_prompt(setup, length)
+        return 0
     config = setup.config
     whole = config.max_model_len
     able = setup.spec.max_position_embeddings

@@ -236,6 +236,9 @@ class ServedModel(Renders):
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         setup, resets = self.setup, self.client.resets
         if isinstance(wanted, SamplingParams):
+            if streaming and wanted.chooses:
+                why = "best_of: the best samples are known once all have ended; do not"
+                raise edge.RequestError(f"{why} stream, or leave it out", 0, "best_of")
             self.check_constraint(wanted)
             words = read_bad_words(wanted.bad_words, self.tokenizer)
             request = edge.make_request(

@@ -58,14 +58,15 @@ class Limits:
 
     def check_samples(self, request: GenerationRequest) -> None:
         """Refuse what an idle server could not take either. Raises ApiError."""
-        n, prompts = request.params.n, len(request.prompts)
+        n, prompts = request.params.samples, len(request.prompts)
+        field = "best_of" if request.params.chooses else "n"
         if n > self.line:
-            why = f"n: {n} samples cannot wait in line, which holds {self.line}"
-            raise ApiError(f"{why} (max_waiting); ask for fewer at once", "n")
+            why = f"{field}: {n} samples cannot wait in line, which holds {self.line}"
+            raise ApiError(f"{why} (max_waiting); ask for fewer at once", field)
         most = self.seats + self.line
         if n * prompts > most:
             why = f"{prompts} prompts of {n} samples each are more than the {most} that"
-            raise ApiError(f"{why} can run and wait here; ask for fewer at once", "n")
+            raise ApiError(f"{why} can run and wait here; ask for fewer at once", field)
 
     def check_room(self, request: GenerationRequest, prompt_field: str) -> None:
         """Refuse to write more than fits, where a client says how much; who says nothing

@@ -41,6 +41,7 @@ class Include:
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
     echo: tuple[str, ...] = ()  # by prompt: what comes before the text of its samples
+    prompt_logprobs: int | None = None  # likeliest tokens at each place of a prompt
     repeat: Mapping[str, object] = field(factory=dict)  # fields that the answer has too
 
 

@@ -14,10 +14,18 @@ Unless it streams or looks for stop strings, a request's text is decoded once, a
 import threading
 from collections.abc import Callable, Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from minfer.effects.text.best import best_of
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput, normalized
+from minfer.effects.text.logprobs import PromptScores
+from minfer.effects.text.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    PromptLogprobs,
+    RequestOutput,
+    normalized,
+)
 from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
@@ -52,6 +60,7 @@ class Assembly:
     told: bool = False  # of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
     samples: list[Pieces] = field(factory=list, init=False)
+    scores: PromptScores | None = field(default=None, init=False)  # if asked for
     eager: bool = field(default=False, init=False)  # its text is looked at before its end
 
     def __attrs_post_init__(self) -> None:
@@ -60,10 +69,13 @@ class Assembly:
         for _ in range(self.request.n):
             decoder = self._decoder()
             matcher = StopMatcher(sampling.stop) if sampling.stop else None
-            logprobs = None if sampling.logprobs is None else list[TokenLogprobs]()
+            scored = sampling.logprobs is not None or sampling.chooses
+            logprobs = list[TokenLogprobs]() if scored else None
             sample = Pieces(decoder, matcher, logprobs, sampling.min_tokens)
             sample.begin(self.request.output)
             self.samples.append(sample)
+        if sampling.prompt_logprobs is not None:
+            self.scores = PromptScores(self.request.prompt, self.tokenizer)
 
     def _decoder(self) -> Detokenizer | None:
         if self.tokenizer is None:
@@ -93,10 +105,16 @@ class Assembly:
                 one.logprobs.extend(logprobs[: len(tokens)])
             self.times.output(now)
 
-    def pool(self, vector: bytes, now: float) -> None:
-        """Take over the vector of the prompt at the time `now`."""
-        self.samples[0].vector = vector
-        self.times.output(now)
+    def pool(self, said: bytes, now: float) -> None:
+        """Take over what is said of the prompt at the time `now`: its vector, or
+        log-probabilities.
+        """
+        if self.scores is None:
+            self.samples[0].vector = said
+        else:
+            self.scores.add(said)
+        if self.request.ends_with_prompt:
+            self.times.output(now)
 
     def finish(self, done: Finished) -> None:
         """Take over the engine's last word on a sample."""
@@ -150,16 +168,30 @@ class Assembly:
             begun_with = len(self.request.output)  # of the only sample
             made = sum(sample.count for sample in self.samples) - begun_with
             parts = enumerate(self.samples)
+            new = tuple(s.take(i, stops) for i, s in parts if s.news)
+            prompt = None if self.scores is None else self.scores.told()
             first = self.samples[0].done
             return RequestOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,
                 finished=self.finished,
                 prompt_token_ids=self.request.prompt,
-                outputs=tuple(s.take(i, stops) for i, s in parts if s.news),
+                outputs=self._given(new, prompt),
                 metrics=self.times.metrics(made),
                 num_cached_tokens=0 if first is None else first.cached,
+                prompt_logprobs=prompt,
             )
+
+    def _given(
+        self, new: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
+    ) -> tuple[CompletionOutput, ...]:
+        """What is new of samples, as whoever asked is given it."""
+        params = self.request.sampling
+        if params.chooses:
+            new = best_of(new, params.n, scored=params.logprobs is not None)
+        if prompt is None:
+            return new
+        return tuple(evolve(one, prompt_logprobs=prompt) for one in new)
 
     def embedding(self, *, normalize: bool) -> EmbeddingOutput:
         """The prompt as a vector, once it has ended, of length 1 if asked for. Raises as

@@ -10,6 +10,7 @@ themselves, and gets them in one piece.
 from attrs import define, evolve, field
 
 from minfer.effects.text.detokenizer import Detokenizer
+from minfer.effects.text.logprobs import by_id
 from minfer.effects.text.outputs import CompletionOutput, Logprob
 from minfer.effects.text.stops import StopMatcher
 from minfer.messages import Finished
@@ -132,16 +133,5 @@ class Pieces:
         )
 
     def _told(self, token: int, beside: TokenLogprobs) -> dict[int, Logprob]:
-        """A token's log-probabilities by id, its own first."""
-        ids = [token, *beside.likeliest]
-        values = [beside.logprob, *beside.logprobs]
-        ranks = [beside.rank, *range(1, len(ids))]
-        return {
-            one: Logprob(value, rank, self._spelled(one))
-            for one, value, rank in zip(ids, values, ranks, strict=True)
-        }
-
-    def _spelled(self, token: int) -> str | None:
-        if self.decoder is None:
-            return None
-        return self.decoder.tokenizer.token_bytes(token).decode(errors="replace")
+        tokenizer = None if self.decoder is None else self.decoder.tokenizer
+        return by_id(token, beside, tokenizer)

@@ -64,6 +64,7 @@ EXECUTING = (
     "sampled apart",
     "pooled: last",
     "pooled: mean",
+    "scored",
 )
 PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
 

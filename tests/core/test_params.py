@@ -28,7 +28,6 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
         ("min_p", True),
         ("seed", 2**70),
         ("seed", "x"),
-        ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", 2.5),
         ("stop", ("",)),
@@ -71,6 +70,12 @@ from minfer import ConfigError, EngineConfig, ParameterError, Request, SamplingP
         ("bad_words", ["x" * 129]),
         ("bad_words", ["x"] * 129),
         ("logprobs", -1),
+        ("prompt_logprobs", -1),
+        ("prompt_logprobs", 21),
+        ("prompt_logprobs", True),
+        ("best_of", 0),
+        ("best_of", 129),
+        ("best_of", 1.0),
         ("logprobs", 21),
         ("logprobs", True),
         ("logprobs", 1.5),
@@ -80,6 +85,33 @@ def test_a_parameter_out_of_range_is_named(name: str, value: Any) -> None:
     with pytest.raises(ParameterError, match=name) as caught:
         SamplingParams(**{name: value})
     assert caught.value.param == name
+
+
+@pytest.mark.parametrize(
+    ("given", "param", "why"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of", r"at least n \(3\), not 2"),
+        ({"n": 2, "max_tokens": 0}, "n", "must be 1 where max_tokens is 0"),
+        ({"best_of": 2, "max_tokens": 0}, "best_of", "must be 1 where max_tokens is 0"),
+    ],
+)
+def test_parameters_that_contradict_each_other(
+    given: dict[str, Any], param: str, why: str
+) -> None:
+    with pytest.raises(ParameterError, match=why) as caught:
+        SamplingParams(**given)
+    assert caught.value.param == param
+
+
+def test_how_many_samples_are_made() -> None:
+    for n, best_of, samples, chooses in (
+        (1, None, 1, False),
+        (3, None, 3, False),
+        (3, 3, 3, False),
+        (2, 5, 5, True),
+    ):
+        params = SamplingParams(n=n, best_of=best_of)
+        assert (params.samples, params.chooses) == (samples, chooses)
 
 
 def test_good_parameters() -> None:

@@ -27,7 +27,9 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
     ("top_k", [-1, 0, 2**31], [-2, 2**31 + 1]),
     ("min_p", [0, 0.5, 1], [-0.001, 1.001]),
     ("seed", [None, -(2**63), 2**63 - 1, 0], [-(2**63) - 1, 2**63]),
-    ("max_tokens", [None, 1, 2**31], [0, 2**31 + 1]),
+    ("max_tokens", [None, 0, 1, 2**31], [-1, 2**31 + 1]),
+    ("prompt_logprobs", [None, 0, 20], [-1, 21]),
+    ("best_of", [None, 1, 128], [0, 129]),
     ("logprobs", [None, 0, 20], [-1, 21]),
     (
         "stop",

@@ -48,6 +48,15 @@ class ChatBody(GenerationBody):
         return self
 
     @model_validator(mode="after")
+    def _samples_fit(self) -> Self:
+        if self.best_of not in (None, self.n):
+            raise wrong("is not supported here; leave it out", "best_of")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name) == 0:
+                raise wrong("must be at least 1", name)
+        return self
+
+    @model_validator(mode="after")
     def _calls_fit(self) -> Self:
         check_calls(self.messages)
         check_tools(self.tools or (), self.tool_choice)

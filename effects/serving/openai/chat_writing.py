@@ -6,7 +6,7 @@ Reasoning has no field in OpenAI's API: other servers call it `reasoning_content
 `reasoning`, and clients read one of them.
 """
 
-from minfer.effects.serving.openai.logprobs import chat_logprobs
+from minfer.effects.serving.openai.logprobs import chat_logprobs, told_of_prompt
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
 from minfer.effects.serving.parsed import Parsed, Said
 from minfer.effects.serving.protocol import GenerationRequest, Writer
@@ -78,6 +78,8 @@ class ChatObject(ObjectWriter):
 
     def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
         """Keep a choice, which comes whole."""
+        if self._include.prompt_logprobs is not None:
+            self._head["prompt_logprobs"] = told_of_prompt(delta, self._include)
         said = Said.of(self._parsed.read(choice, delta))
         told: JsonObject = {
             "index": choice,

@@ -9,6 +9,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.structured import ConstrainedBody
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.params import (
@@ -16,10 +17,13 @@ from minfer.params import (
     MAX_ADJUSTMENTS,
     MAX_ALLOWED,
     MAX_LOGPROBS,
+    MAX_SAMPLES,
     SamplingParams,
 )
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
+# Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
+MAX_SCORES: Final = 2**21
 # Fields that are not supported, with the values at which they ask for nothing.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
@@ -49,6 +53,7 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 _SAMPLING: Final = {
     *ADVISED,
     "n",
+    "prompt_logprobs",
     "seed",
     "max_tokens",
     "stop",
@@ -112,8 +117,8 @@ class GenerationBody(ConstrainedBody):
 
     neutral = NEUTRAL
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=128)] = 1
-    best_of: Whole | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
     temperature: float | None = None
@@ -140,6 +145,7 @@ class GenerationBody(ConstrainedBody):
     bad_words: Annotated[list[str], Few] | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
+    prompt_logprobs: Top | None = None
     # minfer's:
     typical_p: float | None = None
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
@@ -149,8 +155,8 @@ class GenerationBody(ConstrainedBody):
     def _fits(self) -> Self:
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise wrong("leave it out; max_completion_tokens is set", "max_tokens")
-        if self.best_of not in (None, self.n):
-            raise wrong("is not supported; leave it out", "best_of")
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong("comes with whole answers; leave stream out", "prompt_logprobs")
         return self
 
     @property
@@ -176,7 +182,8 @@ class GenerationBody(ConstrainedBody):
     def request(
         self, prompts: Sequence[Asked], params: SamplingParams, echo: Sequence[str] = ()
     ) -> GenerationRequest:
-        """The request for prompts that were read. Raises RequestError."""
+        """The request for prompts that were read. Raises RequestError and ApiError."""
+        self._check_scores(prompts, params)
         urgency = Urgency(
             priority=self.priority,
             client=self.safety_identifier or self.user,
@@ -188,6 +195,7 @@ class GenerationBody(ConstrainedBody):
             timing=self.timing,
             top_logprobs=self.scored or 0,
             echo=tuple(echo),
+            prompt_logprobs=self.prompt_logprobs,
         )
         asked = self.constraint()
         return GenerationRequest(
@@ -199,6 +207,20 @@ class GenerationBody(ConstrainedBody):
             include=include,
             wanted_by=next(filter(self._gives, _WANTED), ""),
         )
+
+    def _check_scores(self, prompts: Sequence[Asked], params: SamplingParams) -> None:
+        """Refuse an answer that would be too large for what is said of prompts."""
+        if params.prompt_logprobs is None:
+            return
+        each = params.n * (1 + params.prompt_logprobs)
+        told = each * sum(len(prompt.ids) for prompt in prompts)
+        if told > MAX_SCORES:
+            field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
+            why = f"{told} log-probabilities of prompts in one answer are too many: at"
+            raise ApiError(
+                f"{field}: {why} most {MAX_SCORES}; name fewer tokens, or fewer prompts",
+                field,
+            )
 
     def _gives(self, name: str) -> bool:
         return getattr(self, name) is not None

@@ -68,6 +68,7 @@ SAMPLINGS = st.builds(
     stop_ids=st.frozensets(st.integers(0, 2**32 - 1), max_size=4),
     logprobs=st.none() | st.integers(0, 20),
     scores=st.booleans(),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 OPENS = st.builds(
     Open,

@@ -116,6 +116,28 @@ def tokens(
     return [list(output.outputs[0].token_ids) for output in outputs]
 
 
+def test_prompts_are_scored_beside_others_that_are_not_held_to_it(
+    ids: list[int], prompts: list[list[int]]
+) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32)
+    scored = [ids[:600], ids[700:730]]
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=4)
+    with LLM(**SMALL, dtype="float32") as llm:
+        alone = tokens(llm, prompts)
+        each = [params] * 2 + [evolve(params, max_tokens=32, prompt_logprobs=None)] * 24
+        each = [evolve(one, ignore_eos=True) for one in each]
+        found = llm.generate([*scored, *prompts], each, use_tqdm=False)
+    assert [list(one.outputs[0].token_ids) for one in found[2:]] == alone
+    for output, prompt in zip(found, scored, strict=False):
+        right = theirs(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert output.prompt_logprobs is not None
+        for place, by_id in enumerate(output.prompt_logprobs[1:]):
+            assert by_id is not None
+            told = torch.tensor([one.logprob for one in by_id.values()])
+            due = right[place, list(by_id)]
+            assert torch.allclose(told, due, atol=2e-3), f"at {place}: {told}, {due}"
+
+
 # --- the memory plan keeps what it promises ---------------------------------------------
 
 

@@ -160,10 +160,11 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
         assert completion(logprobs=k).sampling()["logprobs"] == k
         assert chat(logprobs=True, top_logprobs=k).sampling()["logprobs"] == k
     assert chat(logprobs=True).sampling()["logprobs"] == 0
+    echoed = completion(logprobs=2, echo=True, prompt_logprobs=1).sampling()
+    assert (echoed["logprobs"], echoed["prompt_logprobs"]) == (2, 2)
     for fields, param, words in (
         ({"logprobs": True}, "logprobs", "must be a whole number, not true"),
         ({"logprobs": 21}, "logprobs", "must be at most 20"),
-        ({"logprobs": 1, "echo": True}, "logprobs", "not supported with echo"),
         ({"top_logprobs": 1}, "top_logprobs", "not supported"),
         ({"tools": [{"type": "function"}]}, "tools", "not supported"),
         ({"tool_choice": "required"}, "tool_choice", "not supported"),
