@@ -28,6 +28,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers, Parsing
 from minfer.plan import LAST
 from minfer.request import SamplingParams
+from minfer.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import Conversation, Tools
@@ -54,6 +55,16 @@ class Pooled:
     base64: bool = False  # float32 in little-endian order, instead of a list
 
 
+@frozen
+class Part:
+    """Something that an answer has to match in a part of it, and the field that says so.
+    If the whole cannot be compiled, errors of its parts say why.
+    """
+
+    field: str
+    asked: StructuredOutputs
+
+
 @frozen(kw_only=True)
 class GenerationRequest:
     """What a client of any protocol asks the engine for."""
@@ -65,6 +76,7 @@ class GenerationRequest:
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
     constrained_by: str = ""  # the field that says what the answer must look like
+    parts: tuple[Part, ...] = ()  # of what the answer must look like
     parsing: Parsing | None = None  # what is looked for in each answer, if anything is
     wanted_by: str = ""  # the field that says how many tokens to write, if one does
 
