@@ -100,6 +100,14 @@ def test_a_stream_of_one_adds_up(each: Serving) -> None:
     assert told[-1]["finish_reason"] == "tool_calls"
 
 
+def test_long_bodies_are_bound_as_well(bundled: Serving) -> None:
+    """Those are prepared in a process of their own."""
+    long = {**WEATHER, "description": "It tells the weather. " * 300}
+    asked = {"tools": tools(long), "tool_choice": NAMED}
+    (call,) = chat(bundled, **asked)["message"]["tool_calls"]
+    assert fits(json.loads(call["function"]["arguments"]))
+
+
 def test_only_what_is_named_or_allowed_is_called(bundled: Serving) -> None:
     some = {"mode": "required", "tools": tools({"name": "now"})}
     for choice, name in (
@@ -172,7 +180,7 @@ def function(**fields: Any) -> list[dict[str, Any]]:
 
 
 REQUIRED: Final = {"tool_choice": "required"}
-ODD: Final = {"properties": {"a": {"not": {}}}}
+ODD: Final[dict[str, Any]] = {"properties": {"a": {"not": {}}}}
 STRANGE: Final = {"type": "object", "properties": {"a": {"$ref": "#/$defs/b"}}}
 WHERE: Final = "tools[1].function"
 
@@ -238,12 +246,11 @@ def test_what_nobody_has_to_keep_to_is_taken(bundled: Serving) -> None:
 
 def test_each_protocol_names_its_own_fields(bundled: Serving) -> None:
     tool = {"type": "function", "name": "f", "parameters": ODD}
-    body = {"input": "x", "tools": [tool], **REQUIRED}
-    answer = bundled.post("responses", **body)
+    answer = bundled.post("responses", input="x", tools=[tool], **REQUIRED)
     assert answer.json()["error"]["param"] == "tools[0].parameters"
     tool = {"name": "f", "input_schema": ODD}
-    body = {"messages": ASKED["messages"], "max_tokens": 5, "tools": [tool]}
-    answer = bundled.post("messages", **body, tool_choice={"type": "any"})
+    asked = {"messages": ASKED["messages"], "max_tokens": 5, "tools": [tool]}
+    answer = bundled.post("messages", **asked, tool_choice={"type": "any"})
     assert answer.status_code == 400
     assert "tools[0].input_schema: " in answer.json()["error"]["message"]
 

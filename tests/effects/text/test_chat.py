@@ -66,8 +66,9 @@ def test_a_value_comes_before_a_token_of_its_name_as_in_transformers(
     save(tmp_path, chat_template="{{ eos_token }}{{ messages[0].content }}")
     ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
     hi = [{"role": "user", "content": "hi"}]
-    got = render_chat(ours, hi, {"chat_template_kwargs": {"eos_token": "x"}})
-    assert got == theirs.apply_chat_template(hi, tokenize=False, eos_token="x") == "xhi"
+    given: dict[str, Any] = {"eos_token": "x"}
+    got = render_chat(ours, hi, {"chat_template_kwargs": given})
+    assert got == theirs.apply_chat_template(hi, tokenize=False, **given) == "xhi"
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,9 @@ class Vocabulary:
             self.tokens.add_special_tokens([AddedToken(one) for one in SPECIAL])
             self.tokens.add_tokens([AddedToken(one, special=False) for one in ADDED])
             for one in (*SPECIAL, *ADDED):
-                self.added[one] = self.tokens.token_to_id(one)
+                token = self.tokens.token_to_id(one)
+                assert token is not None
+                self.added[one] = token
         size = VOCAB + len(self.added)
         self.compiler = LlguidanceCompiler(self.tokens.to_str(), size, ENDS)
 
