@@ -32,6 +32,7 @@ _NO_ARGUMENTS: Final = (
 # An answer that begins with one of these is a call, where formats have no markers.
 _BRACE: Final = "{"
 _BRACES: Final = r"{\["
+_GAP: Final = r"GAP: /\n{0,2}/"  # behind reasoning
 
 
 @frozen
@@ -101,35 +102,25 @@ def grammar(calling: Calling) -> str:
 def _answer(calling: Calling, form: _Form) -> list[str]:
     """The rules from the beginning of an answer down to its calls."""
     thought = _thought(calling)
-    before = f"thought{'' if calling.opened else '?'}" if thought else ""
-    marker = _marker(calling, form.marker)
+    before = ("thought" if calling.opened else "thought?") if thought else ""
+    rules = [*thought, f"behind: {form.calls}"]
+    several = calling.several and form.between is not None
     if form.marker and not calling.must and calling.answer is None:
-        more = "" if calling.several and form.between is not None else "?"
-        begins = _ending("begin", "TEXT", form.marker, calling)
-        return [
-            f"start: {before} (begin behind){more or '*'} TEXT",
-            f"behind: {form.calls}",
-            *begins,
-            *thought,
-        ]
-    lines = [f"call_behind: {marker} behind", f"behind: {form.calls}", *thought]
-    calls = "call_behind"
-    if calling.several and form.between is not None:
-        calls += f" ({form.between} call_behind)*"
-    lines.append(f"calls: {calls}")
+        times = "*" if several else "?"
+        ending = _ending("begin", form.marker, calling)
+        return [f"start: {before} (begin behind){times} TEXT", ending, *rules]
+    rules.append(f"one: {_marker(calling, form.marker)} behind")
+    rules.append(f"calls: one ({form.between} one)*" if several else "calls: one")
+    gap = "GAP" if thought else ""
     if thought:
-        lines.append(r"GAP: /\n{0,2}/")
-        calls = "GAP calls"
-    else:
-        calls = "calls"
+        rules.append(_GAP)
     if calling.must:
-        return [f"start: {before} {calls}", *lines]
+        return [f"start: {before} {gap} calls", *rules]
     if calling.answer is None:
         text = _text_without(form.begins, calling.thinking)
-        return [f"start: {before} ({calls} | FREE)", f"FREE: {text}", *lines]
-    answer = "GAP answer" if thought else "answer"
-    lines.append(f"answer: {calling.answer}")
-    return [f"start: {before} ({calls} | {answer})", *lines]
+        return [f"start: {before} ({gap} calls | FREE)", f"FREE: {text}", *rules]
+    rules.append(f"answer: {calling.answer}")
+    return [f"start: {before} {gap} (calls | answer)", *rules]
 
 
 def _thought(calling: Calling) -> list[str]:
@@ -140,14 +131,13 @@ def _thought(calling: Calling) -> list[str]:
     opens = _marker(calling, thinking.opens)
     if calling.opened:  # some models open it once more
         opens = f"{opens}?" if calling.token(thinking.opens) is not None else ""
-    ends = _ending("thoughts", "TEXT", thinking.closes, calling)
-    return [f"thought: {opens} thoughts", *ends]
+    return [f"thought: {opens} thoughts", _ending("thoughts", thinking.closes, calling)]
 
 
-def _ending(rule: str, text: str, marker: str, calling: Calling) -> list[str]:
-    """A rule for text up to a marker."""
+def _ending(rule: str, marker: str, calling: Calling) -> str:
+    """A rule for text up to a marker. Where that is text, too, the first one counts."""
     lazy = "" if calling.token(marker) is not None else "[lazy]"
-    return [f"{rule}{lazy}: {text} {_marker(calling, marker)}"]
+    return f"{rule}{lazy}: TEXT {_marker(calling, marker)}"
 
 
 def _text_without(begins: str, thinking: Thinking | None) -> str:
