@@ -84,6 +84,11 @@ def submitted(
     return came.done()
 
 
+def being_served(name: str) -> str:
+    """What is said of a request that is ignored as one of its id has not ended."""
+    return f"{clip(repr(name))} is being served"
+
+
 class _Arrivals:
     """Requests on their way into the line. Never kept, never shared."""
 
@@ -97,8 +102,7 @@ class _Arrivals:
         """Place a request's samples in line, or say why it could never run."""
         config = self.config
         if request.id in self.live:  # its end would be taken for that of the other one
-            detail = f"{clip(repr(request.id))} is being served"
-            self.reasons.append(Ignored("submit", detail))
+            self.reasons.append(Ignored("submit", being_served(request.id)))
             return
         why = objection(config, self.state, request, len(self.new))
         if why:
