@@ -28,6 +28,9 @@ Contract of an executor:
   input of its prompt comes a vector of what the model made of it: of that input, or of
   all since the row was opened, which then are the whole prompt. It travels beside the
   tokens, as log-probabilities do.
+- A row that was opened with `candidates` is greedy, and yields as it would; beside its
+  token come so many likeliest ones with their log-probabilities (`Candidates`), for the
+  engine to choose from. Which token it is fed next is said in `fills`.
 - A row in `apart` is not sampled until the host says so (`SampleApart`), with a mask of
   the tokens that are allowed; no plan that follows feeds it before that. The other rows
   do not wait for it, but the plan's results do.

@@ -6,6 +6,7 @@ from typing import Final
 
 from attrs import field, frozen
 
+from minfer.beam import BeamSearch
 from minfer.checks import MOST, check_number, check_text, check_whole
 from minfer.checks import ParameterError as ParameterError
 from minfer.keys import Key, Keys
@@ -62,6 +63,9 @@ class Request:
     # Whether what is cached of its prompt need not be computed. A mean is over all
     # positions, so such a request computes each of them, in one generation.
     reads_cache: bool = True
+    # Its samples are the beams of a search: they advance together, and what they come to
+    # is told at the end, the best first. It is bound to the host.
+    beams: BeamSearch | None = None
     largest: int = field(
         init=False, eq=False, repr=False
     )  # token id: looked up once, at the edge
@@ -96,6 +100,8 @@ class Request:
         for param in ("lockstep", "reads_cache"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
+        if not (self.beams is None or isinstance(self.beams, BeamSearch)):
+            raise ParameterError("beams", "must be a BeamSearch or None")
         if not isinstance(self.root, bytes):
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:

@@ -48,6 +48,7 @@ from typing import Final
 
 from attrs import frozen
 
+from minfer.beam import wanted
 from minfer.params import RowValues, SamplingParams, row_values
 from minfer.request import Request
 
@@ -85,6 +86,7 @@ class RowSampling(RowValues):
     sample: int
     stop_ids: frozenset[int] = frozenset()  # that end it
     scores: bool = False  # whether the engine decides by its tokens' log-probabilities
+    candidates: int = 0  # likeliest tokens that it offers, for the engine to choose
 
     @classmethod
     def of(
@@ -93,15 +95,24 @@ class RowSampling(RowValues):
         seed: int,
         sample: int,
         stop_ids: frozenset[int] = frozenset(),
+        candidates: int = 0,
     ) -> "RowSampling":
         """From what a user asked for."""
-        return cls(seed=seed, sample=sample, stop_ids=stop_ids, **row_values(params))
+        return cls(
+            seed=seed,
+            sample=sample,
+            stop_ids=stop_ids,
+            candidates=candidates,
+            **row_values(params),
+        )
 
 
 def row_sampling(request: Request, sample: int) -> RowSampling:
     """The sampling values of one sample of a request."""
     number = request.first_sample + sample
-    return RowSampling.of(request.sampling, request.seed, number, request.stop_ids)
+    stop_ids = request.stop_ids
+    candidates = 0 if request.beams is None else wanted(request.n, len(stop_ids))
+    return RowSampling.of(request.sampling, request.seed, number, stop_ids, candidates)
 
 
 def stream(seed: int, sample: int) -> int:

@@ -207,7 +207,11 @@ def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
         start = plan.starts[at]
         known = len(seat.account.known)
         require(start < known, "ahead", f"a row starts at {start}, knows {known} tokens")
-    due = tuple(at for at in sorted(bound) if plan.most[at])
+    due = tuple(
+        at
+        for at in sorted(bound)
+        if plan.most[at] and bound[at].account.request.beams is None
+    )
     require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
 
 
@@ -301,9 +305,12 @@ def _members(
 
 def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
     """Why a running sample has no input due: "end", "blocks", "host" (it may not run
-    ahead of a token in flight); nothing if it could run.
+    ahead of a token in flight), "beams" (it waits for the others of its search); nothing
+    if it could run.
     """
     seat = one.seat
+    if one.offered:
+        return "beams"
     if seat is None or seat.sched >= one.last:
         return "end"
     if one.request.lockstep and seat.sched >= len(one.known):

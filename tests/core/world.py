@@ -8,12 +8,23 @@ the state and the turn; at a sample's end it compares what was emitted with `ref
 
 import math
 from collections import Counter, deque
+from collections.abc import Sequence
 from itertools import islice
 from random import Random
 from typing import Any
 
 from attrs import define, evolve, field, frozen
 
+from minfer.beam import (
+    NEVER,
+    BeamSearch,
+    Candidates,
+    Hypothesis,
+    Round,
+    Search,
+    choose,
+    wanted,
+)
 from minfer.config import EngineConfig, Thresholds
 from minfer.engine import step
 from minfer.keys import block_keys, root_key
@@ -33,7 +44,7 @@ from minfer.messages import (
 from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request, SamplingParams
-from minfer.runs.oracle import START, vector_of
+from minfer.runs.oracle import START, offer_of, vector_of
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
@@ -97,6 +108,45 @@ def reference(
             if tokens[-1] in request.stop_ids:
                 break
     return out
+
+
+def beam_reference(
+    request: Request, block_size: int, vocab: int, limit: int, window: int = 0
+) -> list[Hypothesis]:
+    """What the beams of a request must come to, computed alone and without blocks."""
+    prompt, width = request.prompt, request.n
+    most = min(len(prompt) + request.max_tokens, limit) - len(prompt)
+    outs: list[tuple[int, ...]] = [()] * width
+    search = Search.of(width)
+    for length in range(1, most + 1):
+        for beam, out in enumerate(outs):
+            digest = digest_of((*prompt, *out), block_size, window)
+            count = wanted(width, len(request.stop_ids))
+            search = search.with_offer(
+                beam, Candidates(beam, *offer_of(digest, vocab, count))
+            )
+        how = request.beams or BeamSearch()
+        this = Round(how, request.stop_ids, length, most, outs.__getitem__)
+        choice = choose(search, this)
+        outs = [(*outs[one.parent], one.token) for one in choice.children]
+        sums = tuple(one.logprob for one in choice.children)
+        search = Search(sums, (None,) * width, choice.done)
+        if not choice.children:
+            break
+    return list(search.done)
+
+
+def digest_of(tokens: Sequence[int], block_size: int, window: int = 0) -> int:
+    """What an oracle's row comes to that has taken these tokens as inputs."""
+    digests: list[int] = []
+    here = seen = START
+    for position, token in enumerate(tokens):
+        here = here if position % block_size else START
+        seen = hash(tuple(digests[outside(position, window, block_size) :]))
+        here = hash((here, token, position, seen))
+        if (position + 1) % block_size == 0:
+            digests.append(here)
+    return hash((seen, here, len(tokens)))
 
 
 def pooled_reference(request: Request, block_size: int, window: int = 0) -> bytes:
@@ -194,6 +244,7 @@ class World:
     habits: Habits = field(factory=Habits)
     bound: float = 0.0  # share of requests that never run ahead
     pooled: float = 0.0  # share of requests that end with their prompts
+    searching: float = 0.0  # share of requests whose samples are beams
     state: EngineState = field(init=False)
     oracle: Busy = field(init=False)
     ledger: Ledger = field(init=False)
@@ -222,6 +273,7 @@ class World:
     audit: bool = True
     poisonous: float = 0.0  # share of requests whose every step fails
     poison: set[str] = field(factory=set)
+    last_found: tuple[Request, list[Hypothesis]] | None = None  # of which search
     faults: int = 0  # steps that failed or were garbled for no fault of a request
 
     def __attrs_post_init__(self) -> None:
@@ -275,7 +327,22 @@ class World:
             output=output,
             lockstep=self.bound > 0 and Random(name).random() < self.bound,
         )
-        return self._pooled(request)
+        return self._searching(self._pooled(request))
+
+    def _searching(self, request: Request) -> Request:
+        """Some requests are beam searches; a few of them cannot be."""
+        rng = Random(f"beams {request.id}")
+        if not self.searching or request.pooling or rng.random() >= self.searching:
+            return request
+        how = BeamSearch(
+            length_penalty=rng.choice((0.0, 0.5, 1.0, 2.0, -1.0)),
+            early_stopping=rng.choice((True, False, NEVER)),
+        )
+        wish = evolve(request, beams=how, sampling=SamplingParams(temperature=0))
+        if rng.random() < 0.05:
+            return wish  # it may run ahead, or go on
+        width = rng.choice((1, 2, 2, 3, 4))
+        return evolve(wish, n=width, output=(), lockstep=True)
 
     def _pooled(self, request: Request) -> Request:
         """Some requests end with their prompts; a few of them cannot be."""
@@ -540,6 +607,9 @@ class World:
             self._end_pooled(done, request, out, vector)
             return
         assert not vector
+        if request.beams is not None:
+            self._end_beam(done, request, out)
+            return
         if done.reason == "error" and not self.faults:
             assert done.id in self.poison, f"{name} is blamed for its neighbours"
         right = self.reference(request, done.sample)
@@ -566,6 +636,26 @@ class World:
         due = pooled_reference(request, size, window) if done.reason == "length" else b""
         assert vector == due, f"{done}: {vector!r} is not {due!r}"
         self.paths[f"pooled: {request.pooling}"] += bool(vector)
+
+    def _end_beam(self, done: Finished, request: Request, out: list[int]) -> None:
+        """A search ends with what it has found, and says nothing before."""
+        if done.reason not in ("stop", "length"):
+            assert not out
+            return
+        due = self.found(request)[done.sample]
+        assert tuple(out) == due.tokens, f"{done}: {out} is not {due}"
+        said = (done.reason, done.length, done.logprob)
+        assert said == (due.reason, len(due.tokens), due.logprob), f"{done}, not {due}"
+        self.paths["beams"] += 1
+        self.past.append((*request.prompt, *out))
+
+    def found(self, request: Request) -> list[Hypothesis]:
+        """What a search must come to."""
+        own = self.config
+        sizes = own.block_size, own.vocab_size, own.max_model_len, own.window
+        if self.last_found is None or self.last_found[0] is not request:
+            self.last_found = request, beam_reference(request, *sizes)
+        return self.last_found[1]
 
     def proposer(self, rng: Random) -> Proposer:
         """One that knows what is to come."""
@@ -597,6 +687,7 @@ def run_swarm(seed: int, turns: int) -> World:
     )
     world.bound = 0.3 if apart.random() < 0.15 else 0.0
     world.pooled = 0.4 if apart.random() < 0.25 else 0.0
+    world.searching = apart.choice((0.3, 0.8)) if apart.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
         big,
         rng.random() < 0.6,
