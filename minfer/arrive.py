@@ -68,15 +68,18 @@ def _too_wide(config: EngineConfig, request: Request, needs: int) -> str:
     if request.n > min(MAX_BEAMS, config.max_num_seqs):
         most = f"{MAX_BEAMS}, and as many as sequences run at once"
         return f"a beam search may have up to {most} ({config.max_num_seqs}) beams"
-    if (together := beam_blocks(config, request.n, needs)) > config.num_blocks:
-        what = f"{request.n} beams of up to {needs} KV blocks need {together} together"
-        return f"{what}; the cache has {config.num_blocks}"
+    if needs > (share := beam_share(config, request.n)):
+        what = f"prompt and output need {needs} KV blocks; the cache has"
+        return f"{what} {config.num_blocks}, of which each beam may take {share}"
     return ""
 
 
-def beam_blocks(config: EngineConfig, beams: int, needs: int) -> int:
-    """Blocks that so many beams, each of which `needs` as many, take together at most."""
-    return beams * needs + (max(1, config.watermark) if beams > 1 else 0)
+def beam_share(config: EngineConfig, beams: int) -> int:
+    """Blocks that each of so many beams may take, so that all of them can run at once,
+    whatever they share.
+    """
+    spare = max(1, config.watermark) if beams > 1 else 0  # as for whoever is not alone
+    return (config.num_blocks - spare) // max(1, beams)
 
 
 def _misfit(request: Request) -> str:

@@ -229,7 +229,9 @@ def _forked(
         i: _as_child(config, run, i, origins[i], history)
         for i, history in histories.items()
     }
-    hits = {i: hit_of(config, state, change, seq.keys, full) for i, seq in seqs.items()}
+    # Tables of those who left their seats say nothing any more.
+    bare = evolve(state, running=Running())
+    hits = {i: hit_of(config, bare, change, seq.keys, full) for i, seq in seqs.items()}
     for one in left:
         give_back(change, one)
     cells: dict[str, dict[int, Any]] = {name: {} for name in COLUMNS}

@@ -13,8 +13,10 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.arrive import objection
+from minfer.arrive import beam_share, objection
+from minfer.beam import MAX_CANDIDATES
 from minfer.blocks import blocks_for
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError as OverloadedError
 from minfer.effects.live.errors import RequestError as RequestError
 from minfer.effects.live.errors import TooLongError as TooLongError
@@ -96,7 +98,7 @@ def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
 def make_request(
     setup: Setup,
     asked: Asked,
-    params: SamplingParams,
+    wanted: SamplingParams | BeamSearchParams,
     count: int,
     urgency: Urgency,
     name: str = "",
@@ -108,23 +110,32 @@ def make_request(
     time is not found.
     """
     config = setup.config
+    beams = wanted if isinstance(wanted, BeamSearchParams) else None
+    params = wanted.sampling if isinstance(wanted, BeamSearchParams) else wanted
+    width = 1 if beams is None else beams.beam_width
     _check_params(setup, params)
     stops = frozenset(params.stop_token_ids)
+    if not params.ignore_eos:
+        stops |= setup.stop_ids
+    if beams is not None:
+        _check_beams(setup, width, len(stops))
     prompt = tuple(asked.ids)
     root = _root(setup, asked, count, resets)
     request = Request(
         id=name or str(count),
         prompt=prompt,
-        max_tokens=_most(setup, len(prompt), params),
-        n=params.n,
+        max_tokens=_most(setup, len(prompt), params, width),
+        n=params.n if beams is None else width,
         sampling=params,
-        stop_ids=stops if params.ignore_eos else stops | setup.stop_ids,
+        stop_ids=stops,
         seed=_seed(setup, count) if params.seed is None else params.seed,
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
+        lockstep=beams is not None,
+        beams=None if beams is None else beams.how,
     )
     if why := objection(config, initial(config), request):
         raise RequestError(why)
@@ -194,9 +205,24 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
         raise RequestError(f"{why} any; leave it out", param="logprobs")
 
 
-def _most(setup: Setup, length: int, params: SamplingParams) -> int:
-    """Output tokens at most, after a prompt of `length`. TooLongError if none fits."""
+def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
+    """Raise RequestError for a search that is wider than what can be had."""
+    most = setup.config.max_num_seqs
+    if width > most:
+        why = f"beam_width: {width} beams need as many sequences at once; max_num_seqs is"
+        raise RequestError(f"{why} {most}", param="beam_width")
+    if width + stop_ids > MAX_CANDIDATES:
+        why = f"beam_width: with {stop_ids} token ids that end a sequence, at most"
+        most = MAX_CANDIDATES - stop_ids
+        raise RequestError(f"{why} {most} beams can be searched", param="beam_width")
+
+
+def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> int:
+    """Output tokens at most, after a prompt of `length`, for so many beams that share the
+    cache. TooLongError if none fits.
+    """
     config = setup.config
+    blocks = beam_share(config, beams)
     whole = config.max_model_len
     able = setup.spec.max_position_embeddings
     if length >= whole:
@@ -211,14 +237,17 @@ def _most(setup: Setup, length: int, params: SamplingParams) -> int:
             if whole < able
             else why
         )
-    slots = config.num_blocks * config.block_size + 1  # the last token needs none
+    slots = blocks * config.block_size + 1  # the last token needs none
     most = max(1, min(whole - length, params.max_tokens or slots - length))
     needs = blocks_for(length + most, config.block_size)
-    if needs > config.num_blocks:
+    if needs > blocks:
+        has = f"the cache has {config.num_blocks}"
+        if beams > 1:
+            has += f", of which each of {beams} beams may take {blocks}"
         raise TooLongError(
             f"prompt ({length} tokens) and output (up to {most}) need {needs} KV blocks "
-            f"of {config.block_size} tokens; the cache has {config.num_blocks}: shorten "
-            f"the prompt, lower max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
+            f"of {config.block_size} tokens; {has}: shorten the prompt, lower "
+            f"max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
         )
     return most
 

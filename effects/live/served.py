@@ -10,6 +10,7 @@ import attrs
 
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.live import edge, opening
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
@@ -201,7 +202,7 @@ class ServedModel:
         self,
         prompt: Prompt | Asked,
         sink: Sink,
-        params: SamplingParams,
+        params: SamplingParams | BeamSearchParams,
         *,
         count: int,
         streaming: bool,

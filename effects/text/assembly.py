@@ -65,6 +65,13 @@ class Assembly:
             self.samples.append(sample)
 
     @property
+    def shown(self) -> list[Pieces]:
+        """The samples that are given: of beams, the best."""
+        request = self.request
+        most = request.n if request.beams is None else request.sampling.n
+        return self.samples[:most]
+
+    @property
     def rejected(self) -> str:
         """Why the engine did not let it in, or nothing."""
         done = self.samples[0].done
@@ -139,8 +146,9 @@ class Assembly:
             self.told = False
             stops = self.request.sampling.stop_token_ids
             begun_with = len(self.request.output)  # of the only sample
-            made = sum(sample.count for sample in self.samples) - begun_with
-            parts = enumerate(self.samples)
+            shown = self.shown
+            made = sum(sample.count for sample in shown) - begun_with
+            parts = enumerate(shown)
             first = self.samples[0].done
             return RequestOutput(
                 request_id=self.request.id,
