@@ -108,7 +108,7 @@ class Answer:
             )
         return self.backend.llm.generate(
             request.prompts[prompt],
-            request.params,
+            request.beams or request.params,
             request_id=self._name(prompt),
             urgency=request.urgency,
             streaming=request.stream,

@@ -71,7 +71,7 @@ class Limits:
 
     def check_samples(self, request: GenerationRequest) -> None:
         """Refuse what an idle server could not take either. Raises ApiError."""
-        n, prompts = request.params.n, len(request.prompts)
+        n, prompts = request.width, len(request.prompts)
         if n > self.line:
             why = f"n: {n} samples cannot wait in line, which holds {self.line}"
             raise ApiError(f"{why} (max_waiting); ask for fewer at once", "n")

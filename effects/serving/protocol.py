@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import field, frozen
 from pydantic import BaseModel
 
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.errors import ApiError
@@ -62,6 +63,12 @@ class GenerationRequest:
     stream: bool
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
+    beams: BeamSearchParams | None = None  # then nothing is drawn
+
+    @property
+    def width(self) -> int:
+        """Sequences that each prompt takes in the engine."""
+        return self.params.n if self.beams is None else self.beams.beam_width
 
 
 @frozen

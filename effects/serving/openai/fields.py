@@ -4,13 +4,15 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
+import attrs
 from pydantic import BeforeValidator, Field, model_validator
 
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.params import ADVISED, MAX_LOGPROBS, SamplingParams
+from minfer.params import ADVISED, MAX_LOGPROBS, RowValues, SamplingParams
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
 # Fields that are not supported, with the values at which they ask for nothing.
@@ -100,6 +102,9 @@ class GenerationBody(StrictObject):
     ignore_eos: bool | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
+    use_beam_search: bool = False  # then `best_of`, or `n`, is its width
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     # minfer's:
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
     timing: bool = False  # whether to answer with `timing`, too: see `timing_of`
@@ -108,9 +113,44 @@ class GenerationBody(StrictObject):
     def _fits(self) -> Self:
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise wrong("leave it out; max_completion_tokens is set", "max_tokens")
+        if self.use_beam_search:
+            self._check_search()
+            return self
         if self.best_of not in (None, self.n):
             raise wrong("is not supported; leave it out", "best_of")
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) is not None:
+                raise wrong("needs use_beam_search to be true", name)
         return self
+
+    def _check_search(self) -> None:
+        """Refuse what a beam search has no use for."""
+        if self.stream:
+            why = "a beam search is not streamed, as it ends before anything is known"
+            raise wrong(f"must be false: {why}", "stream")
+        if self.best_of is not None and self.best_of < self.n:
+            raise wrong("must not be below n", "best_of")
+        neutral = {one.name: one.default for one in attrs.fields(RowValues)}
+        neutral |= {"temperature": 0, "stop": [], "stop_token_ids": []}
+        given = {name: getattr(self, name, None) for name in neutral}
+        given["logprobs"] = self.scored
+        for name, value in given.items():
+            if value is not None and value != neutral[name]:
+                raise wrong("does not go with use_beam_search; leave it out", name)
+
+    def search(self, max_tokens: int | None) -> BeamSearchParams | None:
+        """The beam search that is asked for, if it is one. Raises ParameterError."""
+        if not self.use_beam_search:
+            return None
+        penalty = self.length_penalty
+        return BeamSearchParams(
+            beam_width=self.n if self.best_of is None else self.best_of,
+            n=self.n,
+            max_tokens=max_tokens,
+            length_penalty=1.0 if penalty is None else penalty,
+            early_stopping=self.early_stopping or False,
+            ignore_eos=bool(self.ignore_eos),
+        )
 
     @property
     def scored(self) -> int | None:
@@ -137,6 +177,7 @@ class GenerationBody(StrictObject):
             client=self.safety_identifier or self.user,
             deadline=self.deadline,
         )
+        beams = self.search(params.max_tokens)
         options = self.stream_options
         include = Include(
             usage=options is not None and options.include_usage,
@@ -146,8 +187,9 @@ class GenerationBody(StrictObject):
         )
         return GenerationRequest(
             prompts=tuple(prompts),
-            params=params,
+            params=params if beams is None else beams.sampling,
             urgency=urgency,
             stream=self.stream,
             include=include,
+            beams=beams,
         )
