@@ -146,8 +146,9 @@ def _is_offer(value: Any, vocab_size: int) -> bool:
         return False
     if not 1 <= len(tokens) == len(logprobs) <= MAX_CANDIDATES:
         return False
-    whole = all(type(one) is int and 0 <= one < vocab_size for one in tokens)
-    return whole and all(type(one) is float and one < inf for one in logprobs)
+    if not all(type(one) is int and 0 <= one < vocab_size for one in tokens):
+        return False
+    return all(type(one) is float and one < inf for one in logprobs)
 
 
 def choose(search: Search, this: Round) -> Choice:

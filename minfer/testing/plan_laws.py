@@ -99,7 +99,10 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _opens(plan, here)
     _grows(plan, books.seats)
     _rows(config, plan, here)
-    _repeat(config, plan, here, after)
+    # Who gave way in this turn may have been bound when the plan was begun.
+    gone = [books.accounts[name] for name, _ in planning.preempted]
+    bound = after.lockstep or any(one.request.lockstep for one in gone)
+    _repeat(config, plan, here, after, surely=bound == after.lockstep)
     _apart(plan, here)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
@@ -216,10 +219,15 @@ def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
 
 
 def _repeat(
-    config: EngineConfig, plan: Plan, here: Mapping[int, Seat], after: EngineState
+    config: EngineConfig,
+    plan: Plan,
+    here: Mapping[int, Seat],
+    after: EngineState,
+    *,
+    surely: bool = True,
 ) -> None:
     """Several forwards in one plan: as many as each row has room for, while nobody is
-    filled or bound to the host.
+    filled or bound to the host; or one, where nobody `surely` is not.
     """
     right = plan.repeat == max((1, *plan.most))
     require(right, "repeat", f"{plan.repeat} for {plan.most}")
@@ -230,7 +238,11 @@ def _repeat(
             single = plan.fills or after.lockstep
             room = 1 if single else min(config.max_repeat, end - start)
             most, due = plan.most[at], max(1, room)
-            require(most == due, "repeat", f"{most} tokens, not {due}")
+            require(
+                most == due or (most == 1 and not surely),
+                "repeat",
+                f"{most} tokens, not {due}",
+            )
 
 
 def _copies(

@@ -153,7 +153,8 @@ def searched(
     model: Model, width: int, stops: frozenset[int], how: BeamSearch, most: int
 ) -> list[Hypothesis]:
     """A search of `model`, with as many candidates as an engine gets."""
-    search, outs = Search.of(width), [()] * width
+    search = Search.of(width)
+    outs: list[Output] = [()] * width
     length = 0
     while True:
         length += 1
@@ -177,7 +178,8 @@ def exhaustive(
     model: Model, vocab: int, stops: frozenset[int], how: BeamSearch, most: int
 ) -> list[Hypothesis]:
     """All outputs, the best first."""
-    found, live = list[Hypothesis](), [((), 0.0)]
+    found = list[Hypothesis]()
+    live: list[tuple[Output, float]] = [((), 0.0)]
     for length in range(1, most + 1):
         after = [
             ((*out, token), total + model(out)[token])

@@ -55,7 +55,8 @@ def model(folder: str) -> Any:
 
 
 def theirs(folder: str | Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    loaded: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return loaded.eval()
 
 
 def prompts_of(llm: LLM, count: int, longest: int) -> list[Prompt]:
