@@ -208,7 +208,8 @@ def _is_over(this: Round, best: Child, done: tuple[Hypothesis, ...], width: int)
         return True
     hopeful = how.early_stopping == NEVER and how.length_penalty > 0
     length = this.most if hopeful else this.length
-    return best.logprob / length**how.length_penalty <= done[-1].score
+    hoped: float = best.logprob / length**how.length_penalty
+    return hoped <= done[-1].score
 
 
 def by_seat(children: tuple[Child, ...], *, alike: bool) -> tuple[Child, ...]:

@@ -42,7 +42,7 @@ from minfer.plan import Plan
 from minfer.publish import sealed
 from minfer.record import evolve
 from minfer.request import Request
-from minfer.retire import give_back, left_by
+from minfer.retire import Left, give_back, left_by
 from minfer.seat import seated
 from minfer.sequence import COLUMNS, Chain, Running, Sequence, edited, positions
 from minfer.state import EngineState
@@ -216,26 +216,46 @@ def _forked(
     tokens = {i: run.tokens(i, size) for i in parents}
     # Blocks of the same content were there before a parent's: only who leaves a seat
     # gives its own up for them.
-    histories = {i: tokens[i] for i in parents if run.chains[i].sealed < full}
-    origins = {i: i for i in histories}
+    origins = {i: i for i in parents if run.chains[i].sealed < full}
+    histories = {i: tokens[i] for i in origins}
     for i, fork in forks.items():
-        histories[i] = (*tokens[fork.parent][:known], fork.token)
         origins[i] = fork.parent
-    change = Transaction(state.blocks)
-    left = [left_by(config, change, run, i, full) for i in histories]
-    state = evolve(state, blocks=change.done())
-    change = Transaction(state.blocks)
+        histories[i] = (*tokens[fork.parent][:known], fork.token)
     seqs = {
         i: _as_child(config, run, i, origins[i], history)
         for i, history in histories.items()
     }
+    change = Transaction(state.blocks)
+    left = [left_by(config, change, run, i, full) for i in seqs]
+    state = evolve(state, blocks=change.done())
+    state, hits = _seated_again(config, state, seqs, left, known)
+    reasons: list[Reason] = [
+        Forked(*seq.id, run.seqs[origins[i]].sample, len(seq.history), hits[i] * size)
+        for i, seq in seqs.items()
+    ]
+    return state, reasons
+
+
+def _seated_again(
+    config: EngineConfig,
+    state: EngineState,
+    seqs: Mapping[int, Sequence],
+    left: list[Left],
+    known: int,
+) -> tuple[EngineState, dict[int, int]]:
+    """Seat sequences at their positions, on what is published of the first `known` tokens
+    and on blocks of their own; returns how many blocks each hit.
+
+    `left` is what they had before; it is given back once what they share is held.
+    """
+    size, full = config.block_size, known // config.block_size
+    change = Transaction(state.blocks)
     # Tables of those who left their seats say nothing any more.
     bare = evolve(state, running=Running())
     hits = {i: hit_of(config, bare, change, seq.keys, full) for i, seq in seqs.items()}
     for one in left:
         give_back(change, one)
     cells: dict[str, dict[int, Any]] = {name: {} for name in COLUMNS}
-    reasons = list[Reason]()
     for gen, (i, seq) in enumerate(seqs.items(), state.next_gen):
         hit = hits[i]
         taken = change.take(-(-known // size) - hit.blocks)
@@ -243,7 +263,7 @@ def _forked(
             config,
             seq,
             gen=gen,
-            row=run.rows[i],
+            row=state.running.rows[i],
             # never None: as many were given back
             table=Log(hit.table, taken.blocks if taken else ()),
             chain=Chain(Log(seq.keys), hit.blocks, hit.leaf, low=hit.low),
@@ -251,15 +271,13 @@ def _forked(
         )
         for name, column in cells.items():
             (column[i],) = getattr(seat, name)
-        parent = run.seqs[origins[i]].sample
-        reasons.append(Forked(*seq.id, parent, len(seq.history), hit.blocks * size))
     state = evolve(
         state,
         blocks=change.done(),
-        running=edited(run, **cells),
+        running=edited(state.running, **cells),
         next_gen=state.next_gen + len(seqs),
     )
-    return state, reasons
+    return state, {i: hit.blocks for i, hit in hits.items()}
 
 
 def _as_child(

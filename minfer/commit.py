@@ -6,14 +6,14 @@ block or finish a chunk of their prompt are looked at one by one. Sealing is spr
 engine.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from itertools import compress, count, islice, repeat
 from operator import add, ge, ne, sub
 
 from minfer.beam import Hypothesis
 from minfer.branch import beams_in, flaw_in, found, searched
 from minfer.config import EngineConfig, Thresholds
-from minfer.ending import end, leaver
+from minfer.ending import Leaver, end, leaver
 from minfer.messages import Executed, Failed, Finished, Reason, clip
 from minfer.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
 from minfer.publish import sealed
@@ -55,7 +55,21 @@ def over(
     flaw = flaw or flaw_in(config, beams, event.candidates)
     if flaw:
         return void(config, state, plan.step, flaw)
-    yields = event.yields
+    return _good(config, state, event, tokens, sizes, beams)
+
+
+def _good(
+    config: EngineConfig,
+    state: EngineState,
+    event: Executed,
+    tokens: tuple[int, ...],
+    sizes: tuple[int, ...],
+    beams: Mapping[int, int],
+) -> Transition:
+    """Commit results that can be: `sizes` are of all `tokens`; `beams` as `beams_in`
+    says.
+    """
+    plan, yields = state.inflight[0], event.yields
     if beams:  # a beam knows a token once it is chosen
         yields = tuple(() if at in beams else some for at, some in enumerate(yields))
         sizes = tuple(map(len, yields))
@@ -83,11 +97,7 @@ def over(
     state = sealed(config, state, _fillings(config, state.running, plan, ripe, gone))
     finished: tuple[Finished, ...] = ()
     if gone:
-        run = state.running
-        leavers = [
-            found(run, i, outputs[i]) if i in outputs else leaver(run, i, ends[i][1])
-            for i in sorted(gone)
-        ]
+        leavers = _leavers(state.running, ends, outputs)
         state, finished = end(config, state, leavers)
     state = open_fences(state, plan.step)
     turn = emitted(
@@ -99,6 +109,18 @@ def over(
         pooled=_kept_pooled(plan, event.pooled, advanced, ends),
     )
     return evolve(turn, reasons=(*forked, *turn.reasons)) if forked else turn
+
+
+def _leavers(
+    run: Running, ends: dict[int, tuple[int, str]], outputs: dict[int, Hypothesis]
+) -> list[Leaver]:
+    """Who ends: those with `ends` of their own, and beams with the `outputs` of their
+    searches.
+    """
+    return [
+        found(run, i, outputs[i]) if i in outputs else leaver(run, i, ends[i][1])
+        for i in sorted(ends.keys() | outputs.keys())
+    ]
 
 
 def _advanced(

@@ -209,12 +209,12 @@ def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
     """Raise RequestError for a search that is wider than what can be had."""
     most = setup.config.max_num_seqs
     if width > most:
-        why = f"beam_width: {width} beams need as many sequences at once; max_num_seqs is"
-        raise RequestError(f"{why} {most}", param="beam_width")
+        why = f"{width} beams need as many sequences at once; max_num_seqs is {most}"
+        raise RequestError(why, param="n")
     if width + stop_ids > MAX_CANDIDATES:
-        why = f"beam_width: with {stop_ids} token ids that end a sequence, at most"
         most = MAX_CANDIDATES - stop_ids
-        raise RequestError(f"{why} {most} beams can be searched", param="beam_width")
+        why = f"{width} beams are too many where {stop_ids} token ids end a sequence"
+        raise RequestError(f"{why}; at most {most} can be searched", param="n")
 
 
 def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> int:

@@ -64,6 +64,7 @@ EXECUTING = (
     "sampled apart",
     "pooled: last",
     "pooled: mean",
+    "beams",
 )
 PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
 

@@ -22,6 +22,7 @@ from minfer.beam import (
     Hypothesis,
     Round,
     Search,
+    by_seat,
     choose,
     wanted,
 )
@@ -128,12 +129,14 @@ def beam_reference(
         how = request.beams or BeamSearch()
         this = Round(how, request.stop_ids, length, most, outs.__getitem__)
         choice = choose(search, this)
-        outs = [(*outs[one.parent], one.token) for one in choice.children]
-        sums = tuple(one.logprob for one in choice.children)
-        search = Search(sums, (None,) * width, choice.done)
         if not choice.children:
-            break
-    return list(search.done)
+            return list(choice.done)
+        # Of equals the first beam's is taken, so it matters which seat each has.
+        children = by_seat(choice.children, alike=length == 1)
+        outs = [(*outs[one.parent], one.token) for one in children]
+        sums = tuple(one.logprob for one in children)
+        search = Search(sums, (None,) * width, choice.done)
+    return []
 
 
 def digest_of(tokens: Sequence[int], block_size: int, window: int = 0) -> int:

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 import attrs
 from pydantic import BeforeValidator, Field, model_validator
 
+from minfer.beam import MAX_BEAMS
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
@@ -130,6 +131,9 @@ class GenerationBody(StrictObject):
             raise wrong(f"must be false: {why}", "stream")
         if self.best_of is not None and self.best_of < self.n:
             raise wrong("must not be below n", "best_of")
+        if self.width > MAX_BEAMS:
+            field = "n" if self.best_of is None else "best_of"
+            raise wrong(f"must be at most {MAX_BEAMS} with use_beam_search", field)
         neutral = {one.name: one.default for one in attrs.fields(RowValues)}
         neutral |= {"temperature": 0, "stop": [], "stop_token_ids": []}
         given = {name: getattr(self, name, None) for name in neutral}
@@ -138,13 +142,18 @@ class GenerationBody(StrictObject):
             if value is not None and value != neutral[name]:
                 raise wrong("does not go with use_beam_search; leave it out", name)
 
+    @property
+    def width(self) -> int:
+        """The beams of a search."""
+        return self.n if self.best_of is None else self.best_of
+
     def search(self, max_tokens: int | None) -> BeamSearchParams | None:
         """The beam search that is asked for, if it is one. Raises ParameterError."""
         if not self.use_beam_search:
             return None
         penalty = self.length_penalty
         return BeamSearchParams(
-            beam_width=self.n if self.best_of is None else self.best_of,
+            beam_width=self.width,
             n=self.n,
             max_tokens=max_tokens,
             length_penalty=1.0 if penalty is None else penalty,
