@@ -70,5 +70,6 @@ def _counted_out(
         )
         gone.add(seq.id)
     faults = tuple(fault for fault in state.faults if fault[0] not in gone)
-    state = evolve(state, requests=requests.finish(), faults=faults, searches=searches)
-    return state, tuple(finished)
+    if searches is not state.searches:
+        state = evolve(state, searches=searches)
+    return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)
