@@ -392,7 +392,8 @@ def kernels(_lab: Lab, model: str) -> Figures:
     def draw(temperature: float, top_p: float) -> tuple[Tensor, ...]:
         who, every = at[:rows], torch.zeros_like(at[:rows])
         heat, share, deep = (0 * who + x for x in (temperature, top_p, float("inf")))
-        return 80 * t(rows, vocab), who, heat, every, share, deep, who.long(), who
+        likely = 80 * t(rows, vocab), who, heat, every, share, deep
+        return *likely, torch.ones_like(heat), who.long(), who
 
     def product(function: object, outs: int, ins: int, tokens: int) -> tuple[Any, ...]:
         x, weight = t(tokens, ins), t(outs, ins)

@@ -2,78 +2,30 @@
 
 A row is sampled in two launches. `scan` reads its logits chunk by chunk: it stores the
 largest logit of every group, and each chunk's winner. `finish` compares the winners. A
-row that is restricted (by top-k, top-p or min-p) takes a launch more: its chunks have no
-winners but the masses of their groups, from which `gather` finds which tokens may be
-kept at all; `finish` then finds which are, and draws.
+row that is restricted (by top-k, top-p, min-p or typical-p) takes a launch more: its
+chunks have no winners but the masses of their groups, from which `gather` finds which
+tokens may be kept at all; `finish` then finds which are, and draws.
 """
-
-from typing import NamedTuple
 
 import triton
 import triton.language as tl
 
 from minfer.kernels.pdl import follow
+from minfer.kernels.quantiles import (
+    DEEPEST_BOUND,
+    MORE,
+    Edges,
+    Kept,
+    asked_of,
+    edges_of,
+    left_by,
+    limit_of,
+    listed,
+    typical_alone,
+    typical_of,
+)
 
-GREEDY_BELOW = tl.constexpr(1e-5)  # a temperature
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
-INFINITY_BITS = tl.constexpr(0x7F800000)  # of float32's, the largest depth
-# Masses are added up as integers, so that their order does not show: in units of 2^-43,
-# as 2^20 of at most 1 then fit in 63 bits.
-MASS_UNITS = tl.constexpr(2.0**43)
-DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is nothing to float32
-HALVINGS = tl.constexpr(12)  # of that range, until its limit is near enough
-NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
-BITS_A_PASS = tl.constexpr(4)  # of a key that `_quantile` looks for
-CHOICES = tl.constexpr(16)  # of these bits
-# What `_quantile` looks for: a depth by tokens, a depth by mass, an id at a depth.
-BY_TOKENS = tl.constexpr(0)
-BY_MASS = tl.constexpr(1)
-BY_ID = tl.constexpr(2)
-
-
-class Asked(NamedTuple):
-    """How a row samples."""
-
-    temperature: tl.tensor  # 1 if greedy
-    top_k: tl.tensor  # 0: all
-    top_p: tl.tensor
-    deepest: tl.tensor  # a token's depth at most, from min-p
-    greedy: tl.tensor
-    restricted: tl.tensor
-
-
-class Kept(NamedTuple):
-    """A row's list of the ids that may be kept, and what their depths come from."""
-
-    logits: tl.tensor  # pointer to the row's
-    ids: tl.tensor  # pointer to the list
-    size: tl.tensor  # of the list
-    largest: tl.tensor  # logit
-    temperature: tl.tensor
-
-
-@triton.jit
-def _asked(
-    who,
-    temperatures,
-    top_ks,
-    top_ps,
-    deepests,
-    row,
-    vocab,
-    filtered: tl.constexpr,
-):
-    owner = tl.load(who + row)
-    temperature = tl.load(temperatures + owner)
-    top_k = tl.load(top_ks + owner)
-    top_p = tl.load(top_ps + owner)
-    greedy = temperature < GREEDY_BELOW
-    top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
-    deepest = tl.load(deepests + owner)
-    some = (top_k > 0) | (top_p < 1) | (deepest < float("inf"))
-    restricted = filtered & (greedy == 0) & some
-    temperature = tl.where(greedy, 1.0, temperature)
-    return Asked(temperature, top_k, top_p, deepest, greedy, restricted)
 
 
 @triton.jit
@@ -104,10 +56,12 @@ def scan(
     top_ks,
     top_ps,
     deepests,
+    typical_ps,
     streams,
     positions,
     tops,
     sums,
+    moments,
     lists,
     counts,
     width,
@@ -119,13 +73,16 @@ def scan(
 ):
     """Grid [chunks, rows]: groups' largest logits; and their masses, or a winner.
 
-    tops and sums are [rows, groups]. lists [rows, width] holds ids, counts [rows] how
-    many: of a row that is not restricted one of each chunk, else none yet.
+    tops and sums are [rows, groups], and so are moments: sums of mass times depth below
+    the group's largest, where typical-p wants them. lists [rows, width] holds ids, counts
+    [rows] how many: of a row that is not restricted one of each chunk, else none yet.
     """
     follow()
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    asked = _asked(who, temperatures, top_ks, top_ps, deepests, row, vocab, filtered)
+    asked = asked_of(
+        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
+    )
     ids = part * chunk + tl.arange(0, chunk)
     x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
     x = x.to(tl.float32)
@@ -138,6 +95,10 @@ def scan(
     tl.store(counts + row, tl.where(asked.restricted, 0, parts), mask=part == 0)
     if asked.restricted:
         tl.store(sums + here, tl.sum(tl.exp((x - floor[:, None]) / asked.temperature), 1))
+        if asked.typical_p < 1:
+            below = (floor[:, None] - x) / asked.temperature
+            share = tl.where(below < DEEPEST_BOUND, below * tl.exp(-below), 0.0)
+            tl.store(moments + here, tl.sum(share, 1))
     else:
         score = tl.max(floor, 0) - tl.reshape(x, [chunk])
         if not asked.greedy:
@@ -156,8 +117,10 @@ def gather(
     top_ks,
     top_ps,
     deepests,
+    typical_ps,
     tops,
     sums,
+    moments,
     totals,
     lists,
     counts,
@@ -170,13 +133,16 @@ def gather(
 ):
     """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order.
 
-    totals [rows] gets the mass of all of the row's tokens.
+    totals [rows, 2] gets the mass of all of the row's tokens, and if typical-p alone
+    restricts it their mean depth.
     """
     follow()
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     lanes = tl.arange(0, pad)
-    asked = _asked(who, temperatures, top_ks, top_ps, deepests, row, vocab, True)
+    asked = asked_of(
+        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+    )
     if asked.restricted:
         top = tl.load(
             tops + row * groups + lanes, mask=lanes < groups, other=float("-inf")
@@ -186,8 +152,17 @@ def gather(
         mass = tl.load(sums + row * groups + lanes, mask=lanes < groups, other=0.0)
         mass = mass * tl.exp(-depth)
         total = tl.sum(mass, 0)
-        tl.store(totals + row, total, mask=part == 0)
-        limit = _limit(asked, depth, mass, total, group)
+        tl.store(totals + 2 * row, total, mask=part == 0)
+        limit = limit_of(asked, depth, mass, total, group)
+        if typical_alone(asked):
+            # Of a group without any mass nobody reads its depth, which may be infinite.
+            moment = tl.load(
+                moments + row * groups + lanes, mask=lanes < groups, other=0.0
+            )
+            moment = tl.where(mass > 0, moment * tl.exp(-depth) + mass * depth, 0.0)
+            mean = tl.sum(moment, 0) / total
+            tl.store(totals + 2 * row + 1, mean, mask=part == 0)
+            limit = tl.maximum(limit, 2 * MORE * mean)
         ids = part * chunk + tl.arange(0, chunk)
         x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
         keep = ids < vocab
@@ -195,95 +170,6 @@ def gather(
         keep = keep.to(tl.int32)
         base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
         tl.store(lists + row * width + base + tl.cumsum(keep, 0) - 1, ids, mask=keep > 0)
-
-
-@triton.jit
-def _limit(asked, depth, mass, total, group: tl.constexpr):
-    """A depth that no kept token exceeds, from groups' least depths and their masses."""
-    less = 0.0
-    more = DEEPEST_BOUND
-    for _step in range(HALVINGS):
-        limit = (less + more) / 2
-        # What is left beyond `limit`: of a group at most as much as all of its tokens.
-        left = tl.sum(tl.minimum(mass, group * tl.exp(-limit)), 0)
-        light = left < NEARLY * (1 - asked.top_p) * total
-        many = tl.sum((depth <= limit).to(tl.int32), 0) >= asked.top_k
-        enough = tl.where(asked.top_k > 0, many, light)
-        less = tl.where(enough, less, limit)
-        more = tl.where(enough, limit, more)
-    # None found: all. What top-p keeps depends on the mass of all that min-p leaves.
-    found = (more < DEEPEST_BOUND) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
-    return tl.minimum(tl.where(found, more, float("inf")), asked.deepest)
-
-
-@triton.jit
-def _listed(kept, start, tile: tl.constexpr):
-    """Ids of a row's list, whether they are there, and their depth, which is never -0."""
-    inside = start + tl.arange(0, tile) < kept.size
-    ids = tl.load(kept.ids + start + tl.arange(0, tile), mask=inside, other=0)
-    x = tl.load(kept.logits + ids, mask=inside, other=float("-inf")).to(tl.float32)
-    return ids, inside, tl.abs(tl.div_rn(kept.largest - x, kept.temperature))
-
-
-@triton.jit
-def _mass(depth, edge):
-    return tl.where(depth <= edge, (tl.exp(-depth) * MASS_UNITS).to(tl.int64), 0)
-
-
-@triton.jit
-def _quantile(kept, edge, target, kind: tl.constexpr, tile: tl.constexpr):
-    """The least key up to which tokens weigh `target` > 0, and the weight before it.
-
-    A key is a depth's bits, or an id at depth `edge`; a weight is 1 or a mass. It is
-    found from its highest bits on: a pass sums up what is below each of 16 choices.
-    """
-    base = tl.full([], 0, tl.uint32)
-    before = tl.full([], 0, tl.int64)
-    for level in range(3 * (kind == BY_ID), 8):  # ids have 20 bits
-        steps = (tl.arange(0, CHOICES) << (28 - BITS_A_PASS * level)).to(tl.uint32)
-        sums = tl.zeros([CHOICES], tl.int64)
-        for start in range(0, kept.size, tile):
-            ids, inside, depth = _listed(kept, start, tile)
-            key = depth.to(tl.uint32, bitcast=True)
-            weight = inside.to(tl.int64)
-            if kind == BY_MASS:  # of depths up to the edge
-                weight = _mass(depth, edge)
-            if kind == BY_ID:
-                key = ids.to(tl.uint32)
-                weight = (inside & (depth == edge)).to(tl.int64)
-            below = key[None, :] < (base + steps)[:, None]
-            sums += tl.sum(tl.where(below, weight[None, :], 0), 1)
-        base += tl.max(tl.where(sums < target, steps, 0), 0)
-        before = tl.max(tl.where(sums < target, sums, 0), 0)
-    return base, before
-
-
-@triton.jit
-def _edges(asked, kept, total, tile: tl.constexpr):
-    """The depth up to which tokens are kept, and the last id that is at just that."""
-    edge = float("inf")
-    last = tl.full([], 0xFFFFFFFF, tl.uint32)
-    total = total.to(tl.float64) * MASS_UNITS
-    if asked.top_k > 0:
-        key, _ = _quantile(kept, edge, asked.top_k, BY_TOKENS, tile)
-        # Fewer than k: all.
-        edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
-    edge = tl.minimum(edge, asked.deepest)
-    if asked.top_p < 1:
-        if edge < float("inf"):
-            held = tl.full([], 0, tl.int64)
-            for start in range(0, kept.size, tile):
-                _, _, depth = _listed(kept, start, tile)
-                held += tl.sum(_mass(depth, edge), 0)
-            total = held.to(tl.float64)
-        target = tl.ceil(asked.top_p.to(tl.float64) * total).to(tl.int64)
-        target = tl.maximum(target, 1)
-        key, before = _quantile(kept, edge, target, BY_MASS, tile)
-        edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
-        share = tl.maximum((tl.exp(-edge) * MASS_UNITS).to(tl.int64), 1)
-        needed = (target - before + share - 1) // share
-        last, _ = _quantile(kept, edge, needed, BY_ID, tile)
-    return edge, last
 
 
 @triton.jit
@@ -295,6 +181,7 @@ def finish(
     top_ks,
     top_ps,
     deepests,
+    typical_ps,
     streams,
     positions,
     tops,
@@ -314,25 +201,36 @@ def finish(
     follow()
     row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
-    asked = _asked(who, temperatures, top_ks, top_ps, deepests, row, vocab, filtered)
+    asked = asked_of(
+        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, filtered
+    )
     top = tl.load(tops + row * groups + lanes, mask=lanes < groups, other=float("-inf"))
     largest = tl.max(top, 0)
     size = tl.load(counts + row)
     line = logits + row * stride
     kept = Kept(line, lists + row * width, size, largest, asked.temperature)
-    edge = float("inf")
-    last = tl.full([], 0xFFFFFFFF, tl.uint32)
+    every = tl.full([], 0xFFFFFFFF, tl.uint32)
+    infinite = tl.full([], float("inf"), tl.float32)
+    zero = tl.full([], 0.0, tl.float32)
+    edges = Edges(infinite, every, zero, infinite, every)
     if asked.restricted:
-        edge, last = _edges(asked, kept, tl.load(totals + row), tile)
+        edges = edges_of(asked, kept, tl.load(totals + 2 * row), tile)
+        edges = Edges(edges.depth, edges.last, zero, infinite, every)
+        if asked.typical_p < 1:
+            edges = typical_of(asked, kept, edges, totals + 2 * row, tile)
     best = float("-inf")
     token = vocab
     for start in range(0, size, tile):
-        ids, inside, depth = _listed(kept, start, tile)
+        ids, inside, depth = listed(kept, start, tile)
         score = -depth - tl.where(
             asked.greedy, 0.0, tl.log(waiting(who, streams, positions, row, ids))
         )
-        allowed = (depth < edge) | ((depth == edge) & (ids.to(tl.uint32) <= last))
-        score = tl.where(inside & allowed, score, float("-inf"))
+        allowed = left_by(edges, ids, inside, depth)
+        if filtered:
+            far = tl.abs(depth - edges.mean)
+            at_edge = (far == edges.distance) & (ids.to(tl.uint32) <= edges.last_typical)
+            allowed &= (far < edges.distance) | at_edge
+        score = tl.where(allowed, score, float("-inf"))
         high = tl.max(score, 0)
         first = tl.min(tl.where(score == high, ids, vocab), 0)
         token = tl.where((high > best) | ((high == best) & (first < token)), first, token)

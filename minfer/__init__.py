@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from minfer.config import ConfigError, EngineConfig
 from minfer.request import ParameterError, Request, SamplingParams
+from minfer.structured import StructuredOutputs
 from minfer.version import __version__ as __version__
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ __all__ = [
     "ParameterError",
     "Request",
     "SamplingParams",
+    "StructuredOutputs",
     *_LAZY,
 ]
 

@@ -214,7 +214,7 @@ def needed(config: EngineConfig, blocks: Blocks, seq: Sequence, *, alone: bool) 
 
 def _readable(seq: Sequence, full: int) -> int:
     """How many of its first `full` blocks `seq` may take from the cache."""
-    return full if seq.request.reads_cache else 0
+    return full if seq.reads_cache else 0
 
 
 @frozen

@@ -36,12 +36,12 @@ def objection(
         return f"n must be from 1 to {MAX_SAMPLES}, and 1 for a resumed request"
     if why := _misfit(request):
         return why
-    if request.pooling and prompt > config.max_model_len:
+    if request.ends_with_prompt and prompt > config.max_model_len:
         return (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
             f"{config.max_model_len} tokens"
         )
-    if not request.pooling and prompt >= config.max_model_len:
+    if not request.ends_with_prompt and prompt >= config.max_model_len:
         return (
             f"the prompt has {prompt} tokens; this model's maximum context length is "
             f"{config.max_model_len} tokens, of which at least one must be left for the "
@@ -85,21 +85,24 @@ def beam_share(config: EngineConfig, beams: int) -> int:
 def _misfit(request: Request) -> str:
     """Where a request's end and what it asks for besides do not fit, or nothing."""
     if request.beams is not None and not _is_search(request):
-        return "a beam search is in lockstep, without pooling and output"
-    if not request.pooling:
-        if not request.reads_cache:
-            return "only a pooled request can do without the prefix cache"
-        return "" if request.max_tokens >= 1 else "max_tokens must be at least 1"
+        return (
+            "a beam search is in lockstep and reads the cache, without pooling and output"
+        )
+    if request.max_tokens < 0:
+        return "max_tokens must be at least 0"
+    if not (request.pooling or request.ends_with_prompt):
+        return ""
     if request.max_tokens or request.n != 1 or request.output or request.lockstep:
         return (
-            "a pooled request yields no token: max_tokens must be 0 and n 1, without "
-            "output and lockstep"
+            "a request that is pooled, or ends with its prompt, yields no token: "
+            "max_tokens must be 0 and n 1, without output and lockstep"
         )
     return ""
 
 
 def _is_search(request: Request) -> bool:
-    return request.lockstep and not (request.pooling or request.output)
+    bound = request.lockstep and request.reads_cache
+    return bound and not (request.pooling or request.output)
 
 
 def submitted(

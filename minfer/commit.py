@@ -88,7 +88,7 @@ def _good(
         )
     known, due = state.running.known, state.running.ripe
     ripe = tuple(compress(range(len(advanced)), map(ge, known, due)))
-    ends = _endings(state, tokens, new, ripe) | _pooled_ends(advanced, plan)
+    ends = _endings(state, tokens, new, ripe) | _silent_ends(advanced, plan)
     ends = {i: end for i, end in ends.items() if i not in outputs}
     if ends:
         run, new = _cut(state.running, new, ends)
@@ -106,7 +106,7 @@ def _good(
         ids=advanced.ids,
         tokens=new,
         logprobs=_kept_logprobs(plan, event.logprobs, advanced, new),
-        pooled=_kept_pooled(plan, event.pooled, advanced, ends),
+        pooled=_kept_pooled(plan, event.pooled, advanced),
     )
     return evolve(turn, reasons=(*forked, *turn.reasons)) if forked else turn
 
@@ -220,24 +220,22 @@ def _kept_logprobs(plan: Plan, logprobs: Logprobs, run: Running, new: Yields) ->
     return tuple(of.get(gen, ())[: len(tokens)] for gen, tokens in each)
 
 
-def _kept_pooled(
-    plan: Plan, pooled: Pooled, run: Running, ends: Container[int]
-) -> Pooled:
-    """The vectors as a column of `run`, of those who end; or none."""
+def _kept_pooled(plan: Plan, pooled: Pooled, run: Running) -> Pooled:
+    """What is said of prompts as a column of `run`; or none."""
     if not pooled:
         return ()
     of = dict(zip(plan.gens, pooled, strict=True))
-    return tuple(of.get(gen, b"") if i in ends else b"" for i, gen in enumerate(run.gens))
+    return tuple(of.get(gen, b"") for gen in run.gens)
 
 
-def _pooled_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
+def _silent_ends(run: Running, plan: Plan) -> dict[int, tuple[int, str]]:
     """Who ends with its prompt, whose last input was in this plan: as `_endings`."""
     silent = [fill.index for fill in plan.fills if not plan.most[fill.index]]
     upto = {plan.gens[at]: plan.starts[at] + plan.counts[at] for at in silent}
     return {
         i: (0, "length")
         for i in positions(run, upto)
-        if run.seqs[i].request.pooling and upto[run.gens[i]] == run.base[i]
+        if run.seqs[i].request.ends_with_prompt and upto[run.gens[i]] == run.base[i]
     }
 
 
@@ -301,7 +299,7 @@ def _fillings(
     done = {plan.gens[at]: (plan.starts[at] + plan.counts[at]) // size for at in spots}
     for i in positions(run, done):
         # Who computes all anew may have to begin again, in blocks that nobody reads.
-        if i not in ends and run.seqs[i].request.reads_cache:
+        if i not in ends and not run.seqs[i].request.begins_anew:
             # The last input of a beam does not count before its next one is known.
             upto[i] = min(done[run.gens[i]], (run.known[i] - 1) // size)
     return upto

@@ -97,7 +97,7 @@ def _with_chunks(
         inputs = chunk.stop - chunk.start
         ahead[chunk.i] = counts[chunk.at] = inputs
         ends = chunk.stop == run.base[chunk.i]
-        most[chunk.at] = int(ends and not run.seqs[chunk.i].request.pooling)
+        most[chunk.at] = int(ends and not run.seqs[chunk.i].request.ends_with_prompt)
     return tuple(ahead), tuple(counts), tuple(most)
 
 

@@ -78,18 +78,23 @@ class Cancel:
 @frozen
 class Finish(OfSample):
     """The text layer ends a sample after `length` output tokens, at a stop string for
-    example.
+    example; or because it cannot go on: then the reason is "error", and `error` says why.
     """
 
     length: int
     reason: str = "stop"
+    error: str = ""
 
     def __attrs_post_init__(self) -> None:
         check_text(self.id, "id")
         check_whole(self.sample, "sample")
         check_whole(self.length, "length")
         check_text(self.reason, "reason")
-        if self.reason in OWN_ENDS:
+        check_text(self.error, "error")
+        told = self.reason == "error" and self.error
+        if self.error and not told:
+            raise ParameterError("error", "needs the reason 'error'")
+        if self.reason in OWN_ENDS and not told:
             raise ParameterError("reason", f"{self.reason!r} is the engine's own to give")
 
 
@@ -100,8 +105,9 @@ class Executed:
     `scores` are log-probabilities of these tokens by which the engine decides, for rows
     that were opened with them; no scores at all if there is no such row. `candidates` are
     what the beams of searches offer, which the engine chooses from. `logprobs`, and
-    the vectors of prompts that are `pooled`, are what clients asked to read: they pass
-    through, no decision depends on them, and journals do not keep them.
+    what is said of prompts (`pooled`: vectors, log-probabilities), are what clients asked
+    to read: they pass through, no decision depends on them, and journals do not keep
+    them.
     """
 
     step: int
@@ -154,7 +160,7 @@ class Emit:
     tokens: Yields
     finished: tuple[Finished, ...] = ()
     logprobs: Logprobs = field(default=(), eq=False, repr=False)  # a column too, or none
-    # A column too, or none: the vectors of samples that ended with their prompts.
+    # A column too, or none: what is said of prompts.
     pooled: Pooled = field(default=(), eq=False, repr=False)
 
 

@@ -5,10 +5,10 @@ words, and how a device keeps it. What else speaks of a field is derived from it
 users may say (`SamplingParams`), what a device row is opened with
 (`minfer.sample.RowSampling`), the options of the command line, the fields of HTTP
 requests, the words of the device's rows and the columns that kernels get. What a field
-does to logits is in `minfer.sample`, and nowhere else.
+does to logits is in `minfer.shape` and `minfer.sample`, and nowhere else.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, Final
 
@@ -16,12 +16,19 @@ import attrs
 from attrs import field, frozen
 
 from minfer.checks import ParameterError, check_number, check_whole
+from minfer.structured import StructuredOutputs
 
 MAX_SAMPLES: Final = 128  # of one request; every number that sizes something has a cap
-MAX_STOPS: Final = 16
+MAX_STOPS: Final = 64
 MAX_STOP_IDS: Final = 256
 MAX_STOP_LENGTH: Final = 1024  # characters of a stop string
 MAX_LOGPROBS: Final = 20
+# What is done to single tokens: a bias, a stop id that is hidden, a token of a bad word.
+MAX_ADJUSTMENTS: Final = 1024
+MAX_BIAS: Final = 100.0
+MAX_ALLOWED: Final = 1 << 16  # token ids: more take a device's host milliseconds
+MAX_BAD_WORDS: Final = 128
+MAX_BAD_WORD_LENGTH: Final = 128  # characters
 
 
 @frozen(kw_only=True)
@@ -83,6 +90,47 @@ class RowValues:
         metavar="P",
         word="float32",
     )
+    # Of what these leave, keep tokens that are about as likely as one expects of a draw:
+    # those that hold this share of probability (Meister et al. 2022).
+    typical_p: float = _value(
+        1.0,
+        low=0,
+        high=1,
+        above=True,
+        otherwise="1 keeps all tokens",
+        help="draw from the most typical tokens that together have this probability",
+        metavar="P",
+        word="float32",
+    )
+    # Logits of tokens of prompt and output are divided by it, or multiplied if negative.
+    repetition_penalty: float = _value(
+        1.0,
+        low=0,
+        high=2,
+        above=True,
+        otherwise="1 penalizes nothing",
+        help="above 1, tokens of prompt and output become less likely",
+        metavar="R",
+        word="float32",
+    )
+    # Taken off a token's logit as often as the output has it.
+    frequency_penalty: float = _value(
+        0.0,
+        low=-2,
+        high=2,
+        help="taken off a token's logit each time that the output has it",
+        metavar="F",
+        word="float32",
+    )
+    # Taken off the logits of the output's tokens, once.
+    presence_penalty: float = _value(
+        0.0,
+        low=-2,
+        high=2,
+        help="taken off the logits of tokens that the output has",
+        metavar="F",
+        word="float32",
+    )
     # Each output token's log-probability, and of so many likeliest; None: none. Natural,
     # before temperature and filters (vLLM's `raw_logprobs`).
     logprobs: int | None = _value(
@@ -119,18 +167,65 @@ def _check_row_value(value: Any, name: str, meaning: Meaning, default: Any) -> N
         raise ParameterError(name, f"must be above {meaning.low}; {meaning.otherwise}")
 
 
-def _strings(value: Iterable[str] | str | None) -> tuple[str, ...]:
+def _strings(param: str, value: Iterable[str] | str | None) -> tuple[str, ...]:
     if value is not None and not isinstance(value, Iterable):
-        raise ParameterError("stop", f"must be a string or several, not {value!r}")
+        raise ParameterError(param, f"must be strings, not a {type(value).__name__}")
     return (value,) if isinstance(value, str) else tuple(value or ())
 
 
-def _ids(value: Iterable[int] | None) -> tuple[int, ...]:
-    if value is not None and not isinstance(value, Iterable):
-        raise ParameterError(
-            "stop_token_ids", f"must be a list of token ids, not {value!r}"
-        )
-    return tuple(value or ())
+def _stops(value: Iterable[str] | str | None) -> tuple[str, ...]:
+    return _strings("stop", value)
+
+
+def _bad_words(value: Iterable[str] | str | None) -> tuple[str, ...]:
+    return _strings("bad_words", value)
+
+
+def _ids(param: str, value: Iterable[int]) -> tuple[int, ...]:
+    if not isinstance(value, Iterable):
+        raise ParameterError(param, f"must be a list of token ids, not {value!r}")
+    return tuple(value)
+
+
+def _stop_ids(value: Iterable[int] | None) -> tuple[int, ...]:
+    return () if value is None else _ids("stop_token_ids", value)
+
+
+def _allowed_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
+    return None if value is None else _ids("allowed_token_ids", value)
+
+
+def _bias(value: Any) -> tuple[tuple[int, float], ...]:
+    """Biases as pairs by rising token id, of a mapping or of pairs."""
+    name = "logit_bias"
+    pairs = value.items() if isinstance(value, Mapping) else value or ()
+    try:
+        found = [(token, bias) for token, bias in pairs]
+    except (TypeError, ValueError):
+        raise ParameterError(name, "must map token ids to numbers") from None
+    if len(found) > MAX_ADJUSTMENTS:
+        raise ParameterError(name, f"at most {MAX_ADJUSTMENTS} token ids")
+    for token, bias in found:
+        check_number(token, name, 0, 2**31, whole=True)
+        check_number(bias, name, -MAX_BIAS, MAX_BIAS)
+    if len({token for token, _ in found}) < len(found):
+        raise ParameterError(name, "a token id is in it twice")
+    return tuple(sorted((token, float(bias)) for token, bias in found))
+
+
+def _check_texts(param: str, texts: tuple[Any, ...], most: int, longest: int) -> None:
+    if len(texts) > most:
+        why = f"must be at most {most} strings, not {len(texts)}"
+        raise ParameterError(param, why)
+    for text in texts:
+        if not isinstance(text, str):
+            raise ParameterError(param, f"must be strings, not a {type(text).__name__}")
+        if not text:
+            why = "must not be an empty string, which every text has; leave it out"
+            raise ParameterError(param, why)
+        if len(text) > longest:
+            why = f"must be strings of at most {longest} characters, not {len(text)}"
+            raise ParameterError(param, why)
 
 
 @frozen(kw_only=True)
@@ -138,12 +233,28 @@ class SamplingParams(RowValues):
     """How to choose tokens and when to stop, in vLLM's names. Raises ParameterError."""
 
     n: int = 1  # samples of one prompt
+    # So many are made, and the `n` that are likeliest per token are given; None: `n`.
+    best_of: int | None = None
+    # The log-probability of each token of the prompt but the first, and of so many
+    # likeliest ones at its place; None: none.
+    prompt_logprobs: int | None = None
     seed: int | None = None  # None: the caller's entropy, drawn once and recorded
-    # Output tokens at most; None: as many as the context holds.
+    # Output tokens at most; None: as many as the context holds. 0: the prompt is
+    # computed, for its log-probabilities or for the cache, and nothing is sampled.
     max_tokens: int | None = 16
-    stop: tuple[str, ...] = field(default=(), converter=_strings)  # the text layer's
-    stop_token_ids: tuple[int, ...] = field(default=(), converter=_ids)
+    stop: tuple[str, ...] = field(default=(), converter=_stops)  # the text layer's
+    stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_ids)
     ignore_eos: bool = False
+    structured_outputs: StructuredOutputs | None = None  # what the text must look like
+    min_tokens: int = 0  # output tokens before one that ends it may come
+    # Added to the logits of token ids: a mapping, kept as pairs.
+    logit_bias: tuple[tuple[int, float], ...] = field(default=(), converter=_bias)
+    # The only token ids that may come; None: all may.
+    allowed_token_ids: tuple[int, ...] | None = field(
+        default=None, converter=_allowed_ids
+    )
+    # Texts that may not come, neither behind a space nor without one.
+    bad_words: tuple[str, ...] = field(default=(), converter=_bad_words)
 
     def __attrs_post_init__(self) -> None:
         check_number(self.n, "n", 1, MAX_SAMPLES, whole=True)
@@ -153,16 +264,52 @@ class SamplingParams(RowValues):
         if self.seed is not None:
             check_whole(self.seed, "seed")
         if self.max_tokens is not None:
-            check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
+            check_number(self.max_tokens, "max_tokens", 0, 2**31, whole=True)
+        if self.prompt_logprobs is not None:
+            name = "prompt_logprobs"
+            check_number(self.prompt_logprobs, name, 0, MAX_LOGPROBS, whole=True)
+        self._check_samples()
         self._check_stops()
+        said: Any = self.structured_outputs
+        if said is not None and not isinstance(said, StructuredOutputs):
+            raise ParameterError(
+                "structured_outputs", "must be StructuredOutputs, of exactly one kind"
+            )
+        self._check_lengths()
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_LENGTH)
+        if self.allowed_token_ids is not None:
+            _check_allowed(self.allowed_token_ids)
+
+    def _check_lengths(self) -> None:
+        check_number(self.min_tokens, "min_tokens", 0, 2**31, whole=True)
+        most = self.max_tokens
+        if most is not None and self.min_tokens > most:
+            why = f"must be at most max_tokens, which is {most}, not {self.min_tokens}"
+            raise ParameterError("min_tokens", why)
+
+    @property
+    def samples(self) -> int:
+        """How many are made of a prompt, whether all of them are given or not."""
+        return self.n if self.best_of is None else self.best_of
+
+    @property
+    def chooses(self) -> bool:
+        """Whether more samples are made than given."""
+        return self.samples > self.n
+
+    def _check_samples(self) -> None:
+        if self.best_of is not None:
+            check_number(self.best_of, "best_of", 1, MAX_SAMPLES, whole=True)
+            if self.best_of < self.n:
+                why = f"must be at least n ({self.n}), not {self.best_of}"
+                raise ParameterError("best_of", why)
+        if self.max_tokens == 0 and self.samples > 1:
+            param = "n" if self.n > 1 else "best_of"
+            why = "must be 1 where max_tokens is 0: samples would not differ"
+            raise ParameterError(param, why)
 
     def _check_stops(self) -> None:
-        good = all(
-            isinstance(s, str) and 0 < len(s) <= MAX_STOP_LENGTH for s in self.stop
-        )
-        if len(self.stop) > MAX_STOPS or not good:
-            why = f"at most {MAX_STOPS} non-empty strings of up to 1,024 characters"
-            raise ParameterError("stop", why)
+        _check_texts("stop", self.stop, MAX_STOPS, MAX_STOP_LENGTH)
         if len(self.stop_token_ids) > MAX_STOP_IDS:
             raise ParameterError("stop_token_ids", f"at most {MAX_STOP_IDS} token ids")
         for token in self.stop_token_ids:
@@ -172,3 +319,13 @@ class SamplingParams(RowValues):
             raise ParameterError(
                 "ignore_eos", f"must be true or false, not {ignore_eos!r}"
             )
+
+
+def _check_allowed(ids: tuple[int, ...]) -> None:
+    name = "allowed_token_ids"
+    if not 0 < len(ids) <= MAX_ALLOWED:
+        raise ParameterError(name, f"must be from 1 to {MAX_ALLOWED:,} token ids")
+    if set(map(type, ids)) != {int}:
+        raise ParameterError(name, "must be whole numbers")
+    for token in (min(ids), max(ids)):
+        check_number(token, name, 0, 2**31, whole=True)

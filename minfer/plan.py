@@ -16,9 +16,9 @@ Contract of an executor:
   the position after its last input; `starts` then is the latest position that can be, and
   exact unless a plan in flight may yield less than its most.
 - Row i yields from min(1, most[i]) to most[i] tokens; where most is 0 it yields none (a
-  chunk of a prompt that goes on, or any of a row that is pooled). With `repeat` = k the
-  plan stands for k forwards: row i takes part in the first max(1, most[i]) of them,
-  feeding itself.
+  chunk of a prompt that goes on, or any of a request that ends with its prompt). With
+  `repeat` = k the plan stands for k forwards: row i takes part in the first
+  max(1, most[i]) of them, feeding itself.
 - A row in `drafts` feeds itself, and takes the drafts as further inputs: counts[i] is 1
   more than there are. At each of its inputs it samples as it would without drafts, and
   it goes on as long as that token is the next draft: it yields the drafts that were
@@ -28,6 +28,9 @@ Contract of an executor:
   input of its prompt comes a vector of what the model made of it: of that input, or of
   all since the row was opened, which then are the whole prompt. It travels beside the
   tokens, as log-probabilities do.
+- A row that was opened with `prompt_logprobs` is told, with each plan that has inputs of
+  its prompt, the log-probabilities of the tokens of the prompt that follow these inputs
+  (`minfer.prompt_logprobs`): in the place of a vector, as it is never pooled.
 - A row that was opened with `candidates` is greedy, and yields as it would; beside its
   token come so many likeliest ones with their log-probabilities (`Candidates`), for the
   engine to choose from. Which token it is fed next is said in `fills`.
@@ -76,7 +79,8 @@ Logprobs = tuple[tuple[TokenLogprobs, ...], ...]  # per row, one for each token
 LAST: Final = "last"  # ways of pooling: what the model made of the last input,
 MEAN: Final = "mean"  # or the mean of what it made of all
 POOLINGS: Final = (LAST, MEAN)
-# Per row, the vector of a prompt that ended, float32 in little-endian order; or nothing.
+# Per row, what is said of its prompt: the vector of one that ended, float32 in
+# little-endian order; or log-probabilities of some of its tokens; or nothing.
 Pooled = tuple[bytes, ...]
 
 

@@ -12,10 +12,10 @@ from typing import Any, Final
 import attrs
 from attrs import field, frozen
 
-from minfer.checks import MOST
 from minfer.config import ConfigError, number
 from minfer.pmap import Map
 from minfer.policy import FirstCome, Load, Policy, Rank
+from minfer.policy_fair import FairQueue, positive_weights
 from minfer.record import evolve
 from minfer.request import Request
 
@@ -98,16 +98,6 @@ class Shortest(FirstCome):
         return (arrived + self.pace * work,)
 
 
-def _positive(
-    _: object, attribute: "attrs.Attribute[Any]", weights: Map[str, float]
-) -> None:
-    for client, weight in weights.items():
-        number = isinstance(weight, int | float) and not isinstance(weight, bool)
-        if not number or not 0 < weight <= MOST:
-            what = f"scheduling policy: {attribute.name} must be numbers above 0"
-            raise ConfigError(f"{what}; that of {client!r:.80} is not")
-
-
 @frozen
 class Shares:
     """What clients have had: virtual time, and per client the time its next request
@@ -122,8 +112,10 @@ class Shares:
 
 @frozen
 class Fair(FirstCome):
-    """Fair shares between clients, by start-time fair queueing (Goyal et al., 1996).
+    """What `fair` named before it heeded priorities (`FairQueue`), so that runs that were
+    recorded under it replay. Nothing else uses it.
 
+    Fair shares between clients, by start-time fair queueing (Goyal et al., 1996).
     A request costs the tokens of its prompt and the output it may have; what it did not
     use is given back when it ends. Guarantee: of two clients that always have something
     waiting, neither is let in for more tokens than the other by more than the largest
@@ -132,7 +124,7 @@ class Fair(FirstCome):
     """
 
     # Of clients that are due more or less than one share.
-    weights: Map[str, float] = field(default=Map(), validator=_positive)
+    weights: Map[str, float] = field(default=Map(), validator=positive_weights)
     clients: int = field(default=1024, validator=_number(1))  # see `Shares.limit`
 
     def start(self) -> Shares:
@@ -264,7 +256,7 @@ POLICIES: Final[dict[str, type[Policy]]] = {
     "ageing": Ageing,
     "deadline": Deadline,
     "shortest": Shortest,
-    "fair": Fair,
+    "fair": FairQueue,
     "window": Window,
     "static": Static,
 }

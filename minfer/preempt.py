@@ -61,7 +61,7 @@ def restart(config: EngineConfig, state: EngineState, spots: list[int]) -> Engin
     run = state.running
     size = config.block_size
     starts = all_committed(config, state, spots)
-    starts |= {i: 0 for i in spots if not run.seqs[i].request.reads_cache}
+    starts |= {i: 0 for i in spots if run.seqs[i].request.begins_anew}
     run = edited(
         run,
         gens={i: gen for gen, i in enumerate(spots, state.next_gen)},

@@ -10,6 +10,7 @@ from minfer.beam import BeamSearch
 from minfer.checks import MOST, check_number, check_text, check_whole
 from minfer.checks import ParameterError as ParameterError
 from minfer.keys import Key, Keys
+from minfer.params import MAX_ADJUSTMENTS
 from minfer.params import MAX_SAMPLES as MAX_SAMPLES
 from minfer.params import SamplingParams as SamplingParams
 
@@ -34,6 +35,8 @@ class Request:
     stop_ids: frozenset[int] = (
         frozenset()
     )  # token ids that end a sample, and are part of it
+    # Token sequences that it may not output: the words of `sampling.bad_words`.
+    bad_words: tuple[tuple[int, ...], ...] = ()
     n: int = 1
     # The number, in the draws of the seed, of its first sample: who resumes one of
     # several samples has it go on with its own.
@@ -61,7 +64,8 @@ class Request:
     # executor. The engine knows that it yields no token and ends with its prompt.
     pooling: str = ""
     # Whether what is cached of its prompt need not be computed. A mean is over all
-    # positions, so such a request computes each of them, in one generation.
+    # positions, and log-probabilities are wanted of each: such a request computes them
+    # all.
     reads_cache: bool = True
     # Its samples are the beams of a search: they advance together, and what they come to
     # is told at the end, the best first. It is bound to the host.
@@ -97,6 +101,7 @@ class Request:
             raise ParameterError("stop_ids", "must be a frozenset of token ids")
         for token in self.stop_ids:
             check_number(token, "stop_ids", 0, 2**32 - 1, whole=True)
+        self._check_bad_words()
         for param in ("lockstep", "reads_cache"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
@@ -107,12 +112,44 @@ class Request:
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:
             raise ParameterError("keys", "must be a tuple of bytes")
 
+    @property
+    def ends_with_prompt(self) -> bool:
+        """Whether it yields no token: it is pooled or scored, or fills the cache."""
+        return not self.max_tokens
+
+    @property
+    def begins_anew(self) -> bool:
+        """Whether all of its prompt is computed in one generation, however often that
+        begins: what was made of it is in no cache.
+        """
+        return bool(self.pooling) and not self.reads_cache
+
+    def _check_bad_words(self) -> None:
+        """Words are not empty, and a device has room for all that is done to tokens."""
+        words = self.bad_words
+        if type(words) is not tuple or not all(type(word) is tuple for word in words):
+            raise ParameterError("bad_words", "must be tuples of token ids, in a tuple")
+        for word in words:
+            if not word:
+                raise ParameterError("bad_words", "a word has no token")
+            for token in word:
+                check_number(token, "bad_words", 0, 2**32 - 1, whole=True)
+        said = self.sampling
+        stops = len(self.stop_ids) if said.min_tokens else 0
+        count = len(said.logit_bias) + stops + sum(map(len, words))
+        if count > MAX_ADJUSTMENTS:
+            raise ParameterError(
+                "bad_words" if words else "logit_bias",
+                f"{count} single tokens are to be changed (biases, stop ids until "
+                f"min_tokens, tokens of bad words); at most {MAX_ADJUSTMENTS} can be",
+            )
+
     def most_known(self, max_model_len: int) -> int:
         """Tokens that a sample may come to know, the prompt's included.
 
         Of one that ends with its prompt: one more, which it never gets. So its last input
         is due as that of any other is, for the token after it.
         """
-        if self.pooling:
+        if self.ends_with_prompt:
             return len(self.prompt) + 1
         return min(len(self.prompt) + self.max_tokens, max_model_len)

@@ -10,12 +10,19 @@ draw depends on neighbours, chunks, preemption or repeated steps; and a draft to
 right if and only if it equals the draw at its position, so speculation is exact for
 sampling as for greedy decoding.
 
+What is done to logits before that (penalties, biases, tokens that are hidden) is in
+`minfer.shape`.
+
 Kept tokens are vLLM's: first min-p, every token with at least `min_p` of the likeliest
 one's probability, and top-k, every token whose logit is at least the k-th largest (ties
 at the edge are all kept); then top-p on what both leave, renormalised: in order of
 falling logit, lower ids first among equals, the shortest prefix that holds at least
-`top_p` of the probability. A temperature below 1e-5 is greedy: no noise, no filter. The
-lowest id wins all ties.
+`top_p` of the probability. Last comes locally typical sampling (Meister et al. 2022) on
+what these leave, renormalised: with depth = -logit / temperature, which is -log p but for
+a constant, and its expectation in place of the entropy, in order of rising |depth -
+E[depth]|, lower ids first among equals, the shortest prefix that holds at least
+`typical_p`. A temperature below 1e-5 is greedy: no noise, no filter. The lowest id wins
+all ties.
 
 The noise costs a few 32-bit operations per token: a GPU kernel recomputes rather than
 stores it:
@@ -40,17 +47,17 @@ millions.
 """
 
 import math
-from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from minfer.beam import wanted
 from minfer.params import RowValues, SamplingParams, row_values
 from minfer.request import Request
+from minfer.shape import Shaping, f32, shaped
 
 # temperatures; vLLM's limit, as logits / 1e-6 lose their differences
 GREEDY_BELOW: Final = 1e-5
@@ -79,13 +86,14 @@ class NotFiniteError(ValueError):
 
 
 @frozen(kw_only=True)
-class RowSampling(RowValues):
+class RowSampling(Shaping):
     """How one device row chooses its tokens: the values of one sample of a request."""
 
     seed: int
     sample: int
-    stop_ids: frozenset[int] = frozenset()  # that end it
     scores: bool = False  # whether the engine decides by its tokens' log-probabilities
+    # Log-probabilities of the prompt's tokens, and of so many likeliest; None: none.
+    prompt_logprobs: int | None = None
     candidates: int = 0  # likeliest tokens that it offers, for the engine to choose
 
     @classmethod
@@ -95,14 +103,17 @@ class RowSampling(RowValues):
         seed: int,
         sample: int,
         stop_ids: frozenset[int] = frozenset(),
-        candidates: int = 0,
+        bad_words: tuple[tuple[int, ...], ...] = (),
     ) -> "RowSampling":
-        """From what a user asked for."""
+        """From what a user asked for, with bad words as token ids."""
         return cls(
             seed=seed,
             sample=sample,
             stop_ids=stop_ids,
-            candidates=candidates,
+            min_tokens=params.min_tokens,
+            logit_bias=params.logit_bias,
+            allowed_token_ids=params.allowed_token_ids,
+            bad_words=bad_words,
             **row_values(params),
         )
 
@@ -110,9 +121,19 @@ class RowSampling(RowValues):
 def row_sampling(request: Request, sample: int) -> RowSampling:
     """The sampling values of one sample of a request."""
     number = request.first_sample + sample
-    stop_ids = request.stop_ids
-    candidates = 0 if request.beams is None else wanted(request.n, len(stop_ids))
-    return RowSampling.of(request.sampling, request.seed, number, stop_ids, candidates)
+    params = request.sampling
+    told = RowSampling.of(
+        params, request.seed, number, request.stop_ids, request.bad_words
+    )
+    if request.beams is not None:
+        offered = wanted(request.n, len(request.stop_ids))
+        told = evolve(told, candidates=offered)
+    if params.chooses and params.logprobs is None:
+        told = evolve(told, logprobs=0)  # by which the best samples are found
+    # Of a request's prompt, once: its first sample computes it, before it has output.
+    once = sample == 0 and not request.output
+    scored = params.prompt_logprobs if once else None
+    return told if scored is None else evolve(told, prompt_logprobs=scored)
 
 
 def stream(seed: int, sample: int) -> int:
@@ -144,13 +165,8 @@ def noise_bits(key: int, token: int) -> int:
 
 def gumbel(bits: int) -> float:
     """Standard Gumbel noise from 32 random bits; from -2.82 to 22.88."""
-    v = min(_f32(_f32(bits) + 0.5) * 2.0**-32, LARGEST_V)
-    return -_f32(math.log(-_f32(math.log1p(-v))))
-
-
-def _f32(x: float) -> float:
-    """`x`, rounded to float32; what is too large becomes infinite."""
-    return array("f", (x,))[0]
+    v = min(f32(f32(bits) + 0.5) * 2.0**-32, LARGEST_V)
+    return -f32(math.log(-f32(math.log1p(-v))))
 
 
 def is_greedy(params: RowValues) -> bool:
@@ -162,44 +178,78 @@ def lowest(min_p: float) -> float:
     """The lowest logit that min-p keeps, over temperature and less the largest; -inf
     keeps all.
     """
-    share = _f32(min_p)
-    return _f32(math.log(share)) if share > 0 else -math.inf
+    share = f32(min_p)
+    return f32(math.log(share)) if share > 0 else -math.inf
 
 
 def kept(
-    scaled: Sequence[float], top_k: int, top_p: float, min_p: float = 0.0
+    scaled: Sequence[float],
+    top_k: int,
+    top_p: float,
+    min_p: float = 0.0,
+    typical_p: float = 1.0,
 ) -> list[int]:
-    """Ids that min-p, top-k and then top-p leave, rising; `scaled` are logits over
-    temperature.
+    """Ids that min-p, top-k, top-p and then typical-p leave, rising; `scaled` are logits
+    over temperature.
     """
     most, falling = max(scaled), sorted(scaled, reverse=True)
     edge = max(
         most + lowest(min_p), falling[top_k - 1] if 0 < top_k < len(scaled) else -math.inf
     )
     ids = [t for t in range(len(scaled)) if scaled[t] >= edge]
-    if top_p >= 1:
-        return ids
-    top_p = _f32(top_p)
-    ids.sort(key=lambda t: -scaled[t])  # stable: lower ids first among equals
+    if top_p < 1:
+        ids.sort(key=lambda t: -scaled[t])  # stable: lower ids first among equals
+        ids = sorted(_prefix(scaled, ids, top_p))
+    if typical_p < 1:
+        far = _deviations(scaled, ids)
+        ids.sort(key=lambda t: far[t])
+        ids = sorted(_prefix(scaled, ids, typical_p))
+    return ids
+
+
+def _prefix(scaled: Sequence[float], ids: list[int], share: float) -> list[int]:
+    """The first of `ids` that hold at least this share of all their probability."""
+    most = max(scaled)
     shares = [math.exp(scaled[t] - most) for t in ids]
-    enough = bisect_left(list(accumulate(shares)), top_p * math.fsum(shares)) + 1
-    return sorted(ids[:enough])
+    return ids[
+        : bisect_left(list(accumulate(shares)), f32(share) * math.fsum(shares)) + 1
+    ]
+
+
+def _deviations(scaled: Sequence[float], ids: list[int]) -> dict[int, float]:
+    """How far the surprise at each id is from what is expected of all of them."""
+    most = max(scaled)
+    depth = {t: f32(most - scaled[t]) for t in ids}
+    shares = {t: math.exp(-depth[t]) for t in ids if depth[t] < math.inf}
+    total = math.fsum(shares.values())
+    mean = f32(math.fsum(share * depth[t] for t, share in shares.items()) / total)
+    return {t: f32(abs(depth[t] - mean)) for t in ids}
 
 
 def draw(
-    logits: Sequence[float], params: SamplingParams, seed: int, sample: int, position: int
+    logits: Sequence[float], params: RowValues, seed: int, sample: int, position: int
 ) -> int:
-    """The token at index `position` of a sequence, from logits [vocab]. Raises
-    NotFiniteError.
+    """The token at index `position` of a sequence, from logits [vocab] as they are.
+    Raises NotFiniteError.
     """
     largest = max(logits)
     if any(map(math.isnan, logits)) or not math.isfinite(largest):
         raise NotFiniteError("the logits are not finite")
     if is_greedy(params):
         return list(logits).index(largest)
-    temperature = _f32(params.temperature)
-    scaled = [_f32((logit - largest) / temperature) for logit in map(_f32, logits)]
+    temperature = f32(params.temperature)
+    scaled = [f32((logit - largest) / temperature) for logit in map(f32, logits)]
     key = draw_key(stream(seed, sample), position)
-    ids = kept(scaled, params.top_k, params.top_p, params.min_p)
-    noisy = [_f32(scaled[t] + gumbel(noise_bits(key, t))) for t in ids]
+    ids = kept(scaled, params.top_k, params.top_p, params.min_p, params.typical_p)
+    noisy = [f32(scaled[t] + gumbel(noise_bits(key, t))) for t in ids]
     return ids[noisy.index(max(noisy))]
+
+
+def next_token(
+    logits: Sequence[float], how: RowSampling, known: Sequence[int], prompt: int
+) -> int:
+    """The token after `known`, the first `prompt` of which are the prompt, from the
+    model's logits [vocab]. Raises NotFiniteError.
+    """
+    made = shaped(logits, how, known[:prompt], known[prompt:])
+    return draw(made, how, how.seed, how.sample, len(known))

@@ -74,6 +74,15 @@ class Sequence:
         """Request id and sample."""
         return self.request.id, self.sample
 
+    @property
+    def reads_cache(self) -> bool:
+        """Whether it may take what is cached of what it knows.
+
+        Where a prompt is to be computed, its first sample does that, and once.
+        """
+        done = self.sample > 0 or len(self.history) > len(self.request.prompt)
+        return done or self.request.reads_cache
+
 
 @frozen
 class Chain:

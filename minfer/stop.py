@@ -38,7 +38,7 @@ def stopped(
         own = [_cut(stop, next(unread)) for _ in each]
         own.sort(key=attrgetter("sample"))
         done += own
-        reasons += [Ended(one.id, one.sample, one.reason) for one in own] or [
+        reasons += [Ended(one.id, one.sample, one.reason, one.error) for one in own] or [
             _ignored(stop)
         ]
     return Transition(after, (Emit((), (), tuple(done)),) if done else (), tuple(reasons))
@@ -51,20 +51,20 @@ def _asked(
     live = state.requests.get(stop.id)
     if live is None:
         return
-    samples, reason = tuple(range(live.samples)), "cancelled"
+    samples, reason, error = tuple(range(live.samples)), "cancelled", ""
     if isinstance(stop, Finish):
         if stop.id in state.searches:  # one beam is nobody's output yet
             return
-        samples, reason = (stop.sample,), stop.reason
+        samples, reason, error = (stop.sample,), stop.reason, clip(stop.error)
     running = []
     for sample in samples:
         at = seats.get((stop.id, sample))
         if at is not None:
             running.append(at)
         elif seq := state.waiting.find(live.place_of(sample)):
-            yield Leaver(seq, len(seq.history), reason)
+            yield Leaver(seq, len(seq.history), reason, error)
     for at in sorted(running):
-        yield leaver(state.running, at, reason)
+        yield leaver(state.running, at, reason, error)
 
 
 def _cut(stop: Stop, done: Finished) -> Finished:

@@ -55,8 +55,14 @@ def pytest_collection_modifyitems(
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """With a GPU, none: tests there take the memory that they find, and measure time."""
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """With a GPU, none: tests there take the memory that they find, and measure time.
+
+    Each worker begins with a part of the suite, and they take from each other's ends:
+    servers that tests share are seldom started by more than one.
+    """
     allowed = getattr(os, "sched_getaffinity", None)  # not on every system
     processors = len(allowed(0)) if allowed else os.cpu_count() or 1
+    if config.option.dist == "no":
+        config.option.dist = "worksteal"
     return 0 if GPU else min(processors, WORKERS)

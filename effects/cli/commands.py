@@ -6,6 +6,7 @@ commands to the parser that it is given.
 """
 
 import argparse
+import sys
 from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any, NoReturn, Protocol, cast
@@ -57,16 +58,22 @@ class _CommandParser(Parser):
     ) -> tuple[Any, list[str]]:
         command = cast("Command", import_module(self.module))
         self.description = command.DESCRIPTION
+        self.set_defaults(run=command.run)
         command.add_options(self)
         policies_option(self, default=argparse.SUPPRESS)
-        self.set_defaults(run=command.run)
         return super().parse_known_args(args, namespace)
 
 
 def add_commands(parser: argparse.ArgumentParser, entries: Iterable[Entry]) -> None:
-    """Add commands to a parser, of which one must be meant."""
+    """Add commands to a parser; where none is meant, its help says which there are."""
+
+    def run(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return BAD_INPUT
+
+    parser.set_defaults(run=run)
     commands = parser.add_subparsers(
-        title="commands", required=True, metavar="COMMAND", parser_class=_CommandParser
+        title="commands", metavar="COMMAND", parser_class=_CommandParser
     )
     for entry in entries:
         commands.add_parser(entry.name, help=entry.help, module=entry.module)

@@ -8,7 +8,7 @@ from minfer.effects.runs import explain
 DESCRIPTION: Final = (
     "Say of one request of a recorded run (see --journal of serve) what it waited for, "
     "who took its place and for whom, how much of its prompt was cached, and where its "
-    "time went. Needs no model."
+    "time went. Without a request, list those of the run. Needs no model."
 )
 
 

@@ -14,6 +14,7 @@ from minfer.effects.cli.options import (
     llm_settings,
     sampling_options,
     sampling_params,
+    structured_options,
 )
 from minfer.effects.cli.streams import say, show_stats, take_any_text, write
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
@@ -24,6 +25,17 @@ if TYPE_CHECKING:
     from minfer.effects.live.beam_search import BeamSearchParams
 
 DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
+# Options besides those of `ADVISED` that a beam search has no use for.
+_NOT_OF_BEAMS: Final = (
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "json_schema",
+    "regex",
+)
 # Under which the bundled model shows what it can do.
 PROMPT: Final = 'def find_file(name, path):\n    """Find'
 STANDARD_INPUT: Final = "-"
@@ -62,6 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--echo", action="store_true", help="write the prompt before each continuation")
     sampling_options(parser)
+    structured_options(parser)
     engine_options(parser)
     dry_run_option(parser)
 
@@ -103,8 +116,8 @@ def _search(options: argparse.Namespace) -> "BeamSearchParams | None":
     for name in ADVISED:
         if getattr(options, name) is not None:
             raise ParameterError(name, "does not go with --beams; leave it out")
-    for name in ("stop", "stop_token_ids"):
-        if getattr(options, name):
+    for name in _NOT_OF_BEAMS:
+        if getattr(options, name) not in (None, 0, []):
             raise ParameterError(name, "does not go with --beams; leave it out")
     return BeamSearchParams(
         beam_width=options.beams,

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -9,12 +10,23 @@ import attrs
 from minfer.effects.setup.settings import EngineArgs, engine_args
 from minfer.params import ADVISED, ROW_FIELDS
 from minfer.request import ParameterError, SamplingParams
+from minfer.structured import StructuredOutputs
 
 # Under these the bundled model shows what it can do.
 MAX_TOKENS: Final = 128
 DEFAULTS: Final[Mapping[str, float]] = {"temperature": 0.7, "top_p": 0.9}
 # The fields of `SamplingParams` that options of the same names give.
-_GIVEN: Final = (*ADVISED, "n", "stop", "stop_token_ids", "ignore_eos")
+_GIVEN: Final = (
+    *ADVISED,
+    "n",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+)
 
 
 def engine_options(parser: argparse.ArgumentParser) -> None:
@@ -67,7 +79,53 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="go on when the model says that the text ends",
     )
+    _shape_options(parts)
     add("--stats", action="store_true", help="write timings to standard error at the end")
+
+
+def _shape_options(parts: argparse._ArgumentGroup) -> None:
+    """Add what is said of single tokens and words."""
+    add = parts.add_argument
+    add(
+        "--min-tokens",
+        type=int,
+        default=0,
+        metavar="N",
+        help="do not let the text end by itself before N tokens (default: %(default)s)",
+    )
+    add(
+        "--logit-bias",
+        type=_biased,
+        action="append",
+        default=[],
+        metavar="ID=X",
+        help="add X, from -100 to 100, to a token id's logit; may be given several times",
+    )
+    add(
+        "--allowed-token-ids",
+        type=int,
+        action="append",
+        metavar="ID",
+        help="write this token id; may be given several times, for all that may be "
+        "written",
+    )
+    add(
+        "--bad-words",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="never write this word; may be given several times",
+    )
+
+
+def _biased(said: str) -> tuple[int, float]:
+    """A token id and what is added to its logit. Raises ArgumentTypeError."""
+    token, _, bias = said.partition("=")
+    try:
+        return int(token), float(bias)
+    except ValueError:
+        why = f"{said!r} is not like 13=-5: a token id and what is added to its logit"
+        raise argparse.ArgumentTypeError(why) from None
 
 
 def _row_option(parts: argparse._ArgumentGroup, name: str) -> None:
@@ -97,7 +155,37 @@ def sampling_params(
     params: dict[str, Any] = {**DEFAULTS, **advice}
     given = {name: getattr(options, name, None) for name in _GIVEN}
     params |= {name: value for name, value in given.items() if value is not None}
-    return SamplingParams(**params, max_tokens=options.max_tokens or None)
+    return SamplingParams(
+        **params,
+        max_tokens=options.max_tokens or None,
+        structured_outputs=_structured_outputs(options),
+    )
+
+
+def structured_options(parser: argparse.ArgumentParser) -> None:
+    """Add what says how the text must look."""
+    group = parser.add_argument_group("how the text must look")
+    group.add_argument(
+        "--json-schema", metavar="FILE", help="JSON that is as the schema in FILE says"
+    )
+    group.add_argument(
+        "--regex", metavar="REGEX", help="a text that all of this expression matches"
+    )
+
+
+def _structured_outputs(options: argparse.Namespace) -> StructuredOutputs | None:
+    """What the options say about the text. Raises ParameterError."""
+    file = getattr(options, "json_schema", None)
+    regex = getattr(options, "regex", None)
+    if file is None and regex is None:
+        return None
+    schema = None
+    if file is not None:
+        try:
+            schema = Path(file).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            raise ParameterError("json_schema", f"cannot be read: {error}") from None
+    return StructuredOutputs(json=schema, regex=regex)
 
 
 def llm_settings(options: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from minfer.effects.cli.errors import guarded
 from minfer.effects.cli.options import dry_run_option, engine_options
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.setup.values import read_bytes
+from minfer.effects.text.tools.formats import AUTO, NONE, REASONING, TOOLS
 
 DESCRIPTION: Final = (
     "Serve a model over HTTP, so that programs written for OpenAI's API can use it: "
@@ -27,6 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("server").add_argument
     for group in (
         _address_options,
+        _parser_options,
         _key_options,
         _bound_options,
         _time_options,
@@ -56,6 +58,20 @@ def _address_options(add: Callable[..., Any]) -> None:
     )
 
 
+def _parser_options(add: Callable[..., Any]) -> None:
+    for name, formats, what in (
+        ("tool", TOOLS, "calls of tools"),
+        ("reasoning", REASONING, "reasoning"),
+    ):
+        add(
+            f"--{name}-parser",
+            default=AUTO,
+            choices=(AUTO, NONE, *formats),
+            help=f"how the model writes {what} (default: %(default)s, what its chat "
+            "template shows)",
+        )
+
+
 def _process_options(add: Callable[..., Any]) -> None:
     add(
         "--api-processes",
@@ -71,6 +87,15 @@ def _process_options(add: Callable[..., Any]) -> None:
         metavar="SECONDS",
         help="how long requests that run may take to end after a SIGTERM; a second one "
         "stops them (default: %(default)g)",
+    )
+    add(
+        "--engine-timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="kill the engine's process, and start it again, when for so long no step "
+        "ended and somebody waited; 0: never (default: %(default)g; ten times that while "
+        "it loads)",
     )
 
 

@@ -19,6 +19,7 @@ from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.spec import ModelSpec
+from minfer.plan import Open
 
 
 class Cache(PagedCache, Protocol):
@@ -48,6 +49,26 @@ class Drawn:
     broken: Tensor  # 1 where logits are not finite: the token means nothing
 
 
+class Shaper(Protocol):
+    """Changes the logits of rows that ask for it, as `minfer.shape` says, and keeps what
+    that needs of the tokens before.
+    """
+
+    def open(self, row: int, opened: Open) -> None:
+        """A row is taken over; what is launched after this finds it so."""
+        ...
+
+    def shape(self, logits: Tensor, who: Tensor, positions: Tensor) -> Tensor:
+        """Logits [draws, vocab] in float32 as tokens at `positions` are drawn from them;
+        of rows that ask for nothing as they were.
+        """
+        ...
+
+    def count(self, who: Tensor, positions: Tensor, drawn: Drawn) -> None:
+        """These tokens were drawn."""
+        ...
+
+
 class Backend(Protocol):
     """The operations of a step on one device."""
 
@@ -72,6 +93,10 @@ class Backend(Protocol):
         """A cache that a model can run with, for positions below `length`. Raises
         MemoryError or torch.OutOfMemoryError.
         """
+        ...
+
+    def make_shaper(self, rows: DeviceRows) -> Shaper:
+        """What shapes the logits of these rows. Raises torch.OutOfMemoryError."""
         ...
 
     def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:

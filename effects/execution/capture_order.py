@@ -9,6 +9,7 @@ them takes no longer than their work.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Final
 
@@ -46,19 +47,12 @@ def capture_order(
     short, longer = contexts[:1], contexts[1:]
     other = evolve(likely, filtered=not likely.filtered)
     scored = evolve(likely, scored=not likely.scored)
+    shaped = evolve(likely, shaped=not likely.shaped)
     decode = _decode(config)
     sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
-
-    def told(kinds: Sequence[Kind], wants: Wants, of: Sequence[int]) -> Iterator[Kind]:
-        for context in of:
-            for kind in kinds:
-                cut = splits(kind.alone, context) if kind.alone else 1
-                yield evolve(
-                    kind, filtered=wants.filtered, scored=wants.scored, splits=cut
-                )
-
+    told = partial(_told, splits)
     order = (
         told(decode, likely, short),
         told(prompts.few, likely, short),
@@ -70,11 +64,27 @@ def capture_order(
         told(decode, scored, short),
         told([*prompts.several, *prompts.few], scored, short),
         told([*prompts.several, *beside.several], other, short),
+        told([*decode, *prompts.few], shaped, short),
         told([*beside.many, *prompts.many], likely, short),
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
     )
     return [*dict.fromkeys(kind for part in order for kind in part)]
+
+
+def _told(
+    splits: Splits, kinds: Sequence[Kind], wants: Wants, contexts: Sequence[int]
+) -> Iterator[Kind]:
+    """Kinds as they are for rows that draw so, at each of the contexts."""
+    for context in contexts:
+        for kind in kinds:
+            cut = splits(kind.alone, context) if kind.alone else 1
+            how = {
+                "filtered": wants.filtered,
+                "scored": wants.scored,
+                "shaped": wants.shaped,
+            }
+            yield evolve(kind, **how, splits=cut)
 
 
 @frozen

@@ -10,6 +10,7 @@ from torch import Tensor
 from minfer.effects.execution.attention import KVCache, make_cache
 from minfer.effects.execution.backend import Drawn
 from minfer.effects.execution.cpu_sampler import Sampling, choose
+from minfer.effects.execution.cpu_shaper import CpuShaper
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.models.spec import ModelSpec
@@ -52,6 +53,10 @@ class CpuBackend:
     ) -> KVCache:
         """A cache for positions below `length`. MemoryError."""
         return make_cache(spec, blocks, block_size, max_model_len=length)
+
+    def make_shaper(self, rows: DeviceRows) -> CpuShaper:
+        """What shapes the logits of these rows."""
+        return CpuShaper(rows)
 
     def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:  # noqa: ARG002  # a GPU's
         """Contexts are not cut."""

@@ -41,11 +41,13 @@ class Sharpness:
     top_k: int  # 0: all
     top_p: float  # 1: all
     lowest: float  # that min-p keeps, in `minfer.sample.lowest`'s terms; -inf: all
+    typical_p: float  # 1: all
 
     @property
     def keeps_all(self) -> bool:
         """Whether no token is left out."""
-        return not self.top_k and self.top_p >= 1 and self.lowest == -np.inf
+        likeliest = self.top_k or self.top_p < 1 or self.lowest > -np.inf
+        return not likeliest and self.typical_p >= 1
 
 
 @frozen(eq=False)
@@ -66,6 +68,7 @@ class Sampling:
                 top_k=row.top_k if 0 < row.top_k < vocab_size else 0,
                 top_p=float(np.float32(row.top_p)),
                 lowest=lowest(row.min_p),
+                typical_p=float(np.float32(row.typical_p)),
             )
             for row in noisy.values()
         ]
@@ -108,6 +111,8 @@ def _draw(logits: Floats, largest: np.float32, how: Sharpness, key: int) -> int:
         scaled += gumbels(key, np.arange(len(scaled), dtype=np.uint32))
         return int(scaled.argmax())
     ids = kept(scaled, how.top_k, how.top_p, how.lowest)
+    if how.typical_p < 1:
+        ids = typical(scaled, ids, how.typical_p)
     scaled = scaled[ids] + gumbels(key, ids.astype(np.uint32))
     return int(ids[scaled.argmax()])
 
@@ -120,6 +125,8 @@ def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
     share (1 - top_p) / vocab hold less than 1 - top_p together, so none of them is
     needed.
     """
+    if not top_k and top_p >= 1 and low == -np.inf:
+        return np.arange(len(scaled))
     if top_k or low > -np.inf:
         place = len(scaled) - top_k
         edge = max(low, np.partition(scaled, place)[place]) if top_k else low
@@ -140,6 +147,21 @@ def kept(scaled: Floats, top_k: int, top_p: float, low: float) -> Ints:
     # A stable sort would give lower ids first among equals; it takes five times as long.
     keep[np.flatnonzero(values == edge)[: count - int(keep.sum())]] = True
     left: Ints = ids[keep]
+    return left
+
+
+def typical(scaled: Floats, ids: Ints, typical_p: float) -> Ints:
+    """Which of `ids`, which are rising, typical-p leaves, rising; the largest of `scaled`
+    is 0.
+    """
+    depth = -scaled[ids]
+    shares = np.exp(-depth.astype(np.float64))
+    some = shares > 0  # where there is none, depth may be infinite
+    total = shares.sum()
+    mean = np.float32((shares[some] * depth[some]).sum() / total)
+    order = np.abs(depth - mean).argsort(kind="stable")
+    held = np.cumsum(shares[order])
+    left: Ints = np.sort(ids[order[: int(held.searchsorted(typical_p * total)) + 1]])
     return left
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Drawn
 from minfer.effects.execution.cuda_attention import CudaCache
+from minfer.effects.execution.cuda_shaper import CudaShaper
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.routes import Routes
 from minfer.effects.models.spec import ModelSpec
@@ -48,6 +49,10 @@ class CudaBackend:
         """A cache for positions below `length`. torch.OutOfMemoryError."""
         return CudaCache.make(spec, blocks, block_size, length, self.device)
 
+    def make_shaper(self, rows: DeviceRows) -> CudaShaper:
+        """What shapes the logits of these rows. torch.OutOfMemoryError."""
+        return CudaShaper(rows, self.device)
+
     def num_splits(self, alone: int, spec: ModelSpec, context: int) -> int:
         """Ranges of Flash-Decoding: as many as fill the GPU."""
         return num_splits(alone, spec.kv_heads, spec.head_dim, context)
@@ -73,6 +78,7 @@ class CudaBackend:
             top_k=rows.top_k,
             top_p=rows.top_p,
             deepest=rows.deepest,
+            typical_p=rows.typical_p,
             streams=rows.stream,
             positions=positions,
             filtered=filtered,

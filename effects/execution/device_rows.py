@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from minfer.params import ROW_FIELDS
 from minfer.plan import Open
 from minfer.sample import RowSampling, is_greedy, lowest, stream
+from minfer.shape import is_shaped
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
@@ -28,13 +29,15 @@ def aligned(words: int) -> int:
 class Wants:
     """What sampling has to do for some rows besides drawing: as one of them wants it."""
 
-    filtered: bool  # leave tokens out: top-k, top-p, min-p
+    filtered: bool  # leave tokens out: top-k, top-p, min-p, typical-p
     scored: bool  # log-probabilities
+    shaped: bool = False  # change logits: see `minfer.shape`
 
 
 def is_filtered(sampling: RowSampling, vocab: int) -> bool:
     """Whether any of so many tokens may be left out."""
-    narrow = sampling.top_p < 1 or 0 < sampling.top_k < vocab or sampling.min_p > 0
+    likeliest = sampling.top_p < 1 or 0 < sampling.top_k < vocab or sampling.min_p > 0
+    narrow = likeliest or sampling.typical_p < 1
     return narrow and not is_greedy(sampling)
 
 
@@ -58,6 +61,10 @@ def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:
         "top_p": sampling.top_p,
         "top_k": sampling.top_k if 0 < sampling.top_k < vocab else 0,
         "min_p": -lowest(sampling.min_p),  # as -log; inf: all
+        "typical_p": sampling.typical_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "presence_penalty": sampling.presence_penalty,
         "logprobs": asked(sampling, vocab),
     }
 
@@ -108,16 +115,20 @@ class DeviceRows:
         self.top_k = column["top_k"]  # 0: all
         self.top_p = column["top_p"]  # 1: all
         self.deepest = column["min_p"]  # -log of min-p; inf: all
+        self.typical_p = column["typical_p"]  # 1: all
+        self.repetition = column["repetition_penalty"]
+        self.frequency = column["frequency_penalty"]
+        self.presence = column["presence_penalty"]
         self.asked = column["logprobs"]  # as `asked` says
         self.table = part["table"][: count * blocks].view(count, blocks)
         self.batch = part["batch"]  # the rows of a decode step, in its order
         # Places in the arena, and what goes there.
         self.changes: list[tuple[Words, Words]] = []
         # What the host keeps: whose the rows are, how often one was opened, and what
-        # they want: [rows, 2], as in `Wants`.
+        # they want: [rows, 3], as in `Wants`.
         self.owners: list[Open | None] = [None] * count
         self.opened = 0
-        self._wants = np.zeros((rows, 2), bool)
+        self._wants = np.zeros((rows, 3), bool)
 
     def set_table(self, row: int, at: int, blocks: tuple[int, ...]) -> None:
         """Note entries of a row's table from `at` on."""
@@ -134,8 +145,11 @@ class DeviceRows:
         sampling = opened.sampling
         self.owners[row] = opened
         self.opened += 1
-        wanted = is_filtered(sampling, self.vocab), asked(sampling, self.vocab) > 0
-        self._wants[row] = wanted
+        self._wants[row] = (
+            is_filtered(sampling, self.vocab),
+            asked(sampling, self.vocab) > 0,
+            is_shaped(sampling),
+        )
         noise = np.array([stream(sampling.seed, sampling.sample)], np.uint64)
         at = self.at
         places = [at["stream"] + 2 * row, at["stream"] + 2 * row + 1]
@@ -147,8 +161,7 @@ class DeviceRows:
 
     def wants(self, rows: Sequence[int]) -> Wants:
         """What any of these rows wants."""
-        filtered, scored = np.logical_or.reduce(self._wants[list(rows)]).tolist()
-        return Wants(filtered, scored)
+        return Wants(*np.logical_or.reduce(self._wants[list(rows)]).tolist())
 
     def _set(self, first: int, what: Words) -> None:
         self.changes.append((np.arange(first, first + len(what), dtype=np.int32), what))

@@ -5,15 +5,21 @@ Theory. A capture takes about as long as launching the step kernel by kernel, so
 and everybody whose step comes next waits for it. So graphs are captured before the first
 request, in the order of `capture_order.py`, and while nobody is served (`warm_up.py`);
 meanwhile a step without a graph is launched kernel by kernel, which costs a few
-milliseconds more each time. An engine that never rests would lose these for ever: a kind
-that came so often that its launches have cost several captures is captured after all, and
-never two of them one shortly after the other.
+milliseconds more each time.
+
+An engine that never rests would lose these for ever. So a step waits for a capture once
+that pays: when launching its kind one by one has taken `WORTH` times as long as a capture
+takes, both as they were measured here. Whoever buys what they have paid that much rent
+for loses little, whatever comes: a kind that never comes again has cost one capture more,
+a fraction of what went before. And engines that rest now and then, as most do, have their
+graphs for nothing before that. Two such captures never follow one another shortly.
 """
 
 import contextlib
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from statistics import median
 from typing import TYPE_CHECKING, Final
 
 import torch
@@ -26,7 +32,9 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name of it
 
 MOST_KINDS: Final = 384  # graphs, after which only pure decode steps are captured
-OFTEN: Final = 16  # launches one by one, which have cost some six captures
+WORTH: Final = 4.0  # captures that launches must have cost: a rest may come before that
+COST: Final = 0.05  # seconds of a capture, as long as none was measured
+RECENT: Final = 9  # captures that are measured by
 PAUSE: Final = 0.25  # seconds between two captures that steps wait for
 
 
@@ -40,6 +48,8 @@ class GraphCache:
     launched: Counter[Kind] = field(factory=Counter)  # one by one, how often
     pool: "_POOL_HANDLE | None" = None
     last: float = 0.0  # when one was captured, on the monotonic clock
+    spent: dict[Kind, float] = field(factory=dict)  # seconds of these launches
+    costs: deque[float] = field(factory=lambda: deque([COST], maxlen=RECENT))
 
     def may_have(self, kind: Kind) -> bool:
         """Whether there is room for a graph of a kind that has none."""
@@ -47,8 +57,19 @@ class GraphCache:
 
     def due(self, kind: Kind, now: float) -> bool:
         """Whether a kind is captured although a step waits for it."""
-        often = self.launched[kind] >= OFTEN
-        return often and now - self.last >= PAUSE and self.may_have(kind)
+        worth = pays(self.spent.get(kind, 0.0), median(self.costs))
+        return worth and now - self.last >= PAUSE and self.may_have(kind)
+
+    def note(self, kind: Kind, seconds: float) -> None:
+        """A step was launched one by one, which took so long."""
+        if self.launched[kind]:  # the first may have compiled what it needs
+            self.spent[kind] = self.spent.get(kind, 0.0) + seconds
+        self.launched[kind] += 1
+
+    def forget(self, kind: Kind) -> None:
+        """No graph of a kind is wanted any more."""
+        self.launched.pop(kind, None)
+        self.spent.pop(kind, None)
 
     def wanted(self) -> list[Kind]:
         """Kinds that steps were launched of one by one, the most frequent first."""
@@ -58,6 +79,7 @@ class GraphCache:
         """Make the graph of a step. It does not run, but what it needs has to be
         compiled.
         """
+        begin = time.monotonic()
         # Of this thread: a capture cannot make one.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's
         graph = torch.cuda.CUDAGraph()
@@ -77,8 +99,16 @@ class GraphCache:
         graph.capture_end()
         self.made[kind] = graph
         self.last = time.monotonic()
-        del self.launched[kind]
+        self.costs.append(self.last - begin)
+        self.forget(kind)
         return graph
+
+
+def pays(spent: float, capture: float) -> bool:
+    """Whether a step may wait for the capture of its kind, launches of which took `spent`
+    seconds.
+    """
+    return spent > WORTH * capture
 
 
 @contextlib.contextmanager

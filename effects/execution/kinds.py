@@ -9,6 +9,7 @@ memory, and is worth it if it returns.
 
 from attrs import evolve, frozen
 
+from minfer.effects.execution.device_rows import Wants
 from minfer.effects.models.shapes import padded_tokens
 
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
@@ -31,13 +32,19 @@ class Kind:
 
     alone: int  # rows that feed themselves
     draws: int  # rows of logits: theirs, and of chunks that end their history
-    filtered: bool = False  # somebody has a top-k, a top-p or a min-p
+    filtered: bool = False  # somebody has a top-k, top-p, min-p or typical-p
     scored: bool = False  # somebody asked for log-probabilities
+    shaped: bool = False  # somebody's logits are changed before they are drawn from
     tokens: int = 0  # inputs from history
     chunks: int = 0  # rows that they belong to
     longest: int = 0  # inputs of a chunk, at most
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
     apart: bool = False  # somebody is sampled apart: logits are kept until then
+
+    @property
+    def wants(self) -> Wants:
+        """What somebody of it wants of sampling."""
+        return Wants(self.filtered, self.scored, self.shaped)
 
     def fits(self, most: int) -> bool:
         """Whether there can be a graph of it, of up to `most` tokens from history."""

@@ -19,6 +19,8 @@ from torch import Tensor
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.effects.execution.pooling import Wanted
+from minfer.effects.execution.prompt_scores import Targets
+from minfer.params import ROW_FIELDS
 from minfer.plan import Open, Plan
 
 Array = TypeVar("Array", Words, Tensor)
@@ -45,6 +47,12 @@ class Forward:
     longest: int  # the most tokens that a row which feeds itself attends to
     kept: Draw | None = None  # who is sampled apart
     wanted: Wanted | None = None  # the states of rows that are pooled
+    targets: Targets | None = None  # of rows whose prompts are scored
+
+    @property
+    def asks(self) -> bool:
+        """Whether something is wanted besides tokens."""
+        return self.wanted is not None or self.targets is not None
 
 
 @frozen(eq=False)
@@ -115,7 +123,8 @@ def most_words(rows: DeviceRows, tokens: int, draws: int) -> int:
     who decodes.
     """
     inputs = 3 * tokens + 8 * draws + 64
-    changes = rows.scratch * (rows.blocks + 8) + draws
+    kept = 2 + len(ROW_FIELDS)  # a stream's two words, and those of its sampling
+    changes = rows.scratch * (rows.blocks + kept) + draws
     return inputs + 2 * changes
 
 
@@ -172,6 +181,7 @@ class Packer:
                     draws=len(rows),
                     filtered=wants.filtered,
                     scored=wants.scored,
+                    shaped=wants.shaped,
                 )
             )
         longest = max(plan.starts) + turn + 1
@@ -195,6 +205,7 @@ class Packer:
                 draws=len(selves) + len(drawing),
                 filtered=wants.filtered,
                 scored=wants.scored,
+                shaped=wants.shaped,
                 tokens=sum(counts),
                 chunks=len(counts),
                 longest=max(counts),
@@ -209,11 +220,18 @@ class Packer:
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
         draw = Draw(places, [self.rows.owners[plan.rows[i]] for i in places], at)
         longest = max((plan.starts[i] + 1 for i in selves), default=1)
-        wanted = Wanted.of(plan, self.rows, counts, kind.alone)
+        forward = Forward(
+            kind,
+            words,
+            draw,
+            longest,
+            wanted=Wanted.of(plan, self.rows, counts, kind.alone),
+            targets=Targets.of(plan, self.rows, counts, kind.alone),
+        )
         if not plan.apart:
-            return Forward(kind, words, draw, longest, wanted=wanted)
+            return forward
         now, kept = self._split(plan, views(words, kind)[-1], draw)
-        return Forward(kind, words, now, longest, kept, wanted)
+        return evolve(forward, draw=now, kept=kept)
 
     @staticmethod
     def _empty(kind: Kind) -> Words:

@@ -19,10 +19,11 @@ from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.executor import not_finite
 from minfer.effects.execution.packing import Draw
 from minfer.effects.execution.pooling import Vectors
+from minfer.effects.execution.prompt_scores import PromptScores
 from minfer.effects.execution.streams import host_words, new_event
 from minfer.messages import Executed
 from minfer.params import MAX_LOGPROBS
-from minfer.plan import Logprobs, Open, Plan, Scores, TokenLogprobs, Yields
+from minfer.plan import Logprobs, Open, Plan, Pooled, Scores, TokenLogprobs, Yields
 
 VOID = 0  # the token of a row whose generation is gone: nobody reads it
 
@@ -39,6 +40,7 @@ class Slot:
     draw: Draw | None = None
     scored: bool = False
     vectors: Vectors | None = None  # of prompts that end
+    prompt_scores: PromptScores | None = None
 
     @classmethod
     def of(cls, words: int, draws: int, device: torch.device) -> "Slot":
@@ -55,6 +57,7 @@ class Slot:
         self.draw = draw
         self.scored = scored
         self.vectors = None
+        self.prompt_scores = None
 
     def write(self, parts: Sequence[Words]) -> None:
         """Put what goes to the device into `words`, one part after the other."""
@@ -144,8 +147,7 @@ def results(
     `gone` are entries of the plan whose rows belong to others by now.
     """
     yields = _yields(plan, slots, gone)
-    vectors = next((slot.vectors for slot in slots if slot.vectors is not None), None)
-    pooled = () if vectors is None else vectors.read(len(plan.rows))
+    pooled = _of_prompts(slots, len(plan.rows))
     if not any(slot.scored for slot in slots):
         return Executed(plan.step, yields, pooled=pooled)
     beside = Beside(len(plan.rows), vocab)
@@ -161,6 +163,14 @@ def results(
         pooled=pooled,
         candidates=tuple(beside.candidates),
     )
+
+
+def _of_prompts(slots: Sequence[Slot], rows: int) -> Pooled:
+    """What is said of prompts: one entry for each row, or none at all."""
+    said = [one for slot in slots for one in (slot.vectors, slot.prompt_scores)]
+    columns = [one.read(rows) for one in said if one is not None]
+    each = zip(*columns, strict=True)  # a row is pooled or scored, and in one forward
+    return tuple(map(b"".join, each)) if columns else ()
 
 
 def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend
-from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
+from minfer.effects.execution.beside_tokens import Errand
+from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.kinds import Kind, most_draws
 from minfer.effects.execution.late_draws import LateDraw
@@ -43,12 +44,13 @@ from minfer.effects.execution.packing import (
     most_words,
     nobodys,
 )
-from minfer.effects.execution.pooling import Pooler, Vectors, Wanted
+from minfer.effects.execution.pooling import Pooler
+from minfer.effects.execution.prompt_scores import Scorer
 from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
-from minfer.effects.models.batch import Batch, Chunks, Tap
+from minfer.effects.models.batch import Batch, Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
 from minfer.effects.models.shapes import cuda_activation_bytes, padded_tokens
@@ -66,6 +68,26 @@ def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
     if not isinstance(weights, Weights):
         return weights
     return lambda batch, cache: forward(spec, weights, batch, cache)
+
+
+def _rows(
+    config: EngineConfig, length: int, vocab: int, device: torch.device
+) -> DeviceRows:
+    """The rows of a device, for sequences of so many tokens."""
+    blocks = -(-length // config.block_size)
+    rows = DeviceRows(config.max_num_seqs, blocks, vocab, device)
+    rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
+    return rows
+
+
+def _shortcuts(backend: Backend, *, graphs: bool) -> Shortcuts:
+    """What makes a backend's steps faster, as long as it works."""
+    routes = backend.routes
+    return Shortcuts(
+        graphs=graphs and is_gpu(backend.device),
+        flash_from=routes.flash_from,
+        fused=not routes.no_quack,
+    )
 
 
 @frozen(eq=False)
@@ -105,10 +127,7 @@ class ModelRunner:
         self.cache = backend.make_cache(
             spec, config.num_blocks, config.block_size, length
         )
-        blocks = -(-length // config.block_size)
-        self.rows = DeviceRows(config.max_num_seqs, blocks, spec.vocab_size, device)
-        # The scratch row has the block that nobody has.
-        self.rows.table[self.rows.scratch] = config.num_blocks
+        self.rows = _rows(config, length, spec.vocab_size, device)
         self.draws = most_draws(config.max_num_seqs)
         tokens = padded_tokens(config.max_num_batched_tokens)
         self.room = most_words(self.rows, tokens, self.draws)
@@ -116,17 +135,13 @@ class ModelRunner:
         self.sampler = Sampler(backend, self.rows, self.draws)
         dtype = torch_dtype(spec.dtype)
         self.pooler = Pooler(config.max_num_seqs, spec.hidden_size, dtype, device)
+        self.scorer = Scorer(backend, config.max_num_seqs)
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
         self.checked = checked
         self.stream = new_stream(device)
-        routes = backend.routes
-        self.captured = routes.captured  # tokens from history, of a step with a graph
-        self.shortcuts = Shortcuts(
-            graphs=graphs and is_gpu(device),
-            flash_from=routes.flash_from,
-            fused=not routes.no_quack,
-        )
+        self.captured = backend.routes.captured  # from history, of a step with a graph
+        self.shortcuts = _shortcuts(backend, graphs=graphs)
         most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
@@ -155,7 +170,7 @@ class ModelRunner:
         """Note the rows and blocks that a plan hands over."""
         rows = self.rows
         for opened in plan.opens:
-            rows.open(plan.rows[opened.index], opened)
+            self.sampler.open(plan.rows[opened.index], opened)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
             (table,) = opened.tables  # layers are of one group here
             self.cache.clear(table[full:], part)
@@ -169,12 +184,12 @@ class ModelRunner:
         """Send what a forward needs, run it, and have its tokens sent back."""
         kind = self._with_splits(forward.kind, forward.longest)
         slot.begin(forward.draw, scored=kind.scored)
-        wanted = forward.wanted
-        checked = self.checked and kind in self.captures.made and wanted is None
+        checked = self.checked and kind in self.captures.made and not forward.asks
         with watched(self.backend.device) if checked else contextlib.nullcontext():
             self._send(slot, forward.words)
-            if wanted is not None:
-                slot.vectors = self._pool(kind, wanted)
+            if errand := Errand.of(forward, self.pooler, self.scorer):
+                self._step(kind, errand=errand)
+                errand.bring(slot)
             elif self._may_be_captured(kind):
                 self._replay(kind)
             else:
@@ -209,12 +224,6 @@ class ModelRunner:
 
     # --- one forward --------------------------------------------------------------------
 
-    def _pool(self, kind: Kind, wanted: Wanted) -> Vectors | None:
-        """A step with rows that are pooled; the vectors of those that end."""
-        tap = self.pooler.tap(wanted)
-        self._step(kind, tap=tap)
-        return self.pooler.pool(wanted, tap.states)
-
     def _with_splits(self, kind: Kind, longest: int) -> Kind:
         """The kind, for contexts of up to `longest` tokens: few differ."""
         if not kind.alone:
@@ -238,15 +247,16 @@ class ModelRunner:
     def _replay(self, kind: Kind) -> None:
         """A step, as its graph does it; launch by launch while there is none."""
         if (graph := self.captures.made.get(kind)) is None:
-            if not self.captures.due(kind, time.monotonic()):
+            begin = time.monotonic()
+            if not self.captures.due(kind, begin):
                 self._step(kind)
-                self.captures.launched[kind] += 1
+                self.captures.note(kind, time.monotonic() - begin)
                 return
             self.shortcuts.capture()
             graph = self.captures.capture(kind, self._step)
         graph.replay()
 
-    def _step(self, kind: Kind, dry: bool = False, tap: Tap | None = None) -> None:
+    def _step(self, kind: Kind, dry: bool = False, errand: Errand | None = None) -> None:
         """A whole step, from what is on the device into the sampler's `out` and the rows.
 
         `dry`: for its own sake. The rows that feed themselves are nobody's; so is then
@@ -261,7 +271,7 @@ class ModelRunner:
         if inputs.history is not None:
             who, sampled = inputs.history.draws.unbind(0)
         batch, ahead = self._batch(kind, inputs.history, who, sampled, dry)
-        logits = self.model(batch if tap is None else evolve(batch, tap=tap), self.cache)
+        logits = self.model(errand.added(batch) if errand else batch, self.cache)
         if not kind.draws:
             return
         if sampled is not None:
@@ -270,7 +280,7 @@ class ModelRunner:
             now, kept = (who, who) if dry else inputs.apart.unbind(0)
             self.sampler.keep(logits, kept)
             who = now
-        self.sampler.sample(logits, who, ahead, Wants(kind.filtered, kind.scored))
+        self.sampler.sample(logits, who, ahead, kind.wants)
 
     def _batch(
         self,
@@ -307,9 +317,8 @@ class ModelRunner:
         """The inputs of rows that feed themselves, then those from history."""
         rows = self.rows
         count = kind.alone + kind.tokens
-        make = (
-            selves.new_zeros if dry else selves.new_empty
-        )  # zeros: no kernel fills them
+        # Zeros, as no kernel fills them.
+        make = selves.new_zeros if dry else selves.new_empty
         tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
         slots = make(count, dtype=torch.int64)
         fed = Fed(tokens, positions, ahead, slots)

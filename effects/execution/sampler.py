@@ -1,9 +1,13 @@
-"""From logits to tokens: drawn, kept as the rows' last ones, and with log-probabilities.
+"""From logits to tokens: shaped, drawn, kept as the rows' last ones, with
+log-probabilities.
 
 What a row's sampling values are lies in `DeviceRows`; noise is a function of them and of
-the position (`minfer.sample`). Log-probabilities are the model's own: neither temperature
-nor filters nor masks change them. All of it is launched in order and can be captured, but
-for draws that come late (`late_draws.py`), which are launched one by one.
+the position (`minfer.sample`). Where a row of a step wants its logits changed
+(`minfer.shape`), all of that step's are float32 from then on: so nothing that draws need
+know of it, and steps in which nobody wants it launch nothing more. Log-probabilities are
+the model's own: neither temperature nor filters nor masks nor penalties change them. All
+of it is launched in order and can be captured, but for draws that come late
+(`late_draws.py`), which are launched one by one.
 """
 
 import numpy as np
@@ -15,6 +19,7 @@ from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.late_draws import Bits
 from minfer.effects.execution.streams import is_gpu
 from minfer.params import MAX_LOGPROBS
+from minfer.plan import Open
 
 
 class Sampler:
@@ -24,6 +29,7 @@ class Sampler:
         """`draws` is how many there can be in a step."""
         self.backend = backend
         self.rows = rows
+        self.shaper = backend.make_shaper(rows)
         device = backend.device
         # [draws]: tokens; -1 where logits are not finite
         self.out = torch.zeros(draws, dtype=torch.int32, device=device)
@@ -33,6 +39,11 @@ class Sampler:
         )
         # [device rows, vocab]: logits of rows that are sampled apart, once there are any
         self.kept: Tensor | None = None
+
+    def open(self, row: int, opened: Open) -> None:
+        """A row is taken over."""
+        self.rows.open(row, opened)
+        self.shaper.open(row, opened)
 
     def sample(
         self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
@@ -69,7 +80,11 @@ class Sampler:
         wants: Wants,
     ) -> None:
         rows = self.rows
+        if wants.shaped:
+            logits = self.shaper.shape(logits, who, positions)
         drawn = self.backend.sample(logits, who, rows, positions, filtered=wants.filtered)
+        if wants.shaped:
+            self.shaper.count(who, positions, drawn)
         self.backend.advance(
             rows=who,
             positions=positions,

@@ -150,7 +150,7 @@ class WarmUp:
                 _log.warning("no more graphs are captured: %r", error)
             # What was blamed is done without; else it would fail again.
             self.stopped = full or not tried
-            self.runner.captures.launched.pop(kind, None)
+            self.runner.captures.forget(kind)
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

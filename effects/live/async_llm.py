@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
@@ -59,12 +59,14 @@ class AsyncLLM(ServedModel):
         request_id: str | None = None,
         urgency: Urgency = Urgency(),
         streaming: bool = True,
+        shown: Iterable[str] = (),
     ) -> AsyncGenerator[RequestOutput]:
         """Complete a prompt, and yield what is new of it (vLLM's DELTA); the last is
         `finished`.
 
         Without `streaming` there is one output, at the end; a beam search has no other,
-        with the best sequences in their order. Arguments are as for
+        with the best sequences in their order. Special tokens are left out of the text,
+        but for those that are `shown`. Other arguments are as for
         `LLM.generate`; ids of live requests must differ. Raises RequestError,
         OverloadedError if too many wait, and EngineDeadError, at once or, if things
         changed since, at the first output: only then the request enters the engine.
@@ -88,6 +90,7 @@ class AsyncLLM(ServedModel):
                 streaming=streaming,
                 urgency=urgency,
                 name=name,
+                shown=shown,
             )
             self.count += 1
         self.front.check(job)
@@ -163,7 +166,7 @@ class AsyncLLM(ServedModel):
         with self.numbers:
             name = request_id or f"{self.count}-{secrets.token_hex(8)}"
             hear = partial(self._hear, news)
-            job = self._pooled_job(
+            job = self._job(
                 prompt, hear, pooling, count=self.count, urgency=urgency, name=name
             )
             self.count += 1
@@ -194,7 +197,9 @@ class AsyncLLM(ServedModel):
             while True:
                 await news.wait()
                 news.clear()
-                output = job.take()
+                # Log-probabilities of a long prompt take a while to read.
+                long = job.scores is not None and job.scores.unread
+                output = await asyncio.to_thread(job.take) if long else job.take()
                 if job.rejected:  # all else was checked: the line was full by then
                     raise OverloadedError(f"{job.rejected}; try again later")
                 yield output

@@ -37,6 +37,8 @@ class BeamSearchParams:
         check_number(self.beam_width, "beam_width", 1, MAX_BEAMS, whole=True)
         if self.n is not None and self.n > self.beam_width:
             raise ParameterError("n", f"must not exceed the {self.beam_width} beams")
+        if self.max_tokens is not None:
+            check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
         _ = self.how, self.sampling  # which check the rest
 
     @property

@@ -136,9 +136,9 @@ class EngineClient(Protocol):
     def listen(self, listener: Listener, *, early: bool = False) -> None:
         """Have a listener hear all messages from now on.
 
-        With `early`, news that samples start come before the step that runs them, apart
-        from the other news of their turn: should that step kill the engine's process, it
-        is known whose it was.
+        With `early`, in a turn in which samples start, who came and all reasons are told
+        before the step runs, and the rest of its news after that: should that step kill
+        the engine's process, it is known whose it was.
         """
         ...
 

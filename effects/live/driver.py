@@ -11,13 +11,17 @@ import gc
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Protocol
+
+from attrs import frozen
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
+from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
 from minfer.engine import step
-from minfer.messages import Emit, Event, Execute, Tick, WakeAt
-from minfer.plan import Mask, Plan, SampleApart
+from minfer.messages import Emit, Event, Execute, Executed, Failed, Finish, Tick, WakeAt
+from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
 
 
@@ -33,9 +37,12 @@ class Recorder(Protocol):
         ...
 
 
-def none_needed(_: Plan) -> tuple[Mask, ...]:
-    """No masks: every row may draw any token."""
-    return ()
+@frozen(eq=False)
+class Apart:
+    """A step that was launched, whose rows apart wait for their masks."""
+
+    step: int
+    masked: "Future[Masked]"
 
 
 class Driver:
@@ -51,17 +58,19 @@ class Driver:
         *,
         clock: Callable[[], float] = time.monotonic,
         record: Recorder | None = None,
-        masks: Callable[[Plan], tuple[Mask, ...]] = none_needed,
+        masks: MaskMaker | None = None,
     ) -> None:
         """`masks` is asked, once a plan with rows that are sampled apart was launched,
         which tokens these may draw; it may take its time, as the plan's other rows do not
-        wait.
+        wait. None: any token.
         """
         self.config = config
         self.executor = executor
         self.clock = clock
         self.record = record
-        self.masks = masks
+        self.masks = NoMasks() if masks is None else masks
+        self.apart: deque[Apart] = deque()  # in order of their steps
+        self.ends: list[Finish] = []  # that who makes masks asks for
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.turns = 0  # taken so far
@@ -82,9 +91,11 @@ class Driver:
         """Take one turn; waits for the earliest step in flight, if there is one. `before`
         sees what was decided before it is done.
         """
-        result = (self.executor.collect(),) if self.state.inflight else ()
+        result = self._collected()
         waiting = [self.inbox.popleft() for _ in range(len(self.inbox))]
-        events: tuple[Event, ...] = (Tick(self.clock()), *result, *waiting)
+        # Ends before results: what was drawn for these rows does not count.
+        ends, self.ends = self.ends, []
+        events: tuple[Event, ...] = (Tick(self.clock()), *ends, *result, *waiting)
         transition = step(self.config, self.state, events)
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
@@ -94,23 +105,51 @@ class Driver:
         self.wake = None
         if before is not None:
             before(transition)
-        apart: list[Plan] = []
+        self._forget_void()
         for command in transition.commands:
             match command:
                 case Execute(plan):
-                    self.executor.launch(plan)
-                    if plan.apart:
-                        apart.append(plan)
+                    self._launch(plan)
                 case WakeAt(moment):
                     self.wake = moment
-                case Emit():
-                    pass  # the caller's: see Transition.commands
-        for plan in apart:
-            self.executor.sample(SampleApart(plan.step, self.masks(plan)))
+                case Emit(finished=finished):  # the rest is the caller's
+                    self.masks.forget((one.id, one.sample) for one in finished)
         return transition
+
+    def _launch(self, plan: Plan) -> None:
+        self.executor.launch(plan)
+        if plan.apart:
+            self.apart.append(Apart(plan.step, self.masks.begin(plan, self.state)))
+
+    def _collected(self) -> tuple[Executed | Failed, ...]:
+        """The results of the earliest step in flight, if there is one.
+
+        Its own masks are waited for. Those of later steps are handed on once they are
+        there: before the next step is launched, if they are in time.
+        """
+        if not self.state.inflight:
+            return ()
+        while self.apart and self.apart[0].step <= self.state.inflight[0].step:
+            self._sample(self.apart.popleft())
+        result = self.executor.collect()
+        while self.apart and self.apart[0].masked.done():
+            self._sample(self.apart.popleft())
+        return (result,)
+
+    def _sample(self, apart: Apart) -> None:
+        """Have the rows drawn that waited for masks."""
+        masked = apart.masked.result()
+        self.ends += masked.ends
+        self.executor.sample(SampleApart(apart.step, masked.masks))
+
+    def _forget_void(self) -> None:
+        """Steps that are in flight no more, as one before them failed, need no masks."""
+        flying = {plan.step for plan in self.state.inflight}
+        self.apart = deque(one for one in self.apart if one.step in flying)
 
     def close(self) -> None:
         """Let go of the executor and end the record."""
+        self.masks.close()
         self.executor.close()
         if self.record is not None:
             self.record.close(self.state)

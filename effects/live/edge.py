@@ -23,11 +23,15 @@ from minfer.effects.live.errors import TooLongError as TooLongError
 from minfer.effects.live.prompts import Asked as Asked
 from minfer.effects.live.prompts import read_prompt as read_prompt
 from minfer.effects.live.prompts import wrong_kind
+from minfer.effects.live.shapes import BadWords, check_shape
 from minfer.effects.setup.prepare import Setup
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.store import Grammars
 from minfer.keys import Key, block_keys, root_key
 from minfer.plan import MEAN, POOLINGS
 from minfer.request import Request, SamplingParams
 from minfer.state import initial
+from minfer.structured import StructuredOutputs
 
 Params = SamplingParams | Sequence[SamplingParams]
 MAX_CLIENT: Final = 256  # characters of a client's name
@@ -103,20 +107,21 @@ def make_request(
     urgency: Urgency,
     name: str = "",
     resets: int = 0,
+    bad_words: BadWords = (),
 ) -> Request:
     """The engine's request after `count` others. RequestError if it could never run.
 
-    `resets` is how often the prefix cache was reset: what was cached before the last
-    time is not found.
+    `bad_words` are those of the parameters as token ids. `resets` is how often the prefix
+    cache was reset: what was cached before the last time is not found.
     """
     config = setup.config
     beams = wanted if isinstance(wanted, BeamSearchParams) else None
     params = wanted.sampling if isinstance(wanted, BeamSearchParams) else wanted
     width = 1 if beams is None else beams.beam_width
-    _check_params(setup, params)
     stops = frozenset(params.stop_token_ids)
-    if not params.ignore_eos:
-        stops |= setup.stop_ids
+    stops = stops if params.ignore_eos else stops | setup.stop_ids
+    _check_params(setup, params)
+    check_shape(config.vocab_size, params, stops, bad_words)
     if beams is not None:
         _check_beams(setup, width, len(stops))
     prompt = tuple(asked.ids)
@@ -125,16 +130,19 @@ def make_request(
         id=name or str(count),
         prompt=prompt,
         max_tokens=_most(setup, len(prompt), params, width),
-        n=params.n if beams is None else width,
+        n=params.samples if beams is None else width,
         sampling=params,
         stop_ids=stops,
+        bad_words=bad_words,
         seed=_seed(setup, count) if params.seed is None else params.seed,
+        lockstep=beams is not None
+        or (params.structured_outputs is not None and params.max_tokens != 0),
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
-        lockstep=beams is not None,
+        reads_cache=params.prompt_logprobs is None,
         beams=None if beams is None else beams.how,
     )
     if why := objection(config, initial(config), request):
@@ -176,6 +184,15 @@ def make_pooled_request(
     return request
 
 
+def check_constraint(grammars: Grammars, asked: StructuredOutputs) -> None:
+    """Compile a constraint, unless it was. Raises RequestError if that cannot be done."""
+    try:
+        grammars.get(asked)
+    except GrammarError as error:
+        named = str(error) if error.param else f"{asked.param}: {error}"
+        raise RequestError(named, param=asked.param) from None
+
+
 def _check_prompt(setup: Setup, length: int) -> None:
     """Raise TooLongError for a prompt that does not fit, without any output."""
     config = setup.config
@@ -200,9 +217,27 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
     if largest >= vocab_size:
         why = f"stop_token_ids: {largest} is outside the vocabulary; ids are from 0 to"
         raise RequestError(f"{why} {vocab_size - 1}", param="stop_token_ids")
-    if params.logprobs is not None and setup.args.executor != "torch":
-        why = f"logprobs: the {setup.args.executor} executor has no model that could give"
-        raise RequestError(f"{why} any; leave it out", param="logprobs")
+    if params.structured_outputs is not None:
+        # Together with these there might be no token at all that may come.
+        beside = {
+            "allowed_token_ids": params.allowed_token_ids,
+            "bad_words": params.bad_words,
+        }
+        for name, said in beside.items():
+            if said:
+                why = f"{name}: cannot be combined with structured_outputs; leave it out"
+                raise RequestError(why, param=name)
+    if setup.args.executor == "torch":
+        return
+    by_field = {
+        "logprobs": params.logprobs is not None,
+        "prompt_logprobs": params.prompt_logprobs is not None,
+        "best_of": params.chooses,
+    }
+    for field, wanted in by_field.items():
+        if wanted:
+            why = f"{field}: the {setup.args.executor} executor has no model that could"
+            raise RequestError(f"{why} say how likely a token is; leave it out", 0, field)
 
 
 def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
@@ -221,6 +256,9 @@ def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> 
     """Output tokens at most, after a prompt of `length`, for so many beams that share the
     cache. TooLongError if none fits.
     """
+    if params.max_tokens == 0:
+        _check_prompt(setup, length)
+        return 0
     config = setup.config
     blocks = beam_share(config, beams)
     whole = config.max_model_len

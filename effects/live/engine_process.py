@@ -20,6 +20,7 @@ from typing import Final
 import attrs
 
 from minfer.effects.execution.progress import Progress
+from minfer.effects.live.host_memory import EVERY, Trim, bound_products
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.sockets import LinkServer
@@ -33,12 +34,17 @@ log = logging.getLogger("minfer.engine")
 
 
 def run_engine(
-    args: EngineArgs, path: Path, fronts: int, ready: Callable[[], None]
+    args: EngineArgs,
+    path: Path,
+    fronts: int,
+    ready: Callable[[], None],
+    beat: Callable[[], None] = lambda: None,
 ) -> int:
     """Serve so many fronts at `path`, until a `STOP`; returns the exit code.
 
-    `ready` is called when the model is loaded. Raises ConfigError and the like for what
-    cannot be loaded.
+    `ready` is called when the model is loaded, and `beat` some times a second, from the
+    first moment on, while it loads or its steps end. Raises ConfigError and the like for
+    what cannot be loaded.
     """
     over, loaded = threading.Event(), threading.Event()
     causes: list[str] = []
@@ -48,7 +54,8 @@ def run_engine(
         over.set()
 
     _obey(over, loaded)
-    host = Host(fronts, died)
+    bound_products()
+    host = Host(fronts, died, beat)
     server = LinkServer(path, host)
     server.start()
     host.report("loading the model")
@@ -58,11 +65,14 @@ def run_engine(
         host.report(progress.stage, progress.done, progress.total)
 
     with contextlib.closing(ServedModel.opened(args, report)) as model:
+        model.warm_grammars()
         loaded.set()
         _note_blocks(path, model.setup.config.num_blocks)
         host.open(model.client, _facts(model.setup))
         ready()
-        over.wait()
+        trim = Trim()
+        while not over.wait(EVERY):
+            trim.look()
         server.close()
     if causes:
         log.error("%s", causes[0], exc_info=model.client.dead)

@@ -4,6 +4,7 @@ A run is one file or several, its segments: `RUN-000001.journal` and on. What an
 writes while it runs is `minfer.effects.live.journal_writer`'s.
 """
 
+import json
 import mmap
 import os
 import re
@@ -72,18 +73,45 @@ def read_journal(path: Path, policies: Iterable[Policy] = ()) -> Journal:
 
     `policies` are examples of policies that do not come with minfer. Raises JournalError.
     """
-    classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
+    return _opened(_runs(path)[-1], policies)
+
+
+def journals_with(
+    path: Path, text: str, policies: Iterable[Policy] = ()
+) -> list[Journal]:
+    """The journals of a folder, or the one in a file, in which a text stands, such as a
+    request's id, in their order; if it stands in none, what `read_journal` gives.
+
+    Raises JournalError.
+    """
+    written = json.dumps(text)[1:-1].encode()
+    runs = _runs(path)
+    found = [run for run in runs if any(_mapped(one).find(written) >= 0 for one in run)]
+    return [_opened(run, policies) for run in found or runs[-1:]]
+
+
+def _runs(path: Path) -> list[list[Path]]:
+    """The files of each run, in order; those of the latest come last. Raises
+    JournalError.
+    """
     if not (path.is_file() or path.is_dir()):  # a pipe, too, would never end
         raise JournalError(f"{path}: there is no such file or folder")
-    paths = [path]
-    if path.is_dir():
-        every = sorted(path.glob(f"*{SUFFIX}"), key=_age)
-        every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
-        runs = [_SEGMENT.sub("", file.stem) for file in every]
-        paths = [file for file, run in zip(every, runs, strict=True) if run == runs[-1]]
-        if not paths:
-            raise JournalError(f"{path}: there is no {SUFFIX} file in this folder")
-    return Journal(open_segments({str(file): _mapped(file) for file in paths}, classes))
+    if path.is_file():
+        return [[path]]
+    every = sorted(path.glob(f"*{SUFFIX}"), key=_age)
+    every = [file for file in every if _SEGMENT.search(file.stem)] or every[-1:]
+    if not every:
+        raise JournalError(f"{path}: there is no {SUFFIX} file in this folder")
+    runs: dict[str, list[Path]] = {}
+    for file in every:
+        runs.setdefault(_SEGMENT.sub("", file.stem), []).append(file)
+    latest = runs.pop(_SEGMENT.sub("", every[-1].stem))
+    return [*runs.values(), latest]
+
+
+def _opened(files: Iterable[Path], policies: Iterable[Policy]) -> Journal:
+    classes = {**RECORDS, **{type(one).__name__: type(one) for one in policies}}
+    return Journal(open_segments({str(file): _mapped(file) for file in files}, classes))
 
 
 def _age(file: Path) -> tuple[str, list[int], str]:

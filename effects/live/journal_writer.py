@@ -36,6 +36,7 @@ from minfer.runs.codec import CodecError, dump
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import EVERY, MAGIC, START, Head
 from minfer.runs.redact import redacted, redacted_config
+from minfer.runs.redact_state import can_be_redacted, redacted_state
 from minfer.state import EngineState, Turn
 
 SEGMENTS: Final = 16  # that are kept: a segment is that share of the size they may have
@@ -61,8 +62,9 @@ class Writer:
     Raises ConfigError if the folder cannot be written, or the policy is not made of
     records. A disk that fails later stops the journal, not the engine: that is logged,
     `failed` says why as long as it lasts, and `errors` counts all attempts that failed.
-    `redact`: write no token ids (`minfer.runs.redact`); that is one segment, since
-    snapshots have them, and it ends where it fails.
+    `redact`: write no token ids (`minfer.runs.redact`). Of an engine with a sliding
+    window there are no snapshots without them: that journal is one segment, which ends
+    where it fails, or when it is as large as all may be.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Writer:
         redact: bool = False,
     ) -> None:
         self.config = config
+        self.shown = redacted_config(config) if redact else config
+        self.snapshots = not redact or can_be_redacted(config)
         self.about = {"minfer": minfer.__version__, **about}
         self.secret = secrets.token_bytes(32) if redact else b""
         self.limit = max(1, size // SEGMENTS)  # bytes of a segment
@@ -91,7 +95,7 @@ class Writer:
         self.older: list[Path] = []  # segments of runs that this engine wrote before
         self.pause = FIRST_PAUSE
         self.again = 0.0  # when writing is tried again, on the engine's clock
-        first = _head(config, self.about, redact=redact)
+        first = _head(config, self.shown, self.about, redact=redact)
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self.paths = [_fresh(folder, self.numbers)]
@@ -103,7 +107,7 @@ class Writer:
 
     def __call__(self, turn: Turn) -> None:
         """Write a turn; it is with the operating system when this returns."""
-        if self.closed or (self.failed is not None and self.secret):
+        if self.closed or (self.failed is not None and not self.snapshots):
             return
         try:
             if self.failed is None:
@@ -125,7 +129,7 @@ class Writer:
                 self.turns,
                 self.paths[-1],
                 error,
-                "" if self.secret else ", and begins another when that is possible",
+                ", and begins another when that is possible" * self.snapshots,
             )
         self.failed = error
 
@@ -162,13 +166,13 @@ class Writer:
         return records.turn_record(turn, told, self.digest)
 
     def _turn(self, turn: Turn) -> None:
-        if self.secret and self.size > SEGMENTS * self.limit:
+        if not self.snapshots and self.size > SEGMENTS * self.limit:
             raise OSError(errno.EFBIG, "it is as large as --journal-size allows")
         if turn.number % LOOK == 0 and not os.fstat(self.file).st_nlink:
             raise OSError(errno.ENOENT, "somebody has removed it")
         record = self._record(turn)
         self.size += write_all(self.file, record)
-        if self.secret:  # a snapshot would hold the tokens
+        if not self.snapshots:
             return
         if self.job is not None:
             self.since.append(record)
@@ -186,11 +190,16 @@ class Writer:
     def _mark(
         self, turns: int, digest: bytes, state: EngineState, *, full: bool
     ) -> _Mark:
+        state = self._told(state)
         head = Head(
-            config=self.config, turn=turns, digest=digest, state=state, about=self.about
+            config=self.shown, turn=turns, digest=digest, state=state, about=self.about
         )
         record = records.state_record(turns, state) if turns % EVERY == 0 else b""
         return _Mark(record, records.head_record(head) if full else b"")
+
+    def _told(self, state: EngineState) -> EngineState:
+        """A state as it is written."""
+        return redacted_state(self.config, state, self.secret) if self.secret else state
 
     def _marked(self, mark: _Mark) -> None:
         """Write what the thread made; begin the next segment if it is a head."""
@@ -228,7 +237,9 @@ class Writer:
         """Write the last state's digest and the end. Idempotent."""
         self.pool.shutdown()
         if self.failed is None and not self.closed:
-            final = b"" if self.secret else records.state_record(self.turns, state)
+            final = b""
+            if self.snapshots:
+                final = records.state_record(self.turns, self._told(state))
             try:
                 write_all(self.file, final + records.end_record(self.turns))
             except OSError as error:
@@ -239,16 +250,17 @@ class Writer:
             self.file = -1
 
 
-def _head(config: EngineConfig, about: Mapping[str, Any], *, redact: bool) -> bytes:
-    """The record that a journal begins with. Raises ConfigError for a policy that cannot
-    be written.
+def _head(
+    config: EngineConfig, shown: EngineConfig, about: Mapping[str, Any], *, redact: bool
+) -> bytes:
+    """The record that a journal begins with, which has the configuration as it is
+    `shown`. Raises ConfigError for a policy that cannot be written.
     """
     if redact and getattr(config.policy, "weights", None):
         raise ConfigError(
             "--journal-redact: the policy's weights name clients; leave out one"
         )
     try:
-        shown = redacted_config(config) if redact else config
         first = records.head_record(Head(config=shown, about=about))
         dump(config.policy.start())
     except CodecError as error:

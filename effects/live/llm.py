@@ -188,7 +188,7 @@ class LLM(ServedModel):
             first = self.count
 
             def job(i: int) -> Assembly:
-                return self._pooled_job(
+                return self._job(
                     wanted[i], inbox.put, pooling, count=first + i, urgency=urgencies[i]
                 )
 

@@ -12,6 +12,7 @@ from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sample import RowSampling
+from minfer.shape import is_shaped
 
 if TYPE_CHECKING:
     from minfer.effects.models.model import Model
@@ -94,7 +95,8 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
         from minfer.effects.execution.torch_executor import Readiness, TorchExecutor
 
         advised = RowSampling.of(setup.default_sampling_params(), 0, 0, frozenset())
-        likely = Wants(is_filtered(advised, setup.spec.vocab_size), scored=False)
+        filtered = is_filtered(advised, setup.spec.vocab_size)
+        likely = Wants(filtered, scored=False, shaped=is_shaped(advised))
         return TorchExecutor(
             config,
             setup.spec,

@@ -10,7 +10,7 @@ from minfer.effects.live.errors import RequestError, TooLongError
 from minfer.effects.text.tokenizer import TextError, TextTooLongError, Tokenizer
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation
+    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -88,6 +88,34 @@ def rendered(
     text = render_chat(tokenizer, messages, how)
     # Templates write begin and end tokens themselves.
     return Asked(text, encoded(text, tokenizer, add_special_tokens=False))
+
+
+class Renders:
+    """What has a tokenizer, and renders conversations for its model."""
+
+    __slots__ = ()
+    tokenizer: Tokenizer | None
+
+    def render(
+        self,
+        messages: "Conversation",
+        *,
+        tools: "Tools | None" = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """Token ids of a conversation, through the model's chat template; see `LLM.chat`.
+
+        Raises ChatTemplateError, and RequestError for text that cannot be encoded.
+        """
+        how: ChatOptions = {
+            "tools": tools,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "chat_template_kwargs": chat_template_kwargs,
+        }
+        return list(rendered(self.tokenizer, messages, how).ids)
 
 
 def wrong_kind(what: str, wanted: str, given: object, index: int = 0) -> RequestError:

@@ -1,10 +1,11 @@
 """A model that is served in this process: what `LLM` and `AsyncLLM` share."""
 
+import contextlib
 import gc
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Never, Self
 
 import attrs
 
@@ -15,20 +16,25 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
-from minfer.effects.live.prompts import Prompt, read_prompt, rendered
+from minfer.effects.live.masks import GrammarMasks
+from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
+from minfer.effects.live.shapes import BadWords, read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.assembly import Assembly, Sink
+from minfer.effects.text.grammars.protocol import Compiler, GrammarError
+from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsers
 from minfer.policy import Policy
 from minfer.request import SamplingParams
 
 if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
+    from minfer.effects.text.chat import ChatOptions, Conversation
 
 
-class ServedModel:
+class ServedModel(Renders):
     """A model with its tokenizer and an engine that runs it.
 
     `model` is a Hugging Face checkpoint folder, or its name on the hub; None is the model
@@ -45,6 +51,7 @@ class ServedModel:
 
     setup: Setup
     tokenizer: Tokenizer | None
+    parsers: Parsers  # how it writes calls of tools and reasoning
     # The insides of an engine in this process, which tests and benchmarks look into.
     worker: Worker
     client: EngineClient
@@ -125,7 +132,9 @@ class ServedModel:
         setup = self.setup
         executor = opening.open_executor(setup, self.tokenizer, report)
         journal = opening.open_journal(setup, executor)
-        self.worker = Worker(Driver(setup.config, executor, record=journal), journal)
+        masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
+        driver = Driver(setup.config, executor, record=journal, masks=masks)
+        self.worker = Worker(driver, journal, self.grammars)
         self._attach(self.worker, 0)
 
     @classmethod
@@ -146,6 +155,18 @@ class ServedModel:
             ends = setup.stop_ids.union(self.tokenizer.eos_ids)
             setup = attrs.evolve(setup, stop_ids=ends)
         self.setup = setup
+        self.read_answers(Parsers())
+        self.grammars = Grammars(self._compiler)
+
+    def _compiler(self) -> Compiler:
+        """What compiles constraints for the model's vocabulary. Raises GrammarError."""
+        from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+
+        if self.tokenizer is None:
+            raise GrammarError("needs a tokenizer; this model runs without one")
+        spec = self.setup.spec
+        text = self.tokenizer.as_json()
+        return LlguidanceCompiler(text, spec.vocab_size, self.setup.stop_ids)
 
     def _attach(self, client: EngineClient, first: int) -> None:
         self.client = client
@@ -156,32 +177,31 @@ class ServedModel:
         self.numbers = threading.Lock()
         self.count = first  # requests made so far
 
+    def read_answers(self, parsers: Parsers) -> None:
+        """Look for calls of tools and reasoning as `parsers` say, from now on."""
+        tokenizer = self.tokenizer
+        self.parsers = parsers.settled(tokenizer.chat_template if tokenizer else None)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """The parameters of a request that names none: of the model's
         generation_config.json.
         """
         return self.setup.default_sampling_params()
 
-    def render(
-        self,
-        messages: "Conversation",
-        *,
-        tools: "Tools | None" = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """Token ids of a conversation, through the model's chat template; see `chat`.
+    def check_constraint(self, params: SamplingParams) -> None:
+        """Raise RequestError if what an output must look like cannot be had.
 
-        Raises ChatTemplateError, and RequestError for text that cannot be encoded.
+        It is compiled, which takes a while, unless it was just before.
         """
-        how: ChatOptions = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template_kwargs": chat_template_kwargs,
-        }
-        return list(rendered(self.tokenizer, messages, how).ids)
+        if params.structured_outputs is not None:
+            edge.check_constraint(self.grammars, params.structured_outputs)
+
+    def warm_grammars(self) -> None:
+        """Read the vocabulary for grammars now, if there is a library for them: all else
+        that this process does waits for it, which no request is to notice.
+        """
+        with contextlib.suppress(GrammarError):
+            self.grammars.warm()
 
     def reset_prefix_cache(self) -> None:
         """Find nothing any more of what the prefix cache holds, for requests to come.
@@ -193,6 +213,7 @@ class ServedModel:
     def close(self) -> None:
         """Cancel what runs and let go of the model. May be called again."""
         self.client.close()
+        self.grammars.close()
         gc.unfreeze()
 
     def _rendered(self, messages: "Conversation", how: "ChatOptions") -> Asked:
@@ -202,38 +223,36 @@ class ServedModel:
         self,
         prompt: Prompt | Asked,
         sink: Sink,
-        params: SamplingParams | BeamSearchParams,
+        wanted: SamplingParams | BeamSearchParams | str,
         *,
         count: int,
-        streaming: bool,
         urgency: Urgency,
+        streaming: bool = False,
         name: str = "",
+        shown: Iterable[str] = (),
     ) -> Assembly:
-        """A request after `count` others, checked. Raises RequestError."""
+        """A request after `count` others, checked: for samples, for a search, or by a way
+        of pooling, for a vector. Raises RequestError.
+        """
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        resets = self.client.resets
+        setup, resets = self.setup, self.client.resets
+        if isinstance(wanted, str):
+            request = edge.make_pooled_request(
+                setup, asked, wanted, count, urgency, name, resets
+            )
+            return Assembly(request, sink, asked.text)
+        words: BadWords = ()
+        if isinstance(wanted, SamplingParams):
+            if streaming and wanted.chooses:
+                why = "best_of: the best samples are known once all have ended; do not"
+                raise edge.RequestError(f"{why} stream, or leave it out", 0, "best_of")
+            self.check_constraint(wanted)
+            words = read_bad_words(wanted.bad_words, self.tokenizer)
         request = edge.make_request(
-            self.setup, asked, params, count, urgency, name, resets
+            setup, asked, wanted, count, urgency, name, resets, words
         )
-        return Assembly(request, sink, asked.text, self.tokenizer, streaming)
-
-    def _pooled_job(
-        self,
-        prompt: Prompt | Asked,
-        sink: Sink,
-        pooling: str,
-        *,
-        count: int,
-        urgency: Urgency,
-        name: str = "",
-    ) -> Assembly:
-        """A prompt to be pooled, after `count` other requests. Raises RequestError."""
-        asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
-        resets = self.client.resets
-        request = edge.make_pooled_request(
-            self.setup, asked, pooling, count, urgency, name, resets
-        )
-        return Assembly(request, sink, asked.text)
+        special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+        return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
 
 
 def _refuse(owner: str, unknown: Mapping[str, object]) -> None:

@@ -11,15 +11,17 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from itertools import chain
-from typing import Final, TypeVar
+from typing import Final
 
 from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
+from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.driver import Driver, quiet_collector
+from minfer.effects.live.emits import joined, logprobs_of, pooled_of
 from minfer.effects.live.errors import DrainingError, OverloadedError, RequestError
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.totals import Tally
+from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import (
     Admitted,
     Cancel,
@@ -28,12 +30,10 @@ from minfer.messages import (
     Submit,
     clip,
 )
-from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
 
-T = TypeVar("T")
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
 POLL: Final = 0.02  # seconds from one look to the next, of who waits for the end
 
@@ -41,9 +41,17 @@ POLL: Final = 0.02  # seconds from one look to the next, of who waits for the en
 class Worker:
     """An `EngineClient` over a driver in this process."""
 
-    def __init__(self, driver: Driver, journal: Writer | None = None) -> None:
-        """`journal` is what the driver's turns are recorded by, if that is one."""
+    def __init__(
+        self,
+        driver: Driver,
+        journal: Writer | None = None,
+        grammars: Grammars | None = None,
+    ) -> None:
+        """`journal` is what the driver's turns are recorded by, if that is one;
+        `grammars` compile what requests are constrained by, before they come in line.
+        """
         self.driver = driver
+        self.compiling = Compiling(grammars)
         self.journal = journal
         self.listeners: list[Listener] = []
         self.early = False  # news of who starts come before the step
@@ -71,7 +79,7 @@ class Worker:
     @property
     def working(self) -> bool:
         """As `EngineClient` says."""
-        return self.running
+        return self.running or len(self.compiling) > 0
 
     def clock(self) -> float:
         """As `EngineClient` says."""
@@ -99,13 +107,14 @@ class Worker:
             now = self.driver.clock()
             for request in requests:
                 self.served[request.id] = now
-                self.driver.post(Submit(request))
-            self._wake()
+            if not self.compiling.hold(requests, self._compiled):
+                self._enter(requests)
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
         with self.posted:
             known = [name for name in ids if name in self.served]
+            self._compiled(known)  # else it could not be ended
             self.driver.inbox.extend(map(Cancel, known))
             if self.driver.busy:
                 self._wake()
@@ -157,13 +166,14 @@ class Worker:
         end = None if timeout is None else time.monotonic() + timeout
         with self.posted:
             self.draining = True
-            while self.running and (end is None or time.monotonic() < end):
+            while self.working and (end is None or time.monotonic() < end):
                 self.posted.wait(POLL)
-            return not self.running
+            return not self.working
 
     def close(self) -> None:
         """As `EngineClient` says."""
         with self.posted:  # nobody comes in from now on
+            self._compiled(list(self.served))
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
         if self.thread is not None:
@@ -174,6 +184,18 @@ class Worker:
             self.closed = True
 
     # --- the thread ---------------------------------------------------------------------
+
+    def _enter(self, requests: Sequence[Request]) -> None:
+        """Have requests come in line; the caller holds the lock."""
+        for request in requests:
+            self.driver.post(Submit(request))
+        self._wake()
+
+    def _compiled(self, ids: Iterable[str]) -> None:
+        """Those of these that wait for their grammars do so no more."""
+        with self.posted:
+            for batch in self.compiling.release(ids):
+                self._enter(batch)
 
     def _check_alive(self) -> None:
         if self.dead is not None:
@@ -246,16 +268,20 @@ class Worker:
     def _decided(self, before: EngineState, transition: Transition) -> None:
         """Before anything of it is done: keep accounts, and tell who starts."""
         self._account(before, transition.state)
-        starts = [one for one in transition.reasons if isinstance(one, Admitted)]
-        if self.early and starts:
+        if self._is_early(transition):
             self._tell(
                 News(
                     time=transition.state.time,
                     arrived=self._arrived(),
-                    reasons=tuple(starts),
+                    reasons=_reasons(transition),
                     waits=self.waits,
                 )
             )
+
+    def _is_early(self, transition: Transition) -> bool:
+        """Whether who came and why somebody waits is told before the turn's step runs."""
+        starts = any(isinstance(one, Admitted) for one in transition.reasons)
+        return self.early and starts
 
     def _arrived(self) -> tuple[str, ...]:
         """The requests that came in line in the last turn."""
@@ -271,6 +297,7 @@ class Worker:
             self.dead = error
             self.running = False
             ids = tuple(self.served)
+            self.compiling.release(ids)
             self.served = {}
         self._tell(Died(ids, f"the engine broke: {error!r}"))
 
@@ -284,21 +311,22 @@ class Worker:
     def _news_of(self, transition: Transition) -> News | None:
         """What a turn brought, if anything. Ids of requests that ended are free."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
-        reasons = tuple(one for one in transition.reasons if isinstance(one, About))
-        arrived = self._arrived()
+        early = self._is_early(transition)  # then that was said
+        reasons = () if early else _reasons(transition)
+        arrived = () if early else self._arrived()
         finished = tuple(done for emit in emits for done in emit.finished)
         for done in finished:
             if done.id not in transition.state.requests:
                 self.served.pop(done.id, None)
-        ids = _joined([emit.ids for emit in emits])
+        ids = joined([emit.ids for emit in emits])
         if not (ids or finished or arrived or reasons):
             return None
         return News(
             time=transition.state.time,
             ids=ids,
-            tokens=_joined([emit.tokens for emit in emits]),
-            logprobs=_beside(emits),
-            pooled=_vectors(emits),
+            tokens=joined([emit.tokens for emit in emits]),
+            logprobs=logprobs_of(emits),
+            pooled=pooled_of(emits),
             finished=finished,
             arrived=arrived,
             reasons=reasons,
@@ -306,20 +334,6 @@ class Worker:
         )
 
 
-def _beside(emits: list[Emit]) -> Logprobs:
-    """The column of log-probabilities, if anybody asked for some."""
-    if not any(emit.logprobs for emit in emits):
-        return ()
-    return _joined([emit.logprobs or ((),) * len(emit.ids) for emit in emits])
-
-
-def _vectors(emits: list[Emit]) -> Pooled:
-    """The column of pooled vectors, if there are any."""
-    if not any(emit.pooled for emit in emits):
-        return ()
-    return _joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
-
-
-def _joined(columns: list[tuple[T, ...]]) -> tuple[T, ...]:
-    """Columns one after the other; the usual one as it is."""
-    return columns[0] if len(columns) == 1 else tuple(chain.from_iterable(columns))
+def _reasons(transition: Transition) -> tuple[About, ...]:
+    """What the engine says of requests besides their tokens and ends."""
+    return tuple(one for one in transition.reasons if isinstance(one, About))

@@ -6,7 +6,7 @@ themselves), then chunks, of several inputs of a row. Everything is read through
 tables.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -40,6 +40,23 @@ class Tap:
 
 
 @frozen(eq=False)
+class Scored:
+    """Tokens whose logits are looked at, `few` at a time: memory may not hold all.
+
+    `take` gets the number of the first of them, and their logits [few, vocab].
+    """
+
+    tokens: Tensor  # [scored] int32: indices
+    few: int
+    take: Callable[[int, Tensor], None]
+
+    def spans(self) -> Iterator[slice]:
+        """Which of them are looked at together."""
+        for begin in range(0, len(self.tokens), self.few):
+            yield slice(begin, begin + self.few)
+
+
+@frozen(eq=False)
 class Batch:
     """A packed step, ready for `forward`. Integers are int32 unless said otherwise."""
 
@@ -57,6 +74,7 @@ class Batch:
     splits: int = 1  # ranges that a GPU cuts contexts of decode rows into
     fused: bool = False  # as in `kernels.linear.norm_gated`
     tap: Tap | None = None
+    scored: Scored | None = None
 
 
 @frozen(eq=False)

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from minfer.effects.models.batch import Batch, Tap
+from minfer.effects.models.batch import Batch, Scored, Tap
 from minfer.effects.models.cache import PagedCache
 from minfer.effects.models.layers import feed, mix
 from minfer.effects.models.products import ALONE, Ranks, add_product, norm_linear
@@ -36,9 +36,10 @@ def forward(
 
     Returns logits [sampled, vocab] in the activations' dtype, in the order of
     `batch.sample`; no rows if nothing is sampled. What `batch.tap` wants is put there,
-    computed in plain torch on every device. Token ids must be inside the
-    vocabulary, positions inside the cache's rotary table (on the CPU, IndexError
-    otherwise). `ranks` run this at once, each with its part of the divided matrices.
+    computed in plain torch on every device; `batch.scored` gets its logits. Token ids
+    must be inside the vocabulary, positions inside the cache's rotary table (on the CPU,
+    IndexError otherwise). `ranks` run this at once, each with its part of the divided
+    matrices.
     """
     eps, last = spec.rms_norm_eps, len(weights.layers) - 1
     picked = _picked(batch)
@@ -52,21 +53,36 @@ def forward(
                 mixed = mixed.index_select(0, picked)
             add_product(hidden, mixed, layer.attention.out, ranks)
             feed(layer.feed_forward, hidden, eps, ranks, fused=batch.fused)
+        if batch.scored is not None:
+            hidden = _scored(batch.scored, hidden, weights, eps)
         if batch.tap is not None:
             hidden = _tapped(batch.tap, hidden, weights.norm, eps)
         return norm_linear(hidden, weights.norm, eps, weights.lm_head)
 
 
 def _picked(batch: Batch) -> Tensor | None:
-    """The tokens that the last layer goes on with: sampled ones, then tapped ones; None:
-    every token.
+    """The tokens that the last layer goes on with: sampled ones, then tapped ones, then
+    scored ones; None: every token.
     """
-    tap, sample = batch.tap, batch.sample
-    if tap is None:
+    sample = batch.sample
+    more = [one.tokens for one in (batch.tap, batch.scored) if one is not None]
+    if not more:
         return sample
     if sample is None:
         sample = torch.arange(len(batch.tokens), device=batch.tokens.device)
-    return torch.cat((sample.to(tap.tokens.dtype), tap.tokens))
+    return torch.cat((sample.to(more[0].dtype), *more))
+
+
+def _scored(scored: Scored, hidden: Tensor, weights: Weights, eps: float) -> Tensor:
+    """Hand out the logits of scored tokens, which come last; returns the others'
+    states.
+    """
+    others = len(hidden) - len(scored.tokens)
+    own = hidden[others:]
+    for span in scored.spans():
+        logits = norm_linear(own[span], weights.norm, eps, weights.lm_head)
+        scored.take(span.start, logits)
+    return hidden[:others]
 
 
 def _tapped(tap: Tap, hidden: Tensor, norm: Tensor, eps: float) -> Tensor:

@@ -11,6 +11,7 @@ from typing import Final
 from minfer.config import EngineConfig
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.spec import ModelSpec
+from minfer.params import MAX_ADJUSTMENTS
 
 # A layer's weights, with its share of the embeddings, times tokens: up to so much its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
@@ -74,8 +75,8 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     )
     feed_forward = _widest_feed_forward(spec) * element
     token = 2 * spec.hidden_size * element + max(attention, feed_forward)
-    # Logits, their float32 copy, noise, a sorted or masked copy.
-    row = spec.vocab_size * (element + 3 * 4)
+    # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
+    row = spec.vocab_size * (element + 4 * 4)
     rope = 0 if spec.rope is None else sizes.max_model_len * 2 * spec.head_dim * 4
     tokens = sizes.max_num_batched_tokens
     return tokens * (token + mask_bytes(spec, sizes)) + sizes.max_num_seqs * row + rope
@@ -99,11 +100,20 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     attention = max(one.cuda_activation_elements for one in attentions)
     widest = max(attention, _widest_feed_forward(spec))
     token = element * (3 * spec.hidden_size + widest)
-    logits = spec.vocab_size * (element + 4)  # and the ids that top-k and top-p leave
+    # And the ids that top-k and top-p leave, and shaped ones in float32.
+    logits = spec.vocab_size * (element + 4 + 4)
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
     rope = 0 if spec.rope is None else sizes.max_model_len * spec.head_dim * 4
     parts = max(one.cuda_partial_bytes(rows, sizes.max_model_len) for one in attentions)
     return tokens * token + rows * logits + 4 * tables + rope + parts
+
+
+def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """What a GPU keeps so that penalties, biases and hidden tokens need no host: of each
+    row a count and a bit for every token, and a list.
+    """
+    row = spec.vocab_size * 4 + spec.vocab_size // 8 + 6 * 4 * MAX_ADJUSTMENTS
+    return (sizes.max_num_seqs + 1) * row
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

@@ -16,6 +16,7 @@ from minfer.runs.cost import CostModel, Work, work
 from minfer.state import Turn
 
 PART: Final = 64  # steps in a row that are fitted, or held out, together
+FEWEST: Final = 4 * PART  # steps from which a model is fitted
 SEEN: Final = 20  # steps that a graph bucket needs, to have a cost of its own
 H200: Final = CostModel(
     name="a 7B model on one H200, roughly (built in)",
@@ -60,9 +61,9 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     import numpy as np  # takes a while, and is needed here only
 
     every = [*measured]
-    if len(every) < 4 * PART:
+    if len(every) < FEWEST:
         raise ConfigError(
-            f"{name}: {len(every)} steps are too few to fit; {4 * PART} are needed"
+            f"{name}: {len(every)} steps are too few to fit; {FEWEST} are needed"
         )
     took = np.array([one.seconds for one in every], float)
     rows = np.array([one.rows for one in every], float)

@@ -2,7 +2,8 @@
 torch.
 
 The parts of a sample add up to its latency, which begins with the turn that took the
-request in.
+request in. What a client knows by one id may be several requests, of several runs
+(`minfer.effects.live.names`): then each of them is explained.
 """
 
 import argparse
@@ -14,13 +15,17 @@ from typing import Any, Final
 from attrs import asdict
 
 from minfer.config import EngineConfig
-from minfer.effects.live.journal_files import read_journal
-from minfer.runs.explain import Explanation, UnknownRequestError
+from minfer.effects.live.journal_files import journals_with, read_journal
+from minfer.effects.live.names import answer_of, named_by
+from minfer.effects.runs.explain_list import figures as listed_figures
+from minfer.effects.runs.explain_list import lines, listed
+from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
 from minfer.runs.explain import explain as explained
 from minfer.runs.journal import JournalError
 from minfer.runs.lives import Gap, Life, Spent, Where
 from minfer.runs.prefixes import Prefix
 from minfer.runs.redact import redacted_config
+from minfer.runs.replay import Journal
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are told
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
@@ -69,23 +74,46 @@ def explain_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file", type=Path, metavar="FILE", help="a journal, or a folder of them"
     )
-    parser.add_argument("request", metavar="REQUEST", help="a request's id")
+    parser.add_argument(
+        "request",
+        metavar="REQUEST",
+        nargs="?",
+        help="a request's id, or an answer's; without it, all are listed",
+    )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def explain(options: argparse.Namespace) -> int:
-    """Explain a request; returns the exit code. Raises JournalError."""
-    journal, name = read_journal(options.file), options.request
+    """Explain a request, or list them; returns the exit code. Raises JournalError."""
+    name = options.request
+    if name is None:
+        every = listed(read_journal(options.file).turns())
+        shown = lines(every, str(options.file))
+        print(json.dumps(listed_figures(every)) if options.json else "\n".join(shown))
+        return 0
+    # Engines that died, and those that went on with their requests, have a run each.
+    journals = journals_with(options.file, answer_of(name))
     try:
-        one = explained(journal.config, journal.turns(), name)
+        found = [one for journal in journals for one in _parts(journal, name)]
+        if not found:  # then all that there are are named
+            last = journals[-1]
+            found = [figures(last.config, explained(last.config, last.turns(), name))]
     except UnknownRequestError as error:
-        try:  # clients are told a request's id without the number of the prompt
-            one = explained(journal.config, journal.turns(), f"{name}-0")
-        except UnknownRequestError:
-            raise JournalError(f"{options.file}: {error}") from None
-    found = figures(journal.config, one)
-    print(json.dumps(found) if options.json else "\n".join(_story(found)))
+        remedy = f"minfer explain {options.file} lists all"
+        raise JournalError(f"{options.file}: {error}; {remedy}") from None
+    first, *others = found
+    if options.json:
+        print(json.dumps({**first, "others": others}))
+    else:
+        print("\n\n".join("\n".join(_story(one)) for one in found))
     return 0
+
+
+def _parts(journal: Journal, name: str) -> list[dict[str, Any]]:
+    """The figures of all requests of a run that are meant by `name`."""
+    names = named_by(name, journal.asked())
+    every = explain_each(journal.config, journal.turns(), names) if names else ()
+    return [figures(journal.config, one) for one in every]
 
 
 def figures(config: EngineConfig, one: Explanation) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Decisions are the engine's own; what steps take is a model. Imports no torch.
 
 import argparse
 import json
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -17,10 +18,10 @@ from tqdm import tqdm
 
 from minfer.config import SIZES, ConfigError
 from minfer.effects.live.driver import quiet_collector
-from minfer.effects.live.journal_files import read_journal, write_journal
+from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.arrivals import Trace
-from minfer.effects.runs.costs import H200, fit, read_cost, steps, write_cost
 from minfer.effects.runs.report import Report
+from minfer.effects.runs.simulate_cost import Chosen, chosen_cost
 from minfer.effects.runs.simulate_find import find
 from minfer.effects.runs.simulate_options import (
     Case,
@@ -75,6 +76,10 @@ COLUMNS: Final = (
     Column("busy", "busy", ".0%"),
     Column("took", "simulated_in", ".1f"),
 )
+LEGEND: Final = (
+    "in seconds: TTFT, to the first token; TPOT, for each after it; ITL, between two; "
+    "took, to simulate"
+)
 
 
 def simulate_options(parser: argparse.ArgumentParser) -> None:
@@ -101,10 +106,10 @@ def _simulate(options: argparse.Namespace) -> int:
             f"--slo-share is a share, from 0 to 1, not {options.slo_share:g}"
         )
     trace = read_trace(options.trace, options.requests, options.divide)
-    cost, about = _cost(options)
+    cost = chosen_cost(options, trace)
     cases = cases_of(trace, options)
     check_options(options, cases)
-    runs = _Runs(trace, cost, options)
+    runs = _Runs(trace, cost.model, options)
     if not options.json:
         print("\n".join(_heading(trace, cost, options)))
         print(runs.titles)
@@ -118,8 +123,9 @@ def _simulate(options: argparse.Namespace) -> int:
         told = {
             "trace": options.trace,
             "requests": len(trace.sizes),
-            "cost": dump(cost),
-            **about,
+            "cost": dump(cost.model),
+            "cost_from": cost.why,
+            **cost.about,
             "runs": runs.figures,
             "find": options.find,
             "found": found,
@@ -131,31 +137,33 @@ def _simulate(options: argparse.Namespace) -> int:
     return int(bool(options.find) and found is None)
 
 
-def _heading(trace: Trace, cost: CostModel, options: argparse.Namespace) -> Iterator[str]:
-    """What the table is of."""
-    limits = f"{options.slo_ttft:g} s, then {options.slo_tpot:g} s per token"
-    limits = limits.replace("inf s", "any time")
+def _heading(trace: Trace, cost: Chosen, options: argparse.Namespace) -> Iterator[str]:
+    """What the table is of, what it rests on, and what its columns are."""
     count = len(trace.sizes)
-    yield f"{count:,} requests of {options.trace}; what steps cost: {cost.name}"
-    yield f"times in seconds; good: first token within {limits}"
+    yield f"{count:,} requests of {options.trace}"
+    yield f"what steps cost: {cost.model.name}"
+    yield f"  {cost.why}"
+    if trace.config is None:
+        yield "sizes that no option gives suit a 7B model on one H200"
+    else:
+        yield "sizes and the policy that no option gives are those of the recorded run"
+    yield LEGEND
+    yield _goodness(options.slo_ttft, options.slo_tpot)
     if trace.rows and options.policy and options.mix is None:
         yield "nobody has a client, a priority or a deadline; --mix SEED draws some"
 
 
-def _cost(options: argparse.Namespace) -> tuple[CostModel, Figures]:
-    if options.cost is not None and options.fit is not None:
-        raise ConfigError(
-            "--cost and --fit both say what steps cost: leave one of them out"
-        )
-    cost = H200 if options.cost is None else read_cost(options.cost)
-    about = Figures()
-    if options.fit is not None:
-        journal = read_journal(options.fit)
-        cost, about = fit(steps(journal.turns()), f"fitted to {options.fit}")
-        about["ran"] = dict(journal.about)
-    if options.save_cost is not None:
-        write_cost(options.save_cost, cost, about)
-    return cost, about
+def _goodness(first: float, other: float) -> str:
+    """What the columns about a service level mean."""
+    level = []
+    if first < math.inf:
+        level.append(f"whose first token came within {first:g} s")
+    if other < math.inf:
+        level.append(f"whose other tokens took at most {other:g} s each, on average")
+    if not level:
+        level.append("that ended well; --slo-ttft and --slo-tpot say how fast is good")
+    share = f"good: the share of answers {' and '.join(level)}"
+    return f"{share}; good/s: as many of them a second (goodput)"
 
 
 @define

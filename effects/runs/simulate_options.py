@@ -44,14 +44,22 @@ _NUMBERS: Final = (
     _Number("--requests", int, None, "only so many, the first of the trace"),
     _Number("--divide", int, 1, "divide all lengths by it"),
     _Number(
-        "--slo-ttft", float, math.inf, "a first token is good within so many seconds"
+        "--slo-ttft",
+        float,
+        math.inf,
+        "an answer is good if its first token comes within so many seconds",
     ),
-    _Number("--slo-tpot", float, math.inf, "others are, on average"),
+    _Number(
+        "--slo-tpot",
+        float,
+        math.inf,
+        "... and the others take at most so many seconds each, on average",
+    ),
     _Number(
         "--slo-share",
         float,
         0.99,
-        "of requests that have to be good (default: 0.99)",
+        "the share of answers that must be good, for --find (default: 0.99)",
     ),
 )
 
@@ -101,13 +109,14 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         "--cost",
         type=Path,
         metavar="FILE",
-        help=f"what steps cost (default: {H200.name})",
+        help=f"what steps cost, as --save-cost wrote it; h200: {H200.name} "
+        "(default: as in TRACE, if it is a run that tells; else h200)",
     )
     add(
         "--fit",
         type=Path,
         metavar="JOURNAL",
-        help="fit what steps cost to a measured run",
+        help="fit what steps cost to this run instead of TRACE",
     )
     add("--save-cost", type=Path, metavar="FILE", help="keep it for --cost")
     add("--journal", type=Path, metavar="DIR", help="keep each run as a journal there")

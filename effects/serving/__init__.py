@@ -1,6 +1,7 @@
 """HTTP: what a client asks becomes one request, what the engine yields its answer.
 
     server        starts and stops: socket, signals, uvicorn
+    supervisor    the process above the others; processes decides, pulse tells who hangs
     application   routes, key, health, metrics: an ASGI application
     live_view     how the engine is, for as long as somebody looks; page/ shows it
     endpoints     the tables: which endpoints there are, and over what they are reached

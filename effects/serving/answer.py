@@ -19,6 +19,8 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
+from minfer.effects.live.masks import STUCK
+from minfer.effects.live.names import prompt_name
 from minfer.effects.serving.authentication import caller_of, pay_output
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.errors import CANCELLED, INTERNAL, SHUTTING_DOWN, ApiError
@@ -59,6 +61,7 @@ class Answer:
         self.transport = connection.transport(stream=request.stream, name=stamp.id)
         self.writer: Writer = endpoint.writer(stamp, request, backend.llm.tokenizer)
         self.writing = asyncio.Lock()
+        self.spelling = asyncio.Lock()
         self.begun = False  # something was written
         self.late = False  # it was ended for the time it took
         self.samples = request.params.n  # of each prompt
@@ -75,7 +78,9 @@ class Answer:
                     aside.append(group.create_task(self._end_after(seconds)))
                 outputs = await self._begun()
                 in_order = iter(enumerate(outputs))
-                several = range(min(len(outputs), self.backend.window(self.samples)))
+                several = range(
+                    min(len(outputs), self.backend.window(self.request.width))
+                )
                 parts = [self._follow_all(in_order) for _ in several]
                 await asyncio.wait([*map(group.create_task, parts)])
                 for task in aside:
@@ -112,10 +117,11 @@ class Answer:
             request_id=self._name(prompt),
             urgency=request.urgency,
             streaming=request.stream,
+            shown=request.parsing.markers if request.parsing else (),
         )
 
     def _name(self, prompt: int) -> str:
-        return f"{self.stamp.id}-{prompt}"
+        return prompt_name(self.stamp.id, prompt)
 
     async def _follow_all(self, prompts: Iterator[tuple[int, Outputs]]) -> None:
         """Follow one prompt after the other, as long as there are any."""
@@ -145,20 +151,33 @@ class Answer:
         return None
 
     async def _take(self, prompt: int, output: RequestOutput) -> None:
+        if output.prompt_logprobs is None:
+            events, last = self._told(prompt, output)
+        else:  # a long prompt's take a while to spell: others are served meanwhile
+            loop = asyncio.get_running_loop()
+            async with self.spelling:
+                events, last = await loop.run_in_executor(
+                    self.backend.pool, self._told, prompt, output
+                )
+        if output.finished:
+            owner = caller_of(self.connection.scope).key
+            pay_output(owner, output.metrics.output_tokens)
+        if events:
+            await self._write(events, last=last)
+
+    def _told(self, prompt: int, output: RequestOutput) -> tuple[list[Event], bool]:
+        """What is to be written of an output, and whether that is the last."""
         first = prompt * self.samples  # of its choices
         events: list[Event] = []
         for delta in self._ended(output):
             events += self.writer.write(first + delta.index, delta)
         if output.finished:
             self.left -= 1
-            self.served[prompt] = served = Served.of(output)
-            owner = caller_of(self.connection.scope).key
-            pay_output(owner, served.metrics.output_tokens)
+            self.served[prompt] = Served.of(output)
         if not self.left:
             in_order = [self.served[i] for i in sorted(self.served)]
             events += self.writer.end(in_order)
-        if events:
-            await self._write(events, last=not self.left)
+        return events, not self.left
 
     def _ended(self, output: RequestOutput) -> list[CompletionOutput]:
         """What is new of the samples. Raises what a client is told of one that ended
@@ -167,6 +186,8 @@ class Answer:
         for delta in output.outputs:
             if delta.finish_reason == "error":
                 self.backend.log.error("%s failed: %s", self.stamp.id, delta.error)
+                if delta.error.startswith(STUCK):  # which is the client's own
+                    raise ApiError(delta.error, self.request.constrained_by)
                 raise ApiError(_FAILED, None, "engine_error", INTERNAL)
             if self.backend.closing:
                 raise EngineDeadError(SHUTTING_DOWN)

@@ -1,7 +1,7 @@
 """The ASGI application: what is served at which path, and who is let in."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from prometheus_client.exposition import choose_encoder
@@ -17,7 +17,17 @@ import minfer
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.live.link.messages import Wanted
+from minfer.effects.serving.addresses import (
+    NOT_ALLOWED,
+    NOT_FOUND,
+    meant,
+    wrong_address,
+    wrong_method,
+)
 from minfer.effects.serving.answer import Answer
+from minfer.effects.serving.anthropic import errors as anthropic_errors
+from minfer.effects.serving.anthropic import models as anthropic_models
+from minfer.effects.serving.anthropic.models import speaks_anthropic
 from minfer.effects.serving.authentication import RequireKey, key_name
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
@@ -36,14 +46,17 @@ from minfer.effects.serving.openai import errors as openai_errors
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.origins import foreign
 from minfer.effects.serving.page.files import page_routes
+from minfer.effects.serving.page.icon import icon_route
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.records import KEPT, Records
 from minfer.effects.serving.request_ids import LONGEST, RequestIds
+from minfer.effects.serving.shared import Shared
 from minfer.effects.serving.stamp import new_stamp
 from minfer.effects.serving.traces import begin
 from minfer.effects.serving.transports.http import failure_response
-from minfer.effects.serving.transports.transport import Connection, Event
+from minfer.effects.serving.transports.transport import Connection, Event, Failure
 from minfer.effects.serving.transports.websocket import socket_route
+from minfer.effects.text.tools.formats import Parsers
 
 
 class Application:
@@ -59,7 +72,10 @@ class Application:
         max_body: int | None = None,
         stall: float = 60.0,
         bounds: Bounds | None = None,
+        shared: Shared | None = None,
+        parsers: Parsers | None = None,
     ) -> None:
+        llm.read_answers(parsers or Parsers())
         bounds = bounds or Bounds(keys=read_keys([api_key], None))
         limits = Limits.of(llm, max_body)
         self.backend = Backend(llm, limits, bounds)
@@ -72,7 +88,11 @@ class Application:
         self.health = Health(self.backend, stall)
         backend, illness = self.backend, self.health.illness
         self.live = LiveView(
-            llm.client, llm.setup.config, illness, lambda: backend.closing
+            llm.client,
+            llm.setup.config,
+            illness,
+            lambda: backend.closing,
+            (shared or Shared()).viewers,
         )
         errors = (ApiError, HTTPException, Exception)
         app = Starlette(
@@ -115,6 +135,7 @@ class Application:
             Route("/version", self._version),
             Route("/live", self.live.serve),
             *page_routes(),
+            icon_route(),
             Route("/openapi.json", self._description),
             Route("/docs", self._docs),
         ]
@@ -157,11 +178,16 @@ class Application:
         transport = connection.transport(stream=False, name="")
         await transport.write([Event(answer)], last=True)
 
-    async def _models(self, _: Request) -> Response:
+    async def _models(self, request: Request) -> Response:
+        if speaks_anthropic(request.scope):
+            return JSONResponse(anthropic_models.listed(self.models))
         return JSONResponse(self.models.listed())
 
     async def _model(self, request: Request) -> Response:
-        return JSONResponse(self.models.card(request.path_params["name"]))
+        name = request.path_params["name"]
+        if speaks_anthropic(request.scope):
+            return JSONResponse(anthropic_models.card(self.models, name))
+        return JSONResponse(self.models.card(name))
 
     async def _request(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -209,13 +235,32 @@ class Application:
 
 
 def refusal(error: Exception, scope: Scope) -> Response:
-    """What a client is told before an endpoint speaks, in the words of the endpoint that
-    has the path, or one above it; OpenAI's, if none has.
-    """
-    every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
-    path = scope["path"] + "/"
-    above = (one.failure for one in every if path.startswith(one.path + "/"))
-    spelled = next(above, openai_errors.failure)
-    response = failure_response(spelled(told_of(error)))
-    response.headers.update(getattr(error, "headers", None) or {})  # such as Allow
+    """What a client is told before an endpoint speaks, in its protocol's words."""
+    path = scope["path"]
+    told = told_of(error)
+    headers = getattr(error, "headers", None) or {}
+    if isinstance(error, HTTPException):  # of the routes: all else here has other errors
+        if error.status_code == NOT_FOUND:
+            told = wrong_address(scope["method"], path)
+        elif error.status_code == NOT_ALLOWED:
+            told = wrong_method(scope["method"], path, headers["Allow"])
+    response = failure_response(_spelled(scope)(told))
+    response.headers.update(headers)
     return response
+
+
+def _spelled(scope: Scope) -> Callable[[ApiError], Failure]:
+    """How errors are spelled for a client: as does the endpoint that has the path, one
+    above it, or the one that is likely to have been meant; Anthropic's, if it says that
+    it speaks that; or else OpenAI's.
+    """
+    path = scope["path"]
+    likely = meant(path)
+    asked = [path, likely.path] if likely is not None and likely.rebased else [path]
+    every: list[Endpoint | Question] = [*ENDPOINTS, *QUESTIONS]
+    for one in every:
+        if any(f"{each}/".startswith(f"{one.path}/") for each in asked):
+            return one.failure
+    if speaks_anthropic(scope):
+        return anthropic_errors.failure
+    return openai_errors.failure

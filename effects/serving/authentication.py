@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.keys import Key, Keys
+from minfer.effects.serving.page import icon
 from minfer.effects.serving.page.files import PATHS
 
 # What needs no key: probes and scrapers have none, and browsers send none.
@@ -23,6 +24,7 @@ OPEN: Final = (
     "/metrics",
     "/docs",
     "/openapi.json",
+    icon.PATH,
     *PATHS,
 )
 _OWNER: Final = "minfer.key"  # of a scope: whose key came with the request
@@ -79,7 +81,7 @@ class RequireKey:
             await send(message)
 
         served = self._app
-        if scope.get("method") == "POST" or scope["type"] == "websocket":
+        if scope.get("method") == "POST":  # on a socket, each request pays for itself
             try:
                 pay_request(owner)
             except ApiError as error:
@@ -99,18 +101,15 @@ def pay_request(key: Key) -> None:
     """Take one request from a key's limit. Raises ApiError if there is none left."""
     if key.tokens is not None and key.tokens.level <= 0:
         raise _too_many("tokens", key.tokens.wait(1))
-    if key.requests is not None:
-        if wait := key.requests.wait(1):
-            raise _too_many("requests", wait)
-        key.requests.take(1)
+    if key.requests is not None and (wait := key.requests.take_if_there(1)):
+        raise _too_many("requests", wait)
 
 
 def pay_prompt(key: Key | None, tokens: int) -> None:
     """Take a prompt's tokens from a key's limit. Raises ApiError if it has too few."""
-    if key is not None and key.tokens is not None:
-        if wait := key.tokens.wait(tokens):
-            raise _too_many("tokens", wait)
-        key.tokens.take(tokens)
+    bucket = None if key is None else key.tokens
+    if bucket is not None and (wait := bucket.take_if_there(tokens)):
+        raise _too_many("tokens", wait)
 
 
 def pay_output(key: Key | None, tokens: int) -> None:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.client import Died, Message
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.errors import (
@@ -22,6 +23,7 @@ from minfer.effects.serving.pace import Pace
 from minfer.effects.serving.protocol import GenerationRequest
 
 _MOVED: Final = 4  # who met a full line comes again when this part of it has moved
+_engine_log: Final = logging.getLogger("minfer.engine")
 
 
 class Backend:
@@ -37,8 +39,15 @@ class Backend:
         self.bounds = bounds or Bounds()
         self.pace = Pace(llm.client.clock)
         llm.front.on_end.append(self.pace.ended)
+        llm.client.listen(self._hear)
         self.pool = ThreadPoolExecutor(2, "minfer-edge")
         self.closing = False
+
+    def _hear(self, message: Message) -> None:
+        """Log why the engine broke: clients are told that the log says it."""
+        cause = self.llm.client.dead
+        if isinstance(message, Died) and not isinstance(cause, EngineDeadError):
+            _engine_log.error("%s", message.why, exc_info=cause)
 
     def window(self, n: int) -> int:
         """How many prompts of one request are served at once, of `n` samples each."""

@@ -3,7 +3,7 @@
 uvicorn waits forever for a head that comes byte by byte, and for a client that does not
 read; both cost their client nothing, and the server a socket and what is written for it.
 Here a head has a time to come in, a client that reads nothing for a while is cut off, and
-who comes while there are too many is told so at once.
+who comes while there are too many, at all fronts together, is told so at once.
 
     made --> head ........ header_timeout, then 408 and closed
                |
@@ -20,6 +20,8 @@ from typing import Any, Final
 import h11
 from attrs import frozen
 from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from minfer.effects.serving.shared import Tally
 
 HEADER: Final = 10.0  # seconds
 CONNECTIONS: Final = 1024
@@ -42,6 +44,33 @@ class Patience:
     stall: float = STALL  # seconds without anything being read by the client
 
 
+class Connections(set[Any]):
+    """uvicorn's set of a server's connections, of whatever protocol, whose size the other
+    processes of the server know.
+    """
+
+    def __init__(self, tally: Tally) -> None:
+        super().__init__()
+        self.tally = tally
+
+    def add(self, element: Any) -> None:
+        """One more."""
+        super().add(element)
+        self.tally.set(len(self))
+
+    def discard(self, element: Any) -> None:
+        """One less."""
+        super().discard(element)
+        self.tally.set(len(self))
+
+
+def _everywhere(connections: set[Any]) -> int:
+    """How many there are in all processes, if they know of each other."""
+    if isinstance(connections, Connections):
+        return connections.tally.total
+    return len(connections)
+
+
 class BoundedProtocol(H11Protocol):
     """One connection. `patience` is its class's: uvicorn makes the instances."""
 
@@ -56,7 +85,7 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         """Count it, and wait for a head."""
         super().connection_made(transport)
-        if len(self.connections) > self.patience.connections:
+        if _everywhere(self.connections) > self.patience.connections:
             transport.write(_FULL)
             self._close()
             return

@@ -2,7 +2,7 @@
 
 Bodies are described by what checks them, so that this cannot lag behind: their fields and
 bounds, and what is known and not supported, with the values at which it asks for nothing.
-Of answers it says their kinds, and the shape of errors.
+Of answers it shows an example (`examples`), and says the shape of errors.
 """
 
 import math
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final
 
+from attrs import frozen
 from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 from pydantic_core.core_schema import ModelSchema
 
@@ -18,6 +19,7 @@ import minfer
 from minfer.effects.serving.anthropic.errors import failure as anthropic_failure
 from minfer.effects.serving.bodies import ANYTHING, StrictObject
 from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.examples import EXAMPLES
 from minfer.effects.serving.protocol import Endpoint, Question
 from minfer.effects.serving.typed import TypedObject
 
@@ -28,24 +30,41 @@ _ABOUT: Final = (
     "with status 400. Every answer has a header x-request-id: the one that was sent, or "
     "a new one."
 )
-# What is looked up or done without a body: method, path, what it does.
-_PLAIN: Final = (
-    ("get", "/v1/models", "The names under which the model is served."),
-    ("get", "/v1/models/{name}", "The model under one of its names."),
-    ("get", "/v1/requests/{name}", "What is known of a request, by its answer's id."),
-    ("delete", "/v1/requests/{name}", "Cancel a request, by its answer's id."),
-    ("get", "/v1/stream", "A WebSocket on which many requests are answered at once."),
-    ("post", "/reset_prefix_cache", "Find nothing any more of what is cached now."),
-    ("get", "/health", "200 only while steps make progress; needs no key."),
-    ("get", "/healthz", "The same as /health."),
-    ("get", "/ready", "200 only while new requests are taken; needs no key."),
-    ("get", "/metrics", "Metrics for Prometheus; needs no key."),
-    ("get", "/version", "The version of minfer."),
-    ("get", "/live", "How the engine is: a stream of events, or one object if once=1."),
-    ("get", "/", "A page with a chat, and a live view of the engine; needs no key."),
-    ("get", "/page/{folder}/{name}", "What that page is made of; needs no key."),
-    ("get", "/openapi.json", "This description; needs no key."),
-    ("get", "/docs", "This description as a page; needs no key."),
+
+
+@frozen
+class Plain:
+    """What is looked up or done without a body."""
+
+    method: str
+    path: str
+    summary: str
+
+
+PLAIN: Final = (
+    Plain("get", "/v1/models", "The names under which the model is served."),
+    Plain("get", "/v1/models/{name}", "The model under one of its names."),
+    Plain(
+        "get", "/v1/requests/{name}", "What is known of a request, by its answer's id."
+    ),
+    Plain("delete", "/v1/requests/{name}", "Cancel a request, by its answer's id."),
+    Plain(
+        "get", "/v1/stream", "A WebSocket on which many requests are answered at once."
+    ),
+    Plain("post", "/reset_prefix_cache", "Find nothing any more of what is cached now."),
+    Plain("get", "/health", "200 only while steps make progress; needs no key."),
+    Plain("get", "/healthz", "The same as /health."),
+    Plain("get", "/ready", "200 only while new requests are taken; needs no key."),
+    Plain("get", "/metrics", "Metrics for Prometheus; needs no key."),
+    Plain("get", "/version", "The version of minfer."),
+    Plain(
+        "get", "/live", "How the engine is: a stream of events, or one object if once=1."
+    ),
+    Plain("get", "/", "A page with a chat, and a live view of the engine; needs no key."),
+    Plain("get", "/page/{folder}/{name}", "What that page is made of; needs no key."),
+    Plain("get", "/favicon.ico", "The icon of these pages, as SVG; needs no key."),
+    Plain("get", "/openapi.json", "This description; needs no key."),
+    Plain("get", "/docs", "This description as a page; needs no key."),
 )
 _TEXT: Final[JsonObject] = {"type": "string"}
 _OPENAI_ERROR: Final[JsonObject] = {
@@ -142,8 +161,8 @@ def description() -> JsonObject:
     paths: JsonObject = {}
     for one in every:
         paths[one.path] = {"post": _operation(one)}
-    for method, path, summary in _PLAIN:
-        paths.setdefault(path, {})[method] = _plain(path, summary)
+    for plain in PLAIN:
+        paths.setdefault(plain.path, {})[plain.method] = _plain(plain)
     errors = {"Error": _OPENAI_ERROR, "AnthropicError": _ANTHROPIC_ERROR}
     key = {"type": "http", "scheme": "bearer"}
     other = {"type": "apiKey", "in": "header", "name": "x-api-key"}
@@ -166,15 +185,21 @@ def description() -> JsonObject:
 def _operation(one: Endpoint | Question) -> JsonObject:
     """A POST with a body."""
     body = {"type": "object"} if one.body is None else _ref(one.body.__name__)
+    asked: JsonObject = {"schema": body}
     answer: JsonObject = {"application/json": {"schema": {"type": "object"}}}
     streams = isinstance(one, Endpoint) and one.streams
     if streams:
         answer["text/event-stream"] = {}  # a schema could be one of its events only
+    if (example := EXAMPLES.get(one.path)) is not None:
+        asked["example"] = example.body
+        answer["application/json"]["example"] = example.answer
+        if streams:
+            answer["text/event-stream"]["example"] = example.stream
     return {
         "summary": one.summary,
         "requestBody": {
             "required": True,
-            "content": {"application/json": {"schema": body}},
+            "content": {"application/json": asked},
         },
         "responses": {
             "200": {
@@ -197,10 +222,10 @@ def _failures(one: Endpoint | Question) -> JsonObject:
     }
 
 
-def _plain(path: str, summary: str) -> JsonObject:
+def _plain(one: Plain) -> JsonObject:
     """What has no body."""
     operation: JsonObject = {
-        "summary": summary,
+        "summary": one.summary,
         "responses": {
             "200": {"description": "The answer."},
             "default": {
@@ -209,10 +234,13 @@ def _plain(path: str, summary: str) -> JsonObject:
             },
         },
     }
-    if parts := re.findall(r"{(\w+)}", path):
-        told = {"in": "path", "required": True, "schema": _TEXT}
-        operation["parameters"] = [{"name": part, **told} for part in parts]
-    if path == "/v1/stream":
+    if one.method == "get" and (example := EXAMPLES.get(one.path)) is not None:
+        told = {"schema": {"type": "object"}, "example": example.answer}
+        operation["responses"]["200"]["content"] = {"application/json": told}
+    if parts := re.findall(r"{(\w+)}", one.path):
+        common = {"in": "path", "required": True, "schema": _TEXT}
+        operation["parameters"] = [{"name": part, **common} for part in parts]
+    if one.path == "/v1/stream":
         switch = {"101": {"description": "It is a WebSocket from here on."}}
         operation["responses"] = {**switch, **operation["responses"]}
         del operation["responses"]["200"]

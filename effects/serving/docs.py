@@ -9,17 +9,34 @@ from collections.abc import Iterator
 from html import escape
 from typing import Any, Final
 
+from minfer.effects.serving.page.icon import DATA_URL
+
 JsonObject = dict[str, Any]
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+_SERVER: Final = "http://127.0.0.1:8000"  # where `minfer serve` listens by default
 _STYLE: Final = """
+:root { color-scheme: light dark; --page: #fff; --ink: #222; --soft: #666; --line: #ddd;
+        --accent: #06c; --sunken: #f3f4f7 }
+@media (prefers-color-scheme: dark) {
+  :root { --page: #14181e; --ink: #e6e9ef; --soft: #9aa5b5; --line: #2b323d;
+          --accent: #8ab0ff; --sunken: #0e1116 }
+}
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto;
-       padding: 0 1rem; color: #222; background: #fff }
+       padding: 0 1rem; color: var(--ink); background: var(--page) }
+a { color: var(--accent) }
 h2 { font-size: 1.1rem; margin: 2.5rem 0 0; padding-top: 1rem;
-     border-top: 1px solid #ddd }
-h2 b { color: #06c; text-transform: uppercase; font-size: .8em; margin-right: .5em }
-code, td:first-child { font-family: ui-monospace, monospace; font-size: .9em }
+     border-top: 1px solid var(--line) }
+h2 b { color: var(--accent); text-transform: uppercase; font-size: .8em;
+       margin-right: .5em }
+h3 { font-size: .9rem; color: var(--soft); margin: 1rem 0 0 }
+code, pre, td:first-child { font-family: ui-monospace, monospace; font-size: .9em }
+pre { margin: .3rem 0; padding: .6rem .8rem; overflow-x: auto; white-space: pre-wrap;
+      overflow-wrap: anywhere; background: var(--sunken); border-radius: 6px }
 table { border-collapse: collapse; width: 100%; margin: .5rem 0 }
-td { border-top: 1px solid #eee; padding: .2rem .8rem .2rem 0; vertical-align: top }
-td:nth-child(3) { color: #777 }
+td { border-top: 1px solid var(--line); padding: .2rem .8rem .2rem 0;
+     vertical-align: top }
+td:nth-child(3) { color: var(--soft) }
 """
 
 
@@ -30,6 +47,7 @@ def page(about: JsonObject) -> str:
     title = f"{info['title']} {info['version']}"
     parts = [
         '<!doctype html><html lang="en"><head><meta charset="utf-8">',
+        f'<link rel="icon" href="{DATA_URL}">',
         f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
         f"<h1>{escape(title)}</h1><p>{escape(info['description'])} Programs read ",
         '<a href="openapi.json">openapi.json</a>.</p>',
@@ -47,9 +65,30 @@ def page(about: JsonObject) -> str:
 def _operation(method: str, path: str, operation: JsonObject) -> Iterator[str]:
     yield f"<h2><b>{escape(method)}</b><code>{escape(path)}</code></h2>"
     yield f"<p>{escape(operation['summary'])}"
-    if body := operation.get("requestBody"):
-        yield f" Body: {_type(body['content']['application/json']['schema'])}."
+    asked = operation.get("requestBody", {}).get("content", {}).get(_JSON, {})
+    if asked:
+        yield f" Body: {_type(asked['schema'])}."
     yield "</p>"
+    answered = operation["responses"].get("200", {}).get("content", {})
+    if "example" not in answered.get(_JSON, {}):
+        return
+    yield _shown("For example", _command(path, asked.get("example")))
+    yield _shown("Answer", json.dumps(answered[_JSON]["example"], indent=1))
+    if stream := answered.get(_EVENTS, {}).get("example"):
+        yield _shown('With "stream": true', stream)
+
+
+def _command(path: str, body: JsonObject | None) -> str:
+    """What one types to try it."""
+    asked = f"curl {_SERVER}{path}"
+    if body is None:
+        return asked
+    data = json.dumps(body).replace("'", "'\\''")  # as a shell reads it
+    return f"{asked} -H 'Content-Type: {_JSON}' -d '{data}'"
+
+
+def _shown(title: str, text: str) -> str:
+    return f"<h3>{escape(title)}</h3><pre>{escape(text)}</pre>"
 
 
 def _table(schema: JsonObject) -> Iterator[str]:

@@ -52,6 +52,30 @@ class ApiError(Exception):
         self.retry_after = _RETRY_AFTER if full else retry_after
 
 
+TOO_LONG: Final = "context_length_exceeded"
+
+
+class NoRoomError(ApiError):
+    """The context does not hold a prompt and as much output as was asked for by the field
+    `param`; in tokens.
+    """
+
+    def __init__(
+        self, prompt: int, wanted: int, context: int, place: str, param: str
+    ) -> None:
+        # Programs look for the words of the first two sentences, which are OpenAI's.
+        why = (
+            f"This model's maximum context length is {context} tokens. However, you "
+            f"requested {prompt + wanted} tokens ({prompt} in the {place}, {wanted} in "
+            f"the completion)."
+        )
+        remedy = f"Shorten the {place}, or lower {param} to {context - prompt}"
+        super().__init__(f"{why} {remedy}", param, TOO_LONG)
+        self.prompt = prompt
+        self.wanted = wanted
+        self.context = context
+
+
 @frozen
 class _Told:
     """How an error that clients are told of is classed."""
@@ -62,7 +86,7 @@ class _Told:
 
 _TOLD: Final[dict[type[Exception], _Told]] = {
     RequestError: _Told(None, 400),
-    TooLongError: _Told("context_length_exceeded", 400),
+    TooLongError: _Told(TOO_LONG, 400),
     OverloadedError: _Told(OVERLOADED, 503),
     EngineDeadError: _Told("engine_dead", 503),
     DrainingError: _Told("engine_dead", 503),

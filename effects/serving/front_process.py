@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from minfer.config import ConfigError
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.live.engine_process import STOP
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.sockets import keep_linked
-from minfer.effects.live.link.totals import to_wire
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.gate import Gate
 from minfer.effects.serving.logs import configure_logs
@@ -31,6 +30,7 @@ from minfer.effects.serving.server import (
     http_config,
     surrounded,
 )
+from minfer.effects.serving.shared import Shared
 from minfer.effects.setup.prepare import prepared_elsewhere
 from minfer.effects.setup.settings import EngineArgs
 
@@ -50,6 +50,7 @@ class FrontPlan:
     path: Path  # of the engine's socket
     args: EngineArgs
     http: HttpOptions
+    shared: Shared = field(factory=Shared)  # what it counts with the other fronts
     # Whether the first line of the output is out: what is logged comes after it.
     announced: Callable[[], bool] = lambda: True
 
@@ -77,15 +78,16 @@ def run_front(plan: FrontPlan, ready: Callable[[], None]) -> int:
     once the engine was found ready. Raises ConfigError if it has another model.
     """
     configure_logs(front_name(plan.number))
-    return asyncio.run(_serve(plan, ready))
+    # Whoever was here before us may have died with connections.
+    return asyncio.run(_serve(plan, plan.shared.at(plan.number), ready))
 
 
-async def _serve(plan: FrontPlan, ready: Callable[[], None]) -> int:
+async def _serve(plan: FrontPlan, shared: Shared, ready: Callable[[], None]) -> int:
     remote = Remote(plan.number, max_waiting=plan.args.max_waiting)
     gate = Gate(lambda: remote.unready)
     tasks = [
         asyncio.create_task(keep_linked(remote, plan.path)),
-        asyncio.create_task(_open(plan, remote, gate, ready)),
+        asyncio.create_task(_open(plan, shared, remote, gate, ready)),
     ]
     try:
         name = front_name(plan.number)
@@ -93,7 +95,7 @@ async def _serve(plan: FrontPlan, ready: Callable[[], None]) -> int:
             gate, plan.http, name, lambda: gate.application, plan.announced
         ) as app:
             config = http_config(app, plan.http)
-            server = FrontServer(config, plan.http, lambda: gate.application)
+            server = FrontServer(config, plan.http, lambda: gate.application, shared)
             server.obey()
             serving = asyncio.create_task(server.serve(sockets=[plan.listener]))
             await asyncio.wait([serving, *tasks], return_when=asyncio.FIRST_COMPLETED)
@@ -111,7 +113,11 @@ async def _serve(plan: FrontPlan, ready: Callable[[], None]) -> int:
 
 
 async def _open(
-    plan: FrontPlan, remote: Remote, gate: Gate, ready: Callable[[], None]
+    plan: FrontPlan,
+    shared: Shared,
+    remote: Remote,
+    gate: Gate,
+    ready: Callable[[], None],
 ) -> None:
     """Wait for the engine, and serve it."""
     while (facts := remote.ready) is None:
@@ -121,8 +127,14 @@ async def _open(
     )
     _check_same(setup.fingerprint, remote)
     llm = AsyncLLM.over(remote, setup, plan.number * REQUESTS)
+    await asyncio.to_thread(llm.warm_grammars)
     gate.application = Application(
-        llm, plan.http.names, max_body=plan.http.max_body, bounds=plan.http.bounds
+        llm,
+        plan.http.names,
+        max_body=plan.http.max_body,
+        bounds=plan.http.bounds,
+        shared=shared,
+        parsers=plan.http.parsers,
     )
     gate.application.lookup.join(remote.inquirer)
     ready()
@@ -135,7 +147,7 @@ async def _open(
         # lost shows it only when something follows.
         news = (counted, remote.links, remote.clock() // AGAIN)
         if news != told:
-            remote.count(to_wire(counted))
+            remote.count(counted)
             told = news
         await asyncio.sleep(COUNT)
 

@@ -5,7 +5,7 @@ while new requests are taken, too.
 from typing import Final
 
 from minfer.effects.serving.backend import Backend
-from minfer.effects.serving.errors import SHUTTING_DOWN
+from minfer.effects.serving.errors import BROKEN, SHUTTING_DOWN
 
 FAILING: Final = 8  # steps that fail in a row: nobody gets anything
 
@@ -23,7 +23,7 @@ class Health:
         if self._backend.closing:
             return SHUTTING_DOWN
         if engine.dead:
-            return f"the engine broke: {engine.dead}"
+            return BROKEN  # whatever was raised is not for who asks
         if engine.stalled > self._stall:
             return f"requests wait, and no step for {engine.stalled:.0f} s"
         if engine.failing >= FAILING:

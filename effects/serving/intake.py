@@ -1,7 +1,7 @@
 """Intake: from what came on a connection to a request that could run at once.
 
-    announced --> held --> received --> counted --> prepared --> paid for
-       413        503        408          400      400, 413        429
+    announced --> held --> received, and counted part by part --> prepared --> paid for
+       413        503        408                  400             400, 413       429
 
 Each bound is checked before the work that it bounds. A small body is prepared here, in
 the event loop, because that takes less than handing it over would; others go to the pool.
@@ -14,19 +14,21 @@ from typing import Any, Final, TypeVar
 
 import attrs
 from starlette.requests import ClientDisconnect
-from starlette.types import Scope
 
-from minfer.effects.live.errors import EngineDeadError
+from minfer.effects.live.edge import Urgency
+from minfer.effects.live.errors import EngineDeadError, RequestError
 from minfer.effects.serving.authentication import Caller, caller_of, pay_prompt
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.limits import Holding, Limits
 from minfer.effects.serving.openai.models import Models
+from minfer.effects.serving.openai.structured import named
 from minfer.effects.serving.preparing.pool import Pool
 from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prepare
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
-from minfer.effects.serving.transports.transport import Connection
+from minfer.effects.serving.transports.transport import Connection, see_nothing
+from minfer.policy_fair import FairQueue
 
 LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
 Found = TypeVar("Found")
@@ -44,6 +46,8 @@ class Intake:
         self._limits = limits
         self._seconds = bounds.body_timeout
         self._holding = Holding()
+        # Where classes go before fairness, everybody would ask to be first.
+        self._trusted = not isinstance(llm.setup.config.policy, FairQueue)
         recipe = Recipe.of(llm, tuple(models.names))
         self.pool = Pool(recipe, llm, models, backend.pool, workers=bounds.workers)
 
@@ -59,12 +63,18 @@ class Intake:
             else:
                 work = self.pool.prepare(endpoint, data, caller.name)
                 prepared = await _while_there(connection, work)
+            if prepared.request.params.structured_outputs is not None:
+                compiling = self._compiled(prepared.request)
+                await _while_there(connection, compiling)
         if self._backend.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
         self._limits.check_samples(prepared.request)
+        self._limits.check_room(prepared.request, endpoint.prompt_field)
         tokens = sum(len(prompt.ids) for prompt in prepared.request.prompts)
         pay_prompt(caller.key, tokens)
-        return attrs.evolve(prepared, request=_asked_by(caller, prepared.request))
+        urgency = _urgency(caller, prepared.request.urgency, trusted=self._trusted)
+        request = attrs.evolve(prepared.request, urgency=urgency)
+        return attrs.evolve(prepared, request=request)
 
     async def ask(self, question: Question, connection: Connection) -> str:
         """The answer to a question, in JSON. Raises as `take` does."""
@@ -76,6 +86,24 @@ class Intake:
             work = self.pool.answer(question, data, caller.name)
             return await _while_there(connection, work)
 
+    async def _compiled(self, request: GenerationRequest) -> None:
+        """Have what an answer must look like compiled, away from the event loop. Raises
+        RequestError.
+        """
+        llm = self._backend.llm
+        params = request.params
+        if params.structured_outputs is None:
+            return
+        begun = asyncio.wrap_future(llm.grammars.begin(params.structured_outputs))
+        await asyncio.wait((begun,))  # which, if it is cancelled, does not cancel that
+        begun.exception()  # it was looked at: nobody else will
+        try:
+            llm.check_constraint(params)
+        except RequestError as error:
+            param = named(error.param, request.constrained_by)
+            said = str(error).removeprefix(f"{error.param}: ")
+            raise RequestError(f"{param}: {said}", param=param) from None
+
     def close(self) -> None:
         """End what prepares."""
         self.pool.close()
@@ -84,18 +112,18 @@ class Intake:
         self, caller: Caller, connection: Connection
     ) -> contextlib.AbstractContextManager[None]:
         """Meanwhile a body counts as its client's. Raises OverloadedError."""
-        size = _announced(connection.scope, self._limits.body)
-        return self._holding.hold(caller.name, min(size, self._limits.body))
+        most = self._limits.body
+        return self._holding.hold(caller.name, min(connection.announced(most), most))
 
     async def _received(self, connection: Connection) -> bytes:
+        tally = self._limits.tally()
+        see = see_nothing if tally is None else tally.add
         try:
             async with asyncio.timeout(self._seconds):
-                data = await connection.read(self._limits.body)
+                return await connection.read(self._limits.body, see)
         except TimeoutError:
             why = f"the body did not come within {self._seconds:g} s"
             raise ApiError(why, status=408) from None
-        self._limits.check_body(data)
-        return data
 
 
 async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found]) -> Found:
@@ -113,20 +141,15 @@ async def _while_there(connection: Connection, work: Coroutine[Any, Any, Found])
         await asyncio.gather(doing, leaving, return_exceptions=True)
 
 
-def _announced(scope: Scope, most: int) -> int:
-    """Bytes of a body, as its head says; `most` if it comes in chunks."""
-    headers = dict(scope["headers"])
-    chunked = b"transfer-encoding" in headers
-    return most if chunked else int(headers.get(b"content-length", b"0"))
-
-
-def _asked_by(caller: Caller, request: GenerationRequest) -> GenerationRequest:
-    """A request with the name under which it takes turns, and its key's priority."""
-    urgency = request.urgency
+def _urgency(caller: Caller, asked: Urgency, *, trusted: bool) -> Urgency:
+    """The name under which a request takes turns, and its key's priority. Where the key
+    has none, the request says: less urgent than others, or if it is trusted, more.
+    """
+    level = asked.priority if trusted else max(0, asked.priority)
     key = caller.key
     if key is None:
-        urgency = attrs.evolve(urgency, client=urgency.client or caller.name)
-    else:
-        level = urgency.priority if key.priority is None else key.priority
-        urgency = attrs.evolve(urgency, client=key.name, priority=level)
-    return attrs.evolve(request, urgency=urgency)
+        client = asked.client or caller.name
+        return attrs.evolve(asked, client=client, priority=level)
+    if key.priority is not None:
+        level = key.priority
+    return attrs.evolve(asked, client=key.name, priority=level)

@@ -12,6 +12,10 @@ Keys come from the command line and from a file, JSON or TOML, with a table for 
 Limits are token buckets: a minute's worth may go at once, and comes back evenly. Tokens
 are paid for when they are known: those of prompts before a request runs, those of outputs
 at its end, for which a bucket may be overdrawn; whoever has overdrawn waits.
+
+A bucket is one number, the time at which it will be full again: what is missing now comes
+back by then. That number lies in memory that all fronts of a server share (`shared`), so
+that a key has its limit once, however many fronts there are and whichever it talks to.
 """
 
 import hashlib
@@ -28,44 +32,53 @@ from attrs import define, field, frozen
 
 from minfer.config import ConfigError
 from minfer.effects.live.edge import MAX_CLIENT, MAX_PRIORITY
+from minfer.effects.serving.shared import Cell, Cells
 
 MINUTE: Final = 60.0  # seconds
+ROUNDING: Final = 1e-6  # seconds: what is due sooner is there
 MOST: Final = 2**53  # of anything a minute
 _FIELDS: Final = {"name", "key", "requests_per_minute", "tokens_per_minute", "priority"}
 
 
-@define
+@frozen
 class Bucket:
     """So much a minute, of which a whole minute's worth may go at once."""
 
     size: int
     clock: Callable[[], float] = time.monotonic
-    _level: float = field(init=False)
-    _seen: float = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._level = float(self.size)
-        self._seen = self.clock()
+    _full_at: Cell = field(factory=Cell)  # on the clock; in the past: it is full
 
     @property
     def level(self) -> float:
         """What is left; less than nothing, if it is overdrawn."""
-        now = self.clock()
-        gained = (now - self._seen) * self.size / MINUTE
-        self._level, self._seen = min(self.size, self._level + gained), now
-        return self._level
-
-    def take(self, amount: float) -> None:
-        """Take so much, whether it is there or not."""
-        self._level = self.level - amount
-
-    def wait(self, amount: float) -> float:
-        """Seconds until so much is there; more than a minute's worth needs a full one."""
-        return max(0.0, min(amount, self.size) - self.level) * MINUTE / self.size
+        return self.size - self.full() * self.size / MINUTE
 
     def full(self) -> float:
         """Seconds until all of it is there again."""
-        return self.wait(self.size)
+        return max(0.0, self._full_at.read() - self.clock())
+
+    def wait(self, amount: float) -> float:
+        """Seconds until so much is there; more than a minute's worth needs a full one."""
+        left_over = max(0.0, self.size - amount) * MINUTE / self.size
+        missing = self.full() - left_over
+        return missing if missing > ROUNDING else 0.0
+
+    def take(self, amount: float) -> None:
+        """Take so much, whether it is there or not."""
+        with self._full_at.locked():
+            self._take(amount)
+
+    def take_if_there(self, amount: float) -> float:
+        """Take so much if it is there; else return the seconds until it will be."""
+        with self._full_at.locked():
+            if wait := self.wait(amount):
+                return wait
+            self._take(amount)
+            return 0.0
+
+    def _take(self, amount: float) -> None:
+        begin = max(self.clock(), self._full_at.read())
+        self._full_at.write(begin + amount * MINUTE / self.size)
 
 
 @define(eq=False)
@@ -85,7 +98,7 @@ class Key:
             if bucket is not None:
                 told = {
                     "limit": str(bucket.size),
-                    "remaining": str(max(0, math.floor(bucket.level))),
+                    "remaining": str(max(0, math.floor(bucket.level + ROUNDING))),
                     "reset": f"{bucket.full():.3f}s",
                 }
                 found += [
@@ -125,7 +138,11 @@ def read_keys(plain: Iterable[str], path: Path | None) -> Keys:
     ]
     if path is not None:
         entries = _entries(path)
-        found += [_key(one, f"{path}: key {i}") for i, one in enumerate(entries, 1)]
+        cells = Cells(2 * len(entries))
+        found += [
+            _key(one, f"{path}: key {i + 1}", Cell(cells, 2 * i), Cell(cells, 2 * i + 1))
+            for i, one in enumerate(entries)
+        ]
     for what, values in (
         ("names", [one.name for one in found]),
         ("keys", [one.digest for one in found]),
@@ -150,7 +167,7 @@ def _entries(path: Path) -> list[Any]:
     return listed
 
 
-def _key(entry: Any, where: str) -> Key:
+def _key(entry: Any, where: str, requests_cell: Cell, tokens_cell: Cell) -> Key:
     if not isinstance(entry, dict):
         raise ConfigError(f"{where} must be a table with name and key")
     if odd := entry.keys() - _FIELDS:
@@ -164,8 +181,8 @@ def _key(entry: Any, where: str) -> Key:
     return Key(
         name=name,
         digest=digest(key.encode()),
-        requests=None if requests is None else Bucket(requests),
-        tokens=None if tokens is None else Bucket(tokens),
+        requests=None if requests is None else Bucket(requests, full_at=requests_cell),
+        tokens=None if tokens is None else Bucket(tokens, full_at=tokens_cell),
         priority=_whole(entry, "priority", where, 1 - MAX_PRIORITY, MAX_PRIORITY - 1),
     )
 

@@ -1,9 +1,8 @@
 """What a request may be, as it follows from the model; checked before the work is done.
 
-A body is counted before it is parsed: `bytes.count` runs through megabytes in a
-millisecond, and what it finds bounds what parsing would. Every bound is generous: what
-could be valid passes, and is looked at more closely by whoever reads it (`Tokenizer.most`
-for a text, the context for token ids, the fields for the rest).
+A body is counted while it comes (`tally`). Every bound is generous: what could be valid
+passes, and is looked at more closely by whoever reads it (`Tokenizer.most` for a text,
+the context for token ids, the fields for the rest).
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,12 +13,12 @@ from attrs import field, frozen
 
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.served import ServedModel
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.protocol import GenerationRequest
+from minfer.effects.serving.tally import Tally
 
 LEAST_BODY: Final = 2**22  # bytes that are taken whatever the model is
 ID_BYTES: Final = 8  # of a token id in JSON, with its comma
-ITEMS: Final = 4096  # of lists that are no token ids: messages, parts, prompts
 KEPT_FREE: Final = 8  # of the seats, one in so many is never one request's own
 HELD: Final = 2**28  # bytes of bodies that are being received or prepared
 SHARE: Final = 2  # a client's share of these: one in so many
@@ -53,32 +52,38 @@ class Limits:
             line=config.max_waiting,
         )
 
-    def check_body(self, data: bytes) -> None:
-        """Refuse a body that holds more than could be valid. Raises ApiError.
-
-        Items are parted by commas, and so may texts be: each list or object holds at
-        most a context of ids, or `ITEMS`; each string holds at most a text.
-        """
-        commas = data.count(b",")
-        each = max(self.context, ITEMS)
-        if self.text is None or commas <= each:
-            return
-        lists = data.count(b"[") + data.count(b"{")
-        strings = data.count(b'"') // 2
-        if commas > lists * each + strings * self.text:
-            why = f"the body has {commas} commas, far more than this model can take"
-            raise ApiError(f"{why}: its context holds {self.context} tokens")
+    def tally(self) -> Tally | None:
+        """What counts one body while it comes; None if there is nothing to count for."""
+        return None if self.text is None else Tally(self.context, self.text)
 
     def check_samples(self, request: GenerationRequest) -> None:
         """Refuse what an idle server could not take either. Raises ApiError."""
         n, prompts = request.width, len(request.prompts)
+        field = "best_of" if n > request.params.n else "n"
         if n > self.line:
-            why = f"n: {n} samples cannot wait in line, which holds {self.line}"
-            raise ApiError(f"{why} (max_waiting); ask for fewer at once", "n")
+            why = f"{field}: {n} samples cannot wait in line, which holds {self.line}"
+            raise ApiError(f"{why} (max_waiting); ask for fewer at once", field)
         most = self.seats + self.line
         if n * prompts > most:
             why = f"{prompts} prompts of {n} samples each are more than the {most} that"
-            raise ApiError(f"{why} can run and wait here; ask for fewer at once", "n")
+            raise ApiError(f"{why} can run and wait here; ask for fewer at once", field)
+
+    def check_room(self, request: GenerationRequest, prompt_field: str) -> None:
+        """Refuse to write more than fits, where a client says how much; who says nothing
+        gets what fits. Raises NoRoomError.
+
+        A prompt that does not fit alone is the engine's edge to refuse.
+        """
+        wanted = request.params.max_tokens
+        if not request.wanted_by or wanted is None:
+            return
+        for i, prompt in enumerate(request.prompts):
+            length = len(prompt.ids)
+            if length < self.context < length + wanted:
+                several = len(request.prompts) > 1
+                place = f"{prompt_field}[{i}]" if several else prompt_field
+                by = request.wanted_by
+                raise NoRoomError(length, wanted, self.context, place, by)
 
     def window(self, n: int) -> int:
         """How many prompts of one request are served at once, of `n` samples each."""

@@ -5,8 +5,8 @@
 Theory. The engine only counts: its totals grow from its start on. Whoever looks keeps
 what came before, and has rates and percentiles of any stretch as differences; so this
 server keeps nothing for anybody, and while nobody looks, nothing is done. Viewers that
-look at the same time share one snapshot. There may be `MOST` of them: what they cost is
-bounded however many pages stay open.
+look at the same time share one snapshot. There may be `MOST` of them, at all fronts
+together: what they cost is bounded however many pages stay open.
 
 `GET /live` is a stream of server-sent events, `GET /live?once=1` one of the same objects.
 """
@@ -26,6 +26,7 @@ from minfer.config import EngineConfig
 from minfer.effects.live.client import EngineClient, Snapshot
 from minfer.effects.live.totals import COUNTERS, FIRST, GAP, SECONDS, Buckets, Histogram
 from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.shared import Tally
 from minfer.effects.serving.transports.sse import EventStream
 from minfer.effects.serving.transports.transport import Event
 
@@ -111,6 +112,7 @@ class LiveView:
         config: EngineConfig,
         illness: Callable[[], str],
         closing: Callable[[], bool],
+        viewers: Tally,
     ) -> None:
         self._client = client
         self._config = config
@@ -119,7 +121,12 @@ class LiveView:
         self._started = client.clock()
         self._frame = ""  # what the last look came to
         self._looked = 0.0  # when that was, on the event loop's clock
-        self.viewers = 0
+        self._viewers = viewers
+
+    @property
+    def viewers(self) -> int:
+        """How many look, by way of this process."""
+        return self._viewers.own
 
     def figures(self) -> Figures:
         """The figures as they are now."""
@@ -134,17 +141,18 @@ class LiveView:
             raise ApiError("must be 1 for one object, 0 for a stream", "once")
         if once or request.method == "HEAD":  # of which a stream would never end
             return JSONResponse(attrs.asdict(self.figures()), headers=_NO_STORE)
-        if self.viewers >= MOST:
-            why = f"{MOST} viewers look already; close one, or ask for /live?once=1"
-            raise ApiError(why, None, "too_many_viewers", OVERLOADED)
         frames = self._frames()
         await anext(frames)  # from here on it is counted, and counted out when it ends
+        if self._viewers.total > MOST:
+            await frames.aclose()
+            why = f"{MOST} viewers look already; close one, or ask for /live?once=1"
+            raise ApiError(why, None, "too_many_viewers", OVERLOADED)
         kind = EventStream.content_type.decode()
         return StreamingResponse(frames, media_type=kind, headers=_NO_STORE)
 
     async def _frames(self) -> AsyncGenerator[str]:
         """A frame each period, until the viewer goes or the server stops."""
-        self.viewers += 1
+        self._viewers.set(self.viewers + 1)
         try:
             yield ""
             while not self._closing():
@@ -152,7 +160,7 @@ class LiveView:
                 await asyncio.sleep(PERIOD)
             yield self._fresh()  # which says why there will be no more
         finally:
-            self.viewers -= 1
+            self._viewers.set(self.viewers - 1)
 
     def _fresh(self) -> str:
         """The frame of now: viewers within half a period of each other see the same."""

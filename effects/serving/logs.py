@@ -1,11 +1,59 @@
 """What the server's processes log: on standard error, each line with the time, and with
 the process that says it.
+
+What anybody on the network can cause is not worth a line each time, or a flood of garbage
+fills the disk: of lines that say the same (the same text before its values are put in), a
+few are written in each stretch of time, and the next one that is tells how many were not.
 """
 
 import logging
+import time
+from collections.abc import Callable
 from typing import Final
 
+from attrs import define, field
+
 _FORM: Final = "%(asctime)s minfer {process} %(levelname)s %(name)s: %(message)s"
+BURST: Final = 5  # lines that say the same, in one stretch
+STRETCH: Final = 10.0  # seconds
+KINDS: Final = 1000  # of lines that are told apart; beyond them all are forgotten
+
+
+@define
+class _Kind:
+    """Lines that say the same: since when they are counted, and how many came."""
+
+    since: float
+    written: int = 0
+    dropped: int = 0
+
+
+@define
+class Thinned(logging.Filter):
+    """Lets a few lines of a kind through in each stretch; errors always."""
+
+    clock: Callable[[], float] = time.monotonic
+    _kinds: dict[tuple[str, str], _Kind] = field(factory=dict, init=False)
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Whether the line is written; one that follows dropped ones says so."""
+        if record.levelno >= logging.ERROR:
+            return True
+        now = self.clock()
+        if len(self._kinds) >= KINDS:
+            self._kinds.clear()
+        kind = self._kinds.setdefault((record.name, str(record.msg)), _Kind(now))
+        if now - kind.since >= STRETCH:
+            kind.since, kind.written = now, 0
+        if kind.written >= BURST:
+            kind.dropped += 1
+            return False
+        kind.written += 1
+        if kind.dropped:
+            text = record.getMessage()
+            record.msg, record.args = f"{text} ({kind.dropped} more like it before)", ()
+            kind.dropped = 0
+        return True
 
 
 def configure_logs(process: str) -> None:
@@ -13,3 +61,5 @@ def configure_logs(process: str) -> None:
     logging.basicConfig(
         level=logging.WARNING, format=_FORM.format(process=process), force=True
     )
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(Thinned())

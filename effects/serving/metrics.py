@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 
 from minfer.effects.live.served import ServedModel
 from minfer.effects.live.totals import SECONDS, SIZES, Buckets, Totals
+from minfer.effects.serving.metric_help import HELP, SETTINGS
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.timeline import Timeline
 
@@ -140,13 +141,11 @@ class Metrics(Collector):
             "enable_prefix_caching": str(self.setup.args.enable_prefix_caching),
             "model_name": self.model,
         }
-        yield core.InfoMetricFamily("minfer_cache_config", "cache config", facts)
+        yield core.InfoMetricFamily("minfer_cache_config", SETTINGS, facts)
 
     def _family(self, kind: Any, name: str, value: Any, *by: str) -> Any:
         """A metric with its value, or with one for each value of the label `by`."""
-        family = kind(
-            f"minfer_{name}", name.replace("_", " "), labels=["model_name", *by]
-        )
+        family = kind(f"minfer_{name}", HELP[name], labels=["model_name", *by])
         for key, one in value.items() if by else [(None, value)]:
             parts = one if isinstance(one, tuple) else (one,)
             family.add_metric([self.model, key] if by else [self.model], *parts)

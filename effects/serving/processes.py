@@ -1,6 +1,7 @@
 """A server's processes: what is done when one of them ends.
 
     watching -- the engine ended --> it is started again, after a pause
+             -- the engine hangs --> it is killed
              -- a front ended --> likewise; its connections are gone
              -- one that was never ready ended, or one several times --> stopping
              -- SIGTERM --> draining: fronts take nothing new
@@ -106,6 +107,12 @@ class Processes:
             self.code = code or FAILED
             return self._stop()
         return [Start(name, FIRST_PAUSE * 2**count)]
+
+    def hung(self, name: str) -> list[Action]:
+        """Learn that a process is there, and does nothing: it will end, and be started
+        again. One that was told to end has its time.
+        """
+        return [] if self.phase == "stopping" else [Signal(name, "kill")]
 
     def signalled(self, *, interrupt: bool) -> list[Action]:
         """Learn of a signal to end; an interrupt is one that does not want to wait."""

@@ -26,6 +26,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event, Failure
 from minfer.effects.text.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsers, Parsing
 from minfer.plan import LAST
 from minfer.request import SamplingParams
 
@@ -41,6 +42,7 @@ class Include:
     timing: bool = False  # where the time of each prompt went
     top_logprobs: int = 0  # likeliest tokens named beside each one, if any is scored
     echo: tuple[str, ...] = ()  # by prompt: what comes before the text of its samples
+    prompt_logprobs: int | None = None  # likeliest tokens at each place of a prompt
     repeat: Mapping[str, object] = field(factory=dict)  # fields that the answer has too
 
 
@@ -64,11 +66,14 @@ class GenerationRequest:
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
     beams: BeamSearchParams | None = None  # then nothing is drawn
+    constrained_by: str = ""  # the field that says what the answer must look like
+    parsing: Parsing | None = None  # what is looked for in each answer, if anything is
+    wanted_by: str = ""  # the field that says how many tokens to write, if one does
 
     @property
     def width(self) -> int:
         """Sequences that each prompt takes in the engine."""
-        return self.params.n if self.beams is None else self.beams.beam_width
+        return self.params.samples if self.beams is None else self.beams.beam_width
 
 
 @frozen
@@ -130,6 +135,10 @@ class Grounds(Protocol):
     @property
     def setup(self) -> Sizes:
         """The model's sizes."""
+
+    @property
+    def parsers(self) -> Parsers:
+        """How the model writes calls of tools and reasoning."""
 
     def render(
         self,

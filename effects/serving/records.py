@@ -4,9 +4,10 @@
                  ^  what its prompts took
     Front.on_end +                          in the thread in which the engine's news come
 
-An answer is looked up by its own id, or by the x-request-id that its client chose. What
-is told is times, counts and reasons, and never a text. Records of the last `KEPT` answers
-are kept; of each, the first `PARTS` prompts.
+An answer is looked up by its own id, by the x-request-id that its client chose, or by an
+id that an engine had for a part of it, as journals have them. What is told is times,
+counts and reasons, and never a text. Records of the last `KEPT` answers are kept; of
+each, the first `PARTS` prompts.
 """
 
 import threading
@@ -15,6 +16,7 @@ from typing import Final
 
 from attrs import define, field
 
+from minfer.effects.live.names import answer_of, prompt_name
 from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.text.assembly import Assembly
@@ -76,7 +78,8 @@ class Records:
         that owner's.
         """
         with self._lock:
-            record = self._found(name) or self._found(self._ids.get(name, ""))
+            each = name, self._ids.get(name, ""), answer_of(name)
+            record = next(filter(None, map(self._found, each)), None)
             if record is None or owner not in (None, record.owner):
                 return None
             ended = dict(record.ended)
@@ -100,9 +103,7 @@ class Records:
         told = self.told(name, owner)
         if told is None:
             return None
-        jobs = [
-            one for one in list(self._front.jobs) if one.rpartition("-")[0] == told["id"]
-        ]
+        jobs = [one for one in list(self._front.jobs) if answer_of(one) == told["id"]]
         self._front.cancel(jobs)
         return {**told, "cancelled": len(jobs)}
 
@@ -113,7 +114,7 @@ class Records:
         """The prompts of an answer that the engine has, of the first `PARTS`."""
         found = {}
         for i in range(PARTS):
-            job = self._front.jobs.get(f"{name}-{i}")
+            job = self._front.jobs.get(prompt_name(name, i))
             if job is not None and i not in ended:
                 found[i] = job
         return found

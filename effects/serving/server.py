@@ -25,16 +25,18 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.access_log import AccessLog
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.bounds import Bounds, bounds_of
-from minfer.effects.serving.connections import bounded
+from minfer.effects.serving.connections import Connections, bounded
 from minfer.effects.serving.limits import LEAST_BODY
 from minfer.effects.serving.lines import Lines
 from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.origins import AllowOrigins
 from minfer.effects.serving.records import JsonObject
+from minfer.effects.serving.shared import Shared
 from minfer.effects.serving.tls import Tls
 from minfer.effects.serving.traces import check_endpoint, open_traces, traced
 from minfer.effects.serving.transports.websocket import ENVELOPE, SOCKETS
 from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.effects.text.tools.formats import Parsers
 
 DRAIN: Final = 5  # seconds that answers have to be sent when the server ends
 _STOP: Final = 2  # signals after which nothing is waited for
@@ -53,11 +55,13 @@ class HttpOptions:
     names: Sequence[str]  # of the model
     bounds: Bounds = field(factory=Bounds)
     max_body: int | None = None  # bytes; None: by the model's context
+    parsers: Parsers = field(factory=Parsers)  # of answers
     access_log: str = "off"  # or one of the other `FORMS`
     allowed_origins: Sequence[str] = ()  # whose pages may ask, beside our own
     tls: Tls = field(factory=Tls)
     traces: str = ""  # the URL that spans are sent to, if any
     shutdown_timeout: float = 30.0  # seconds that requests have to end after a SIGTERM
+    engine_timeout: float = 60.0  # seconds without a word of the engine; 0: any number
 
 
 class HttpServer(uvicorn.Server):
@@ -70,8 +74,11 @@ class HttpServer(uvicorn.Server):
         config: uvicorn.Config,
         options: HttpOptions,
         application: Callable[[], Application | None],
+        shared: Shared | None = None,
     ) -> None:
         super().__init__(config)
+        connections = (shared or Shared()).connections
+        self.server_state.connections = Connections(connections)
         self._options = options
         self._application = application
         self._signals = 0
@@ -209,8 +216,13 @@ def serve_in_process(
     """Serve until a signal comes, all in this process; returns the exit code."""
     configure_logs("server")
     llm = AsyncLLM(**attrs.asdict(args, recurse=False))
+    llm.warm_grammars()
     app = Application(
-        llm, options.names, max_body=options.max_body, bounds=options.bounds
+        llm,
+        options.names,
+        max_body=options.max_body,
+        bounds=options.bounds,
+        parsers=options.parsers,
     )
     # uvicorn raises again what stopped it. An interrupt is our caller's, this one ends
     # here.
@@ -240,11 +252,13 @@ def read_options(options: argparse.Namespace) -> tuple[EngineArgs, HttpOptions]:
         names=options.served_model_name or [_model_name(args)],
         bounds=bounds_of(options),
         max_body=options.max_body_size,
+        parsers=Parsers(options.tool_parser, options.reasoning_parser),
         access_log=options.access_log,
         allowed_origins=options.allowed_origins,
         tls=tls,
         traces=options.otlp_traces_endpoint,
         shutdown_timeout=options.shutdown_timeout,
+        engine_timeout=options.engine_timeout,
     )
     return args, http
 

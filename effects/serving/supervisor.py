@@ -1,16 +1,17 @@
 """The process above a server's others: it starts them, starts them again, and ends them.
 
 It loads nothing itself, so that a process that it forks begins clean. Its children end
-when it does: each of them holds the end of a pipe whose other end only it has.
+when it does: each of them holds the end of a pipe whose other end only it has, and is
+killed by the system where there is one that does so.
 """
 
 import contextlib
+import ctypes
 import mmap
 import os
 import selectors
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -30,7 +31,10 @@ from minfer.effects.serving.front_process import (
 )
 from minfer.effects.serving.logs import configure_logs
 from minfer.effects.serving.processes import ENGINE, Action, Processes, Start, front_name
+from minfer.effects.serving.pulse import Pulse
+from minfer.effects.serving.run_folder import run_folder
 from minfer.effects.serving.server import HttpOptions, bound, told_address
+from minfer.effects.serving.shared import Shared
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.settings import EngineArgs
 
@@ -38,6 +42,7 @@ LAST_MOMENTS: Final = 10.0  # seconds that a process has to end in, beyond its o
 _LONGEST: Final = 100  # bytes of a socket's path; systems know 104 or 108
 _LOOK: Final = 0.5  # seconds from one look at the clock to the next
 
+Run = Callable[[Callable[[], None]], int]  # told what to call when it is ready
 Guard = Callable[[Callable[[], int]], int]  # makes an exit code of what a run raises
 
 
@@ -53,70 +58,81 @@ def serve_in_processes(
     ConfigError if the address or a socket cannot be had, and CheckpointError if there is
     no such model.
     """
-    if fronts < 0:
-        raise ConfigError(f"--api-processes must be at least 0, not {fronts}")
+    _check(options, fronts)
     with contextlib.ExitStack() as stack:
         listeners = [stack.enter_context(one) for one in bound(host, port, fronts)]
         # Once, and before anybody else: it may have to be fetched.
         read_config(model_folder(args.model))
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="minfer-"))
-        path = _socket_path(folder)
+        path = _socket_path(stack.enter_context(run_folder()))
         said = mmap.mmap(-1, 1)  # shared: whether the first line is out
-        plans = [
-            FrontPlan(
+        shared = Shared.of(fronts)
+        pulse = Pulse(options.engine_timeout)
+        runs: dict[str, Run] = {ENGINE: partial(_be_engine, args, path, fronts, pulse)}
+        for number, one in enumerate(listeners):
+            plan = FrontPlan(
                 number=number,
                 listener=one,
                 path=path,
                 args=args,
                 http=options,
+                shared=shared,
                 announced=lambda: said[0] == 1,
             )
-            for number, one in enumerate(listeners)
-        ]
-        runs: dict[str, Callable[[Callable[[], None]], int]] = {
-            front_name(plan.number): partial(run_front, plan) for plan in plans
-        }
+            runs[front_name(number)] = partial(run_front, plan)
 
-        def engine(ready: Callable[[], None]) -> int:
-            configure_logs(ENGINE)
-            path.unlink(missing_ok=True)
-            return run_engine(args, path, fronts, ready)
-
-        runs[ENGINE] = engine
-
-        def announced() -> None:
+        def ready() -> None:
             print(told_address(listeners[0], options), flush=True)
             said[0] = 1
 
-        watcher = Supervisor(Processes(fronts), runs, guard, options.shutdown_timeout)
-        return watcher.run(announced)
+        patience = options.shutdown_timeout
+        return Supervisor(Processes(fronts), runs, guard, patience, pulse).run(ready)
 
 
-def _socket_path(folder: str) -> Path:
+def _check(options: HttpOptions, fronts: int) -> None:
+    """Raise ConfigError for what cannot be."""
+    for name, value in (
+        ("--api-processes", fronts),
+        ("--engine-timeout", options.engine_timeout),
+    ):
+        if not value >= 0:
+            raise ConfigError(f"{name} must be at least 0, not {value:g}")
+
+
+def _be_engine(
+    args: EngineArgs, path: Path, fronts: int, pulse: Pulse, ready: Callable[[], None]
+) -> int:
+    configure_logs(ENGINE)
+    path.unlink(missing_ok=True)  # of the engine before
+    return run_engine(args, path, fronts, ready, pulse.beat)
+
+
+def _socket_path(folder: Path) -> Path:
     """Where the engine listens. Raises ConfigError if no socket can be there."""
-    path = Path(folder) / "engine"
+    path = folder / "engine"
     if len(os.fsencode(path)) > _LONGEST:
         raise ConfigError(f"{path}: too long a path for a socket; shorten TMPDIR")
     return path
 
 
 class Supervisor:
-    """Does what `Processes` decides. `runs` has what each process is to do; each is given
-    what to call when it is ready.
-    """
+    """Does what `Processes` decides. `runs` has what each process is to do."""
 
     def __init__(
         self,
         processes: Processes,
-        runs: Mapping[str, Callable[[Callable[[], None]], int]],
+        runs: Mapping[str, Run],
         guard: Guard,
         patience: float,
+        pulse: Pulse,
     ) -> None:
-        """`patience` is how long who was told to end may take, in seconds."""
+        """`patience` is how long who was told to end may take, in seconds; `pulse` is the
+        engine's.
+        """
         self._processes = processes
         self._runs = runs
         self._guard = guard
         self._patience = patience
+        self._pulse = pulse
         self._names: dict[int, str] = {}  # by process id
         self._due: dict[str, float] = {}  # when a process is to be started
         self._signals: list[int] = []
@@ -170,12 +186,27 @@ class Supervisor:
                 ready()
 
     def _look(self) -> None:
-        """See who has ended, which signals came, and what is due."""
+        """See who has ended or hangs, which signals came, and what is due."""
         while self._signals:
             interrupt = self._signals.pop(0) == signal.SIGINT
             self._do(self._processes.signalled(interrupt=interrupt))
             wait = self._patience if self._processes.phase == "draining" else 0.0
             self._deadline = time.monotonic() + wait + LAST_MOMENTS
+        self._bury()
+        now = time.monotonic()
+        self._feel_pulse(now)
+        if self._processes.phase == "stopping" and self._deadline is None:
+            self._deadline = now + LAST_MOMENTS
+        if self._deadline is not None and now > self._deadline:
+            self._deadline = now + LAST_MOMENTS
+            self._do(self._processes.timed_out())
+        for name in [name for name, when in self._due.items() if when <= now]:
+            del self._due[name]
+            if self._processes.may_start(name):
+                self._start(name)
+
+    def _bury(self) -> None:
+        """Learn who has ended, and do what follows."""
         while self._names:
             process, status = os.waitpid(-1, os.WNOHANG)
             if not process:
@@ -188,16 +219,18 @@ class Supervisor:
             actions = self._processes.ended(name, code if code >= 0 else 128 - code)
             _tell(name, code, before, actions)
             self._do(actions)
-        now = time.monotonic()
-        if self._processes.phase == "stopping" and self._deadline is None:
-            self._deadline = now + LAST_MOMENTS
-        if self._deadline is not None and now > self._deadline:
-            self._deadline = now + LAST_MOMENTS
-            self._do(self._processes.timed_out())
-        for name in [name for name, when in self._due.items() if when <= now]:
-            del self._due[name]
-            if self._processes.may_start(name):
-                self._start(name)
+
+    def _feel_pulse(self, now: float) -> None:
+        """Kill the engine if it is there and does not answer."""
+        table = self._processes
+        if ENGINE not in table.alive:
+            return
+        if self._pulse.hangs(now, ready=ENGINE in table.ready):
+            self._pulse.begin()  # it may take a while to go
+            if actions := table.hung(ENGINE):
+                why = "has not answered for too long (--engine-timeout); it is killed"
+                print(f"minfer: {ENGINE} {why}", file=sys.stderr, flush=True)
+                self._do(actions)
 
     def _do(self, actions: list[Action]) -> None:
         for action in actions:
@@ -221,6 +254,8 @@ class Supervisor:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._names[process] = name
         self._processes.started(name)
+        if name == ENGINE:
+            self._pulse.begin()
 
     def _become(self, name: str) -> NoReturn:
         """Be that process, from here on."""
@@ -231,6 +266,7 @@ class Supervisor:
                 signal.signal(one, signal.SIG_DFL)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
             os.close(self._held)
+            _die_with_parent()
             with contextlib.suppress(OSError):  # where there is no such file
                 Path("/proc/self/comm").write_text(f"minfer {name}", "ascii")
             threading.Thread(target=self._end_with_parent, daemon=True).start()
@@ -250,6 +286,15 @@ class Supervisor:
         os._exit(1)
 
 
+def _die_with_parent() -> None:
+    """Have the system kill this process when its parent has gone: one that is stopped, or
+    whose interpreter is in a call that does not return, would not see that.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
+_PR_SET_PDEATHSIG: Final = 1  # Linux's <sys/prctl.h>
 _WATCHED: Final = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 # By what is meant. None of them is one that a terminal or a service manager may send to
 # all processes at once: those are for us, and children leave them alone.

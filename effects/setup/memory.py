@@ -5,8 +5,8 @@ Theory. Memory holds four things:
     weights       parameters x bytes of an element
     activations   what one forward of `max_num_batched_tokens` tokens keeps at its widest
                   place, its masks against a full context and each sliding window, the
-                  logits of `max_num_seqs` rows with the sampler's float32 copies, and the
-                  rotary table
+                  logits of `max_num_seqs` rows with the sampler's float32 copies, the
+                  rotary table, and on a GPU what penalties count
     KV cache      num_blocks x block_size x bytes a token leaves in all layers
     workspace     attention gathers one layer's share of the cache, and float32 copies of
                   narrower types (an estimate: rows that share a prefix may need more).
@@ -43,6 +43,7 @@ from minfer.effects.models.shapes import (
     cuda_activation_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
+    shaping_bytes,
     weight_bytes,
 )
 from minfer.effects.models.spec import ModelSpec
@@ -138,6 +139,7 @@ def plan_memory(
         most = captured_tokens(spec, tokens) + sizes.max_num_seqs
         graphs = LIBRARIES + cuda_activation_bytes(spec, sizes, most)
         activations = cuda_activation_bytes(spec, sizes, tokens)
+        activations += shaping_bytes(spec, sizes)
     else:
         graphs = 0
         activations = activation_bytes(spec, sizes)

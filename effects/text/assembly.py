@@ -14,10 +14,18 @@ Unless it streams or looks for stop strings, a request's text is decoded once, a
 import threading
 from collections.abc import Callable, Sequence
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from minfer.effects.text.best import best_of
 from minfer.effects.text.detokenizer import Detokenizer
-from minfer.effects.text.outputs import EmbeddingOutput, RequestOutput, normalized
+from minfer.effects.text.logprobs import PromptScores
+from minfer.effects.text.outputs import (
+    CompletionOutput,
+    EmbeddingOutput,
+    PromptLogprobs,
+    RequestOutput,
+    normalized,
+)
 from minfer.effects.text.pieces import Pieces
 from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.timeline import Timeline
@@ -45,28 +53,40 @@ class Assembly:
     prompt: str | None = None
     tokenizer: Tokenizer | None = None
     streaming: bool = False
+    shown: frozenset[int] = frozenset()  # special tokens that its text has
     times: Timeline = field(factory=Timeline)
     finished: bool = False
     error: Exception | None = None
     told: bool = False  # of all that can be taken
     lock: threading.Lock = field(factory=threading.Lock)  # between `flush` and `take`
     samples: list[Pieces] = field(factory=list, init=False)
+    scores: PromptScores | None = field(default=None, init=False)  # if asked for
     eager: bool = field(default=False, init=False)  # its text is looked at before its end
 
     def __attrs_post_init__(self) -> None:
         sampling = self.request.sampling
         self.eager = self.streaming or bool(sampling.stop)
         for _ in range(self.request.n):
-            decoder = None if self.tokenizer is None else Detokenizer(self.tokenizer)
+            decoder = self._decoder()
             matcher = StopMatcher(sampling.stop) if sampling.stop else None
-            logprobs = None if sampling.logprobs is None else list[TokenLogprobs]()
-            sample = Pieces(decoder, matcher, logprobs)
+            scored = sampling.logprobs is not None or sampling.chooses
+            logprobs = list[TokenLogprobs]() if scored else None
+            sample = Pieces(decoder, matcher, logprobs, sampling.min_tokens)
             sample.begin(self.request.output)
             self.samples.append(sample)
+        if sampling.prompt_logprobs is not None:
+            self.scores = PromptScores(self.request.prompt, self.tokenizer)
+
+    def _decoder(self) -> Detokenizer | None:
+        if self.tokenizer is None:
+            return None
+        return Detokenizer(self.tokenizer, shown=self.shown)
 
     @property
-    def shown(self) -> list[Pieces]:
-        """The samples that are given: of beams, the best."""
+    def given(self) -> list[Pieces]:
+        """The samples that whoever asked is to have, or to choose from: of beams, the
+        best.
+        """
         request = self.request
         most = request.n if request.beams is None else request.sampling.n
         return self.samples[:most]
@@ -94,10 +114,16 @@ class Assembly:
                 one.logprobs.extend(logprobs[: len(tokens)])
             self.times.output(now)
 
-    def pool(self, vector: bytes, now: float) -> None:
-        """Take over the vector of the prompt at the time `now`."""
-        self.samples[0].vector = vector
-        self.times.output(now)
+    def pool(self, said: bytes, now: float) -> None:
+        """Take over what is said of the prompt at the time `now`: its vector, or
+        log-probabilities.
+        """
+        if self.scores is None:
+            self.samples[0].vector = said
+        else:
+            self.scores.add(said)
+        if self.request.ends_with_prompt:
+            self.times.output(now)
 
     def finish(self, done: Finished) -> None:
         """Take over the engine's last word on a sample."""
@@ -110,13 +136,16 @@ class Assembly:
         it.
         """
         found = []
+        over = False
         with self.lock:
             for i, one in enumerate(self.samples):
                 if (self.eager and one.fresh) or (one.done is not None and not one.over):
                     one.flush(self.request.stop_ids)
+                    over = over or one.over
                     if one.stop is not None and not one.over:
                         found.append(Finish(self.request.id, i, one.count))
-            self.finished = all(one.over for one in self.samples)
+            if over:
+                self.finished = all(one.over for one in self.samples)
             if self.finished:
                 ended(self.request.id)
             news = self.finished or self._streams_news()
@@ -146,19 +175,32 @@ class Assembly:
             self.told = False
             stops = self.request.sampling.stop_token_ids
             begun_with = len(self.request.output)  # of the only sample
-            shown = self.shown
-            made = sum(sample.count for sample in shown) - begun_with
-            parts = enumerate(shown)
+            given = self.given
+            made = sum(sample.count for sample in given) - begun_with
+            new = tuple(s.take(i, stops) for i, s in enumerate(given) if s.news)
+            prompt = None if self.scores is None else self.scores.told()
             first = self.samples[0].done
             return RequestOutput(
                 request_id=self.request.id,
                 prompt=self.prompt,
                 finished=self.finished,
                 prompt_token_ids=self.request.prompt,
-                outputs=tuple(s.take(i, stops) for i, s in parts if s.news),
+                outputs=self._chosen(new, prompt),
                 metrics=self.times.metrics(made),
                 num_cached_tokens=0 if first is None else first.cached,
+                prompt_logprobs=prompt,
             )
+
+    def _chosen(
+        self, new: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
+    ) -> tuple[CompletionOutput, ...]:
+        """What is new of samples, as whoever asked is given it."""
+        params = self.request.sampling
+        if params.chooses:
+            new = best_of(new, params.n, scored=params.logprobs is not None)
+        if prompt is None:
+            return new
+        return tuple(evolve(one, prompt_logprobs=prompt) for one in new)
 
     def embedding(self, *, normalize: bool) -> EmbeddingOutput:
         """The prompt as a vector, once it has ended, of length 1 if asked for. Raises as

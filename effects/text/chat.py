@@ -1,8 +1,8 @@
 """Chat templates: messages become the text that the model was trained to continue.
 
 A template comes with the checkpoint and is not trusted: it runs in jinja2's immutable
-sandbox and sees plain JSON values only. The environment is as in transformers, so that
-templates render alike.
+sandbox, is bounded in what it does (`template_limits`), and sees plain JSON values only.
+Otherwise the environment is as in transformers, so that templates render alike.
 """
 
 import json
@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
 from jinja2 import Template
 from jinja2.exceptions import SecurityError, TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from minfer.effects.text.template_limits import BoundedSandbox, Rounds
 
 if TYPE_CHECKING:
     from minfer.effects.text.tokenizer import Tokenizer
@@ -125,7 +126,8 @@ def _left_open(text: str) -> str:
 
 def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
     try:
-        return _compile(template).render(**_plain(ours), **_plain(values))
+        shown = {**_plain(ours), **_plain(values), "range": Rounds().range}
+        return _compile(template).render(shown)
     except RecursionError as error:
         raise ChatTemplateError(
             "the chat template recurses without end; correct it"
@@ -165,7 +167,7 @@ def _plain(value: Any) -> Any:
 
 @lru_cache(maxsize=16)
 def _compile(template: str) -> Template:
-    env = ImmutableSandboxedEnvironment(
+    env = BoundedSandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
     env.filters["tojson"] = _tojson

@@ -2,9 +2,10 @@
 
 A token is a run of bytes, and a character may take several tokens: what is not yet a
 whole character is held back until the rest of it comes, or the sequence ends. With a
-byte-level tokenizer that is UTF-8's own incremental decoding. Others (sentencepiece's
-kind) spell a token differently at the beginning of a text, so a small window of tokens is
-decoded twice, without and with what is new, and the difference is the text.
+byte-level tokenizer, and with sentencepiece's kind that falls back to bytes, that is
+UTF-8's own incremental decoding. Others may spell a token differently at the beginning of
+a text, so a small window of tokens is decoded twice, without and with what is new, and
+the difference is the text.
 """
 
 import codecs
@@ -13,8 +14,7 @@ from typing import Final
 
 from minfer.effects.text.tokenizer import Tokenizer
 
-# Tokens that a detokenizer without byte-level decoding may hold back: a character has 4
-# bytes.
+# Tokens that may be held back where a window is decoded: a character has 4 bytes.
 HELD: Final = 4
 SEEN: Final = 8  # tokens without text of their own that it keeps as context
 
@@ -22,17 +22,31 @@ SEEN: Final = 8  # tokens without text of their own that it keeps as context
 class Detokenizer:
     """Text of a growing sequence, piece by piece, in time linear in its length.
 
-    The pieces join to `Tokenizer.decode` of all ids and never end inside a character. A
-    tokenizer that is not byte-level is decoded in a small window; there, sequences that
-    are not valid UTF-8 may come out with another number of replacement characters.
+    The pieces join to the text of all tokens' bytes, which is `Tokenizer.decode` of them,
+    and never end inside a character. Bytes that are not UTF-8 become U+FFFD, one for each
+    broken part; `decode` of a tokenizer that falls back to bytes gives up all characters
+    that such bytes stand beside.
+
+    Special tokens are left out, but for those that are `shown`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown: frozenset[int] = frozenset(),
+    ) -> None:
         self.tokenizer = tokenizer
-        self._skip = tokenizer.special_ids if skip_special_tokens else frozenset()
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self._skip = skipped - shown
         # Replaces exactly as Rust's from_utf8_lossy does: one mark for each maximal
         # broken part.
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        # Whether the next token is spelled as ever: not inside a character, nor at the
+        # beginning of a text that loses a blank there.
+        self._leading = tokenizer.strips
+        self._plain = not tokenizer.strips
         self._seen: list[int] = []
         self._held: list[int] = []
 
@@ -41,12 +55,23 @@ class Detokenizer:
         U+FFFD.
         """
         kept = [token for token in ids if token not in self._skip]
-        if self.tokenizer.byte_level:
-            return self._utf8.decode(
-                b"".join(map(self.tokenizer.token_bytes, kept)), final
-            )
+        if self.tokenizer.in_bytes:
+            new = b"".join(map(self.tokenizer.token_bytes, kept))
+            text = self._utf8.decode(new, final)
+            if self._leading and text:
+                self._leading, text = False, text.removeprefix(" ")
+            self._plain = not self._leading and not self._utf8.getstate()[0]
+            return text
         text = "".join(self._window([token]) for token in kept)
         return text + self._window([], final=True) if final else text
+
+    def spell(self, token: int) -> str:
+        """As `push`, of one token: most are whole characters, and looked up."""
+        if self._plain and token not in self._skip:
+            text = self.tokenizer.whole_text(token)
+            if text is not None:
+                return text
+        return self.push((token,))
 
     def _window(self, tokens: list[int], *, final: bool = False) -> str:
         self._held += tokens

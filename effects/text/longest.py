@@ -25,20 +25,20 @@ def longest_token(backend: Backend) -> int | None:
     """The most characters of a text that can become one token; None: not known."""
     model = backend.model
     added = backend.get_added_tokens_decoder().values()
-    shrink = _shrink(_state(backend.normalizer))
+    shrink = _shrink(state_of(backend.normalizer))
     # A token that takes the blanks beside it takes any number of them.
     greedy = any(token.lstrip or token.rstrip for token in added)
     if type(model).__name__ != "BPE" or greedy or shrink is None:
         return None
     vocabulary = backend.get_vocab(with_added_tokens=True)
-    if not _drops_nothing(_state(backend.pre_tokenizer)):
+    if not _drops_nothing(state_of(backend.pre_tokenizer)):
         return None
     if not _has_all_bytes(backend, vocabulary):
         return None
     return shrink * max(map(len, vocabulary))
 
 
-def _state(part: Any) -> dict[str, Any]:
+def state_of(part: Any) -> dict[str, Any]:
     """A part of a tokenizer as tokenizer.json has it; nothing, if it is not there."""
     state = {} if part is None else json.loads(part.__getstate__())
     return state if isinstance(state, dict) else {}

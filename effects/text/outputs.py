@@ -59,6 +59,11 @@ class Logprob:
     decoded_token: str | None = None  # None without a tokenizer
 
 
+# For each token of a prompt, by id: itself first, then the likeliest at its place. None:
+# the first, which nothing is before.
+PromptLogprobs = list[dict[int, Logprob] | None]
+
+
 @frozen(kw_only=True)
 class CompletionOutput:
     """One sample: all of it, or what is new of it when streamed."""
@@ -79,6 +84,8 @@ class CompletionOutput:
     error: str = ""
     # What a prompt that was pooled came to, instead of tokens: as in `EmbeddingOutput`.
     vector: bytes = field(default=b"", repr=False)
+    # Of its request's prompt, if asked for: for those who see samples one by one.
+    prompt_logprobs: PromptLogprobs | None = field(default=None, repr=False)
 
     def finished(self) -> bool:
         """Whether this sample has ended."""
@@ -101,6 +108,8 @@ class RequestOutput:
     # prompt is counted once, and what later samples find of it was computed for this very
     # request.
     num_cached_tokens: int = 0
+    # Of the prompt's tokens, if asked for; None if it ended before they were known.
+    prompt_logprobs: PromptLogprobs | None = field(default=None, repr=False)
 
 
 @frozen(kw_only=True)

@@ -10,6 +10,7 @@ themselves, and gets them in one piece.
 from attrs import define, evolve, field
 
 from minfer.effects.text.detokenizer import Detokenizer
+from minfer.effects.text.logprobs import by_id
 from minfer.effects.text.outputs import CompletionOutput, Logprob
 from minfer.effects.text.stops import StopMatcher
 from minfer.messages import Finished
@@ -27,6 +28,7 @@ class Pieces:
     # Of the tokens from the next that will be taken, if asked for. Those that an end cuts
     # off stay.
     logprobs: list[TokenLogprobs] | None = None
+    unstopped: int = 0  # output tokens in whose text no stop string counts
     fresh: list[int] = field(factory=list)  # tokens that came
     done: Finished | None = None
     count: int = 0  # output tokens that were ever flushed, or that it began with
@@ -44,7 +46,8 @@ class Pieces:
         """
         self.count = len(history)
         if self.decoder is not None and history:
-            text = self.decoder.push(history)
+            self.decoder.push(history[: self.unstopped])
+            text = self.decoder.push(history[self.unstopped :])
             if self.matcher is not None:
                 self.matcher.push(text)
 
@@ -101,7 +104,9 @@ class Pieces:
             self.text += decoder.push(tokens, final=self.over)
             return None
         for at, token in enumerate(tokens, 1):
-            text, self.stop = self.matcher.push(decoder.push((token,)))
+            text = decoder.spell(token)
+            if self.count + at > self.unstopped:
+                text, self.stop = self.matcher.push(text)
             self.text += text
             if self.stop is not None:
                 return at
@@ -130,16 +135,5 @@ class Pieces:
         )
 
     def _told(self, token: int, beside: TokenLogprobs) -> dict[int, Logprob]:
-        """A token's log-probabilities by id, its own first."""
-        ids = [token, *beside.likeliest]
-        values = [beside.logprob, *beside.logprobs]
-        ranks = [beside.rank, *range(1, len(ids))]
-        return {
-            one: Logprob(value, rank, self._spelled(one))
-            for one, value, rank in zip(ids, values, ranks, strict=True)
-        }
-
-    def _spelled(self, token: int) -> str | None:
-        if self.decoder is None:
-            return None
-        return self.decoder.tokenizer.token_bytes(token).decode(errors="replace")
+        tokenizer = None if self.decoder is None else self.decoder.tokenizer
+        return by_id(token, beside, tokenizer)

@@ -1,6 +1,17 @@
-"""Stop strings: where a text that comes in pieces has to end."""
+"""Stop strings: where a text that comes in pieces has to end.
+
+What the text so far may turn out to begin is a state of an automaton of all stop strings
+(`minfer.effects.text.automaton`): a letter costs the same for one or for many. Requests
+with equal stop strings share one, as long as one of them lives.
+"""
 
 from collections.abc import Sequence
+from typing import Final
+from weakref import WeakValueDictionary
+
+from minfer.effects.text.automaton import ROOT, Automaton
+
+_SHARED: Final = WeakValueDictionary[frozenset[str], Automaton]()
 
 
 class StopMatcher:
@@ -17,7 +28,8 @@ class StopMatcher:
         """
         if not all(stops):
             raise ValueError("a stop string must not be empty; remove it from the list")
-        self._stops = tuple(dict.fromkeys(stops))
+        self._stops = _shared(frozenset(stops))
+        self._state = ROOT
         self._held = ""
 
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
@@ -25,20 +37,21 @@ class StopMatcher:
 
         After a find the rest is dropped; with `final` nothing is held back.
         """
-        text = self._held + piece
-        found = [
-            (at + len(stop), at, stop)
-            for stop in self._stops
-            if (at := text.find(stop)) >= 0
-        ]
-        if found:
-            _, at, stop = min(found)
-            self._held = ""
-            return text[:at], stop
-        keep = len(text) if final else 0
-        while keep < len(text) and not any(
-            s.startswith(text[keep:]) for s in self._stops
-        ):
-            keep += 1
-        self._held = text[keep:]
-        return text[:keep], None
+        if self._state == ROOT and self._stops.passes(piece):
+            return piece, None
+        place = self._stops.read(self._state, piece)
+        text = self._held + piece[: place.read]
+        found = self._stops.ends.get(place.state)
+        over = final or found is not None
+        self._state = ROOT if over else place.state
+        held = 0 if found is None else len(found)
+        keep = len(text) - (held if over else self._stops.length(place.state))
+        self._held = "" if over else text[keep:]
+        return text[:keep], found
+
+
+def _shared(stops: frozenset[str]) -> Automaton:
+    made = _SHARED.get(stops)
+    if made is None:
+        made = _SHARED[stops] = Automaton(stops)
+    return made

@@ -5,7 +5,8 @@ ids agree with transformers' AutoTokenizer, including tokens that only
 tokenizer_config.json names.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ from minfer.effects.models.checkpoint import (
     eos_ids,
     read_optional,
 )
-from minfer.effects.text.longest import longest_token
+from minfer.effects.text.longest import longest_token, state_of
 
 NAMED: Final = [
     f"{kind}_token" for kind in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
@@ -36,6 +37,8 @@ _OTHER: Final = [byte for byte in range(256) if byte not in _PLAIN]
 _ALPHABET: Final = {chr(b): b for b in _PLAIN} | {
     chr(256 + i): b for i, b in enumerate(_OTHER)
 }
+
+_BYTE: Final = re.compile("<0x([0-9A-Fa-f]{2})>")  # how sentencepiece spells a byte
 
 
 class TokenizerError(CheckpointError):
@@ -80,7 +83,12 @@ class Tokenizer:
         self.byte_level = (
             type(backend.decoder).__name__ == "ByteLevel"
         )  # tokens are plain bytes
+        fallback = _falls_back(backend)
+        # A text is what its tokens' bytes are in UTF-8, or that without a first blank.
+        self.in_bytes = self.byte_level or fallback is not None
+        self.strips = bool(fallback)
         self._bytes: dict[int, bytes] = {}  # of tokens that were looked up
+        self._texts: dict[int, str | None] = {}  # likewise
         longest = longest_token(backend) if context else None
         # Characters of a text that may fit, if that is known.
         self.most = longest * context if longest and context else None
@@ -115,23 +123,48 @@ class Tokenizer:
         """
         return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def special(self, texts: Iterable[str]) -> frozenset[int]:
+        """Ids of those of these texts that are special tokens."""
+        found = map(self._backend.token_to_id, texts)
+        return self.special_ids.intersection(one for one in found if one is not None)
+
     def names(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them; nothing for ids without a token."""
         return [self._backend.id_to_token(token) or "" for token in ids]
 
+    def whole_text(self, token: int) -> str | None:
+        """Text of one token, if it is that wherever a character may begin: not of parts
+        of characters, nor where tokens are more than their bytes.
+        """
+        if token not in self._texts:
+            try:
+                text = self.token_bytes(token).decode() if self.in_bytes else None
+            except UnicodeDecodeError:
+                text = None
+            self._texts[token] = text
+        return self._texts[token]
+
+    def as_json(self) -> str:
+        """All of it as tokenizer.json has it, with what was added from other files."""
+        return self._backend.to_str()
+
     def token_bytes(self, token: int) -> bytes:
         """Bytes of one token, as behind another; none for ids without a token."""
-        if token not in self._bytes and not self.byte_level:
+        if token in self._bytes:
+            return self._bytes[token]
+        name = self._backend.id_to_token(token) or ""
+        if self.in_bytes and not self.byte_level and (byte := _BYTE.fullmatch(name)):
+            self._bytes[token] = bytes.fromhex(byte[1])
+        elif not self.byte_level:
             once, twice = (
                 self.decode([token] * n, skip_special_tokens=False) for n in (1, 2)
             )
             self._bytes[token] = twice[len(once) :].encode()
-        elif token not in self._bytes:
-            text = self._backend.id_to_token(token) or ""
+        else:
             try:
-                self._bytes[token] = bytes(_ALPHABET[char] for char in text)
+                self._bytes[token] = bytes(_ALPHABET[char] for char in name)
             except KeyError:  # an added token in plain text
-                self._bytes[token] = text.encode()
+                self._bytes[token] = name.encode()
         return self._bytes[token]
 
 
@@ -151,6 +184,21 @@ def _load_backend(path: Path) -> Backend:
     backend.no_padding()
     backend.no_truncation()
     return backend
+
+
+def _falls_back(backend: Backend) -> int | None:
+    """Blanks that a text loses at its beginning, where tokens are sentencepiece's: blanks
+    as ▁, and bytes for what is in no other token. None for other kinds.
+    """
+    parts = state_of(backend.decoder).get("decoders", ())
+    kinds = [part["type"] for part in parts]
+    strip = parts[-1] if kinds[-1:] == ["Strip"] else None
+    if kinds[: len(kinds) - bool(strip)] != ["Replace", "ByteFallback", "Fuse"]:
+        return None
+    if strip is None:
+        return 0
+    usual = strip["content"] == " " and strip["stop"] == 0 and strip["start"] <= 1
+    return int(strip["start"]) if usual else None
 
 
 def _content(token: object) -> str | None:

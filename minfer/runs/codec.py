@@ -35,10 +35,12 @@ from minfer import (
     plan,
     policies,
     policy,
+    policy_fair,
     pool,
     prefix,
     request,
     sequence,
+    structured,
     waiting,
 )
 from minfer import state as states
@@ -56,11 +58,13 @@ _MODULES: Final = (
     plan,
     policies,
     policy,
+    policy_fair,
     pool,
     prefix,
     request,
     sequence,
     states,
+    structured,
     waiting,
 )
 

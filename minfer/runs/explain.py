@@ -5,7 +5,7 @@ what others leave in the cache (`minfer.runs.prefixes`: what the request could h
 there), and reads no further than the request's end.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 from typing import Final
 
@@ -39,16 +39,30 @@ def explain(config: EngineConfig, turns: Iterable[Turn], name: str) -> Explanati
     """Explain the first request `name` that was served, or else its last rejection; reads
     as far as its end. Raises UnknownRequestError.
     """
-    fold = _Fold(config, name)
+    (found,) = explain_each(config, turns, [name])
+    return found
+
+
+def explain_each(
+    config: EngineConfig, turns: Iterable[Turn], names: Sequence[str]
+) -> tuple[Explanation, ...]:
+    """As `explain`, several requests at once."""
+    folds = [_Fold(config, name) for name in names]
     for turn in turns:
-        fold.turn(turn)
-        if fold.served:
+        for fold in folds:
+            if not fold.served:
+                fold.turn(turn)
+        if all(fold.served for fold in folds):
             break
+    return tuple([_explanation(fold) for fold in folds])
+
+
+def _explanation(fold: "_Fold") -> Explanation:
     if fold.request is None:
         latest = list(fold.names)[-_LATEST:]
-        near = ", ".join(get_close_matches(name, latest, 3, 0.3)) or "none"
+        near = ", ".join(get_close_matches(fold.name, latest, 3, 0.3)) or "none"
         raise UnknownRequestError(
-            f"none of {len(fold.names)} requests is {name!r}; near: {near}"
+            f"none of {len(fold.names)} requests is {fold.name!r}; near: {near}"
         )
     lives = tuple(one.life for one in fold.samples.values())
     return Explanation(fold.request, lives, fold.prefixes.found)

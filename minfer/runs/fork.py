@@ -197,7 +197,7 @@ def _planned(what: Request | Cancel, lengths: Mapping[SampleId, int]) -> Request
     longest = max(
         (lengths.get((what.id, s), what.max_tokens) for s in range(what.n)), default=0
     )
-    least = 0 if what.pooling else 1
+    least = min(1, what.max_tokens)
     return evolve(what, max_tokens=max(least, min(what.max_tokens, longest)))
 
 

@@ -70,6 +70,20 @@ def payloads(
         at, number = body + size, number + 1
 
 
+def submitted(data: bytes, where: str) -> Iterator[str]:
+    """The ids of the requests that came in a segment, without a replay. Raises
+    JournalError.
+    """
+    for payload in payloads(data, where):
+        if payload[:1] != b"T" or b'"Submit"' not in payload:
+            continue
+        *_, width, count = TURN.unpack_from(payload)
+        told = json.loads(payload[TURN.size + width * count :])
+        for event in told["events"]:
+            if event and event["is"] == "Submit":
+                yield event["request"]["id"]
+
+
 def _check_magic(data: bytes, where: str) -> None:
     """Raise JournalError unless a file begins as a journal does."""
     if data[: len(MAGIC)] == MAGIC:

@@ -11,7 +11,7 @@ same in every process.
 
 import struct
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, islice
 
 from attrs import define
@@ -19,6 +19,7 @@ from attrs import define
 from minfer.beam import Candidates
 from minfer.messages import Executed, Failed
 from minfer.plan import DEVICE, MEAN, Open, Plan, Pooled, SampleApart, Scores, Yields
+from minfer.prompt_logprobs import PromptPart, packed
 from minfer.sample import RowSampling
 from minfer.sequence import SampleId
 from minfer.window import outside
@@ -40,6 +41,14 @@ def offer_of(digest: int, vocab: int, count: int) -> Offer:
     tokens = tuple((digest + more) % vocab for more in range(count))
     falls = (-(1 + hash((digest, more)) % 999) / 512 for more in range(count))
     return tokens, tuple(accumulate(falls))
+
+
+def part_of(first: int, digests: Sequence[int]) -> PromptPart:
+    """Log-probabilities of the tokens of a prompt from `first` on that say which digests
+    they follow, modulo 2^30.
+    """
+    ids = struct.pack(f"<{len(digests)}i", *(digest % 2**30 for digest in digests))
+    return PromptPart(first, len(digests), 1, ids, bytes(len(ids)))
 
 
 @define
@@ -189,7 +198,8 @@ class Oracle:
         if not bits:
             return token
         allowed = int.from_bytes(bits, "little")
-        following = ((token + more) % self.vocab for more in range(self.vocab))
+        size = self.vocab or 8 * len(bits)
+        following = ((token + more) % size for more in range(size))
         return next(one for one in following if allowed >> one & 1)
 
     def _scores(self, plan: Plan, yields: Yields) -> Scores:
@@ -212,14 +222,30 @@ class Oracle:
         return offer_of(self._digest(row), self.vocab, count)
 
     def _pooled(self, plan: Plan) -> Pooled:
-        """For rows whose prompts have ended, a vector; none if there is no such row."""
+        """For rows whose prompts have ended, a vector; for scored ones, what was seen
+        before each token; none if there is no such row.
+        """
         found = {
             fill.index: self._vector(row)
             for fill in plan.fills
             if (row := self.rows[plan.rows[fill.index]]).pooling
             and row.next == row.prompt
         }
+        for fill in plan.fills:
+            row = self.rows[plan.rows[fill.index]]
+            start, count = plan.starts[fill.index], plan.counts[fill.index]
+            followed = min(start + count, row.prompt - 1) - start
+            if row.sampling.prompt_logprobs is not None and followed > 0:
+                found[fill.index] = packed(self._part(row, start, followed))
         return tuple(found.get(i, b"") for i in range(len(plan.rows))) if found else ()
+
+    def _part(self, row: Row, start: int, count: int) -> PromptPart:
+        """Log-probabilities of tokens behind so many inputs: what their KV stands for."""
+        digests = [
+            self._read(row.table[position // self.block_size], position % self.block_size)
+            for position in range(start, start + count)
+        ]
+        return part_of(start + 1, digests)
 
     def _vector(self, row: Row) -> bytes:
         """What its last input saw, or a digest of all since it was opened."""

@@ -6,7 +6,9 @@ that ends its sequence as 1; and the last of each block as 32 bits of a keyed di
 the block's content key, so that equal prefixes stay equal and different ones differ.
 Without the secret, which is never written, nobody can try whether a guessed text is in
 the journal. Two blocks that follow the same block agree by chance once in 2^32: replay
-then hits where the run missed, and says so.
+then hits where the run missed, and says so. What a prompt's first block follows, which a
+salt may make different, is in its content key, and so in its mark: all prompts have one
+root.
 
 Clients are named by keyed digests too. Request ids, lengths, times and priorities stay as
 they are; errors are left out. What depends on text, such as drafts made on the host,
@@ -23,13 +25,14 @@ import attrs
 from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.keys import Key, Keys, block_keys, extend_keys
-from minfer.messages import Event, Executed, Failed, Submit
+from minfer.messages import Event, Executed, Failed, Finish, Submit
 from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
 from minfer.runs.journal_writing import as_written
 from minfer.state import EngineState
 
-_STOP: Final = 1
+STOP: Final = 1  # what a token that ends its sequence becomes
+_LEFT_OUT: Final = "left out"  # instead of an error
 _ODD: Final = 2**32 - 1  # a token id out of range
 
 
@@ -46,12 +49,14 @@ def redacted(
     for event in cast(Iterable[Event], map(as_written, events)):
         match event:
             case Submit(request):
-                out.append(Submit(_request(config, request, secret)))
+                out.append(Submit(redacted_request(config, request, secret)))
             case Executed(number):
                 plan = next((p for p in state.inflight if p.step == number), None)
                 out.append(_results(config, state, plan, event, secret))
             case Failed(number):
                 out.append(Failed(number))
+            case Finish(error=str(why)) if why:
+                out.append(attrs.evolve(event, error=_LEFT_OUT))
             case _:
                 out.append(event)
     return tuple(out)
@@ -65,7 +70,22 @@ def _mark(secret: bytes, key: Key) -> int:
     return 2 + int.from_bytes(_digest(secret, key, 4), "little") % (_ODD - 2)
 
 
-def _masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[int]:
+def redacted_root(secret: bytes) -> Key:
+    """The key before all prompts' first blocks."""
+    return _digest(secret, b"root", 32)
+
+
+def redacted_client(secret: bytes, client: str) -> str:
+    """Another name for a client; who has none gets none."""
+    return client and _digest(secret, b"client" + client.encode(), 8).hex()
+
+
+def masked_block(secret: bytes, key: Key, size: int) -> tuple[int, ...]:
+    """What is written for the tokens of the full block with this content key."""
+    return (*[0] * (size - 1), _mark(secret, key))
+
+
+def masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[int]:
     """What is written for the tokens at positions from `start` to `end`."""
     out = [0] * (end - start)
     for block in range(start // size, end // size):
@@ -73,26 +93,25 @@ def _masked(secret: bytes, keys: Keys, start: int, end: int, size: int) -> list[
     return out
 
 
-def _request(config: EngineConfig, request: Request, secret: bytes) -> Request:
+def redacted_request(config: EngineConfig, request: Request, secret: bytes) -> Request:
+    """A request without its token ids."""
     size, known = config.block_size, request.prompt + request.output
     keys = extend_keys(request.keys, request.root, known, size)
-    told, cut = _masked(secret, keys, 0, len(known), size), len(request.prompt)
+    told, cut = masked(secret, keys, 0, len(known), size), len(request.prompt)
     if request.largest >= config.vocab_size:
         told[0] = _ODD
-    prompt, root = tuple(told[:cut]), _digest(secret, b"root" + request.root, 32)
-    named = (
-        request.client and _digest(secret, b"client" + request.client.encode(), 8).hex()
-    )
+    prompt, root = tuple(told[:cut]), redacted_root(secret)
     return attrs.evolve(
         request,
         prompt=prompt,
         output=tuple(told[cut:]),
         root=root,
         seed=0,
-        client=named,
+        client=redacted_client(secret, request.client),
         keys=block_keys(root, prompt, size)[: len(request.keys)],
         sampling=SamplingParams(),
-        stop_ids=frozenset({_STOP}) if request.stop_ids else frozenset(),
+        bad_words=(),
+        stop_ids=frozenset({STOP}) if request.stop_ids else frozenset(),
     )
 
 
@@ -113,7 +132,7 @@ def _results(
             for gen, some in zip(plan.gens, event.yields, strict=True)
         ]
         candidates = tuple(
-            _offered(config, state, place.get(plan.gens[one.index]), one, secret)
+            redacted_offer(config, state, place.get(plan.gens[one.index]), one, secret)
             for one in event.candidates
             if one.index < len(plan.gens)
         )
@@ -125,7 +144,7 @@ def _results(
     return Executed(event.step, tuple(told), candidates=candidates)
 
 
-def _offered(
+def redacted_offer(
     config: EngineConfig,
     state: EngineState,
     i: int | None,
@@ -154,10 +173,10 @@ def _yielded(
             known = (*run.tokens(i, size), *tokens)
             root, have = run.seqs[i].request.root, run.chains[i].keys[:]
             keys = extend_keys(have, root, known, size)
-            out = _masked(secret, keys, begin, len(known), size)
+            out = masked(secret, keys, begin, len(known), size)
         if not stops.isdisjoint(tokens):
             out = [
-                _STOP if token in stops else told
+                STOP if token in stops else told
                 for token, told in zip(tokens, out, strict=True)
             ]
     return out

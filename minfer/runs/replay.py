@@ -9,6 +9,7 @@ were never made.
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any
 
 from attrs import define, evolve, field, frozen
@@ -19,7 +20,13 @@ from minfer.messages import Executed
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.divergence import Divergence, diverged
 from minfer.runs.journal import EVERY, FORMAT, Head, JournalError
-from minfer.runs.journal_reading import headless, payloads, read_head, read_turn
+from minfer.runs.journal_reading import (
+    headless,
+    payloads,
+    read_head,
+    read_turn,
+    submitted,
+)
 from minfer.runs.projection import state_digest
 from minfer.runs.turns import blamed
 from minfer.state import EngineState, Turn
@@ -98,6 +105,16 @@ class Journal:
     def about(self) -> Mapping[str, Any]:
         """What ran, and where."""
         return self.segments[0].head.about
+
+    def asked(self) -> list[str]:
+        """The ids of all requests that are in it, without a replay; of a file that is
+        damaged, those before that.
+        """
+        ids = [*self.segments[0].head.begin.requests]
+        with suppress(JournalError):
+            for segment in self.segments:
+                ids += submitted(segment.data, segment.name)
+        return ids
 
     def turns(self, *, until: int | None = None) -> Iterator[Turn]:
         """Replay turns from the first, up to and without number `until`.

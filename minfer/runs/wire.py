@@ -215,7 +215,14 @@ def _sampling_to(sampling: RowSampling) -> dict[str, Any]:
 
 
 def _sampling_from(told: dict[str, Any]) -> RowSampling:
-    return RowSampling(**told | {"stop_ids": frozenset(told["stop_ids"])})
+    allowed = told["allowed_token_ids"]
+    read = {
+        "stop_ids": frozenset(told["stop_ids"]),
+        "logit_bias": tuple((token, float(bias)) for token, bias in told["logit_bias"]),
+        "allowed_token_ids": None if allowed is None else tuple(allowed),
+        "bad_words": tuple(map(tuple, told["bad_words"])),
+    }
+    return RowSampling(**told | read)
 
 
 def apart_to(apart: SampleApart) -> bytes:

@@ -71,7 +71,7 @@ class Told:
     """What the engine has to say about the events of one turn."""
 
     tokens: dict[SampleId, tuple[int, ...]] = field(factory=dict)
-    # vectors of those who ended with their prompts
+    # what is said of prompts: vectors, log-probabilities
     pooled: dict[SampleId, bytes] = field(factory=dict)
     finished: list[Finished] = field(factory=list)  # but for errors
     ignored: list[str] = field(factory=list)  # kinds of events
@@ -85,7 +85,7 @@ class Told:
 def account(config: EngineConfig, request: Request, sample: int, now: float) -> Account:
     """A sample that was just submitted."""
     last = min(len(request.prompt) + request.max_tokens, config.max_model_len) - 1
-    if request.pooling:  # it never gets the token that follows its prompt
+    if request.ends_with_prompt:  # it never gets the token that follows its prompt
         last = len(request.prompt)
     return Account(request, sample, request.prompt + request.output, last, now)
 

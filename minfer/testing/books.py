@@ -158,7 +158,7 @@ class Books:
             raise InvariantError("lifetime", f"{one.id} runs without a seat")
         self.move(one, Cause.RESTARTED)
         self.seats.pop(old.gen, None)
-        kv = old.kv if one.request.reads_cache else 0  # all of it is computed anew
+        kv = 0 if one.request.begins_anew else old.kv  # all of it is computed anew
         one.seat = Seat(
             account=one,
             gen=NOT_SEEN,

@@ -95,6 +95,8 @@ class _Reader:
         full = (known - 1) // size
         right = got.hit % size == 0 and 0 <= got.hit <= full * size and got.copied >= 0
         require(right, "reason", f"{got} cannot be")
+        whole = not (one.request.reads_cache or one.sample or one.output)
+        require(not (whole and got.hit), "reason", f"{got} was to compute its prompt")
         told = [r for r in self.turn.reasons if isinstance(r, Missed)]
         missed = {(r.id, r.sample): r for r in told}.get(one.id)
         less = None if got.hit == full * size else Missed(*one.id, got.hit // size, full)

@@ -42,13 +42,13 @@ def can_run(config: EngineConfig, request: Request, waiting: int) -> bool:
     prompt, size = len(request.prompt), config.block_size
     most = min(prompt + request.max_tokens, config.max_model_len)
     whole = 1 <= prompt < config.max_model_len and request.max_tokens >= 1
-    whole = whole and request.reads_cache
-    if request.pooling:
+    if request.pooling or not request.max_tokens:
         most = prompt + 1
         alone = request.n == 1 and not (request.output or request.lockstep)
         whole = 1 <= prompt <= config.max_model_len and not request.max_tokens and alone
     if request.beams is not None:
-        whole = whole and request.lockstep and not (request.pooling or request.output)
+        whole = whole and request.lockstep and request.reads_cache
+        whole = whole and not (request.pooling or request.output)
         whole = whole and request.n <= min(MAX_BEAMS, config.max_num_seqs)
     samples = 1 <= request.n <= MAX_SAMPLES and not (request.n > 1 and request.output)
     blocks = -(-(most - 1) // size)
@@ -164,6 +164,8 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
         told.progress = True
         one.faults = 0
         books.move(one, Cause.ADVANCED)
+        if event.pooled and event.pooled[at]:
+            told.pooled[one.id] = told.pooled.get(one.id, b"") + event.pooled[at]
         if is_beam(one):
             if plan.most[at]:
                 hear(books, one, offers[at])
@@ -177,10 +179,8 @@ def _commit(books: Books, event: Executed, told: Told) -> None:
             told.tokens[one.id] = told.tokens.get(one.id, ()) + kept
         filled = plan.starts[at] + plan.counts[at]
         seat.kv = filled if at in fills else len(one.known) - 1
-        if one.request.pooling and filled == seat.base:
+        if not one.request.max_tokens and filled == seat.base:
             why = "length"
-            if event.pooled and event.pooled[at]:
-                told.pooled[one.id] = event.pooled[at]
         if why:
             ends.append((one, why))
     decide(books, told)
@@ -250,21 +250,22 @@ def _emitted(told: Told, turn: Transition) -> list[Finished]:
                 if new:
                     tokens[name] = tokens.get(name, ()) + new
             finished += command.finished
-            pooled |= _vectors(command)
+            for name, said in _of_prompts(command).items():
+                pooled[name] = pooled.get(name, b"") + said
     if tokens != told.tokens:
         raise InvariantError("emit", f"{tokens}, not {told.tokens}")
     require(pooled == told.pooled, "emit", f"{pooled} pooled, not {told.pooled}")
     return finished
 
 
-def _vectors(emit: Emit) -> dict[SampleId, bytes]:
-    """The vectors that came out, by sample."""
+def _of_prompts(emit: Emit) -> dict[SampleId, bytes]:
+    """What was said of prompts, by sample."""
     if not emit.pooled:
         return {}
     same = len(emit.ids) == len(emit.pooled)
     require(same, "emit", "columns differ in length")
     each = zip(emit.ids, emit.pooled, strict=True)
-    return {name: vector for name, vector in each if vector}
+    return {name: said for name, said in each if said}
 
 
 def _reasons(told: Told, turn: Transition, finished: list[Finished]) -> None:

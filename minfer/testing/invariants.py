@@ -192,7 +192,7 @@ def _published(
     require(apart, "self-alias", table)
     computed = own.sealed * size <= done
     require(computed, "publish after write", f"{own.sealed} blocks at {done}")
-    anew = not run.seqs[i].request.reads_cache
+    anew = run.seqs[i].request.begins_anew
     require(not (anew and own.sealed), "computed anew", "others read what it may rewrite")
     keys = extend_keys((), run.seqs[i].request.root, tokens, size)
     require(keys[: len(own.keys)] == own.keys, "keys", "a key is not of its tokens")
@@ -222,9 +222,9 @@ def _ahead(state: EngineState, i: int) -> None:
     run, gen = state.running, state.running.gens[i]
     its = [plan for plan in state.inflight if gen in plan.gens]
     ahead = sum(plan.most[plan.gens.index(gen)] for plan in its)
-    pooled = bool(run.seqs[i].request.pooling)  # it is never ahead: its prompt is all
+    silent = not run.seqs[i].request.max_tokens  # it is never ahead: its prompt is all
     if run.sched[i] >= run.base[i]:
-        right = run.sched[i] == run.known[i] - 1 + ahead + pooled
+        right = run.sched[i] == run.known[i] - 1 + ahead + silent
         require(right, "coverage", "tokens ahead miscounted")
     else:
         right = not ahead and run.known[i] == run.base[i]

@@ -146,7 +146,7 @@ def _opens(plan: Plan, here: Mapping[int, Seat]) -> None:
         require(known, "open", f"row {plan.rows[at]} is opened with other tokens")
         pooled = one.pooling == account.request.pooling
         require(pooled, "open", f"row {plan.rows[at]} is pooled as {one.pooling!r}")
-        anew = account.request.reads_cache or plan.starts[at] == 0
+        anew = not account.request.begins_anew or plan.starts[at] == 0
         require(anew, "open", f"row {plan.rows[at]} does not compute its whole prompt")
         (table,) = one.tables
         kept = table[: len(seat.table)] == seat.table
@@ -183,7 +183,7 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         require(right, "feed", "host or device, not both")
         if filled is not None:
             _filled(seat, filled, start, count)
-            ends = start + count == seat.base and not seat.account.request.pooling
+            ends = start + count == seat.base and seat.account.request.max_tokens > 0
             require(most == ends, "feed", "only the end of a prompt yields")
         else:
             require(count == 1 <= most, "feed", f"{count} inputs, {most} tokens")

@@ -127,7 +127,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "request.py | Request._check_types | comparison | self.deadline >= 0 -> "
         "self.deadline > 0"
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
-    "sample.py | _f32 | offset | 0 -> -1": ("Of one entry the first is the last."),
+    "shape.py | f32 | offset | 0 -> -1": ("Of one entry the first is the last."),
     (
         "schedule.py | suspect | condition | count >= few and sample in run.ids -> "
         "count >= few"

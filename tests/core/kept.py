@@ -22,7 +22,9 @@ from minfer.runs.replay import Journal, open_segments
 from tests.core.recorded import recorded, storm
 
 FOLDER: Final = Path(__file__).parent / "journals"
-WORLDS: Final = (1, 2, 5, 8, 11, 13, 21, 34)  # seeds
+# Seeds. Worlds 8 and 21 stay as they were written, under `Fair`, which has no name any
+# more.
+WORLDS: Final = (1, 2, 5, 11, 13, 24, 34)
 STORMS: Final = (0, 3, 4, 7, 9, 12)
 TURNS: Final = 80
 

@@ -20,7 +20,7 @@ from minfer.messages import (
     Submit,
     Voided,
 )
-from minfer.policies import Shares
+from minfer.policy_fair import Accounts
 from minfer.sequence import Running
 from minfer.state import EngineState, Transition
 
@@ -64,6 +64,7 @@ EXECUTING = (
     "sampled apart",
     "pooled: last",
     "pooled: mean",
+    "scored",
     "beams",
 )
 PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
@@ -87,8 +88,9 @@ def taken(
     seen["pool of hundreds"] = config.num_blocks >= 200
     _results(config, before, events, seen)
     _decisions(config, before, turn, seen)
-    if isinstance(before.policy, Shares):
-        seen["clients forgotten"] = len(after.policy.tags) < len(before.policy.tags)
+    if isinstance(before.policy, Accounts):
+        was_known, known = len(before.policy.by_owner), len(after.policy.by_owner)
+        seen["clients forgotten"] = known < was_known
     return +seen
 
 

@@ -14,7 +14,6 @@ from hypothesis import given
 from minfer.config import ConfigError, EngineConfig
 from minfer.engine import step
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
-from minfer.pmap import Map
 from minfer.policies import (
     POLICIES,
     PREFILL,
@@ -22,13 +21,13 @@ from minfer.policies import (
     Deadline,
     Fair,
     Priority,
-    Shares,
     Shortest,
     Static,
     Window,
     policy_named,
 )
 from minfer.policy import FirstCome, Load, Policy, Rank
+from minfer.policy_fair import FairQueue
 from minfer.request import Request
 from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, initial
@@ -224,20 +223,77 @@ def test_shortest_counts_what_was_done_before_a_preemption() -> None:
     assert policy.again(None, (99.0,), request, 5.0, 6) == (5.0 + 4 / PREFILL + 4,)
 
 
+def _nothing_of_the_client_before(work: list[Arrival], mine: Arrival) -> bool:
+    return not any(
+        a.request.client == mine.request.client
+        and a.request.priority == mine.request.priority
+        and (a.time, int(a.request.id[1:])) < (mine.time, int(mine.request.id[1:]))
+        for a in work
+    )
+
+
 @quick
 @given(workloads())
-def test_fair_lets_nobody_who_is_later_pass_a_clients_first_request(
+def test_fair_overtakes_by_class_then_between_clients_and_never_within_one(
     work: list[Arrival],
 ) -> None:
-    result = run(work, Fair())
-    for mine, other in result.overtaken():
-        earlier = [
-            a
-            for a in work
-            if a.request.client == mine.request.client
-            and (a.time, int(a.request.id[1:])) < (mine.time, int(mine.request.id[1:]))
-        ]
-        assert earlier, f"{other} passed the first request of a client"
+    for mine, other in run(work, FairQueue()).overtaken():
+        has, wants = mine.request, other.request
+        assert wants.priority <= has.priority, "a less urgent one went first"
+        if wants.priority == has.priority:
+            assert wants.client != has.client, "a client's later one went first"
+            first = _nothing_of_the_client_before(work, mine)
+            assert not first, "somebody passed the first request of a client"
+
+
+def _asks(client: str, *sizes: int, time: float = 0.0, **more: Any) -> list[Arrival]:
+    """Requests of a client, each of a token and some that it may write."""
+    return [
+        Arrival(
+            time,
+            Request(
+                id=f"{client}{time:g}.{i}",
+                prompt=(1,),
+                max_tokens=size,
+                client=client,
+                **more,
+            ),
+        )
+        for i, size in enumerate(sizes)
+    ]
+
+
+def test_fair_keeps_a_clients_order_after_it_has_been_given_back_much() -> None:
+    """The second has to wait for what the first may use, which it does not use: what
+    comes then could start earlier, were it not for the second.
+    """
+    first, second = _asks("a", 40, 4)
+    third = _asks("a", 4, time=3.0)
+    others = _asks("b", *[4] * 8)
+    work = [evolve(first, cancelled=2.0), second, *others, *third]
+    order = list(run(work, FairQueue()).admitted)
+    assert order.index("a0.1") < order.index("a3.0")
+    former = list(run(work, Fair()).admitted)
+    assert former.index("a0.1") > former.index("a3.0"), "the case is none"
+
+
+def test_fair_lets_an_urgent_class_take_a_place_and_starves_no_client_of_it() -> None:
+    batch = _asks("a", *[6] * 4, priority=1)
+    urgent = [*_asks("b", *[6] * 3, time=3.0), *_asks("c", 6, time=3.5)]
+    result = run([*batch, *urgent], FairQueue())
+    order = [name[0] for name in result.admitted]
+    assert order == ["a", "b", "c", "b", "b", "a", "a", "a"]
+    assert result.admitted["b3.0"] == 3.0, "it took the place of one that ran"
+
+
+def test_fair_holds_against_nobody_what_its_class_has_waited_for_others() -> None:
+    """While the urgent class is served, two clients of the other come one after the
+    other: they share as if nobody else had been served.
+    """
+    urgent = _asks("u", *[20] * 3, priority=-1)
+    work = [*urgent, *_asks("a", *[6] * 4, time=1.0), *_asks("b", *[6] * 4, time=40.0)]
+    order = [name[0] for name in run(work, FairQueue()).admitted]
+    assert order == ["u"] * 3 + ["a", "b"] * 4
 
 
 @quick
@@ -265,7 +321,7 @@ def test_fair_shares_stay_within_the_largest_requests(
         max((cost[a.request.id] for a in work if a.request.client == c), default=0)
         for c in "ab"
     )
-    result, had = run(work, Fair()), {"a": 0, "b": 0}
+    result, had = run(work, FairQueue()), {"a": 0, "b": 0}
     left = {c: sum(a.request.client == c for a in work) for c in "ab"}
     for name in result.admitted:  # in order
         if not all(left.values()):
@@ -293,32 +349,11 @@ def test_fair_lets_nobody_save_up(many: int, before: int, after: int) -> None:
         *asks("b", 0, before, 0.0),
         *asks("b", before, after, 70),
     ]
-    result = run(work, Fair())
+    result = run(work, FairQueue())
     late = [name for name, time in result.admitted.items() if time > 70]
     both = next(i for i, _ in enumerate(late) if len({n[0] for n in late[i:]}) == 1)
     share = [name[0] for name in late[:both]]
     assert abs(share.count("a") - share.count("b")) <= 2
-
-
-def test_fair_gives_back_what_was_not_used() -> None:
-    policy, request = Fair(), Request(id="r", prompt=(1,) * 10, max_tokens=90, client="a")
-    _, state = policy.rank(policy.start(), request, 0.0)
-    assert state.tags["a"] == 100
-    assert policy.ended(state, request, 20, True).tags["a"] == 30
-    assert policy.ended(state, request, 0, False).tags["a"] == 0
-
-
-def test_fair_weights_and_forgets_clients_that_are_owed_nothing() -> None:
-    policy = Fair(Map({"big": 2.0}))
-    state: Any = policy.start()
-    for i in range(3000):
-        request = Request(id="r", prompt=(1,), max_tokens=1, client=f"c{i}")
-        rank, state = policy.rank(state, request, 0.0)
-        state = policy.admitted(state, (rank[0] + 3.0,), request, LOAD)
-    assert len(state.tags) <= 1024
-    big = Request(id="r", prompt=(1,) * 10, max_tokens=10, client="big")
-    _, state = policy.rank(Shares(), big, 0.0)
-    assert state.tags["big"] == 10
 
 
 LOAD = Load(time=0.0, waiting=1, running=0, available=9, arrived=0.0, budget=8)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from minfer.checks import check_number
 from minfer.request import ParameterError, Request, SamplingParams
@@ -26,12 +27,14 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
     ("top_k", [-1, 0, 2**31], [-2, 2**31 + 1]),
     ("min_p", [0, 0.5, 1], [-0.001, 1.001]),
     ("seed", [None, -(2**63), 2**63 - 1, 0], [-(2**63) - 1, 2**63]),
-    ("max_tokens", [None, 1, 2**31], [0, 2**31 + 1]),
+    ("max_tokens", [None, 0, 1, 2**31], [-1, 2**31 + 1]),
+    ("prompt_logprobs", [None, 0, 20], [-1, 21]),
+    ("best_of", [None, 1, 128], [0, 129]),
     ("logprobs", [None, 0, 20], [-1, 21]),
     (
         "stop",
-        ["a", ("a",) * 16, ("b" * 1024,), None, ()],
-        [("a",) * 17, ("b" * 1025,), ("",)],
+        ["a", ("a",) * 64, ("b" * 1024,), None, ()],
+        [("a",) * 65, ("b" * 1025,), ("",)],
     ),
     ("stop", [["a", "b"]], [("a", 1), 7]),
     (
@@ -40,6 +43,15 @@ SAMPLING: list[tuple[str, list[Any], list[Any]]] = [
         [(-1,), (2**31 + 1,), tuple(range(257)), (1.0,), 7, (True,)],
     ),
     ("ignore_eos", [True, False], [1, 0, None]),
+    ("typical_p", [1e-9, 1], [0, 1.01]),
+    ("repetition_penalty", [1e-9, 2], [0, -1, 2.01]),
+    ("frequency_penalty", [-2, 2], [-2.01, 2.01, None]),
+    ("presence_penalty", [-2, 2], [-2.01, 2.01, None]),
+    ("min_tokens", [0, 16], [-1, 17, 1.0, None]),
+    ("logit_bias", [{}, {0: -100, 2**31: 100}], [{0: -101}, {2**31 + 1: 0}]),
+    ("logit_bias", [dict.fromkeys(range(1024), 1)], [dict.fromkeys(range(1025), 1)]),
+    ("allowed_token_ids", [[0, 2**31], range(2**16)], [[2**31 + 1], range(2**16 + 1)]),
+    ("bad_words", [["x" * 128], ["x"] * 128], [["x" * 129], ["x"] * 129]),
 ]
 
 
@@ -70,6 +82,8 @@ REQUEST: list[tuple[str, list[Any], list[Any]]] = [
     ("sampling", [SamplingParams(n=2)], [None, {}]),
     ("stop_ids", [frozenset(), frozenset((0, 2**32 - 1))], [{1}, frozenset((-1,))]),
     ("stop_ids", [], [frozenset((2**32,)), frozenset((1.0,)), (1,)]),
+    ("bad_words", [(), ((1,), (2, 3))], [[], ((),), ((-1,),), ((1.0,),), (1,)]),
+    ("bad_words", [((1,) * 1024,)], [((1,) * 1025,), ((1,),) * 1025]),
     ("root", [b"", b"x"], ["", None]),
     ("keys", [(), (b"x", b"y")], [[b"x"], ("x",), (b"x", 1), None]),
 ]
@@ -130,3 +144,13 @@ def test_a_pooled_request_may_come_to_know_one_token_more_than_it_gets() -> None
     assert ask(prompt=(1,) * 5, max_tokens=30).most_known(16) == 16
     assert ask(prompt=(1,) * 5, max_tokens=0, pooling="last").most_known(16) == 6
     assert ask(prompt=(1,) * 16, max_tokens=0, pooling="last").most_known(16) == 17
+
+
+def test_biases_stop_ids_and_bad_words_have_to_fit_together() -> None:
+    biased = SamplingParams(logit_bias=dict.fromkeys(range(1000), 1), min_tokens=1)
+    words = ((1, 2), (3,))
+    fits: dict[str, Any] = {"sampling": biased, "bad_words": words}
+    ask(**fits, stop_ids=frozenset(range(21)))
+    with pytest.raises(ParameterError, match="1025 single tokens"):
+        ask(**fits, stop_ids=frozenset(range(22)))
+    ask(sampling=evolve(biased, min_tokens=0), stop_ids=frozenset(range(99)))

@@ -14,7 +14,6 @@ from minfer.request import SamplingParams
 from minfer.sample import (
     GREEDY_BELOW,
     NotFiniteError,
-    _f32,
     draw,
     draw_key,
     gumbel,
@@ -23,6 +22,7 @@ from minfer.sample import (
     noise_bits,
     stream,
 )
+from minfer.shape import f32
 from tests.circles import long
 
 PINNED_STREAM = 0x57E1FABA65107204
@@ -58,6 +58,8 @@ KEPT = [
     (SamplingParams(top_p=0.7), [2, 4]),
     (SamplingParams(temperature=2.0, top_k=4, top_p=0.8), [0, 2, 4]),
     (SamplingParams(min_p=0.2), [0, 2, 4]),
+    (SamplingParams(typical_p=0.5), [2, 4]),
+    (SamplingParams(temperature=2.0, typical_p=0.7), [0, 2, 4]),
 ]
 
 
@@ -135,6 +137,31 @@ def test_min_p_is_a_share_of_the_likeliest_and_top_p_works_on_what_it_leaves() -
     assert kept((0.0, -300.0), 0, 1.0, 1e-300) == [0, 1]  # below float32: keeps all
 
 
+def test_typical_tokens_are_as_surprising_as_one_expects() -> None:
+    logits = tuple(map(math.log, (0.5, 0.2, 0.15, 0.15)))
+    # Surprises are 0.69, 1.61, 1.90 and 1.90; 1.24 is expected.
+    assert kept(logits, 0, 1.0, typical_p=0.1) == [1]
+    assert kept(logits, 0, 1.0, typical_p=0.2) == [0, 1]
+    assert kept(logits, 0, 1.0, typical_p=0.71) == [0, 1, 2]
+    assert kept(logits, 0, 1.0, typical_p=0.9) == [0, 1, 2, 3]
+    assert kept(logits, 0, 1.0, typical_p=1.0) == [0, 1, 2, 3]
+
+
+def test_typical_tokens_lower_ids_first_among_equals() -> None:
+    even = (0.0, 0.0, 0.0, -math.inf)
+    assert kept(even, 0, 1.0, typical_p=0.5) == [0, 1]
+    assert kept(even, 0, 1.0, typical_p=1e-9) == [0]
+
+
+def test_typical_works_on_what_the_others_left_renormalised() -> None:
+    logits = tuple(map(math.log, (0.5, 0.2, 0.15, 0.15)))
+    # Of 5/7 and 2/7 the first is nearer to the 0.60 that is expected: 0.34 and 1.25.
+    assert kept(logits, 2, 1.0, typical_p=0.1) == [0]
+    assert kept(logits, 0, 0.65, typical_p=0.1) == [0]
+    assert kept(logits, 0, 1.0, 0.39, typical_p=0.1) == [0]
+    assert kept(logits, 2, 1.0, typical_p=0.72) == [0, 1]
+
+
 @pytest.mark.parametrize(
     "bad", [(math.nan, 0.0), (0.0, math.nan), (math.inf, 0.0), (-math.inf,)]
 )
@@ -161,7 +188,7 @@ def test_a_draw_is_always_of_a_kept_token(
     params = SamplingParams(top_k=top_k, top_p=top_p)
     # As a draw sees them: what differs by less than float32 shows is equal, and the lower
     # id first.
-    ids = kept([_f32(logit - max(logits)) for logit in logits], top_k, top_p)
+    ids = kept([f32(logit - max(logits)) for logit in logits], top_k, top_p)
     assert ids == sorted(set(ids))
     assert logits.index(max(logits)) in ids
     assert draw(logits, params, seed, sample, position) in ids

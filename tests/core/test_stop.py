@@ -5,9 +5,20 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.checks import ParameterError
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Cancel, Emit, Event, Finish, Finished, Reason, Submit, Tick
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Ended,
+    Event,
+    Finish,
+    Finished,
+    Reason,
+    Submit,
+    Tick,
+)
 from minfer.policies import Shortest
 from minfer.state import EngineState, Transition
 from minfer.stop import Stop, stopped
@@ -88,3 +99,24 @@ def test_who_got_a_better_place_when_preempted_is_found_there() -> None:
     bench.give(Cancel("bb"))
     assert not bench.state.waiting
     assert bench.ended["bb", 0].reason == "cancelled"
+
+
+def test_a_sample_that_cannot_go_on_ends_with_an_error_that_says_why() -> None:
+    bench = Bench()
+    bench.turn(Submit(ask("a", 5)), Submit(ask("b", 5)))
+    state = bench.state
+    turn = stopped(bench.config, state, (Finish("a", 0, 0, "error", "x" * 500),))
+    ((ended,), (reason,)) = said(turn)
+    assert (ended.reason, ended.length) == ("error", 0)
+    assert ended.error == "x" * 197 + "..."
+    assert isinstance(reason, Ended)
+    assert reason.error == ended.error
+    check(bench.config, turn.state)
+
+
+@pytest.mark.parametrize("values", [("error", ""), ("stop", "why"), ("cancelled", "why")])
+def test_only_who_says_why_may_end_a_sample_with_an_error(
+    values: tuple[str, str],
+) -> None:
+    with pytest.raises(ParameterError):
+        Finish("a", 0, 0, *values)

@@ -26,8 +26,9 @@ from minfer.messages import (
     Voided,
 )
 from minfer.pmap import Map
-from minfer.policies import POLICIES, Fair, Priority
+from minfer.policies import POLICIES, Priority
 from minfer.policy import FirstCome, Policy
+from minfer.policy_fair import FairQueue
 from minfer.request import ParameterError, Request, SamplingParams
 from minfer.runs.decisions import chained, compact, facts
 from minfer.runs.journal import MAGIC, Head
@@ -378,7 +379,7 @@ def test_every_field_of_a_request_is_checked() -> None:
 )
 def test_weights_of_fair_shares_are_positive_numbers(weight: Any) -> None:
     with pytest.raises(ConfigError, match="weights"):
-        Fair(weights=Map({"a": weight}))
+        FairQueue(weights=Map({"a": weight}))
 
 
 @pytest.mark.parametrize("name", [f.name for f in fields(Thresholds)])

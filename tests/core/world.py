@@ -8,7 +8,6 @@ the state and the turn; at a sample's end it compares what was emitted with `ref
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
 from itertools import islice
 from random import Random
 from typing import Any
@@ -42,8 +41,10 @@ from minfer.messages import (
     Submit,
     Tick,
 )
-from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
+from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
+from minfer.policy_fair import FairQueue
+from minfer.prompt_logprobs import parts_of
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import START, offer_of, vector_of
 from minfer.sequence import SampleId
@@ -74,7 +75,7 @@ POLICIES: tuple[Policy, ...] = (
     Ageing(4.0, 2),
     Deadline(9.0),
     Shortest(0.3),
-    Fair(),
+    FairQueue(),
     Window(4.0, 2, wait=1.5, fill=3, urgent=0),
     Static(2),
 )
@@ -111,6 +112,27 @@ def reference(
     return out
 
 
+@frozen
+class Seen:
+    """What a prompt comes to, computed alone and without blocks."""
+
+    here: list[int]  # the digest of each position
+    last: int  # of all that the last one attends to
+
+    @classmethod
+    def of(cls, prompt: tuple[int, ...], block_size: int, window: int) -> "Seen":
+        blocks, every = list[int](), list[int]()
+        here = seen = 0
+        for position, token in enumerate(prompt):
+            here = here if position % block_size else START
+            seen = hash(tuple(blocks[outside(position, window, block_size) :]))
+            here = hash((here, token, position, seen))
+            every.append(here)
+            if (position + 1) % block_size == 0:
+                blocks.append(here)
+        return cls(every, hash((seen, here, len(prompt))))
+
+
 def beam_reference(
     request: Request, block_size: int, vocab: int, limit: int, window: int = 0
 ) -> list[Hypothesis]:
@@ -121,7 +143,7 @@ def beam_reference(
     search = Search.of(width)
     for length in range(1, most + 1):
         for beam, out in enumerate(outs):
-            digest = digest_of((*prompt, *out), block_size, window)
+            digest = Seen.of((*prompt, *out), block_size, window).last
             count = wanted(width, len(request.stop_ids))
             search = search.with_offer(
                 beam, Candidates(beam, *offer_of(digest, vocab, count))
@@ -139,33 +161,30 @@ def beam_reference(
     return []
 
 
-def digest_of(tokens: Sequence[int], block_size: int, window: int = 0) -> int:
-    """What an oracle's row comes to that has taken these tokens as inputs."""
-    digests: list[int] = []
-    here = seen = START
-    for position, token in enumerate(tokens):
-        here = here if position % block_size else START
-        seen = hash(tuple(digests[outside(position, window, block_size) :]))
-        here = hash((here, token, position, seen))
-        if (position + 1) % block_size == 0:
-            digests.append(here)
-    return hash((seen, here, len(tokens)))
-
-
 def pooled_reference(request: Request, block_size: int, window: int = 0) -> bytes:
-    """The vector of a prompt, computed alone and without blocks."""
-    digests: list[int] = []
-    here = seen = total = 0
-    for position, token in enumerate(request.prompt):
-        here = here if position % block_size else START
-        seen = hash(tuple(digests[outside(position, window, block_size) :]))
-        here = hash((here, token, position, seen))
-        total += here
-        if (position + 1) % block_size == 0:
-            digests.append(here)
-    last = hash((seen, here, len(request.prompt)))
-    said = total if request.pooling == "mean" else last
-    return vector_of(said)
+    """The vector of a prompt."""
+    seen = Seen.of(request.prompt, block_size, window)
+    return vector_of(sum(seen.here) if request.pooling == "mean" else seen.last)
+
+
+def scored_reference(request: Request, block_size: int, window: int = 0) -> list[int]:
+    """What the oracle says of the tokens of a prompt, from the second on."""
+    seen = Seen.of(request.prompt, block_size, window)
+    return [digest % 2**30 for digest in seen.here[:-1]]
+
+
+def told_of(data: bytes) -> list[int]:
+    """What came of a prompt, from its second token on: no gaps, and what was said twice
+    is the same.
+    """
+    told: list[int] = []
+    for part in parts_of(data):
+        new = [part.line(at).rank for at in range(part.count)]
+        assert 1 <= part.first <= len(told) + 1, f"nothing came before {part.first}"
+        old = told[part.first - 1 :][: part.count]
+        assert old == new[: len(old)]
+        told += new[len(old) :]
+    return told
 
 
 def tiny_config(rng: Random) -> EngineConfig:
@@ -194,8 +213,8 @@ def tiny_config(rng: Random) -> EngineConfig:
                 Priority(),
                 Priority(),
                 Sparing(),
-                Fair(clients=2),
-                Fair(clients=1),
+                FairQueue(clients=2),
+                FairQueue(clients=1),
             )
         ),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
@@ -335,7 +354,9 @@ class World:
     def _searching(self, request: Request) -> Request:
         """Some requests are beam searches; a few of them cannot be."""
         rng = Random(f"beams {request.id}")
-        if not self.searching or request.pooling or rng.random() >= self.searching:
+        if not self.searching or rng.random() >= self.searching:
+            return request
+        if request.ends_with_prompt or request.pooling:
             return request
         how = BeamSearch(
             length_penalty=rng.choice((0.0, 0.5, 1.0, 2.0, -1.0)),
@@ -345,7 +366,7 @@ class World:
         if rng.random() < 0.05:
             return wish  # it may run ahead, or go on
         width = rng.choice((1, 2, 2, 3, 4))
-        return evolve(wish, n=width, output=(), lockstep=True)
+        return evolve(wish, n=width, output=(), lockstep=True, reads_cache=True)
 
     def _pooled(self, request: Request) -> Request:
         """Some requests end with their prompts; a few of them cannot be."""
@@ -353,10 +374,24 @@ class World:
         if not self.pooled or rng.random() >= self.pooled:
             return request
         how = rng.choice(("last", "mean"))
+        if rng.random() < 0.5:
+            return self._scored(request, rng)
         plain = evolve(request, pooling=how, reads_cache=how == "last", max_tokens=0)
         if rng.random() < 0.05:
             return plain  # it may want samples, or go on
         return evolve(plain, n=1, output=(), lockstep=False)
+
+    def _scored(self, request: Request, rng: Random) -> Request:
+        """Some requests have the tokens of their prompts scored, and some end with
+        these.
+        """
+        kind = rng.choice(("scored", "scored", "both", "fills the cache"))
+        if kind != "fills the cache":
+            sampling = evolve(request.sampling, prompt_logprobs=0)
+            request = evolve(request, sampling=sampling, reads_cache=False)
+        if kind != "scored":
+            request = evolve(request, max_tokens=0, n=1, output=(), lockstep=False)
+        return request
 
     def _name(self) -> str:
         """A new id, or one whose samples have all ended."""
@@ -592,7 +627,9 @@ class World:
                     self.out.setdefault(name, []).extend(tokens)
                 if command.pooled:
                     each = zip(command.ids, command.pooled, strict=True)
-                    self.vectors.update({name: one for name, one in each if one})
+                    for name, said in each:
+                        if said:
+                            self.vectors[name] = self.vectors.get(name, b"") + said
                 for done in command.finished:
                     self._end(done)
 
@@ -609,10 +646,11 @@ class World:
         if request.pooling:
             self._end_pooled(done, request, out, vector)
             return
-        assert not vector
         if request.beams is not None:
+            assert not vector
             self._end_beam(done, request, out)
             return
+        self._check_scored(done, request, vector)
         if done.reason == "error" and not self.faults:
             assert done.id in self.poison, f"{name} is blamed for its neighbours"
         right = self.reference(request, done.sample)
@@ -621,13 +659,25 @@ class World:
             assert done.length == before + len(out), (
                 f"{name}: {done.length} tokens, {out} emitted"
             )
-            stopped = out[-1] in request.stop_ids
+            stopped = request.max_tokens > 0 and out[-1] in request.stop_ids
             assert done.reason == ("stop" if stopped else "length")
         else:
             assert out == right[: len(out)], f"{name}: {out} does not begin {right}"
             assert done.length <= before + len(out)
         whole = (*request.prompt, *request.output, *right)
         self.past.append(whole[: len(request.prompt) + done.length])
+
+    def _check_scored(self, done: Finished, request: Request, said: bytes) -> None:
+        """Each token of its prompt was told of, if asked for: once for all samples."""
+        once = done.sample == 0 and not request.output
+        if request.sampling.prompt_logprobs is None or not once:
+            assert not said
+            return
+        due = scored_reference(request, self.config.block_size, self.config.window)
+        told = told_of(said)
+        whole = done.reason in ("stop", "length") and (done.id, 0) not in self.cut
+        assert told == (due if whole else due[: len(told)])
+        self.paths["scored"] += whole
 
     def _end_pooled(
         self, done: Finished, request: Request, out: list[int], vector: bytes

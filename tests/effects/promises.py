@@ -29,13 +29,13 @@ from minfer.policies import (
     PREFILL,
     Ageing,
     Deadline,
-    Fair,
     Priority,
     Shortest,
     Static,
     Window,
 )
 from minfer.policy import FirstCome, Policy
+from minfer.policy_fair import FairQueue
 from minfer.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.state import Turn
@@ -47,7 +47,7 @@ POLICIES: tuple[tuple[Policy, str], ...] = (  # with what each promises
     (Ageing(5.0), "overtakes by 5 s per level at most"),
     (Deadline(), "in the order of deadlines"),
     (Shortest(0.05), "overtakes by 0.05 s per token of work at most"),
-    (Fair(), "nobody passes a request of his own client"),
+    (FairQueue(), "nobody passes the more urgent, or a request of his own client"),
     (Window(wait=0.1, fill=8), "overtakes by 10 s per level at most"),
     (Static(64), "nobody overtakes"),
 )
@@ -105,8 +105,9 @@ def may_overtake(policy: Policy, late: Served, early: Served) -> bool:
         case Shortest(pace=pace):
             prompts = (len(has.prompt) - len(wants.prompt)) / PREFILL
             return behind < pace * (prompts + has.max_tokens - wants.max_tokens)
-        case Fair():
-            return wants.client != has.client
+        case FairQueue():
+            same = wants.priority == has.priority
+            return wants.client != has.client if same else wants.priority < has.priority
     return False
 
 

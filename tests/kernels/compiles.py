@@ -26,6 +26,7 @@ from minfer.kernels import (
     rope,
     rows,
     sample,
+    shape,
 )
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 3584, 18_944, 28, 4, 128, 152_064, 64
@@ -122,9 +123,14 @@ def main(few: bool) -> None:
     rope.rope_and_cache(
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
     )
-    draws = half(4, VOCAB), at, ones, at, ones, ones, at.long(), at
-    sample.sample(*draws, filtered=False)
-    sample.sample(*draws)
+    for logits in (half(4, VOCAB), torch.empty(4, VOCAB)):
+        draws = logits, at, ones, at, ones, ones, ones, at.long(), at
+        sample.sample(*draws, filtered=False)
+        sample.sample(*draws)
+    kept = shape.Kept.make(9, VOCAB, at.device)
+    penalties = shape.Penalties(ones, ones, ones)
+    shape.shape(half(4, VOCAB), at, at, penalties, kept)
+    shape.count(at, at, at, at, kept)
     logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
 
 

@@ -64,6 +64,7 @@ def tensors(rows: Sequence[Row], device: str) -> tuple[Tensor, ...]:
         put([max(one.top_k, 0) for one in params], torch.int32),
         put([one.top_p for one in params], torch.float32),
         put([-meaning.lowest(one.min_p) for one in params], torch.float32),
+        put([one.typical_p for one in params], torch.float32),
         put(streams, torch.int64),
         put([position for *_, position in rows], torch.int64).flip(0),
     )
@@ -158,6 +159,25 @@ def test_draws_from_some_tokens(device: str, rng: random.Random, vocab: int) -> 
         check(logits, rows_of(rng, params), device)
 
 
+@pytest.mark.parametrize("vocab", [5, 190, *long([1, 64])])
+def test_draws_from_typical_tokens(device: str, rng: random.Random, vocab: int) -> None:
+    """Each call mixes rows restricted by typical-p alone, and by others as well."""
+    for logits in some_logits(rng, 6, vocab):
+        heat, k = rng.choice([0.3, 1.0, 4.0]), rng.choice([1, 2, 20, 1000])
+        p, share = rng.choice([0.5, 0.9, 0.999]), rng.choice([0.05, 0.5, 0.9, 0.999])
+        params = [
+            SamplingParams(temperature=heat, typical_p=share),
+            SamplingParams(temperature=heat, typical_p=share, top_p=p),
+            SamplingParams(temperature=heat, typical_p=share, top_k=k),
+            SamplingParams(temperature=0.0, typical_p=share, top_p=p),
+            SamplingParams(temperature=heat, typical_p=share, min_p=0.05),
+            SamplingParams(
+                temperature=heat, typical_p=share, min_p=0.01, top_k=k, top_p=p
+            ),
+        ]
+        check(logits, rows_of(rng, params), device)
+
+
 def test_ties_at_the_edges(device: str, rng: random.Random) -> None:
     """Top-k keeps all of the tokens that tie at its edge, top-p the lowest ids among
     them.
@@ -191,7 +211,8 @@ def at_the_edge(line: Tensor, params: SamplingParams) -> Iterator[Row]:
     """
     scaled = (line - line.max()) / params.temperature
     falling = scaled.sort(descending=True, stable=True).indices.numpy().astype(np.uint32)
-    count = len(meaning.kept(scaled.tolist(), params.top_k, params.top_p, params.min_p))
+    how = params.top_k, params.top_p, params.min_p
+    count = len(meaning.kept(scaled.tolist(), *how))
     keys: Any = draw_keys(np.array([meaning.stream(7, 0)], np.uint64), np.arange(1 << 17))
     for ids in {
         count: falling[:count],

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 
 from minfer import sample as meaning
-from minfer.kernels import sample, sample_kernels
+from minfer.kernels import sample_kernels
 
 from .conftest import CUDA
 
@@ -40,9 +40,4 @@ def test_noise_is_precise_where_it_is_large() -> None:
 
 
 def test_numbers_are_those_of_the_reference() -> None:
-    assert sample_kernels.GREEDY_BELOW.value == sample.GREEDY_BELOW
     assert sample_kernels.LOWEST.value == torch.finfo(torch.float32).min
-    infinity = torch.tensor(torch.inf).view(torch.int32)
-    assert sample_kernels.INFINITY_BITS.value == int(infinity)
-    assert 2**sample_kernels.BITS_A_PASS.value == sample_kernels.CHOICES.value
-    assert sample.MOST_LOGITS * int(sample_kernels.MASS_UNITS.value) <= 2**63

@@ -13,8 +13,9 @@ from typing import Any, Final
 
 from bench.results import write
 from minfer.pmap import Map
-from minfer.policies import Ageing, Deadline, Fair, Priority, Shortest, Static, Window
+from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome
+from minfer.policy_fair import FairQueue
 from minfer.testing import PolicyError, check_policy
 from tests.kit.broken import BROKEN
 from tests.kit.example_sound import TwoClasses
@@ -33,8 +34,8 @@ SOUND: Final[tuple[tuple[Any, dict[str, float]], ...]] = (
     (Shortest(), {}),
     (Shortest(0.0), {}),
     (Shortest(20.0), {"patience": 420}),
-    (Fair(), {}),
-    (Fair(Map({"a": 3.0, "b": 0.25})), {}),
+    (FairQueue(), {}),
+    (FairQueue(Map({"a": 3.0, "b": 0.25})), {}),
     (Window(), {}),
     (Window(0.5, 2, wait=0.9, fill=3, urgent=-3, part=1.0), {}),
     (Window(wait=4.0, fill=4, urgent=-9), {"hold": 4.0}),

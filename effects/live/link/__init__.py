@@ -7,7 +7,6 @@
     state         how the engine is, as a front was told
     host          the engine's end: the fronts that are there, and what they want
     shares        what of the news is whose
-    totals        what was counted, as it crosses the line
     quarantine    who runs alone after engines have died, and who is given up
     questions     what fronts ask each other, by way of the host
     sockets       both ends on local sockets

@@ -11,8 +11,11 @@ Messages of fronts come in one thread, news in the engine's: a lock is around al
 """
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Final
+
+from attrs import evolve
 
 from minfer.effects.live.client import Died, EngineClient, Message, News, Snapshot
 from minfer.effects.live.errors import EngineDeadError, RequestError
@@ -20,21 +23,38 @@ from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import SUSPECT, Quarantine
 from minfer.effects.live.link.questions import Questions
 from minfer.effects.live.link.shares import Session, Shares
-from minfer.effects.live.link.totals import from_wire, to_wire
 from minfer.effects.live.totals import NOTHING_COUNTED, Totals, joined_totals
 from minfer.messages import Finished, clip
 from minfer.request import Request
 
+STAGE: Final = 1800.0  # seconds that one stage of loading may take
+# Seconds that a step may take, beyond which the engine may hang: a GPU's are short, and
+# on a CPU a long prompt of a large model takes minutes.
+_STEP: Final = 1.0
+_CPU_STEP: Final = 600.0
 PATIENCE: Final = 2.0  # seconds in which fronts that were there before should be back
 
 
 class Host:
     """The sessions of an engine that is, or will be, behind `open`."""
 
-    def __init__(self, fronts: int = 1, died: Callable[[str], None] = print) -> None:
-        """`fronts` is how many will come; `died` hears why the engine broke, once."""
+    def __init__(
+        self,
+        fronts: int = 1,
+        died: Callable[[str], None] = print,
+        beat: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`fronts` is how many will come; `died` hears why the engine broke, once. `beat`
+        is called in each tick in which the engine seems well; `clock` is for the time
+        before it is there.
+        """
         self._lock = threading.RLock()
         self._died = died
+        self._beat = beat
+        self._clock = clock
+        self._reported = clock()  # when a stage of loading began
+        self._step = _STEP
         self._client: EngineClient | None = None
         self._ready: bytes = b""
         self._progress = wire.encoded(wire.Progress("starting"))
@@ -61,6 +81,7 @@ class Host:
         with self._lock:
             if self._client is not None:
                 return
+            self._reported = self._clock()
             self._progress = wire.encoded(wire.Progress(stage, done, total))
             self._broadcast(self._progress)
 
@@ -69,6 +90,7 @@ class Host:
         with self._lock:
             self._client = client
             self._opened = client.clock()
+            self._step = _CPU_STEP if ready.device == "cpu" else _STEP
             client.listen(self.hear, early=True)
             self._ready = wire.encoded(ready)
             self._broadcast(self._ready)
@@ -84,14 +106,20 @@ class Host:
                     self._died(message.why)
 
     def tick(self) -> None:
-        """Tell all fronts how the engine is; to be called some times a second."""
+        """Tell all fronts how the engine is, and whoever started it that it is well; to
+        be called some times a second.
+        """
         with self._lock:
             if self._client is None:
+                if self._clock() - self._reported < STAGE:
+                    self._beat()
                 return
             self._serve_due()  # somebody may have been waited for
+            snapshot = self._client.snapshot()
+            if snapshot.stalled < self._step:
+                self._beat()
             if self._sessions:
-                snapshot = self._client.snapshot()
-                self._broadcast(wire.encoded(self._state(snapshot)))
+                self._broadcast(wire.encoded(wire.State(self._told(snapshot))))
 
     # --- fronts -------------------------------------------------------------------------
 
@@ -140,7 +168,7 @@ class Host:
                     self._questions.answer(session, message)
                 case wire.Counted(totals):
                     if session.front is not None:
-                        self._counted[session.front] = from_wire(totals)
+                        self._counted[session.front] = totals
 
     def _greet(self, session: Session, hello: wire.Hello) -> None:
         if not 0 <= hello.front < self._fronts:
@@ -226,8 +254,13 @@ class Host:
             # Some may run still from before it came: then it is not known who kills.
             alone = self._owners.keys() - self._quarantine.waiting() <= {probing}
             self._broadcast(wire.encoded(wire.Probing(probing if alone else "")))
-        if due:
-            self._hand_over(client, due)
+        # Grammars may have to be compiled first, for which nobody else is to wait.
+        bound = [one for one in due if one.sampling.structured_outputs is not None]
+        free = tuple(one for one in due if one.sampling.structured_outputs is None)
+        if free:
+            self._hand_over(client, free)
+        for request in bound:
+            self._hand_over(client, (request,))
 
     def _hand_over(self, client: EngineClient, due: tuple[Request, ...]) -> None:
         try:
@@ -280,23 +313,7 @@ class Host:
         for session in list(self._sessions):
             session.send(message)
 
-    def _state(self, now: Snapshot) -> wire.State:
+    def _told(self, now: Snapshot) -> Snapshot:
+        """How the engine is, with what it does not know itself."""
         fronts = joined_totals([self._retired, *self._counted.values()])
-        return wire.State(
-            time=now.time,
-            draining=now.draining,
-            requests=now.requests,
-            running=now.running,
-            waiting=now.waiting,
-            waiting_for=dict(now.waiting_for),
-            blocks=now.blocks,
-            blocks_free=now.blocks_free,
-            blocks_cached=now.blocks_cached,
-            resets=self._resets,
-            stalled=now.stalled,
-            failing=now.failing,
-            totals=to_wire(now.totals),
-            fronts=to_wire(fronts),
-            journal_writing=now.journal_writing,
-            journal_errors=now.journal_errors,
-        )
+        return evolve(now, resets=self._resets, fronts=fronts)

@@ -13,6 +13,7 @@ from attrs import define, evolve, field
 from minfer.effects.live.client import About, News
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import GUILTY
+from minfer.effects.live.names import again_name
 from minfer.messages import Finish, Finished
 from minfer.request import Request
 from minfer.sequence import SampleId
@@ -159,7 +160,7 @@ class Requests:
         return [self._named(kept, part, sample) for part, sample in parts]
 
     def _named(self, kept: Kept, part: Request, sample: int | None) -> wire.Resumed:
-        name = f"{kept.request.id}#{next(self._again)}"
+        name = again_name(kept.request.id, next(self._again))
         self._names[name] = (kept.request.id, sample)
         kept.names.append(name)
         return wire.Resumed(evolve(part, id=name), kept.deaths, kept.deaths_alone)

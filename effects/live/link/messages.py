@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from minfer.effects.live.client import Snapshot
+from minfer.effects.live.totals import Totals
 from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
 from minfer.plan import Logprobs, Pooled
 from minfer.request import Request
@@ -61,7 +63,7 @@ class ResetCache(Struct, tag="reset", frozen=True):
 class Counted(Struct, tag="counted", frozen=True):
     """What a front has counted since it began, for metrics."""
 
-    totals: "Totals"
+    totals: Totals
 
 
 class Wanted(Struct, frozen=True):
@@ -163,40 +165,12 @@ class News(Struct, tag="news", frozen=True, omit_defaults=True):
     waits: dict[str, float] = {}
 
 
-class Histogram(Struct, frozen=True):
-    """As `totals.Histogram`."""
-
-    bounds: tuple[float, ...]
-    counts: tuple[int, ...]
-    total: float
-
-
-class Totals(Struct, frozen=True):
-    """As `totals.Totals`."""
-
-    counts: dict[str, float]
-    histograms: dict[str, Histogram]
-
-
 class State(Struct, tag="state", frozen=True):
-    """How the engine is, said several times a second: see `client.Snapshot`."""
+    """How the engine is, said several times a second; with all resets that there ever
+    were, and what all fronts have counted.
+    """
 
-    time: float
-    draining: bool
-    requests: int
-    running: int
-    waiting: int
-    waiting_for: dict[str, int]
-    blocks: int
-    blocks_free: int
-    blocks_cached: int
-    resets: int
-    stalled: float
-    failing: int
-    totals: Totals
-    fronts: Totals  # what all fronts have counted, together
-    journal_writing: bool | None
-    journal_errors: int
+    snapshot: Snapshot
 
 
 class Probing(Struct, tag="probing", frozen=True):

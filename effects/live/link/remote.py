@@ -32,6 +32,7 @@ from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.kept import Requests
 from minfer.effects.live.link.questions import Inquirer
 from minfer.effects.live.link.state import known, unknown
+from minfer.effects.live.totals import Totals
 from minfer.messages import Finish, Finished, clip
 from minfer.request import Request
 
@@ -64,7 +65,7 @@ class Remote:
         self._listeners: list[Listener] = []
         self._requests = Requests()
         self._probing = ""  # by its name on the link
-        self._state: wire.State | None = None
+        self._told: Snapshot | None = None  # how the engine was
         self._heard = clock()
 
     # --- what callers ask for -----------------------------------------------------------
@@ -130,7 +131,7 @@ class Remote:
         if self._send is not None:
             self._send(wire.ResetCache())
 
-    def count(self, totals: wire.Totals) -> None:
+    def count(self, totals: Totals) -> None:
         """Tell the engine what this front has counted since it began."""
         if self._send is not None:
             self._send(wire.Counted(totals))
@@ -138,15 +139,15 @@ class Remote:
     def snapshot(self) -> Snapshot:
         """As `EngineClient` says: as it was told some moments ago."""
         now = self.clock()
-        if self._state is None:
+        if self._told is None:
             found = unknown(now, len(self._requests))
         else:
             quiet = now - self._heard if len(self._requests) else 0.0
-            found = known(now, self._state, quiet, ready=self.progress is None)
+            found = known(now, self._told, quiet, ready=self.progress is None)
         return evolve(
             found,
             dead="" if self.dead is None else repr(self.dead),
-            draining=self.draining,
+            draining=self.draining or found.draining,
             resets=self.resets,
         )
 
@@ -189,9 +190,9 @@ class Remote:
                 news = self._requests.take(message)
                 self._requests.end(news.finished)
                 self._tell(news)
-            case wire.State():
-                self._state = message
-                self.resets = max(self.resets, message.resets)
+            case wire.State(snapshot):
+                self._told = snapshot
+                self.resets = max(self.resets, snapshot.resets)
             case wire.Probing(name):
                 self._probing = name
             case wire.Asked():
@@ -232,7 +233,7 @@ class Remote:
         """
         if self.progress is not None:
             return self._requests.samples
-        return 0 if self._state is None else self._state.waiting
+        return 0 if self._told is None else self._told.waiting
 
     def _check_new(self, request: Request) -> None:
         if self.dead is not None:

@@ -2,9 +2,9 @@
 
 from typing import Final
 
+from attrs import evolve
+
 from minfer.effects.live.client import Snapshot
-from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.totals import from_wire
 from minfer.effects.live.totals import NOTHING_COUNTED
 
 QUIET: Final = 2.0  # seconds without a word of the engine, after which it may be stuck
@@ -30,28 +30,16 @@ def unknown(now: float, requests: int) -> Snapshot:
     )
 
 
-def known(now: float, state: wire.State, quiet: float, *, ready: bool) -> Snapshot:
-    """The snapshot of an engine that said `state`, and nothing for `quiet` seconds in
+def known(now: float, told: Snapshot, quiet: float, *, ready: bool) -> Snapshot:
+    """The snapshot of an engine that `told` how it is, and nothing for `quiet` seconds in
     which somebody was served.
     """
-    stalled = max(state.stalled, quiet if quiet > QUIET else 0.0)
-    return Snapshot(
+    stalled = max(told.stalled, quiet if quiet > QUIET else 0.0)
+    return evolve(
+        told,
         time=now,
-        dead="",
-        draining=False,
-        requests=state.requests,
-        running=state.running,
-        waiting=state.waiting,
-        waiting_for=state.waiting_for,
-        blocks=state.blocks,
-        blocks_free=state.blocks_free,
-        blocks_cached=state.blocks_cached,
-        resets=state.resets,
+        dead="",  # then there will be another one
         # One that is being started does not stall: it says what it does.
-        failing=state.failing if ready else 0,
+        failing=told.failing if ready else 0,
         stalled=stalled if ready else 0.0,
-        totals=from_wire(state.totals),
-        fronts=from_wire(state.fronts),
-        journal_writing=state.journal_writing,
-        journal_errors=state.journal_errors,
     )

@@ -1,13 +1,14 @@
 """A model of transformers as a step function: its layers attend over minfer's cache."""
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, copy_context
+from functools import wraps
 from typing import Any, Final
 
 import torch
 import transformers
-from attrs import frozen
+from attrs import define
 from torch import Tensor
 
 from minfer.effects.models.batch import Batch
@@ -30,12 +31,13 @@ _EXTRAS: Final = {
 }
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Call:
     """A forward under way."""
 
     batch: Batch
     cache: PagedCache
+    states: Any = None  # what the model without its head gave, once that ran
 
 
 _call: ContextVar[Call] = ContextVar("_call")
@@ -50,22 +52,48 @@ def paged_model(model: Any) -> Model:
     can_tap = base is not model
     if can_tap:
         base.register_forward_hook(_tapped)
+        base.forward = _once(base.forward)
 
     def step(batch: Batch, cache: PagedCache) -> Tensor:
-        if batch.tap is not None and not can_tap:
+        wants_states = batch.tap is not None or batch.scored is not None
+        if wants_states and not can_tap:
             name = type(model).__name__
             raise UnsupportedModelError(f"{name} does not say what its hidden states are")
-        picks = batch.sample
-        fewer = keeps and picks is not None
-        keep: dict[str, Any] = {"logits_to_keep": picks} if fewer else {}
-        keep |= {"position_ids": batch.positions[None].long(), "use_cache": False}
+        how = {"position_ids": batch.positions[None].long(), "use_cache": False}
         context, tokens = copy_context(), batch.tokens[None].long()
         context.run(_call.set, Call(batch, cache))
+
+        def logits_of(picks: Tensor | None) -> Tensor:
+            fewer = keeps and picks is not None
+            keep: dict[str, Any] = {"logits_to_keep": picks} if fewer else {}
+            logits: Tensor = context.run(model, tokens, **keep, **how).logits[0]
+            return logits if fewer or picks is None else logits.index_select(0, picks)
+
         with torch.inference_mode():
-            logits: Tensor = context.run(model, tokens, **keep).logits[0]
-        return logits if fewer or picks is None else logits.index_select(0, picks)
+            sampled = logits_of(batch.sample)
+            if batch.scored is not None:
+                for span in batch.scored.spans():
+                    batch.scored.take(span.start, logits_of(batch.scored.tokens[span]))
+        return sampled
 
     return step
+
+
+def _once(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A model without its head, which runs once in a call: what the head is asked for
+    after that, a few tokens at a time, is of the same states.
+    """
+
+    @wraps(forward)
+    def states(*given: Any, **how: Any) -> Any:
+        call = _call.get(None)
+        if call is None or call.batch.scored is None:
+            return forward(*given, **how)
+        if call.states is None:
+            call.states = forward(*given, **how)
+        return call.states
+
+    return states
 
 
 def _tapped(_base: Any, _given: Any, output: Any) -> None:

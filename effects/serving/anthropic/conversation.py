@@ -1,22 +1,30 @@
-"""A conversation as Anthropic's API has it: a system prompt, and turns of text blocks.
+"""A conversation as Anthropic's API has it: a system prompt, and turns of blocks.
 
 Turns of one role that follow each other are one, and a last turn of the assistant's is
 what the answer begins with, as there.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from itertools import groupby
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import Field, model_validator
 
 from minfer.effects.live.edge import MAX_CLIENT
+from minfer.effects.serving.anthropic.blocks import (
+    Blocks,
+    Few,
+    Texts,
+    Tool,
+    ToolChoice,
+    check_role,
+    joined,
+    turns_of,
+)
 from minfer.effects.serving.bodies import ANYTHING, StrictObject
+from minfer.effects.serving.parsed import check_template
 from minfer.effects.serving.protocol import Grounds
-from minfer.effects.serving.typed import TypedObject, as_parts
 
-MAX_ITEMS: Final = 4096  # messages; blocks of one
 # Fields that are not supported, with the values at which they ask for nothing.
 _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "cache_control": (ANYTHING,),  # prefixes are cached anyway
@@ -28,32 +36,7 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "service_tier": ("auto", "standard_only"),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"},),
-    "tool_choice": ({"type": "auto"}, {"type": "none"}),
-    "tools": ([],),
 }
-
-_OF_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "cache_control": (ANYTHING,),
-    "citations": ([],),
-}
-
-
-class TextBlock(TypedObject):
-    """A piece of text."""
-
-    kinds = ("text",)
-    neutral = _OF_BLOCKS
-    text: str
-
-
-Few = Field(fail_fast=True, max_length=MAX_ITEMS)
-Blocks = Annotated[
-    list[TextBlock],
-    Few,
-    BeforeValidator(
-        partial(as_parts, "text"), json_schema_input_type=str | list[TextBlock]
-    ),
-]
 
 
 class MessageTurn(StrictObject):
@@ -61,6 +44,11 @@ class MessageTurn(StrictObject):
 
     role: Literal["user", "assistant"]
     content: Blocks
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        check_role(self.role, self.content)
+        return self
 
 
 class Metadata(StrictObject):
@@ -74,25 +62,35 @@ class ConversationBody(StrictObject):
 
     neutral = _NEUTRAL
     model: str | None = None
-    system: Blocks | None = None
+    system: Texts | None = None
     messages: Annotated[list[MessageTurn], Few, Field(min_length=1)]
+    tools: Annotated[list[Tool], Few] | None = None
+    tool_choice: ToolChoice | None = None
+
+    @property
+    def offered(self) -> list[Tool]:
+        """The tools that the model is shown."""
+        none = self.tool_choice is not None and self.tool_choice.type == "none"
+        return [] if none else self.tools or []
 
     def ids(self, llm: Grounds) -> list[int]:
         """The conversation as token ids, up to where the answer begins. Raises
-        ChatTemplateError and RequestError.
+        ChatTemplateError, RequestError and ApiError.
         """
         turns = (
             [{"role": "system", "content": joined(self.system)}] if self.system else []
         )
         for role, of_role in groupby(self.messages, key=lambda one: one.role):
             blocks = [block for one in of_role for block in one.content]
-            turns.append({"role": role, "content": joined(blocks)})
+            turns += turns_of(role, blocks)
+        if self.offered:
+            check_template(llm.parsers, "tools")
+        elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
+            check_template(llm.parsers, "messages")
         begun = self.messages[-1].role == "assistant"
         return llm.render(
-            turns, add_generation_prompt=not begun, continue_final_message=begun
+            turns,
+            tools=[tool.told() for tool in self.offered] or None,
+            add_generation_prompt=not begun,
+            continue_final_message=begun,
         )
-
-
-def joined(blocks: list[TextBlock]) -> str:
-    """The text of blocks; each is a line."""
-    return "\n".join([block.text for block in blocks])

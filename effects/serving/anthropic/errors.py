@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Final
 
-from minfer.effects.serving.errors import INTERNAL, ApiError
+from minfer.effects.serving.errors import INTERNAL, TOO_LONG, ApiError, NoRoomError
 from minfer.effects.serving.transports.transport import Event, Failure
 
 _KINDS: Final[Mapping[int, str]] = {
@@ -21,9 +21,17 @@ def failure(error: ApiError) -> Failure:
     """An error as Anthropic's clients expect it; in a stream it is an event "error"."""
     other = "invalid_request_error" if error.status < INTERNAL else "api_error"
     kind = _KINDS.get(error.status, other)
-    said = str(error)
-    if error.code == "context_length_exceeded":  # programs look for these words
-        said = f"prompt is too long: {said}"
-    told = {"type": "error", "error": {"type": kind, "message": said}}
+    told = {"type": "error", "error": {"type": kind, "message": _worded(error)}}
     data = json.dumps(told, ensure_ascii=False, separators=(",", ":"))
     return Failure(error.status, Event(data, "error"), error.retry_after)
+
+
+def _worded(error: ApiError) -> str:
+    """What is said; programs look for Anthropic's own words, and numbers, in it."""
+    if isinstance(error, NoRoomError):
+        sizes = f"{error.prompt} + {error.wanted} > {error.context}"
+        return (
+            f"input length and `max_tokens` exceed context limit: {sizes}, decrease "
+            f"input length or `max_tokens` and try again"
+        )
+    return f"prompt is too long: {error}" if error.code == TOO_LONG else str(error)

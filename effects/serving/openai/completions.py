@@ -10,7 +10,12 @@ from minfer.effects.live.prompts import Asked, read_prompt
 from minfer.effects.serving.bodies import read_body, wrong
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import MAX_ITEMS, Few, GenerationBody, Top
-from minfer.effects.serving.openai.logprobs import CompletionLogprobs
+from minfer.effects.serving.openai.logprobs import (
+    CompletionLogprobs,
+    TokenLogprobs,
+    joined,
+    told_of_prompt,
+)
 from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Writer
 from minfer.effects.serving.stamp import Stamp
@@ -53,10 +58,15 @@ class CompletionBody(GenerationBody):
 
     @model_validator(mode="after")
     def _all_fit(self) -> Self:
-        if self.n * len(self.prompt) > MAX_ITEMS:
-            raise wrong(f"times prompts must not exceed {MAX_ITEMS}", "n")
-        if self.echo and self.scored is not None:
-            raise wrong("is not supported with echo; leave one of them out", "logprobs")
+        made = self.n if self.best_of is None else self.best_of
+        if made < self.n:
+            raise wrong(f"must be at least n, which is {self.n}", "best_of")
+        if made * len(self.prompt) > MAX_ITEMS:
+            name = "n" if self.best_of is None else "best_of"
+            raise wrong(f"times prompts must not exceed {MAX_ITEMS}", name)
+        if made > self.n and self.stream:
+            why = "the best are known once all have ended; leave stream or best_of out"
+            raise wrong(why, "best_of")
         return self
 
     @property
@@ -65,6 +75,16 @@ class CompletionBody(GenerationBody):
         is.
         """
         return self.logprobs
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters; what is echoed is scored as the output is."""
+        found = super().sampling()
+        if not self.use_beam_search and self.best_of not in (None, self.n):
+            found["best_of"] = self.best_of
+        if self.echo and self.logprobs is not None:
+            most = max(self.logprobs, self.prompt_logprobs or 0)
+            found["prompt_logprobs"] = most
+        return found
 
     def generation(self, llm: Grounds) -> GenerationRequest:
         """Its prompts as token ids. Raises RequestError and ParameterError."""
@@ -79,7 +99,7 @@ class CompletionBody(GenerationBody):
 def _spelled(prompts: Sequence[Asked], tokenizer: Tokenizer | None) -> list[str]:
     """The texts of prompts, as they were given or as their ids spell them."""
     if tokenizer is None:
-        return []
+        return [""] * len(prompts)
     return [
         tokenizer.decode(one.ids) if one.text is None else one.text for one in prompts
     ]
@@ -90,19 +110,38 @@ class _Shape:
 
     def __init__(self, request: GenerationRequest, tokenizer: Tokenizer | None) -> None:
         self._logprobs = CompletionLogprobs(tokenizer)
-        samples = request.params.n
+        self._prompts = request.prompts
+        self._samples = samples = request.params.n
+        self._include = request.include
+        self._scored = request.params.logprobs is not None
         echo = request.include.echo
         # Prompts by choice, until they were written.
         self._echo = {i: echo[i // samples] for i in range(len(echo) * samples)}
 
     def told(self, choice: int, delta: CompletionOutput) -> JsonObject:
-        scored = delta.logprobs
-        return {
+        echo = self._echo.pop(choice, None)
+        told: JsonObject = {
             "index": choice,
-            "logprobs": self._logprobs.told(choice, scored) if scored else None,
-            "text": self._echo.pop(choice, "") + delta.text,
+            "logprobs": self._scores(choice, echo, delta),
+            "text": (echo or "") + delta.text,
             "finish_reason": delta.finish_reason,
         }
+        if self._include.prompt_logprobs is not None:
+            told["prompt_logprobs"] = told_of_prompt(delta, self._include)
+        return told
+
+    def _scores(
+        self, choice: int, echo: str | None, delta: CompletionOutput
+    ) -> TokenLogprobs | None:
+        """Scores of the prompt, if it is echoed now, and of the tokens behind it."""
+        prompt = delta.prompt_logprobs
+        before = None
+        if echo is not None and prompt is not None and self._scored:
+            ids = self._prompts[choice // self._samples].ids
+            top = self._include.top_logprobs
+            before = self._logprobs.echoed(choice, echo, ids, prompt, top)
+        own = self._logprobs.told(choice, delta.logprobs) if delta.logprobs else None
+        return joined(before, own) if before and own else before or own
 
 
 class CompletionChunks(ChunkWriter):

@@ -11,32 +11,38 @@ from minfer.beam import MAX_BEAMS
 from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.bodies import ANYTHING, StrictObject, wrong
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.structured import ConstrainedBody
 from minfer.effects.serving.protocol import GenerationRequest, Include
-from minfer.params import ADVISED, MAX_LOGPROBS, RowValues, SamplingParams
+from minfer.params import (
+    ADVISED,
+    MAX_ADJUSTMENTS,
+    MAX_ALLOWED,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    RowValues,
+    SamplingParams,
+)
 
 MAX_ITEMS: Final = 4096  # messages; prompts of one request, times n
+# Log-probabilities of prompts in one answer, which is made in memory: 1 GB, as objects.
+MAX_SCORES: Final = 2**21
 # Fields that are not supported, with the values at which they ask for nothing.
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
-    "frequency_penalty": (0,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "include_stop_str_in_output": (False,),
-    "logit_bias": ({},),
     "metadata": (ANYTHING,),
-    "min_tokens": (0,),
     "modalities": (["text"],),
     "moderation": (),
     "parallel_tool_calls": (ANYTHING,),
     "prediction": (),
-    "presence_penalty": (0,),
     "prompt_cache_key": (ANYTHING,),
     "prompt_cache_options": (ANYTHING,),
     "prompt_cache_retention": (ANYTHING,),
     "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
     "service_tier": ("auto", "default"),
     "skip_special_tokens": (True,),
     "store": (False,),
@@ -51,22 +57,67 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 _SAMPLING: Final = {
     *ADVISED,
     "n",
+    "prompt_logprobs",
     "seed",
     "max_tokens",
     "stop",
     "stop_token_ids",
     "ignore_eos",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
 }
+
+
+# Fields that a beam search has no use for, with the values at which they ask for nothing:
+# it ranks tokens by the probabilities that the model gives, and all that end by itself.
+_UNSEARCHED: Final[Mapping[str, Any]] = {
+    **{one.name: one.default for one in attrs.fields(RowValues)},
+    "temperature": 0,
+    "stop": [],
+    "stop_token_ids": [],
+    "min_tokens": 0,
+    "logit_bias": {},
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "prompt_logprobs": None,
+    **dict.fromkeys(ConstrainedBody.model_fields),
+}
+# Fields that say how many tokens to write.
+_WANTED: Final = ("max_tokens", "max_completion_tokens")
 
 
 def _as_list(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
 
+def _by_id(given: object) -> object:
+    """Biases by token id: JSON's keys are strings."""
+    if not isinstance(given, dict):
+        return given
+    if len(given) > MAX_ADJUSTMENTS:
+        raise wrong(f"must have at most {MAX_ADJUSTMENTS} token ids")
+    found = {}
+    for key, bias in given.items():
+        if not (isinstance(key, str) and key.isascii() and key.isdecimal()):
+            raise wrong(f"names are token ids as whole numbers, not {shown(key)}")
+        found[int(key[:_LONGEST_ID])] = bias
+    if len(found) < len(given):
+        raise wrong("a token id is in it twice")
+    return found
+
+
+_LONGEST_ID: Final = 19  # digits: more are out of every range anyway
+
 Few = Field(fail_fast=True, max_length=MAX_ITEMS)
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Stops = Annotated[
     list[str], Few, BeforeValidator(_as_list, json_schema_input_type=str | list[str])
+]
+Biases = Annotated[
+    dict[int, float],
+    BeforeValidator(_by_id, json_schema_input_type=dict[str, float]),
 ]
 Client = Annotated[str, Field(max_length=MAX_CLIENT)]
 Top = Annotated[int, Field(ge=0, le=MAX_LOGPROBS)]
@@ -79,19 +130,22 @@ class StreamOptions(StrictObject):
     include_obfuscation: Literal[False] = False
 
 
-class GenerationBody(StrictObject):
+class GenerationBody(ConstrainedBody):
     """The fields that generating endpoints share."""
 
     neutral = NEUTRAL
     model: str | None = None
-    n: Annotated[int, Field(ge=1, le=128)] = 1
-    best_of: Whole | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = 1
+    best_of: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     max_tokens: Whole | None = None
     max_completion_tokens: Whole | None = None
     temperature: float | None = None
     top_p: float | None = None
     seed: Whole | None = None
     stop: Stops | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: Biases | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None  # without stream, they say nothing
     user: Client = ""
@@ -99,14 +153,22 @@ class GenerationBody(StrictObject):
     # vLLM's:
     top_k: Whole | None = None
     min_p: float | None = None
+    repetition_penalty: float | None = None
     stop_token_ids: Annotated[list[Whole], Few] | None = None
     ignore_eos: bool | None = None
+    min_tokens: Whole | None = None
+    allowed_token_ids: (
+        Annotated[list[Whole], Field(fail_fast=True, max_length=MAX_ALLOWED)] | None
+    ) = None
+    bad_words: Annotated[list[str], Few] | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
     use_beam_search: bool = False  # then `best_of`, or `n`, is its width
     length_penalty: float | None = None
     early_stopping: bool | Literal["never"] | None = None
+    prompt_logprobs: Top | None = None
     # minfer's:
+    typical_p: float | None = None
     deadline: Annotated[float, Field(gt=0)] = math.inf  # seconds from arrival
     timing: bool = False  # whether to answer with `timing`, too: see `timing_of`
 
@@ -117,11 +179,11 @@ class GenerationBody(StrictObject):
         if self.use_beam_search:
             self._check_search()
             return self
-        if self.best_of not in (None, self.n):
-            raise wrong("is not supported; leave it out", "best_of")
         for name in ("length_penalty", "early_stopping"):
             if getattr(self, name) is not None:
                 raise wrong("needs use_beam_search to be true", name)
+        if self.prompt_logprobs is not None and self.stream:
+            raise wrong("comes with whole answers; leave stream out", "prompt_logprobs")
         return self
 
     def _check_search(self) -> None:
@@ -134,12 +196,12 @@ class GenerationBody(StrictObject):
         if self.width > MAX_BEAMS:
             field = "n" if self.best_of is None else "best_of"
             raise wrong(f"must be at most {MAX_BEAMS} with use_beam_search", field)
-        neutral = {one.name: one.default for one in attrs.fields(RowValues)}
-        neutral |= {"temperature": 0, "stop": [], "stop_token_ids": []}
-        given = {name: getattr(self, name, None) for name in neutral}
+        given = {name: getattr(self, name, None) for name in _UNSEARCHED}
         given["logprobs"] = self.scored
+        if self.response_format is not None and self.response_format.type == "text":
+            given["response_format"] = None
         for name, value in given.items():
-            if value is not None and value != neutral[name]:
+            if value is not None and value != _UNSEARCHED[name]:
                 raise wrong("does not go with use_beam_search; leave it out", name)
 
     @property
@@ -169,18 +231,23 @@ class GenerationBody(StrictObject):
         raise NotImplementedError
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that were given, by their names in SamplingParams."""
+        """The sampling parameters that were given, by their names in SamplingParams.
+        Raises ApiError.
+        """
         found = self.model_dump(include=_SAMPLING, exclude_none=True)
         if self.max_completion_tokens is not None:
             found["max_tokens"] = self.max_completion_tokens
         if self.scored is not None:
             found["logprobs"] = self.scored
+        if (asked := self.constraint()) is not None:
+            found["structured_outputs"] = asked.made()
         return found
 
     def request(
         self, prompts: Sequence[Asked], params: SamplingParams, echo: Sequence[str] = ()
     ) -> GenerationRequest:
-        """The request for prompts that were read. Raises RequestError."""
+        """The request for prompts that were read. Raises RequestError and ApiError."""
+        self._check_scores(prompts, params)
         urgency = Urgency(
             priority=self.priority,
             client=self.safety_identifier or self.user,
@@ -193,12 +260,33 @@ class GenerationBody(StrictObject):
             timing=self.timing,
             top_logprobs=self.scored or 0,
             echo=tuple(echo),
+            prompt_logprobs=self.prompt_logprobs,
         )
+        asked = self.constraint()
         return GenerationRequest(
             prompts=tuple(prompts),
             params=params if beams is None else beams.sampling,
+            constrained_by="" if asked is None else asked.field,
             urgency=urgency,
             stream=self.stream,
             include=include,
             beams=beams,
+            wanted_by=next(filter(self._gives, _WANTED), ""),
         )
+
+    def _check_scores(self, prompts: Sequence[Asked], params: SamplingParams) -> None:
+        """Refuse an answer that would be too large for what is said of prompts."""
+        if params.prompt_logprobs is None:
+            return
+        each = params.n * (1 + params.prompt_logprobs)
+        told = each * sum(len(prompt.ids) for prompt in prompts)
+        if told > MAX_SCORES:
+            field = "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
+            why = f"{told} log-probabilities of prompts in one answer are too many: at"
+            raise ApiError(
+                f"{field}: {why} most {MAX_SCORES}; name fewer tokens, or fewer prompts",
+                field,
+            )
+
+    def _gives(self, name: str) -> bool:
+        return getattr(self, name) is not None

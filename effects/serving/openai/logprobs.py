@@ -1,14 +1,18 @@
-"""Log-probabilities of output tokens, in the two shapes that OpenAI's API has for them.
+"""Log-probabilities of tokens, in the two shapes that OpenAI's API has for them, and in
+vLLM's.
 
 Conversations get a list with an object for each token; completions, the older endpoint,
-get parallel lists, and offsets into the text.
+get parallel lists, and offsets into the text. What vLLM tells of a prompt is a list with
+an object for each token, by token id.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Final, TypedDict
 
-from minfer.effects.text.outputs import Logprob
+from minfer.effects.serving.protocol import Include
+from minfer.effects.text.logprobs import text_of
+from minfer.effects.text.outputs import CompletionOutput, Logprob, PromptLogprobs
 from minfer.effects.text.tokenizer import Tokenizer
 
 LEAST: Final = -9999.0  # as low as OpenAI goes: JSON has no infinity
@@ -44,6 +48,40 @@ def chat_logprobs(
     return {"content": content, "refusal": None}
 
 
+def told_of_prompt(delta: CompletionOutput, include: Include) -> list[object] | None:
+    """Scores of a prompt's tokens, as vLLM tells them."""
+    if delta.prompt_logprobs is None or include.prompt_logprobs is None:
+        return None
+    most = include.prompt_logprobs
+    return [
+        by_id and {str(token): _entry(one) for token, one in _some(by_id, most)}
+        for by_id in delta.prompt_logprobs
+    ]
+
+
+def _entry(score: Logprob) -> dict[str, object]:
+    return {
+        "logprob": max(score.logprob, LEAST),
+        "rank": score.rank,
+        "decoded_token": score.decoded_token,
+    }
+
+
+def _some(by_id: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
+    """Of a token's scores its own, and those of so many likeliest."""
+    own, *others = by_id.items()
+    return [own, *((token, one) for token, one in others if one.rank <= most)]
+
+
+class TokenLogprobs(TypedDict):
+    """Scores of tokens in a row; null where nothing is before a token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
 class CompletionLogprobs:
     """Scores of a completion's tokens: offsets go on from one part to the next."""
 
@@ -51,29 +89,86 @@ class CompletionLogprobs:
         self._tokenizer = tokenizer
         self._lengths: dict[int, int] = {}  # characters told so far, by choice
 
-    def told(self, choice: int, scored: Scored) -> dict[str, object]:
+    def told(self, choice: int, scored: Scored) -> TokenLogprobs:
         """What is told of a choice's next tokens."""
-        every = [
-            [token_logprob(*one, self._tokenizer) for one in by_id.items()]
-            for by_id in scored
-        ]
+        every = [self._spelled([*by_id.items()]) for by_id in scored]
         own = [of_token[0] for of_token in every]
         begin = self._lengths.get(choice, 0)
-        *offsets, end = accumulate(map(_characters, own), initial=begin)
+        sizes = map(self._characters, map(_own_id, scored))
+        *offsets, end = accumulate(sizes, initial=begin)
         self._lengths[choice] = end
-        # Of tokens spelled alike, the drawn or else the likelier one is told of.
-        named = [
-            {one["token"]: one["logprob"] for one in reversed(of_token)}
-            for of_token in every
-        ]
         return {
             "tokens": [one["token"] for one in own],
             "token_logprobs": [one["logprob"] for one in own],
-            "top_logprobs": named,
+            "top_logprobs": [*map(_named, every)],
             "text_offset": offsets,
         }
 
+    def echoed(
+        self, choice: int, text: str, ids: Sequence[int], scored: PromptLogprobs, top: int
+    ) -> TokenLogprobs:
+        """What is told of a prompt before a choice's own tokens: its `text` is before
+        theirs.
+        """
+        every = [self._spelled(_some(by_id, top)) if by_id else [] for by_id in scored]
+        self._lengths[choice] = len(text)
+        return {
+            "tokens": [spelled(token, self._tokenizer) for token in ids],
+            "token_logprobs": [one[0]["logprob"] if one else None for one in every],
+            "top_logprobs": [_named(one) if one else None for one in every],
+            "text_offset": [*self._places(text, ids)],
+        }
 
-def _characters(token: TokenLogprob) -> int:
-    """How many characters begin in a token's bytes, which are UTF-8."""
-    return sum(byte & 0xC0 != 0x80 for byte in token["bytes"] or ())
+    def _spelled(self, by_id: Sequence[tuple[int, Logprob]]) -> list[TokenLogprob]:
+        return [token_logprob(*one, self._tokenizer) for one in by_id]
+
+    def _characters(self, token: int) -> int:
+        """How many characters of a text a token stands for: those that begin in its
+        bytes, which are UTF-8. Special tokens are not in the text.
+        """
+        tokenizer = self._tokenizer
+        if tokenizer is None or token in tokenizer.special_ids:
+            return 0
+        return sum(byte & 0xC0 != 0x80 for byte in tokenizer.token_bytes(token))
+
+    def _places(self, text: str, ids: Sequence[int]) -> Iterator[int]:
+        """Where tokens begin in the prompt that they were made of.
+
+        A special token may be spelled out there, or not; and tokenizers put a space
+        before a text that is not in it.
+        """
+        at = 0
+        for token in ids:
+            yield min(at, len(text))
+            word = "" if self._tokenizer is None else spelled(token, self._tokenizer)
+            if self._tokenizer is not None and token in self._tokenizer.special_ids:
+                at += len(word) if text.startswith(word, at) else 0
+            else:
+                added = at == 0 and word.startswith(" ") and not text.startswith(" ")
+                at += self._characters(token) - added
+
+
+def joined(first: TokenLogprobs, then: TokenLogprobs) -> TokenLogprobs:
+    """What is told of tokens, and of those behind them."""
+    return {
+        "tokens": first["tokens"] + then["tokens"],
+        "token_logprobs": first["token_logprobs"] + then["token_logprobs"],
+        "top_logprobs": first["top_logprobs"] + then["top_logprobs"],
+        "text_offset": first["text_offset"] + then["text_offset"],
+    }
+
+
+def spelled(token: int, tokenizer: Tokenizer | None) -> str:
+    """A token's text, or vLLM's name for one without."""
+    return text_of(token, tokenizer) or f"token_id:{token}"
+
+
+def _own_id(by_id: dict[int, Logprob]) -> int:
+    return next(iter(by_id))
+
+
+def _named(of_token: Sequence[TokenLogprob]) -> dict[str, float]:
+    """Scores by text: of tokens spelled alike, that of the drawn or else the likelier
+    one.
+    """
+    return {one["token"]: one["logprob"] for one in reversed(of_token)}

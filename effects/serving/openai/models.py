@@ -18,12 +18,12 @@ class Models:
 
     def named(self, asked: str | None) -> str:
         """The name by which a model was asked for. Raises ApiError if nobody has it."""
-        return self._known(asked or self.names[0])
+        return self.known(asked or self.names[0])
 
     def card(self, name: str) -> dict[str, object]:
         """What is told of the model under one of its names. Raises ApiError."""
         return {
-            "id": self._known(name),
+            "id": self.known(name),
             "object": "model",
             "created": self.created,
             "owned_by": "minfer",
@@ -35,7 +35,8 @@ class Models:
         """All cards."""
         return {"object": "list", "data": [self.card(name) for name in self.names]}
 
-    def _known(self, name: str) -> str:
+    def known(self, name: str) -> str:
+        """A name that the model has. Raises ApiError for another."""
         if name not in self.names:
             there = ", ".join(self.names)
             why = f"there is no model {name[:200]!r} here; there is {there}"

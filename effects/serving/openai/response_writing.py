@@ -1,10 +1,9 @@
 """How a response is written: as one object, or as a stream of named, numbered events.
 
 response.created, response.in_progress      the response, as yet without output
-response.output_item.added                  its message
-response.content_part.added                 the message's text, empty
-response.output_text.delta, again and again
-response.output_text.done, response.content_part.done, response.output_item.done
+response.output_item.added                  of each item, as `response_items` has them
+...
+response.output_item.done
 response.completed or response.incomplete   the whole response
 """
 
@@ -13,7 +12,9 @@ import time
 from collections.abc import Sequence
 from typing import Final
 
+from minfer.effects.serving.openai.response_items import Happening, Items
 from minfer.effects.serving.openai.writing import JsonObject
+from minfer.effects.serving.parsed import Parsed
 from minfer.effects.serving.protocol import GenerationRequest, Served, Writer
 from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
@@ -54,10 +55,9 @@ def usage_of(served: Served) -> JsonObject:
 
 
 class _Shape:
-    """What a response and its one message look like, at any time."""
+    """What a response looks like, at any time."""
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
-        self.item_id = stamp.id.replace("resp", "msg", 1)
         self._head: JsonObject = {
             "id": stamp.id,
             "object": "response",
@@ -83,19 +83,6 @@ class _Shape:
             "output": output,
         }
 
-    def item(self, status: str, content: Sequence[JsonObject]) -> JsonObject:
-        return {
-            "id": self.item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    @staticmethod
-    def part(text: str) -> JsonObject:
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-
 
 def _status(delta: CompletionOutput) -> str:
     """What has become of a response that has ended."""
@@ -107,53 +94,41 @@ class ResponseEvents:
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._shape = _Shape(stamp, request)
+        self._items = Items(stamp.id.removeprefix("resp"))
+        self._parsed = Parsed(request)
+        self._plain = request.parsing is None
         self._number = 0  # of the next event
-        self._text = ""
         self._status = _RUNNING
 
-    def write(self, _: int, delta: CompletionOutput) -> list[Event]:
-        """The events for what is new of the text."""
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """The events for what is new."""
         events = [] if self._number else self._begin()
-        self._text += delta.text
-        if delta.text:
-            more = {"delta": delta.text, "logprobs": []}
-            events.append(self._of_part("response.output_text.delta", **more))
+        for one in self._parsed.read(choice, delta):
+            events += map(self._event, self._items.take(one))
         if delta.finish_reason:
             self._status = _status(delta)
         return events
 
     def end(self, served: Sequence[Served]) -> list[Event]:
         """The ends of all that was begun."""
-        part = self._shape.part(self._text)
-        item = self._shape.item(self._status, [part])
-        whole = self._shape.response(self._status, [item], served[0])
-        text: JsonObject = {"text": self._text, "logprobs": []}
-        return [
-            self._of_part("response.output_text.done", **text),
-            self._of_part("response.content_part.done", part=part),
-            self._event("response.output_item.done", output_index=0, item=item),
-            self._event(f"response.{self._status}", response=whole),
-        ]
+        events = [self._event(one) for one in self._items.close(self._status)]
+        whole = self._shape.response(self._status, self._items.told(), served[0])
+        last = Happening(f"response.{self._status}", {"response": whole})
+        return [*events, self._event(last)]
 
     def _begin(self) -> list[Event]:
-        running = self._shape.response(_RUNNING, [])
-        item = self._shape.item(_RUNNING, [])
-        return [
-            self._event("response.created", response=running),
-            self._event("response.in_progress", response=running),
-            self._event("response.output_item.added", output_index=0, item=item),
-            self._of_part("response.content_part.added", part=self._shape.part("")),
+        running: JsonObject = {"response": self._shape.response(_RUNNING, [])}
+        happened = [
+            Happening("response.created", running),
+            Happening("response.in_progress", running),
+            *(self._items.begin_message() if self._plain else []),
         ]
+        return [self._event(one) for one in happened]
 
-    def _of_part(self, kind: str, **fields: object) -> Event:
-        """An event about the one part of the one message."""
-        where: JsonObject = {"output_index": 0, "content_index": 0}
-        return self._event(kind, item_id=self._shape.item_id, **where, **fields)
-
-    def _event(self, kind: str, **fields: object) -> Event:
-        told = {"type": kind, "sequence_number": self._number, **fields}
+    def _event(self, one: Happening) -> Event:
+        told = {"type": one.name, "sequence_number": self._number, **one.fields}
         self._number += 1
-        return Event(json.dumps(told), kind)
+        return Event(json.dumps(told), one.name)
 
 
 class ResponseObject:
@@ -161,19 +136,21 @@ class ResponseObject:
 
     def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
         self._shape = _Shape(stamp, request)
-        self._text = ""
+        self._items = Items(stamp.id.removeprefix("resp"))
+        self._parsed = Parsed(request)
         self._status = _RUNNING
 
-    def write(self, _: int, delta: CompletionOutput) -> list[Event]:
-        """Keep the text, which comes whole."""
-        self._text += delta.text
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """Keep what was said, which comes whole."""
+        for one in self._parsed.read(choice, delta):
+            self._items.take(one)
         self._status = _status(delta)
         return []
 
     def end(self, served: Sequence[Served]) -> list[Event]:
         """The response."""
-        item = self._shape.item(self._status, [self._shape.part(self._text)])
-        whole = self._shape.response(self._status, [item], served[0])
+        self._items.close(self._status)
+        whole = self._shape.response(self._status, self._items.told(), served[0])
         return [Event(json.dumps(whole))]
 
 

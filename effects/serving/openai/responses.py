@@ -1,23 +1,35 @@
 """POST /v1/responses: OpenAI's newer API; a list of items is answered with one.
 
 Nothing is stored: `store` is accepted, and every response says that it was not. What
-needs stored responses, tools or other kinds of items is refused by its name.
+needs stored responses, tools of ours or other kinds of items is refused by its name.
 """
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
+from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.errors import stream_failure
 from minfer.effects.serving.openai.fields import Client, Few
+from minfer.effects.serving.openai.response_input import (
+    AnyItem,
+    FunctionChoice,
+    FunctionTool,
+    Item,
+    NamedFunction,
+    check_outputs,
+    turns_of,
+)
 from minfer.effects.serving.openai.response_writing import writer
+from minfer.effects.serving.openai.structured import Constraint, schema_in
+from minfer.effects.serving.openai.tools import ToolChoice, check_tools, constraint
+from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
-from minfer.effects.serving.typed import TypedObject, as_parts
 
 _SCORES: Final = "message.output_text.logprobs"  # the one thing to include that could be
 _LARGEST: Final = 2**31  # output tokens
@@ -28,7 +40,6 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "conversation": (),
     "max_tool_calls": (ANYTHING,),
     "moderation": (),
-    "parallel_tool_calls": (ANYTHING,),
     "previous_response_id": (),
     "prompt": (),
     "prompt_cache_key": (ANYTHING,),
@@ -36,78 +47,43 @@ _NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "prompt_cache_retention": (ANYTHING,),
     "reasoning": ({}, {"effort": None}, {"effort": "none"}),
     "service_tier": ("auto", "default"),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "top_logprobs": (0,),
 }
 
-_OF_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "annotations": ([],),
-    "logprobs": (ANYTHING,),
-    "prompt_cache_breakpoint": (ANYTHING,),
-}
-_OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
-    "id": (ANYTHING,),
-    "phase": (ANYTHING,),
-    "status": (ANYTHING,),
-}
+_KINDS: Final = ("text", "json_object", "json_schema")  # of a text's format
+_LONGEST_NAME: Final = 64  # characters of a name that an error shows
 _OF_TEXT: Final[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
-
-
-class Part(TypedObject):
-    """A piece of a message's text: what was put in, or what came out before."""
-
-    kinds = ("input_text", "output_text")
-    neutral = _OF_PARTS
-    text: str
-
-
-def _role(role: object) -> object:
-    """A role by the name that models were trained with."""
-    return "system" if role == "developer" else role
-
-
-Parts = Annotated[
-    list[Part],
-    Few,
-    BeforeValidator(
-        partial(as_parts, "input_text"), json_schema_input_type=str | list[Part]
-    ),
-]
-Role = Annotated[
-    Literal["system", "user", "assistant"],
-    BeforeValidator(
-        _role,
-        json_schema_input_type=Literal["system", "developer", "user", "assistant"],
-    ),
-]
-
-
-class Item(TypedObject):
-    """A message; what is neutral is in what OpenAI's SDK hands back of a response."""
-
-    kinds = ("message",)
-    neutral = _OF_ITEMS
-    type: str = "message"
-    role: Role
-    content: Parts
-
-    def told(self) -> dict[str, str]:
-        """The message as chat templates take it; its parts are lines."""
-        return {"role": self.role, "content": "\n".join([p.text for p in self.content])}
-
-
-class Format(TypedObject):
-    """What the text must be like: any."""
-
-    kinds = ("text",)
 
 
 class Text(StrictObject):
     """What the text must be like."""
 
     neutral = _OF_TEXT
-    format: Format | None = None
+    format: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.constraint()
+        return self
+
+    def constraint(self) -> Constraint | None:
+        """What it asks for, if that is anything. Raises ApiError."""
+        where = "text.format"
+        said = dict(self.format or {})
+        match said.pop("type", "text"):
+            case "text" if not said:
+                return None
+            case "json_object" if not said:
+                return Constraint({"json_object": True}, where)
+            case "json_schema":
+                return schema_in(said, where)
+            case str(kind) if kind in _KINDS:
+                field = f"{where}.{min(said)[:_LONGEST_NAME]}"
+                raise ApiError(f"{field}: is not a field here; leave it out", field)
+            case kind:
+                there = " or ".join(map(shown, _KINDS))
+                why = f"{shown(kind)} is not supported; there is {there}"
+                raise ApiError(f"{where}.type: {why}", f"{where}.type")
 
 
 class ResponseStreamOptions(StrictObject):
@@ -134,7 +110,7 @@ class ResponsesBody(StrictObject):
     neutral = _NEUTRAL
     model: str | None = None
     input: Annotated[
-        list[Item],
+        list[AnyItem],
         Few,
         Field(min_length=1),
         BeforeValidator(_items, json_schema_input_type=str | list[Item]),
@@ -149,36 +125,81 @@ class ResponsesBody(StrictObject):
     include: Annotated[list[str], Few, AfterValidator(_nothing_more)] | None = None
     metadata: dict[str, str] | None = None
     text: Text | None = None
+    tools: Annotated[list[FunctionTool], Few] | None = None
+    tool_choice: FunctionChoice | None = None
+    parallel_tool_calls: bool = True
     truncation: Literal["disabled"] = "disabled"
     user: Client = ""
     safety_identifier: Client = ""
 
+    @model_validator(mode="after")
+    def _calls_fit(self) -> Self:
+        check_outputs(self.input)
+        tools = [one.tool() for one in self.tools or ()]
+        check_tools(tools, self._choice)
+        constraint(tools, self._choice, inside="")
+        return self
+
+    @property
+    def _choice(self) -> ToolChoice | None:
+        choice = self.tool_choice
+        return choice.named() if isinstance(choice, NamedFunction) else choice
+
+    @property
+    def offered(self) -> list[FunctionTool]:
+        """The tools that the model is shown."""
+        return [] if self.tool_choice == "none" else self.tools or []
+
     def generation(self, llm: Grounds) -> GenerationRequest:
-        """The items as one prompt. Raises ChatTemplateError, RequestError and
-        ParameterError.
+        """The items as one prompt. Raises ChatTemplateError, RequestError,
+        ParameterError and ApiError.
         """
-        items = [item.told() for item in self.input]
-        if self.instructions is not None:
-            items = [{"role": "system", "content": self.instructions}, *items]
+        ids = self._ids(llm)
         given = self.model_dump(include={"temperature", "top_p"}, exclude_none=True)
+        asked = None if self.text is None else self.text.constraint()
+        if asked is not None:
+            given["structured_outputs"] = asked.made()
         params = llm.setup.default_sampling_params(
             **given, max_tokens=self.max_output_tokens
         )
+        names = tuple(tool.name for tool in self.offered)
         return GenerationRequest(
-            prompts=(Asked(None, llm.render(items)),),
+            prompts=(Asked(None, ids),),
             params=params,
             urgency=Urgency(client=self.safety_identifier or self.user),
             stream=self.stream,
             include=Include(repeat=self._repeated()),
+            constrained_by="" if asked is None else asked.field,
+            parsing=parsing_of(llm, ids, names, parallel=self.parallel_tool_calls),
+            wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
         )
+
+    def _ids(self, llm: Grounds) -> list[int]:
+        turns = turns_of(self.input)
+        if self.offered:
+            check_template(llm.parsers, "tools")
+        elif any("tool_calls" in turn or turn["role"] == "tool" for turn in turns):
+            check_template(llm.parsers, "input")
+        if self.instructions is not None:
+            turns = [{"role": "system", "content": self.instructions}, *turns]
+        tools = [one.tool().told() for one in self.offered]
+        return llm.render(turns, tools=tools or None)
 
     def _repeated(self) -> dict[str, object]:
         """What a response says of its request, as it was given."""
+        form = None if self.text is None else self.text.format
+        choice: object = self.tool_choice
+        if isinstance(choice, NamedFunction):
+            choice = choice.model_dump()
         return {
+            "text": {"format": form or {"type": "text"}},
             "instructions": self.instructions,
             "max_output_tokens": self.max_output_tokens,
             "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls,
             "safety_identifier": self.safety_identifier or None,
+            "tool_choice": choice or "auto",
+            "tools": [one.shown() for one in self.tools or ()],
             "user": self.user or None,
         }
 

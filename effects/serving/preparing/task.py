@@ -3,11 +3,11 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from attrs import field, frozen
 
-from minfer.effects.live.prompts import rendered
+from minfer.effects.live.prompts import Renders
 from minfer.effects.live.served import ServedModel
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.protocol import (
@@ -17,10 +17,8 @@ from minfer.effects.serving.protocol import (
     Question,
 )
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.request import SamplingParams
-
-if TYPE_CHECKING:
-    from minfer.effects.text.chat import ChatOptions, Conversation, Tools
 
 
 @frozen(kw_only=True)
@@ -33,6 +31,9 @@ class Recipe:
     max_model_len: int  # tokens
     default_params: Mapping[str, int | float]  # of sampling, as the model's makers advise
     names: tuple[str, ...]  # of the model
+    # How it writes calls and reasoning: `Parsers`.
+    tool_parser: str = NONE
+    reasoning_parser: str = NONE
 
     @classmethod
     def of(cls, llm: ServedModel, names: tuple[str, ...]) -> "Recipe":
@@ -45,6 +46,8 @@ class Recipe:
             max_model_len=setup.config.max_model_len,
             default_params=dict(setup.default_params),
             names=names,
+            tool_parser=llm.parsers.tools,
+            reasoning_parser=llm.parsers.reasoning,
         )
 
 
@@ -57,7 +60,7 @@ class Prepared:
 
 
 @frozen
-class Likeness:
+class Likeness(Renders):
     """The `Grounds` that a recipe describes: a model without its engine."""
 
     recipe: Recipe
@@ -85,27 +88,14 @@ class Likeness:
         """What has the length of the context."""
         return self.recipe
 
+    @property
+    def parsers(self) -> Parsers:
+        """How the model writes calls of tools and reasoning."""
+        return Parsers(self.recipe.tool_parser, self.recipe.reasoning_parser)
+
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """As `Setup` does."""
         return SamplingParams(**{**self.recipe.default_params, **overrides})
-
-    def render(
-        self,
-        messages: "Conversation",
-        *,
-        tools: "Tools | None" = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-    ) -> list[int]:
-        """As `ServedModel` does."""
-        how: ChatOptions = {
-            "tools": tools,
-            "add_generation_prompt": add_generation_prompt,
-            "continue_final_message": continue_final_message,
-            "chat_template_kwargs": chat_template_kwargs,
-        }
-        return list(rendered(self.tokenizer, messages, how).ids)
 
 
 def prepare(

@@ -7,9 +7,10 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.prompts import encoded
 from minfer.effects.serving.bodies import StrictObject, read_body, wrong
-from minfer.effects.serving.openai.chat import Message
+from minfer.effects.serving.openai.conversation import Message
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.tools import Tool
 from minfer.effects.serving.protocol import Grounds, Question
 
 
@@ -25,6 +26,7 @@ class TokenizeBody(StrictObject):
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Annotated[list[Tool], Few] | None = None
 
     @model_validator(mode="after")
     def _one_of_them(self) -> Self:
@@ -53,7 +55,8 @@ class TokenizeBody(StrictObject):
         goes_on = self.continue_final_message
         begins = self.add_generation_prompt
         return llm.render(
-            [message.model_dump(exclude_none=True) for message in self.messages],
+            [message.told() for message in self.messages],
+            tools=[tool.told() for tool in self.tools or ()] or None,
             add_generation_prompt=not goes_on if begins is None else begins,
             continue_final_message=goes_on,
             chat_template_kwargs=self.chat_template_kwargs,

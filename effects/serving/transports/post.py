@@ -12,7 +12,7 @@ from minfer.effects.serving.request_ids import KEY as CHOSEN_ID
 from minfer.effects.serving.transports.http import HttpTransport, failure_response
 from minfer.effects.serving.transports.plain import PlainBody
 from minfer.effects.serving.transports.sse import EventStream
-from minfer.effects.serving.transports.transport import Failure, Handler
+from minfer.effects.serving.transports.transport import Failure, Handler, Watcher
 
 MEDIA_TYPE: Final = "application/json"
 PATIENCE: Final = 10.0  # seconds that a body's bytes may be behind
@@ -32,9 +32,15 @@ class Post:
         """The x-request-id that the client chose, or nothing."""
         return str(self.scope.get(CHOSEN_ID, ""))
 
-    async def read(self, most: int) -> bytes:
+    def announced(self, most: int) -> int:
+        """Bytes of the body, as its head says; `most` if it comes in chunks."""
+        headers = dict(self.scope["headers"])
+        chunked = b"transfer-encoding" in headers
+        return most if chunked else int(headers.get(b"content-length", b"0"))
+
+    async def read(self, most: int, see: Watcher) -> bytes:
         """The body. Raises ApiError if it is no JSON, has more than `most` bytes or comes
-        too slowly, and ClientDisconnect.
+        too slowly, what `see` raises, and ClientDisconnect.
         """
         request = Request(self.scope, self._receive)
         headers = request.headers
@@ -55,6 +61,7 @@ class Post:
                 raise ApiError(why, status=408) from None
             if not part:
                 break
+            see(part)
             data += part
             size = max(size, len(data))
         if size > most:  # uvicorn drops the rest, so that the client gets to read this

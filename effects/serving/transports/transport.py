@@ -44,6 +44,13 @@ class Transport(Protocol):
         """Send a failure, which ends the answer."""
 
 
+Watcher = Callable[[bytes], None]  # of the parts of a body
+
+
+def see_nothing(_: bytes) -> None:
+    """Let a part pass."""
+
+
 class Connection(Protocol):
     """A client that asks for one thing, and waits for the answer."""
 
@@ -55,8 +62,15 @@ class Connection(Protocol):
     def chosen(self) -> str:
         """The x-request-id that the client chose, or nothing."""
 
-    async def read(self, most: int) -> bytes:
-        """The request's body, of `most` bytes. Raises ApiError and ClientDisconnect."""
+    def announced(self, most: int) -> int:
+        """Bytes of the request's body, as far as is known before it is read; `most`, if
+        nothing is.
+        """
+
+    async def read(self, most: int, see: Watcher) -> bytes:
+        """The request's body, of `most` bytes; `see` gets it part by part, as it comes.
+        Raises ApiError, what `see` raises, and ClientDisconnect.
+        """
 
     async def departed(self) -> NoReturn:
         """Wait until the client goes away. Raises ClientDisconnect then."""

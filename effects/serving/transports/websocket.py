@@ -8,7 +8,8 @@
               {"id": null, "status": 400, "error": {...}}      of a message that is none
 
 Ids are the client's, and may be used again after the end. A request that is cancelled
-ends as `done`, with `"cancelled": true`. Nobody but the client closes the socket, short
+ends as `done`, with `"cancelled": true`. Each costs its key what a POST does, and its
+body comes in as that of one (`envelope`). Nobody but the client closes the socket, short
 of messages far above the limit. A client that reads slowly is waited for by its own
 requests alone: they miss nothing, and what comes meanwhile comes in one piece.
 """
@@ -20,20 +21,29 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NoReturn
 
-from attrs import frozen
-from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.types import Receive, Scope, Send
 
+from minfer.effects.serving.authentication import caller_of, pay_request
 from minfer.effects.serving.errors import ApiError, told_of
 from minfer.effects.serving.openai.errors import failure
 from minfer.effects.serving.origins import foreign
 from minfer.effects.serving.request_ids import KEY as CHOSEN_ID
-from minfer.effects.serving.transports.transport import Event, Failure, Handler
+from minfer.effects.serving.transports.envelope import (
+    Cancelling,
+    Envelope,
+    Opened,
+    opened,
+)
+from minfer.effects.serving.transports.transport import (
+    Event,
+    Failure,
+    Handler,
+    Watcher,
+)
 
 MAX_OPEN: Final = 128  # requests on one socket
-LONGEST_ID: Final = 128  # characters
 ENVELOPE: Final = 2**16  # bytes of a message above those of a body, before it is cut off
 # uvicorn's settings. Messages are not compressed: they are small, and what is small when
 # it is sent may be large here.
@@ -41,17 +51,8 @@ SOCKETS: Final[Mapping[str, Any]] = {
     "ws": "websockets-sansio",
     "ws_per_message_deflate": False,
 }
-_FIELDS: Final = {"id", "endpoint", "body"}
+PART: Final = 2**17  # bytes of a body that are looked at in one go
 _POLICY: Final = 1008  # the close code of a client that may not come
-
-
-@frozen
-class Envelope:
-    """A message that asks for something."""
-
-    id: str
-    endpoint: str
-    body: bytes
 
 
 class Channel:
@@ -63,14 +64,25 @@ class Channel:
         self.gone = asyncio.Event()  # the client went, or cancelled it
         self.ended = False  # the client was told
         self._send = send
-        self._asked = asked
+        self._body = asked.body
         self._id = json.dumps(asked.id)
 
-    async def read(self, most: int) -> bytes:
-        """The body. Raises ApiError if it has more than `most` bytes."""
-        if len(self._asked.body) > most:
+    def announced(self, most: int) -> int:  # noqa: ARG002  # the message is here
+        """Bytes of the body."""
+        return len(self._body)
+
+    async def read(self, most: int, see: Watcher) -> bytes:
+        """The body, which is not kept. Raises ApiError if it has more than `most` bytes,
+        and what `see` raises.
+        """
+        body, self._body = self._body, b""
+        if len(body) > most:
             raise ApiError(f"the body has more than {most} bytes", status=413)
-        return self._asked.body
+        for begin in range(0, len(body), PART):
+            see(body[begin : begin + PART])
+            if len(body) > PART:
+                await asyncio.sleep(0)  # others have their turn
+        return body
 
     async def departed(self) -> NoReturn:
         """Wait until nobody wants the answer. Raises ClientDisconnect then."""
@@ -131,7 +143,7 @@ class Socket:
         await self._send({"type": "websocket.accept"})
         async with asyncio.TaskGroup() as group:
             while (message := await self._receive())["type"] == "websocket.receive":
-                await self._heed(message.get("text"), group)
+                await self._heed(message.pop("text", None), group)
             for channel in self._open.values():
                 channel.gone.set()
 
@@ -139,30 +151,29 @@ class Socket:
         """Do what a message says, or tell what is wrong with it."""
         name: str | None = None
         try:
-            given = _parsed(text)
-            name = self._spare(given.get("id"))
-            self._take(given, group)
+            message = opened(text)
+            name = self._spare(message.name)
+            self._take(message, group)
         except ApiError as error:
             with contextlib.suppress(OSError):  # the client may be gone
                 told = _failed(json.dumps(name), failure(error))
                 await self._send({"type": "websocket.send", "text": told})
 
-    def _spare(self, name: object) -> str | None:
+    def _spare(self, name: str | None) -> str | None:
         """An id that an error may bear: it must not seem to end what is open."""
-        if not isinstance(name, str) or len(name) > LONGEST_ID or self._is_open(name):
-            return None
-        return name
+        return None if not name or self._is_open(name) else name
 
     def _is_open(self, name: str) -> bool:
         """Whether a request is not ended: its id is free as soon as the end is told."""
         return name in self._open and not self._open[name].ended
 
-    def _take(self, given: dict[str, Any], group: asyncio.TaskGroup) -> None:
+    def _take(self, message: Opened, group: asyncio.TaskGroup) -> None:
         """Begin or end a request. Raises ApiError if the message makes no sense."""
-        if "cancel" in given:
-            self._cancel(given)
+        asked = message.says()
+        if isinstance(asked, Cancelling):
+            if asked.id in self._open:  # it may have ended meanwhile
+                self._open[asked.id].gone.set()
             return
-        asked = _asked(given)
         if self._is_open(asked.id):
             raise ApiError(f"id: {asked.id!r} is being answered; ids must differ", "id")
         if len(self._open) >= MAX_OPEN:
@@ -173,22 +184,17 @@ class Socket:
             raise ApiError(
                 f"endpoint: there is none of this name; there is {there}", "endpoint"
             )
+        key = caller_of(self._scope).key
+        if key is not None:
+            pay_request(key)
         channel = Channel(self._scope, self._send, asked)
         self._open[asked.id] = channel
-        group.create_task(self._answer(asked, channel))
+        group.create_task(self._answer(asked.id, asked.endpoint, channel))
 
-    def _cancel(self, given: Mapping[str, Any]) -> None:
-        """End a request; one that is not open may have ended meanwhile."""
-        name = given["cancel"]
-        if not isinstance(name, str) or len(given) > 1:
-            raise ApiError("cancel: must be an id, and the only field", "cancel")
-        if name in self._open:
-            self._open[name].gone.set()
-
-    async def _answer(self, asked: Envelope, channel: Channel) -> None:
+    async def _answer(self, name: str, endpoint: str, channel: Channel) -> None:
         """Serve one request; whatever goes wrong, the others go on."""
         try:
-            await self._handlers[asked.endpoint](channel)
+            await self._handlers[endpoint](channel)
             if not channel.ended:  # `gone` ended it
                 await channel.cancelled()
         except ClientDisconnect:
@@ -199,37 +205,8 @@ class Socket:
                 with contextlib.suppress(ClientDisconnect):
                     await channel.fail(failure(told_of(RuntimeError())))
         finally:
-            if self._open.get(asked.id) is channel:
-                del self._open[asked.id]
-
-
-def _parsed(text: str | None) -> dict[str, Any]:
-    """A message as an object. Raises ApiError."""
-    if text is None:
-        raise ApiError("the message is binary; send JSON as text")
-    try:
-        given = from_json(text, allow_inf_nan=False, cache_strings="none")
-    except ValueError as error:
-        raise ApiError(f"the message is not valid JSON: {error}") from None
-    if not isinstance(given, dict):
-        raise ApiError("the message must be an object")
-    return given
-
-
-def _asked(given: dict[str, Any]) -> Envelope:
-    """What an object asks for. Raises ApiError, which names the field."""
-    if odd := given.keys() - _FIELDS:
-        first = min(odd)[:LONGEST_ID]
-        why = f"{first}: is not a field here; there is id, endpoint, body"
-        raise ApiError(why, first)
-    name = given.get("id")
-    if not isinstance(name, str) or not 0 < len(name) <= LONGEST_ID:
-        raise ApiError(f"id: must be a string of 1 to {LONGEST_ID} characters", "id")
-    if not isinstance(given.get("endpoint"), str):
-        raise ApiError("endpoint: must be a string", "endpoint")
-    if not isinstance(given.get("body"), dict):
-        raise ApiError("body: must be an object", "body")
-    return Envelope(name, given["endpoint"], json.dumps(given["body"]).encode())
+            if self._open.get(name) is channel:
+                del self._open[name]
 
 
 def _failed(name: str, told: Failure) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minfer.config import EngineConfig
+from minfer.messages import Submit
 from minfer.runs.journal import FORMAT, MAGIC, START, JournalError
 from minfer.runs.journal_reading import payloads, read_head
 from minfer.runs.journal_writing import encode_journal
@@ -33,6 +34,25 @@ def test_a_torn_tail_loses_the_last_record_alone(every: int) -> None:
         assert found == turns[: min(whole, len(turns))]
         assert bool(journal.torn) == (cut not in starts)
         assert not journal.closed
+
+
+def test_who_asked_is_known_without_a_replay() -> None:
+    config, turns = recorded(8, 20)
+    data = encode_journal(config, turns)
+    events = [event for turn in turns for event in turn.events]
+    names = [event.request.id for event in events if isinstance(event, Submit)]
+    assert len(names) > 3
+    assert opened(data).asked() == names
+    late = encode_journal(config, turns[9:])
+    found = opened(late).asked()
+    assert set(found[: len(turns[9].before.requests)]) == set(turns[9].before.requests)
+    assert set(found) <= set(names)
+    broken = bytearray(data)
+    broken[record_ends(data)[4] + 12] ^= 1
+    assert (
+        opened(bytes(broken)).asked()
+        == names[: len(opened(data[: record_ends(data)[4]]).asked())]
+    )
 
 
 def test_a_last_record_that_was_not_written_whole_is_torn() -> None:

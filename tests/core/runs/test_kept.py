@@ -25,5 +25,13 @@ def test_kept_journals_have_everything_in_them() -> None:
     seen = content()
     for what in ("cancels", "samples", "preemptions", "failures", "window", "repeat"):
         assert seen[what] > 3, what
-    for policy in ("FirstCome", "Priority", "Ageing", "Shortest", "Fair", "Window"):
+    for policy in (
+        "FirstCome",
+        "Priority",
+        "Ageing",
+        "Shortest",
+        "Fair",
+        "FairQueue",
+        "Window",
+    ):
         assert seen[policy], policy

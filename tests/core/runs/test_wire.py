@@ -53,11 +53,22 @@ SAMPLINGS = st.builds(
     top_k=st.integers(-1, 2**31),
     top_p=st.floats(0.01, 1),
     min_p=st.floats(0, 1),
+    typical_p=st.floats(0.01, 1),
+    repetition_penalty=st.floats(0.01, 2),
+    frequency_penalty=st.floats(-2, 2),
+    presence_penalty=st.floats(-2, 2),
+    min_tokens=st.integers(0, 2**31),
+    logit_bias=st.lists(
+        st.tuples(st.integers(0, 2**31), st.floats(-100, 100)), max_size=3
+    ).map(tuple),
+    allowed_token_ids=st.none() | COLUMN,
+    bad_words=st.lists(COLUMN, max_size=3).map(tuple),
     seed=st.integers(-(2**63), 2**63 - 1),
     sample=st.integers(0, 127),
     stop_ids=st.frozensets(st.integers(0, 2**32 - 1), max_size=4),
     logprobs=st.none() | st.integers(0, 20),
     scores=st.booleans(),
+    prompt_logprobs=st.none() | st.integers(0, 20),
 )
 OPENS = st.builds(
     Open,

@@ -167,7 +167,7 @@ def test_who_computes_all_anew_shares_nothing_of_it() -> None:
     state = busy(1).state
     own = next(i for i, chain in enumerate(state.running.chains) if chain.sealed)
     seq = state.running.seqs[own]
-    wish = evolve(seq.request, reads_cache=False)
+    wish = evolve(seq.request, reads_cache=False, pooling="mean")
     seqs = list(state.running.seqs)
     seqs[own] = evolve(seq, request=wish)
     with pytest.raises(InvariantError, match="computed anew"):

@@ -51,6 +51,27 @@ def test_the_command_that_is_meant_runs_also_in_a_group(
     assert out.startswith("usage: it group inner ")
     assert "About inner." in out
     with pytest.raises(SystemExit) as caught:
-        parser().parse_args(["group"])
+        parser().parse_args(["group", "nonsense"])
     assert caught.value.code == 2
     assert capsys.readouterr().err.startswith("minfer: ")
+
+
+def test_without_a_command_the_help_says_which_there_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    group = made("group", [])
+    group.__dict__["add_options"] = lambda parser: add_commands(
+        parser, [Entry("inner", "does something", "inner_module")]
+    )
+    monkeypatch.setitem(sys.modules, "group_module", group)
+    for arguments, shown in (
+        ([], ["usage: it ", "group", "of several"]),
+        (["group"], ["usage: it group ", "inner", "does something"]),
+    ):
+        parser = Parser(prog="it")
+        add_commands(parser, [Entry("group", "of several", "group_module")])
+        options = parser.parse_args(arguments)
+        assert options.run(options) == 2  # as argparse has it where something lacks
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert all(words in err for words in shown)

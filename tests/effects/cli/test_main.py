@@ -53,13 +53,19 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     return err
 
 
+def test_without_a_command_it_helps(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("usage: minfer ")
+    assert all(f"\n    {entry.name} " in err for entry in COMMANDS)
+
+
 # --- bad input --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        [],
         ["nonsense"],
         ["generate", "--max-tokens", "many"],
         ["plan", "--memory", "lots"],

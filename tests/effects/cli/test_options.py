@@ -28,6 +28,24 @@ def test_what_the_table_of_parameters_offers_is_an_option(name: str) -> None:
     assert getattr(sampling_params(said, {}), name) == 1
 
 
+def test_single_tokens_and_words() -> None:
+    given = "--min-tokens 3 --logit-bias 7=-2 --logit-bias 5=1.5 --allowed-token-ids 5"
+    said = parser().parse_args(["generate", *given.split(), "--bad-words", "a b"])
+    params = sampling_params(said, {})
+    assert params.min_tokens == 3
+    assert params.logit_bias == ((5, 1.5), (7, -2.0))
+    assert params.allowed_token_ids == (5,)
+    assert params.bad_words == ("a b",)
+    bare = sampling_params(parser().parse_args(["generate"]), {})
+    assert (bare.logit_bias, bare.allowed_token_ids, bare.bad_words) == ((), None, ())
+
+
+def test_a_bias_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parser().parse_args(["generate", "--logit-bias", "7"])
+    assert "'7' is not like 13=-5" in capsys.readouterr().err
+
+
 def test_max_tokens_is_a_number_of_tokens_or_all_that_fit() -> None:
     def said(tokens: str) -> argparse.Namespace:
         return parser().parse_args(["generate", "--max-tokens", tokens])

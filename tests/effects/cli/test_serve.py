@@ -7,6 +7,7 @@ import pytest
 from minfer.config import ConfigError
 from minfer.effects.cli.main import main, parser
 from minfer.effects.serving import server
+from minfer.effects.text.tools.formats import Parsers
 
 
 def test_serve_takes_its_model_as_vllm_does() -> None:
@@ -54,3 +55,12 @@ def test_a_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINFER_API_KEY", "secret")
     seen = given_to_a_server(monkeypatch)
     assert seen[0].api_key == ["secret"]
+
+
+def test_parsers_are_named_or_found(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--tool-parser", "mistral", "--dry-run", "--api-key", "k"]
+    options = parser().parse_args(["serve", *given, "--max-waiting", "5"])
+    assert server.read_options(options)[1].parsers == Parsers("mistral", "auto")
+    with pytest.raises(SystemExit):
+        parser().parse_args(["serve", "--reasoning-parser", "x"])
+    assert "'think'" in capsys.readouterr().err

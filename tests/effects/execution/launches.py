@@ -69,6 +69,7 @@ def requests(rng: random.Random, count: int) -> list[Request]:
             temperature=rng.choice([0.0, 0.8]),
             top_p=rng.choice([1.0, 1.0, 0.9]),
             logprobs=rng.choice([None, None, 3]),
+            presence_penalty=rng.choice([0, 0, 0, 1]),
         )
         length = rng.choice([1, 2, 3, 5, 9, 17, 40, 70, 130])
         made.append(

@@ -35,6 +35,7 @@ from minfer.kernels.gated import gated
 from minfer.kernels.packages import FLASH, QUACK, missing
 from minfer.messages import Event, Execute, Preempted, Reason, Submit, Voided
 from minfer.plan import Mask
+from tests.effects.masking import MasksBy
 from tests.effects.tiny_fallback import VOCAB, save
 from tests.effects.watched import Watched
 
@@ -113,6 +114,28 @@ def tokens(
         prompts
     )
     return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def test_prompts_are_scored_beside_others_that_are_not_held_to_it(
+    ids: list[int], prompts: list[list[int]]
+) -> None:
+    theirs = AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32)
+    scored = [ids[:600], ids[700:730]]
+    params = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=4)
+    with LLM(**SMALL, dtype="float32") as llm:
+        alone = tokens(llm, prompts)
+        each = [params] * 2 + [evolve(params, max_tokens=32, prompt_logprobs=None)] * 24
+        each = [evolve(one, ignore_eos=True) for one in each]
+        found = llm.generate([*scored, *prompts], each, use_tqdm=False)
+    assert [list(one.outputs[0].token_ids) for one in found[2:]] == alone
+    for output, prompt in zip(found, scored, strict=False):
+        right = theirs(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        assert output.prompt_logprobs is not None
+        for place, by_id in enumerate(output.prompt_logprobs[1:]):
+            assert by_id is not None
+            told = torch.tensor([one.logprob for one in by_id.values()])
+            due = right[place, list(by_id)]
+            assert torch.allclose(told, due, atol=2e-3), f"at {place}: {told}, {due}"
 
 
 # --- the memory plan keeps what it promises ---------------------------------------------
@@ -377,7 +400,7 @@ def test_rows_that_are_sampled_apart_draw_the_same(
         for _ in range(2):  # the second time with graphs of mixed steps, and prefix hits
             assert tokens(llm, prompts) == expected
         only = (1 << 77).to_bytes(10, "little")
-        driver.masks = lambda plan: tuple(Mask(i, only) for i in plan.apart)
+        driver.masks = MasksBy(lambda plan: tuple(Mask(i, only) for i in plan.apart))
         forced = tokens(llm, prompts)
         assert forced[1::2] == expected[1::2]
         assert {token for row in forced[::2] for token in row} == {77}

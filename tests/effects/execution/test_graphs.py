@@ -1,8 +1,16 @@
 """When a step may wait for a capture, and which kinds are wanted."""
 
+import pytest
 import torch
 
-from minfer.effects.execution.graphs import MOST_KINDS, OFTEN, PAUSE, GraphCache
+from minfer.effects.execution.graphs import (
+    MOST_KINDS,
+    PAUSE,
+    RECENT,
+    WORTH,
+    GraphCache,
+    pays,
+)
 from minfer.effects.execution.kinds import Kind
 
 DECODE = Kind(alone=4, draws=4)
@@ -13,19 +21,44 @@ def cache() -> GraphCache:
     return GraphCache(torch.device("cpu"), 0)
 
 
+@pytest.mark.parametrize(
+    ("launches", "capture", "paid"),
+    [
+        ([], 0.01, False),
+        ([0.005] * 8, 0.01, False),  # as long as four captures
+        ([0.005] * 9, 0.01, True),
+        ([0.005] * 9, 0.02, False),  # captures take longer here
+        ([0.0005] * 79, 0.01, False),  # launches are quick, however many
+    ],
+)
+def test_a_capture_pays_once_launches_took_several_times_as_long(
+    launches: list[float], capture: float, *, paid: bool
+) -> None:
+    assert pays(sum(launches), capture) is paid
+
+
 def test_a_step_waits_for_a_capture_only_once_its_kind_has_paid_for_it() -> None:
     graphs = cache()
+    graphs.costs.extend([0.01] * RECENT)
     for kind in (DECODE, PROMPT):
+        graphs.note(kind, 100.0)
+        assert not graphs.due(kind, 1000), "the first launch may have compiled something"
+        graphs.note(kind, WORTH * 0.01)
         assert not graphs.due(kind, 1000)
-        graphs.launched[kind] = OFTEN - 1
-        assert not graphs.due(kind, 1000)
-        graphs.launched[kind] += 1
+        graphs.note(kind, 0.001)
         assert graphs.due(kind, 1000)
+    graphs.costs.extend([0.02] * RECENT)
+    assert not graphs.due(DECODE, 1000), "captures take longer now"
+    graphs.costs.extend([0.01] * RECENT)
+    graphs.forget(DECODE)
+    assert not graphs.due(DECODE, 1000)
+    assert graphs.wanted() == [PROMPT]
 
 
 def test_two_captures_do_not_follow_one_another() -> None:
     graphs = cache()
-    graphs.launched[DECODE] = OFTEN
+    for _ in range(2):
+        graphs.note(DECODE, 99.0)
     graphs.last = 1000
     assert not graphs.due(DECODE, 1000 + PAUSE / 2)
     assert graphs.due(DECODE, 1000 + PAUSE)

@@ -30,6 +30,7 @@ from tests.effects.execution.tiny_engine import (
     check_scores,
     requests,
 )
+from tests.effects.masking import MasksBy
 
 pytestmark = pytest.mark.usefixtures("kind")
 EVERYTHING = b"\xff" * 13
@@ -94,7 +95,9 @@ def test_whoever_never_runs_ahead_draws_what_it_would(
 ) -> None:
     run = start(model, at_once, **settings, max_repeat=max_repeat, depth=depth)
     if every == 2:
-        run.driver.masks = lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.apart)
+        run.driver.masks = MasksBy(
+            lambda plan: tuple(Mask(i, EVERYTHING) for i in plan.apart)
+        )
     assert run.serve(bound(requests(0), every), apart=depth % 2) == reference
     assert not run.count(Voided)
     if settings == {"num_blocks": 9}:
@@ -128,13 +131,14 @@ def forced(plan: Plan) -> tuple[Mask, ...]:
     return tuple(Mask(i, only(7 * position % VOCAB)) for i, position in each)
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_mask_that_allows_one_token_forces_it(
-    model: Model, reference: Tokens, depth: int, at_once: bool
+    model: Model, reference: Tokens, depth: int, late: bool, at_once: bool
 ) -> None:
     wanted = [evolve(r, stop_ids=frozenset()) for r in asking(requests(0))]
     run = start(model, at_once, depth=depth)
-    run.driver.masks = forced
+    run.driver.masks = MasksBy(forced, late=late)
     tokens = run.serve(bound(wanted, 2))
     for i, request in enumerate(wanted):
         if i % 2 == 0:
@@ -150,7 +154,7 @@ def test_a_mask_that_allows_one_token_forces_it(
 def test_what_a_mask_leaves_is_drawn_as_ever(model: Model, at_once: bool) -> None:
     even = only(*range(0, VOCAB, 2))
     run = start(model, at_once)
-    run.driver.masks = lambda plan: tuple(Mask(i, even) for i in plan.apart)
+    run.driver.masks = MasksBy(lambda plan: tuple(Mask(i, even) for i in plan.apart))
     wanted = [evolve(r, stop_ids=frozenset()) for r in requests(0, 6)]
     tokens = run.serve(bound(wanted))
     for request in wanted:
@@ -184,7 +188,7 @@ def test_others_have_their_tokens_before_the_masks_come(
             seen[owner.name].append((at, token))
         return ()
 
-    run.driver.masks = late
+    run.driver.masks = MasksBy(late)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
     assert sum(map(len, seen.values())) > 20
     for name, some in seen.items():
@@ -203,7 +207,7 @@ def test_a_mask_that_allows_nothing_fails_its_step(
         calls.append(plan)
         return (Mask(plan.apart[0], bytes(13)),) if len(calls) == 5 else ()
 
-    run.driver.masks = empty_once
+    run.driver.masks = MasksBy(empty_once)
     assert run.serve(bound(requests(0), 2), apart=1) == reference
     [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
     assert "a mask allows no token for request 'r" in voided.error

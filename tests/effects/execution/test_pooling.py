@@ -144,7 +144,7 @@ def test_whoever_is_sent_back_begins_again(llama: Beside, pooling: str) -> None:
         one.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
         first = one._jobs([ids[:9] for ids in prompts(5)[2:]], GREEDY, None).wanted
         pooled = [
-            one._pooled_job(ids, inbox.put, pooling, count=10 + i, urgency=Urgency())
+            one._job(ids, inbox.put, pooling, count=10 + i, urgency=Urgency())
             for i, ids in enumerate([prompts()[1][:30], prompts()[1][5:35]])
         ]
         one.front.submit([*first, *pooled])  # in one turn

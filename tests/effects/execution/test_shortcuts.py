@@ -12,7 +12,6 @@ from torch import Tensor
 from minfer.effects.execution import (
     cuda_attention,
     cuda_backend,
-    graphs,
     runner,
     shortcuts,
 )
@@ -41,9 +40,13 @@ def capturing(
     executor: Any = run.driver.executor
     executor.runner.__dict__.pop("_replay", None)
     captured, left = list[Kind](), list(errors)
-    # Not before it is ready, so as soon as a kind comes again.
-    monkeypatch.setattr(graphs, "OFTEN", 1)
-    monkeypatch.setattr(graphs, "PAUSE", 0.0)
+
+    def due(self: GraphCache, kind: Kind, now: float) -> bool:
+        """As soon as a kind comes again: nothing is captured before it is ready."""
+        del now
+        return self.launched[kind] > 0 and self.may_have(kind)
+
+    monkeypatch.setattr(GraphCache, "due", due)
 
     def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
         if left:

@@ -1,6 +1,7 @@
 """Kernels and graphs before they are needed, with a stand-in for captures."""
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.effects.execution import background, needs
+from minfer.effects.execution import background, graphs, needs
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
@@ -35,7 +36,7 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> list[Kind]:
     def capture(self: Any, kind: Kind, step: Callable[[Kind], None]) -> SimpleNamespace:
         made.append(kind)
         graph = self.made[kind] = SimpleNamespace(replay=lambda: step(kind))
-        del self.launched[kind]
+        self.forget(kind)
         return graph
 
     monkeypatch.setattr(GraphCache, "capture", capture)
@@ -93,6 +94,7 @@ def test_with_no_time_the_rest_comes_piece_by_piece_what_was_missed_first(
     run: Run, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     compiling(monkeypatch)
+    monkeypatch.setattr(graphs, "WORTH", math.inf)
     work = warm_up(run, [], seconds=0)
     work.before_ready()
     assert not captured

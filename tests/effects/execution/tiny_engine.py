@@ -63,9 +63,9 @@ class Model:
         tokens = list(request.prompt)
         out: list[int] = []
         while len(out) < request.max_tokens:
-            at = len(tokens)
             logits = self.logits(tokens)
-            token = sample.draw(logits, request.sampling, request.seed, index, at)
+            how = sample.row_sampling(request, index)
+            token = sample.next_token(logits, how, tokens, len(request.prompt))
             tokens.append(token)
             out.append(token)
             if token in request.stop_ids:

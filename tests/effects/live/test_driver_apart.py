@@ -1,5 +1,7 @@
 """The driver's loop: what it asks of an executor, and when."""
 
+from collections.abc import Iterable
+from concurrent.futures import Future
 from typing import Any
 
 import pytest
@@ -8,10 +10,13 @@ from attrs import evolve
 from minfer.config import EngineConfig
 from minfer.effects.execution.dry import Dry
 from minfer.effects.live.driver import Driver
-from minfer.messages import Emit, Submit
+from minfer.effects.live.masks import Masked, NoMasks
+from minfer.messages import Emit, Executed, Failed, Finish, Submit
 from minfer.plan import Mask, Plan, SampleApart
 from minfer.request import Request
 from minfer.runs.oracle import Oracle
+from minfer.sequence import SampleId
+from minfer.state import EngineState
 
 VOCAB = 40
 CONFIG = EngineConfig(
@@ -42,6 +47,34 @@ class Noting(Oracle):
         super().sample(apart)
 
 
+class Eleven(NoMasks):
+    """Allows one token; `late`: once it is told to."""
+
+    def __init__(self, executor: Noting, *, late: bool = False) -> None:
+        self.executor = executor
+        self.late = late
+        self.asked: list[Plan] = []
+        self.begun: list[Future[Masked]] = []
+        self.forgotten: list[SampleId] = []
+
+    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
+        assert f"launch {plan.step}" in self.executor.asked
+        assert set(plan.gens) <= set(state.running.gens)
+        self.asked.append(plan)
+        self.begun.append(Future())
+        if not self.late:
+            self.say()
+        return self.begun[-1]
+
+    def say(self, *ends: Finish) -> None:
+        bits = (1 << 11).to_bytes(5, "little")
+        masks = tuple(Mask(i, bits) for i in self.asked[-1].apart)
+        self.begun[-1].set_result(Masked(masks, ends))
+
+    def forget(self, samples: Iterable[SampleId]) -> None:
+        self.forgotten += samples
+
+
 def request(name: str, **more: Any) -> Request:
     return Request(id=name, prompt=(3, len(name)), max_tokens=6, **more)
 
@@ -67,14 +100,9 @@ def test_nobody_is_asked_for_masks_where_no_row_is_apart() -> None:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_masks_are_asked_for_once_a_step_is_launched(depth: int) -> None:
     config = evolve(CONFIG, depth=depth)
-    asked = list[Plan]()
     executor = Noting()
-
-    def masks(plan: Plan) -> tuple[Mask, ...]:
-        assert f"launch {plan.step}" in executor.asked
-        asked.append(plan)
-        return tuple(Mask(i, (1 << 11).to_bytes(5, "little")) for i in plan.apart)
-
+    masks = Eleven(executor)
+    asked = masks.asked
     driver = Driver(config, executor, masks=masks)
     tokens = serve(driver, request("a", lockstep=True), request("bb"))
     assert tokens["a"] == [11] * 6
@@ -82,6 +110,68 @@ def test_masks_are_asked_for_once_a_step_is_launched(depth: int) -> None:
     assert [one.step for one in executor.told] == [plan.step for plan in asked]
     assert all(plan.apart for plan in asked)
     assert len(asked) == 6
+    assert set(masks.forgotten) == {("a", 0), ("bb", 0)}
+
+
+def test_a_late_mask_holds_back_no_step_but_its_own() -> None:
+    executor = Noting()
+    masks = Eleven(executor, late=True)
+    driver = Driver(evolve(CONFIG, depth=2), executor, masks=masks)
+    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("bb")))
+    driver.turn()  # launches step 0, with both, and step 1, without "a"
+    masks.say()
+    driver.turn()  # collects step 0, and launches step 2
+    assert [plan.step for plan in masks.asked] == [0, 2]
+    driver.turn()  # collects step 1, although step 2 has no mask yet
+    assert executor.asked[-1] == "launch 3"
+    masks.say()
+    driver.turn()
+    assert [one.step for one in executor.told] == [0, 2]
+
+
+def test_who_makes_masks_can_end_a_sample_before_its_token_counts() -> None:
+    executor = Noting()
+    masks = Eleven(executor, late=True)
+    driver = Driver(CONFIG, executor, masks=masks)
+    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("bb")))
+    driver.turn()
+    masks.say(Finish("a", 0, 0, "error", "it cannot go on"))
+    emits = [one for one in driver.turn().commands if isinstance(one, Emit)]
+    ended = [done for emit in emits for done in emit.finished]
+    assert [(one.reason, one.error, one.length) for one in ended] == [
+        ("error", "it cannot go on", 0)
+    ]
+    told = {name: tokens for emit in emits for (name, _), tokens in _pairs(emit)}
+    assert set(told) == {"bb"}
+
+
+def _pairs(emit: Emit) -> Iterable[tuple[SampleId, tuple[int, ...]]]:
+    return zip(emit.ids, emit.tokens, strict=True)
+
+
+def test_masks_of_steps_that_failed_are_not_waited_for() -> None:
+    executor = Failing()
+    masks = Eleven(executor, late=True)
+    driver = Driver(evolve(CONFIG, depth=2), executor, masks=masks)
+    driver.post(Submit(request("a", lockstep=True)))
+    driver.post(Submit(request("bb")))
+    driver.turn()
+    masks.say()
+    driver.turn()  # step 0 went well, step 2 waits for its mask
+    driver.turn()  # step 1 fails, and with it step 2
+    assert [one.step for one in driver.apart] == [masks.asked[-1].step]
+    assert masks.asked[-1].step > 2
+
+
+class Failing(Noting):
+    """Whose step 1 fails."""
+
+    def collect(self) -> Executed | Failed:
+        if self.plans[0].step == 1:
+            return self.fail("it was to", halfway=False)
+        return super().collect()
 
 
 def test_without_masks_rows_apart_draw_what_they_would() -> None:

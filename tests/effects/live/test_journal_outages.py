@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
+from minfer.config import EngineConfig
 from minfer.effects.live import journal_writer as journals
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.journal_files import read_journal
@@ -26,11 +28,19 @@ class Engine:
     waited for.
     """
 
-    def __init__(self, folder: Path, *, redact: bool = False, size: int = 2**30) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        redact: bool = False,
+        size: int = 2**30,
+        config: EngineConfig = CONFIG,
+    ) -> None:
         self.now = 0.0
         self.log: list[Turn] = []
-        self.writer = Writer(folder, CONFIG, {}, redact=redact, size=size)
-        self.driver = Driver(CONFIG, Oracle(4, 100), clock=lambda: self.now, record=self)
+        self.writer = Writer(folder, config, {}, redact=redact, size=size)
+        oracle = Oracle(4, 100, config.window)
+        self.driver = Driver(config, oracle, clock=lambda: self.now, record=self)
         self.worker = Worker(self.driver, self.writer)
 
     def __call__(self, turn: Turn) -> None:
@@ -140,16 +150,43 @@ def test_a_disk_that_is_full_now_and_then_is_not_filled_by_us(
     check_last_run(tmp_path, engine, since=200)
 
 
-def test_a_journal_without_tokens_ends_where_it_fails(
-    tmp_path: Path, room: pytest.MonkeyPatch
-) -> None:
-    engine = Engine(tmp_path, redact=True)  # a snapshot would have them
+def fill(engine: Engine, room: pytest.MonkeyPatch) -> None:
+    """Some turns, then some with a full disk, then some with room again."""
     engine.turns(10)
     room.setattr(os, "write", full)
     engine.turns(10)
     room.undo()
     engine.now += 2 * journals.LONGEST_PAUSE
-    engine.turns(10)
+    engine.turns(20)
+
+
+def test_a_journal_without_tokens_comes_back_too(
+    tmp_path: Path, room: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tmp_path, redact=True)
+    fill(engine, room)
+    assert engine.told() == (True, 1)
+    engine.driver.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    journal = read_journal(tmp_path)
+    begin = journal.segments[0].head.turn
+    assert begin >= 20
+    found = list(journal.turns())
+    assert journal.closed
+    assert journal.checked == 1  # the last state, with what clients are called there
+    reasons = [turn.transition.reasons for turn in engine.log[begin:]]
+    assert [turn.transition.reasons for turn in found] == reasons
+    assert begin + len(found) == len(engine.log)
+    prompts = [seq.request.prompt for seq in found[0].before.running.seqs]
+    assert prompts
+    assert not {token for prompt in prompts for token in prompt} & {1, 2, 3}
+
+
+def test_one_with_a_sliding_window_ends_where_it_fails(
+    tmp_path: Path, room: pytest.MonkeyPatch
+) -> None:
+    engine = Engine(tmp_path, redact=True, config=evolve(CONFIG, window=8))
+    fill(engine, room)
     assert engine.told() == (False, 1)
     assert len(list(tmp_path.iterdir())) == 1
 

@@ -21,8 +21,8 @@ from minfer.effects.live.journal_files import read_journal
 from minfer.effects.live.journal_writer import Writer
 from minfer.messages import Cancel, Submit
 from minfer.pmap import Map
-from minfer.policies import Fair
 from minfer.policy import FirstCome, Policy
+from minfer.policy_fair import FairQueue
 from minfer.request import Request
 from minfer.runs.journal import JournalError
 from minfer.runs.journal_reading import payloads
@@ -31,17 +31,20 @@ from minfer.state import Turn, initial
 from tests.effects.tiny_model import write_checkpoint
 
 CONFIG = EngineConfig(
-    num_blocks=60, block_size=4, max_num_seqs=8, vocab_size=100, policy=Fair()
+    num_blocks=60, block_size=4, max_num_seqs=8, vocab_size=100, policy=FairQueue()
 )
 
 
-def live(folder: Path, turns: int, **options: Any) -> tuple[Driver, list[Turn]]:
+def live(
+    folder: Path, turns: int, window: int = 0, **options: Any
+) -> tuple[Driver, list[Turn]]:
     """An engine over the oracle with a journal, driven for `turns` turns; not closed.
 
     It waits for the thread that makes snapshots, so a slow machine rotates segments as a
     fast one.
     """
-    writer, log = Writer(folder, CONFIG, {"why": "a test"}, **options), list[Turn]()
+    config = evolve(CONFIG, window=window)
+    writer, log = Writer(folder, config, {"why": "a test"}, **options), list[Turn]()
 
     class Both:
         def __call__(self, turn: Turn) -> None:
@@ -52,7 +55,7 @@ def live(folder: Path, turns: int, **options: Any) -> tuple[Driver, list[Turn]]:
 
         close = staticmethod(writer.close)
 
-    driver = Driver(CONFIG, Oracle(4, 100), record=Both())
+    driver = Driver(config, Oracle(4, 100, window), record=Both())
     for number in range(turns):
         if number % 5 == 0:
             prompt = tuple(range(1, 3 + number % 37))
@@ -114,11 +117,32 @@ def test_a_redacted_journal_replays_and_holds_no_prompt(tmp_path: Path) -> None:
     assert not any(0 < token < 100 for prompt in prompts for token in prompt)
 
 
-def test_a_redacted_journal_ends_at_its_size(
+def test_a_redacted_journal_rotates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "EVERY", 50)
+    monkeypatch.setattr("minfer.runs.replay.EVERY", 50)
+    driver, log = live(tmp_path, 400, redact=True, size=16 * 4_000)
+    driver.close()
+    files = sorted(tmp_path.iterdir())
+    assert len(files) >= 3
+    journal = read_journal(tmp_path)
+    found = [turn.transition.reasons for turn in journal.turns()]
+    assert found == [turn.transition.reasons for turn in log]
+    assert journal.closed
+    assert journal.checked >= len(files)
+    files[0].unlink()
+    journal = read_journal(tmp_path)
+    begin = journal.segments[0].head.turn
+    found = [turn.transition.reasons for turn in journal.turns()]
+    assert found == [turn.transition.reasons for turn in log[begin:]]
+
+
+def test_without_snapshots_a_redacted_journal_ends_at_its_size(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     size = 16 * 500
-    driver, log = live(tmp_path, 400, redact=True, size=size)
+    driver, log = live(tmp_path, 400, window=8, redact=True, size=size)
     driver.close()
     (path,) = tmp_path.iterdir()
     assert size < path.stat().st_size < size + 1000
@@ -292,7 +316,7 @@ def test_what_cannot_be_journalled_is_said_at_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match=r"--journal .*file"):
         Writer(tmp_path / "file", CONFIG, {})
-    weighed = evolve(CONFIG, policy=Fair(weights=Map({"Ann": 2.0})))
+    weighed = evolve(CONFIG, policy=FairQueue(weights=Map({"Ann": 2.0})))
     with pytest.raises(
         ConfigError, match="--journal-redact: the policy's weights name clients"
     ):

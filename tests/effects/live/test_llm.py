@@ -445,7 +445,7 @@ def test_the_makers_advice_is_the_default(talker: LLM, llm: LLM) -> None:
         ({"do_sample": False, "temperature": 0.6}, SamplingParams(temperature=0)),
         (
             {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.1},
-            SamplingParams(temperature=0.6, top_p=0.8, top_k=20),
+            SamplingParams(temperature=0.6, top_p=0.8, top_k=20, repetition_penalty=1.1),
         ),
         ({"do_sample": None, "top_k": None, "min_p": 0.1}, SamplingParams(min_p=0.1)),
     ],
@@ -540,6 +540,16 @@ def test_output_that_the_cache_cannot_hold(folder: str) -> None:
         assert len(ids(llm.generate([1] * 20, rest)[0])) == 5
 
 
+def test_the_best_samples_cannot_be_streamed(llm: LLM) -> None:
+    params = SamplingParams(n=2, best_of=3, max_tokens=2)
+    with pytest.raises(RequestError, match="best_of: the best samples") as caught:
+        llm.stream("x", params)
+    assert caught.value.param == "best_of"
+    (output,) = llm.generate("x", params)
+    assert [one.index for one in output.outputs] == [0, 1]
+    assert output.metrics.output_tokens > sum(len(o.token_ids) for o in output.outputs)
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -553,7 +563,8 @@ def test_output_that_the_cache_cannot_hold(folder: str) -> None:
         ("top_k", 1.5),
         ("n", 0),
         ("n", 10_000),
-        ("max_tokens", 0),
+        ("prompt_logprobs", 21),
+        ("best_of", 0),
         ("max_tokens", -1),
         ("seed", 2**64),
         ("stop", [""]),

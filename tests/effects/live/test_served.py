@@ -1,18 +1,23 @@
 """What a model can be made with is said in its signature, and nowhere otherwise."""
 
+import asyncio
+import contextlib
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, get_type_hints
 
 import attrs
 import pytest
 
-from minfer import LLM, AsyncLLM
+from minfer import LLM, AsyncLLM, SamplingParams
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.live.served import ServedModel
 from minfer.effects.setup.settings import EngineArgs
 from minfer.effects.text.chat import ChatOptions, Conversation, Conversations, Tools
+from minfer.effects.text.tools.formats import Parsers
+from tests.effects.scripted import say, write_talker
 
 CHATS = [ServedModel.render, LLM.chat, LLM.stream_chat, AsyncLLM.chat]
 NAMES: Any = {
@@ -85,3 +90,27 @@ def test_a_model_without_torch_needs_none() -> None:
         "llm.generate('a'); llm.close(); assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_how_a_model_writes_is_what_its_template_shows(tmp_path: Path) -> None:
+    path = write_talker(tmp_path / "m", special=["[ARGS]"])
+    with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
+        assert llm.parsers == Parsers("hermes", "think")
+        llm.read_answers(Parsers("json", "none"))
+        assert llm.parsers == Parsers("json", "none")
+
+
+def test_special_tokens_may_be_shown(tmp_path: Path) -> None:
+    path = write_talker(tmp_path / "m", special=["[ARGS]", "[X]"])
+    params = SamplingParams(temperature=0, max_tokens=99)
+    with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
+        say(llm, "a[X][ARGS]b")
+
+        async def text(*shown: str) -> str:
+            outputs = llm.generate("x", params, shown=shown)
+            return "".join([one.outputs[0].text async for one in outputs])
+
+        async def both() -> tuple[str, str]:
+            return await text(), await text("[ARGS]", "b", "[Y]")
+
+        assert asyncio.run(both()) == ("ab", "a[ARGS]b")

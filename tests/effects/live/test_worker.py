@@ -18,6 +18,7 @@ from attrs import evolve, frozen
 from minfer import LLM, SamplingParams
 from minfer.effects.live import worker
 from minfer.effects.live.client import Died, Message, News
+from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.errors import (
     DrainingError,
     EngineDeadError,
@@ -26,9 +27,12 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.text.assembly import Assembly
-from minfer.messages import Cancel, Finish, Finished
+from minfer.effects.text.grammars.store import Grammars
+from minfer.messages import Admitted, Cancel, Ended, Finish, Finished
+from minfer.plan import Plan
 from minfer.policy import FirstCome, Load
 from minfer.request import Request
+from minfer.structured import StructuredOutputs
 from tests.core.recorded import Seen
 from tests.effects.served import Slow
 from tests.effects.tiny_model import write_checkpoint
@@ -209,6 +213,12 @@ def settle(llm: LLM) -> None:
     assert not llm.client.working
 
 
+def pause(llm: LLM) -> None:
+    """Wait until the engine has nothing to do for now."""
+    assert llm.worker.thread is not None
+    llm.worker.thread.join(60)
+
+
 def listened(llm: LLM) -> list[Message]:
     messages: list[Message] = []
     llm.client.listen(messages.append)
@@ -331,6 +341,35 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
         settle(llm)
 
 
+def test_who_starts_is_told_before_the_step_that_runs_it_and_once(folder: str) -> None:
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+        heard: list[Message] = []
+        llm.client.listen(heard.append, early=True)
+        executor: Any = llm.worker.driver.executor
+        launch = executor.launch
+        before: list[int] = []  # messages that there were when a step was launched
+
+        def launched(plan: Plan) -> None:
+            before.append(len(heard))
+            launch(plan)
+
+        executor.launch = launched
+        llm.client.submit([request("a", 3), request("b", 3)])
+        settle(llm)
+    news = [one for one in heard if isinstance(one, News)]
+    assert [one.arrived for one in news if one.arrived] == [("a", "b")]
+    starts = [
+        (at, reason.id)
+        for at, one in enumerate(news)
+        for reason in one.reasons
+        if isinstance(reason, Admitted)
+    ]
+    assert [name for _, name in starts] == ["a", "b"], "each once"
+    assert starts[0][0] < before[0], "before the first step"
+    ends = [reason.id for one in news for reason in one.reasons if type(reason) is Ended]
+    assert ends == ["a", "b"]
+
+
 @pytest.mark.parametrize("salt", ["", "of somebody"])
 def test_a_cache_that_was_reset_is_not_found_again(
     folder: str, tmp_path: Path, salt: str
@@ -391,3 +430,66 @@ def test_a_death_is_told_once_with_those_it_concerns(
         assert "ZeroDivisionError" in llm.client.snapshot().dead
         with pytest.raises(EngineDeadError, match="serves nobody any more"):
             llm.client.submit([request("c")])
+
+
+class Slowly:
+    """Compiles once it may."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def compile(self, _: StructuredOutputs) -> Any:
+        assert self.go.wait(20)
+        return self
+
+    def matcher(self) -> Any:
+        return self
+
+    def rollback(self, _: int) -> None:
+        pass
+
+    advance = rollback
+
+    def mask(self) -> bytes:
+        return bytes([1 << 5])
+
+
+def constrained(name: str) -> Request:
+    asked = SamplingParams(structured_outputs=StructuredOutputs(regex=name))
+    return evolve(request(name, 4), sampling=asked, lockstep=True)
+
+
+def test_who_waits_for_its_grammar_holds_nobody_up_and_can_be_cancelled(
+    folder: str,
+) -> None:
+    slowly = Slowly()
+    with LLM(folder, executor="oracle", num_gpu_blocks_override=2000) as llm:
+        llm.worker.driver.masks._grammars = store = Grammars(lambda: slowly)  # type: ignore[attr-defined]  # of one that is slow
+        llm.worker.compiling = Compiling(store)
+        messages = listened(llm)
+        llm.client.submit([constrained("a")])
+        llm.client.submit([constrained("b")])
+        with pytest.raises(RequestError, match="is being served"):
+            llm.client.submit([constrained("a")])
+        llm.client.submit([request("free", 4)])
+        pause(llm)
+        assert set(ends_of(messages)) == {"free"}
+        assert llm.client.working
+        assert not llm.client.drain(timeout=0.05)
+        assert llm.client.cancel(["a"]) == {"a"}
+        pause(llm)
+        assert ends_of(messages)["a"].reason == "cancelled"
+        slowly.go.set()
+        assert llm.client.drain(timeout=20)
+        assert ends_of(messages)["b"].reason == "length"
+
+
+def test_who_waits_for_its_grammar_is_told_when_the_engine_closes(folder: str) -> None:
+    slowly = Slowly()
+    llm = LLM(folder, executor="oracle", num_gpu_blocks_override=2000)
+    llm.worker.compiling = Compiling(Grammars(lambda: slowly))
+    messages = listened(llm)
+    llm.client.submit([constrained("a")])
+    llm.close()
+    slowly.go.set()
+    assert ends_of(messages)["a"].reason == "cancelled"

@@ -127,15 +127,19 @@ def test_a_run_is_the_engines_own(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_table_shows_what_varies(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", SMALL, "--num-blocks", "200,4000", "--slo-ttft", "0.1"]) == 0
-    first, second, head, *rows = capsys.readouterr().out.splitlines()
+    *about, head, first, second = capsys.readouterr().out.splitlines()
+    rows = (first, second)
     assert main(["simulate", SMALL, "--policy", "fair", "--requests", "9"]) == 0
     assert "nobody has a client" in capsys.readouterr().out  # which fair shares are about
-    assert first.startswith(
-        f"150 requests of {SMALL}; what steps cost: a 7B model on one H200"
-    )
-    assert (
-        second
-        == "times in seconds; good: first token within 0.1 s, then any time per token"
+    assert about[:2] == [
+        f"150 requests of {SMALL}",
+        "what steps cost: a 7B model on one H200, roughly (built in)",
+    ]
+    assert about[2].startswith("  the trace does not say; --fit JOURNAL")
+    assert about[3] == "sizes that no option gives suit a 7B model on one H200"
+    assert about[-1] == (
+        "good: the share of answers whose first token came within 0.1 s; "
+        "good/s: as many of them a second (goodput)"
     )
     assert head.split()[:3] == ["policy", "blocks", "tok/s"]
     assert [row.split()[:2] for row in rows] == [["fcfs", "200"], ["fcfs", "4000"]]
@@ -283,7 +287,8 @@ def test_runs_can_be_kept_as_journals(
         assert report.figures()["tpot"] == twin["tpot"]
         assert journal.config.watermark == journal.config.num_blocks // 100
         assert journal.about["simulated"] == SMALL
-        again = told(capsys, str(path))["runs"][0]  # its settings are the journal's
+        # Its settings are the journal's.
+        again = told(capsys, str(path), "--cost", "h200")["runs"][0]
         assert again["num_blocks"] == twin["num_blocks"]
         assert again["tpot"]["p50"] == pytest.approx(twin["tpot"]["p50"], rel=0.05)
 

@@ -3,18 +3,21 @@ see.
 
 Every body is asked once while nothing happens; whoever asks for it later must get the
 same, however many engines die meanwhile. Log-probabilities may differ in the last bits,
-as who else is in a batch does.
+as who else is in a batch does. So may tokens where numbers are coarse, as in bfloat16:
+there an answer must have as many as it should, and its text must be theirs.
 """
 
 import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import accumulate
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -26,6 +29,8 @@ ENGINE = "minfer engine"
 FRONTS = ("minfer front 0", "minfer front 1")
 SOON = 60.0  # seconds for what takes a few
 CLOSE = 1e-3  # of log-probabilities
+REPLACEMENT = "\ufffd"
+SPECIAL = re.compile(r"<\|\w+\|>")  # a token that is not part of a text
 SERVE = [sys.executable, "-m", "minfer", "serve", "--port=0", "--api-processes=2"]
 BROKEN = (httpx.HTTPError, json.JSONDecodeError, KeyError)  # of a stream that is cut
 
@@ -36,6 +41,8 @@ class Server:
 
     process: subprocess.Popen[str]
     url: str = ""
+    # Status of /health, /ready and /v1/models, asked again and again while it began.
+    begun: list[tuple[int, ...]] = field(factory=list)
 
     def children(self) -> dict[str, int]:
         """Process ids by name."""
@@ -48,10 +55,10 @@ class Server:
                     found[name] = int(path.parent.name)
         return found
 
-    def kill(self, name: str = ENGINE) -> int:
-        """Kill a process; returns its id."""
+    def kill(self, name: str = ENGINE, how: int = signal.SIGKILL) -> int:
+        """Kill a process, or send it another signal; returns its id."""
         number = self.children()[name]
-        os.kill(number, signal.SIGKILL)
+        os.kill(number, how)
         return number
 
     async def successor(self, name: str, before: int) -> int:
@@ -123,7 +130,8 @@ class Told:
 
     text: dict[int, str] = field(factory=dict)  # by choice
     ends: dict[int, str] = field(factory=dict)
-    tokens: list[str] = field(factory=list)  # with log-probabilities
+    tokens: dict[int, list[str]] = field(factory=dict)  # with log-probabilities
+    offsets: dict[int, list[int]] = field(factory=dict)  # of these, in the text
     logprobs: list[float] = field(factory=list)
     times: list[float] = field(factory=list)  # of events
     error: str = ""
@@ -141,7 +149,8 @@ class Told:
             if choice["finish_reason"]:
                 self.ends[index] = choice["finish_reason"]
             if beside := choice.get("logprobs"):
-                self.tokens += beside["tokens"]
+                self.tokens.setdefault(index, []).extend(beside["tokens"])
+                self.offsets.setdefault(index, []).extend(beside["text_offset"])
                 self.logprobs += beside["token_logprobs"]
 
     def equals(self, other: "Told") -> bool:
@@ -153,6 +162,30 @@ class Told:
             and self.tokens == other.tokens
             and all(isclose(a, b, abs_tol=CLOSE) for a, b in near)
         )
+
+    def flaw(self, body: dict[str, Any]) -> str:
+        """What is wrong with this answer, whichever tokens it should have; or nothing."""
+        if sorted(self.ends) != [*range(body.get("n", 1))]:
+            return f"choices {sorted(self.ends)} ended"
+        each = (self._flaw(choice, body) for choice in sorted(self.ends))
+        return next(filter(None, each), "")
+
+    def _flaw(self, choice: int, body: dict[str, Any]) -> str:
+        if "logprobs" not in body:
+            return ""
+        tokens, text = self.tokens[choice], self.text[choice]
+        stopped = self.ends[choice] == "stop"
+        if not stopped and len(tokens) != body["max_tokens"]:
+            return f"choice {choice} has {len(tokens)} tokens"
+        whole = "".join(token for token in tokens if not SPECIAL.fullmatch(token))
+        if REPLACEMENT in whole:  # a character in several tokens: lengths do not add up
+            return ""
+        *offsets, _ = accumulate(map(len, tokens), initial=0)
+        if self.offsets[choice] != offsets:
+            return f"choice {choice} has tokens that do not follow one another"
+        if whole != text and not (stopped and whole.startswith(text)):
+            return f"choice {choice} has the text {text!r} and the tokens {tokens}"
+        return ""
 
 
 async def events(
@@ -233,6 +266,11 @@ class Load:
             for which, told in done
             if not told.equals(self.right[which])
         ]
+
+    def flawed(self) -> list[tuple[dict[str, Any], str]]:
+        """Which answers cannot be right, and why."""
+        done = [(self.bodies[which], told) for which, told in self.ended if told.done]
+        return [(body, why) for body, told in done if (why := told.flaw(body))]
 
     async def flows(self, since: float) -> None:
         """Wait until some stream goes on."""

@@ -16,9 +16,11 @@ from minfer.effects.live.engine_process import STOP
 from minfer.effects.serving import supervisor
 from minfer.effects.serving.front_process import DRAIN
 from minfer.effects.serving.processes import ENGINE, Processes, front_name
+from minfer.effects.serving.pulse import Pulse
 from minfer.effects.serving.supervisor import Supervisor
 
 PR_SET_CHILD_SUBREAPER = 36
+PULSE = Pulse(60.0)
 
 
 def say(name: str, word: str) -> None:
@@ -41,6 +43,8 @@ def be(name: str, options: argparse.Namespace, ready: Callable[[], None]) -> int
     ready()
     while True:
         time.sleep(0.01)
+        if name == ENGINE:
+            PULSE.beat()
         if told and name != options.deaf:
             time.sleep(options.work if told == [DRAIN] else 0)
             if len(told) > 1 or told != [DRAIN] or name != options.endless:
@@ -55,13 +59,16 @@ def main() -> int:
     parser.add_argument("--work", type=float, default=0.0)
     parser.add_argument("--patience", type=float, default=30.0)
     parser.add_argument("--last-moments", type=float, default=10.0)
+    parser.add_argument("--limit", type=float, default=PULSE.limit)
     options = parser.parse_args()
+    PULSE.limit = options.limit
     supervisor.LAST_MOMENTS = options.last_moments  # type: ignore[misc]  # sooner
+    supervisor._LOOK = 0.05  # type: ignore[misc]  # likewise
     if options.orphaning:  # what it leaves behind comes to us, as to a container's first
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     names = (ENGINE, front_name(0), front_name(1))
     runs = {name: partial(be, name, options) for name in names}
-    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience)
+    made = Supervisor(Processes(2), runs, lambda run: run(), options.patience, PULSE)
     before = descriptors() - len((made._lifeline, made._held, made._words, made._said))
     code = made.run(lambda: say("server", "ready"))
     assert descriptors() == before, "a descriptor is left"

@@ -4,15 +4,16 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import pytest
 import uvicorn
 from starlette.types import Receive, Scope, Send
 
-from minfer.effects.serving.connections import Patience, bounded
+from minfer.effects.serving.connections import Connections, Patience, bounded
 from minfer.effects.serving.server import bound
+from minfer.effects.serving.shared import Tally
 
 HEADER: Final = 0.3  # seconds
 STALL: Final = 0.4  # seconds
@@ -34,7 +35,7 @@ async def app(scope: Scope, _: Receive, send: Send) -> None:
 
 
 @contextlib.contextmanager
-def server(**patience: Any) -> Iterator[int]:
+def server(tally: Tally | None = None, **patience: Any) -> Iterator[int]:
     """Serves the application with little patience; yields the port."""
     patience = {"header": HEADER, "stall": STALL, **patience}
     config = uvicorn.Config(
@@ -46,6 +47,8 @@ def server(**patience: Any) -> Iterator[int]:
         timeout_keep_alive=1,
     )
     running = uvicorn.Server(config)
+    if tally is not None:
+        running.server_state.connections = Connections(tally)
     (listener,) = bound("127.0.0.1", 0)
     with listener:
         thread = threading.Thread(target=running.run, kwargs={"sockets": [listener]})
@@ -162,3 +165,25 @@ def test_who_comes_while_there_are_too_many_is_told() -> None:
                         return
             time.sleep(0.02)
         raise AssertionError("nobody is let in any more")
+
+
+def test_connections_of_other_processes_count_too() -> None:
+    both = Tally.of(2)
+    other = both.at(1)
+    other.set(2)
+    with server(both.at(0), connections=2, header=5.0) as port:
+        with link(port) as first:
+            assert answer(first).startswith(b"HTTP/1.1 503 Service Unavailable")
+        other.set(1)
+        with link(port) as second:
+            second.sendall(GET % b"")
+            assert second.recv(65536).startswith(b"HTTP/1.1 200")
+            assert both.total == 2
+        until(lambda: both.total == 1)
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 5
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.005)

@@ -3,6 +3,7 @@ loses anything, and every stream is what it would have been.
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -33,14 +34,59 @@ FLOAT = "--dtype=float32"
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Server]:
-    with server(FLOAT, "--num-gpu-blocks-override=128") as made:
+    """A server, and what it said of its health from the first moment on."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    options = (FLOAT, "--num-gpu-blocks-override=128", f"--port={port}")
+    with server(*options, wait=False) as made:
+        made.url = f"http://127.0.0.1:{port}"
+        end = time.monotonic() + SOON
+        while (not made.begun or made.begun[-1][1] != 200) and time.monotonic() < end:
+            with contextlib.suppress(httpx.ConnectError):
+                paths = ("/health", "/ready", "/v1/models")
+                made.begun.append(tuple(made.get(path).status_code for path in paths))
         yield made
 
 
-@pytest.mark.parametrize("kills", [2, *long([20])])
-def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int) -> None:
+def heard(*tokens: str, end: str = "length") -> Told:
+    """The answer that has these tokens, in events of one each."""
+    told = Told()
+    at = 0
+    for number, token in enumerate(tokens):
+        beside = {"tokens": [token], "text_offset": [at], "token_logprobs": [-1.0]}
+        choice = {"index": 0, "text": token, "logprobs": beside}
+        last = number == len(tokens) - 1
+        told.take({"choices": [{**choice, "finish_reason": end if last else None}]})
+        at += len(token)
+    return told
+
+
+def test_what_is_lost_or_comes_twice_is_seen_whichever_tokens_there_should_be() -> None:
+    body = {"max_tokens": 3, "logprobs": 0}
+    assert not heard("a", "bc", "d").flaw(body)
+    assert heard("a", "bc").flaw(body) == "choice 0 has 2 tokens"
+    assert heard("a", "bc", "bc", "d").flaw(body) == "choice 0 has 4 tokens"
+    assert not heard("a", end="stop").flaw(body)
+    assert heard("a", "bc", "d").flaw({**body, "n": 2}) == "choices [0] ended"
+    shifted = heard("a", "bc", "d")
+    shifted.offsets[0][2] = 2
+    assert "do not follow" in shifted.flaw(body)
+    cut = heard("a", "bc", "d")
+    cut.text[0] = "ad"
+    assert "the text 'ad' and the tokens" in cut.flaw(body)
+
+
+def test_while_a_model_is_loaded_health_says_so(served: Server) -> None:
+    assert served.begun[0] == (200, 503, 503)
+    assert served.begun[-1] == (200, 200, 200)
+
+
+@pytest.mark.parametrize(("kills", "tokens"), [(2, 150), *long([(20, 300)])])
+def test_engines_that_are_killed_cost_nobody_anything(
+    served: Server, kills: int, tokens: int
+) -> None:
     rng = Random(kills)
-    load = Load(served.url, bodies(1, 300))
+    load = Load(served.url, bodies(1, tokens))
     interrupted: list[Told] = []
 
     async def run() -> None:
@@ -61,6 +107,7 @@ def test_engines_that_are_killed_cost_nobody_anything(served: Server, kills: int
     asyncio.run(run())
     assert load.lost() == []
     assert load.different() == []
+    assert load.flawed() == []
     ended = [told for _, told in load.ended]
     resumed = [told for told in interrupted if told.times and told in ended]
     assert len(resumed) >= kills, "few streams ran when their engines died"
@@ -95,9 +142,10 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
     async def run() -> None:
         await served.until_ready()
         before = served.kill()
-        await asyncio.sleep(0.05)
-        ready, health = served.get("/ready"), served.get("/health")
-        assert (ready.status_code, health.status_code) == (503, 200)
+        end = time.monotonic() + SOON
+        while (ready := served.get("/ready")).status_code == 200:
+            assert time.monotonic() < end, "nobody has noticed"
+        assert (ready.status_code, served.get("/health").status_code) == (503, 200)
         assert ready.json()["status"]
         told = await ask(served.url, bodies(1, 10)[0])
         assert told.done
@@ -105,6 +153,52 @@ def test_while_an_engine_is_started_again_health_says_so_and_requests_wait(
         await served.until_ready()
 
     asyncio.run(run())
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_an_engine_that_hangs_is_started_again_and_costs_nobody_anything() -> None:
+    limit = 1.0
+    with server(FLOAT, f"--engine-timeout={limit}") as served:
+        load = Load(served.url, bodies(1, 200))
+
+        async def run() -> None:
+            await served.until_ready()
+            await load.learn()
+            clients = [asyncio.create_task(load.once(i)) for i in range(5)]
+            await load.flows(time.monotonic())
+            before = served.kill(how=signal.SIGSTOP)
+            started = time.monotonic()
+            await served.successor(ENGINE, before)
+            assert time.monotonic() - started > limit / 2
+            await asyncio.wait_for(asyncio.gather(*clients), SOON)
+            await served.until_ready()
+
+        asyncio.run(run())
+        served.process.terminate()
+        assert served.process.wait(SOON) == 0
+        assert served.process.stderr is not None
+        said = served.process.stderr.read()
+    assert load.lost() == []
+    assert load.different() == []
+    assert said.count("it is killed") == 1
+
+
+@pytest.mark.long  # test_supervisor asks it of children that load nothing
+def test_what_a_killed_server_leaves_behind_is_removed_with_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    with server(FLOAT) as served:
+        children = served.children()
+        served.process.kill()
+    end = time.monotonic() + SOON
+    while any(Path(f"/proc/{one}/fd/0").exists() for one in children.values()):
+        assert time.monotonic() < end, "children outlive who watches them"
+        time.sleep(0.01)
+    (left,) = tmp_path.glob("minfer-*")
+    with server(FLOAT):
+        (new,) = tmp_path.glob("minfer-*")
+    assert new != left
 
 
 @pytest.mark.long  # test_supervisor asks it of children that load nothing
@@ -142,21 +236,3 @@ def test_nobody_is_cut_off_when_the_server_is_told_to_end(tmp_path: Path) -> Non
     assert len(runs) == 2, "each engine records a run of its own"
     for path in runs:
         assert sum(1 for _ in read_journal(path).turns()) > 1
-
-
-def test_while_a_model_is_loaded_health_says_so() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    seen: list[tuple[int, int, int]] = []
-    with server(FLOAT, f"--port={port}", wait=False) as made:
-        made.url = f"http://127.0.0.1:{port}"
-        end = time.monotonic() + SOON
-        while (not seen or seen[-1][1] != 200) and time.monotonic() < end:
-            try:
-                paths = ("/health", "/ready", "/v1/models")
-                health, ready, models = (made.get(path).status_code for path in paths)
-            except httpx.ConnectError:
-                continue
-            seen.append((health, ready, models))
-    assert seen[0] == (200, 503, 503)
-    assert seen[-1] == (200, 200, 200)

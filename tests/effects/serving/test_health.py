@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.serving.errors import BROKEN
 from tests.effects.served import events, serving
 from tests.effects.serving.wire import SLOW
 
 
 def test_a_broken_engine_is_told_and_unhealthy(
-    folder: str, monkeypatch: pytest.MonkeyPatch
+    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with serving(folder, **SLOW) as served:
         stream = served.http.stream(
@@ -28,7 +29,11 @@ def test_a_broken_engine_is_told_and_unhealthy(
         assert (error["type"], error["code"]) == ("server_error", "engine_dead")
         health = served.get("/healthz")
         assert health.status_code == 503
-        assert "ZeroDivisionError" in health.json()["status"]
+        assert health.json() == {"status": BROKEN}, (
+            "no exception's text leaves the server"
+        )
+        assert caplog.text.count("the engine broke: ZeroDivisionError") == 1
+        assert caplog.text.count("Traceback") == 1, "the log says where"
         refused = served.post("completions", prompt="x")
         assert (refused.status_code, refused.json()["error"]["code"]) == (
             503,

@@ -9,18 +9,23 @@ from typing import Any, NoReturn
 import pytest
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
-from starlette.types import Scope
+from starlette.types import Message, Scope
+from websockets.sync.client import connect
 
 from minfer.effects.live.async_llm import AsyncLLM
+from minfer.effects.live.errors import OverloadedError
 from minfer.effects.serving import bodies
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.intake import LONG, Intake
-from minfer.effects.serving.limits import Limits
+from minfer.effects.serving.keys import Key
+from minfer.effects.serving.limits import HELD, SHARE, UNCOUNTED, Limits
 from minfer.effects.serving.openai.completions import ENDPOINT
 from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.transports.transport import Failure, Transport
+from minfer.effects.serving.transports.envelope import Envelope
+from minfer.effects.serving.transports.transport import Failure, Transport, Watcher
+from minfer.effects.serving.transports.websocket import Channel
 from minfer.messages import Submit
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.wire import NEIGHBOUR, SLOW, raw
@@ -43,9 +48,13 @@ class Sent:
 
     chosen = ""
 
-    async def read(self, most: int) -> bytes:
+    def announced(self, most: int) -> int:
+        return min(len(self.data), most)
+
+    async def read(self, most: int, see: Watcher) -> bytes:
         assert len(self.data) <= most
         await asyncio.sleep(self.after)
+        see(self.data)
         return self.data
 
     async def departed(self) -> NoReturn:
@@ -90,6 +99,27 @@ def test_who_asks_is_known_by_its_address_or_says_so(llm: AsyncLLM, length: int)
     assert taken(llm, Sent(data)).request.urgency.client == "10.0.0.7"
     told = taken(llm, Sent(body(user="me", priority=3))).request.urgency
     assert (told.client, told.priority) == ("me", 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "key", "asked", "level"),
+    [
+        ("priority", None, -5, -5),
+        ("fair", None, -5, 0),
+        ("fair", None, 5, 5),
+        ("fair", Key("k", b""), -5, 0),
+        ("fair", Key("k", b""), 5, 5),
+        ("fair", Key("k", b"", priority=-2), 5, -2),
+    ],
+)
+def test_under_fair_only_a_key_makes_more_urgent_than_others(
+    policy: str, key: Key | None, asked: int, level: int
+) -> None:
+    sent = Sent(body(priority=asked))
+    if key is not None:
+        sent.scope["minfer.key"] = key
+    with contextlib.closing(AsyncLLM(executor="dry", scheduling_policy=policy)) as llm:
+        assert taken(llm, sent).request.urgency.priority == level
 
 
 def test_a_body_that_does_not_come_in_time(llm: AsyncLLM) -> None:
@@ -165,20 +195,26 @@ LARGE: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture
+def parsed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of all that is parsed in the server's own process."""
+    sizes: list[int] = []
+
+    def seen(data: bytes, **how: Any) -> Any:
+        sizes.append(len(data))
+        return from_json(data, **how)
+
+    monkeypatch.setattr(bodies, "from_json", seen)
+    return sizes
+
+
 @pytest.mark.parametrize("asked", LARGE.values(), ids=LARGE)
 def test_a_large_body_is_not_parsed_where_streams_are_served(
     pooled: Serving,
     quiet: list[str],
     asked: dict[str, Any],
-    monkeypatch: pytest.MonkeyPatch,
+    parsed: list[int],
 ) -> None:
-    parsed: list[int] = []
-
-    def seen(data: bytes, **how: Any) -> Any:
-        parsed.append(len(data))
-        return from_json(data, **how)
-
-    monkeypatch.setattr(bodies, "from_json", seen)
     url = f"{pooled.url}/v1/completions"
     with pooled.http.stream("POST", url, json=NEIGHBOUR) as answer:
         stream = events(answer.iter_lines())
@@ -189,3 +225,54 @@ def test_a_large_body_is_not_parsed_where_streams_are_served(
     assert len(parsed) == 1  # the neighbour's
     assert parsed[0] <= LONG
     assert "".join(got) == "".join(quiet)
+
+
+@pytest.mark.parametrize("asked", LARGE.values(), ids=LARGE)
+def test_nor_is_a_large_message_on_a_socket(
+    pooled: Serving, quiet: list[str], asked: dict[str, Any], parsed: list[int]
+) -> None:
+    endpoint = asked.get("path", "completions").partition("/")[0]
+    message = b'{"id": "a", "endpoint": "%s", "body": %s}'
+    whole = message % (endpoint.encode(), asked["data"])
+    url = f"{pooled.url}/v1/completions"
+    socket = url.replace("http", "ws").replace("completions", "stream")
+    with (
+        connect(socket, max_size=None) as link,
+        pooled.http.stream("POST", url, json=NEIGHBOUR) as answer,
+    ):
+        stream = events(answer.iter_lines())
+        got = [next(stream)["choices"][0]["text"]]
+        link.send(whole.decode())
+        told = json.loads(link.recv(timeout=20))
+        got += [event["choices"][0]["text"] for event in stream]
+    assert (told["id"], told["status"]) == ("a", 400)
+    assert len(parsed) == 1  # the neighbour's
+    assert parsed[0] <= LONG
+    assert "".join(got) == "".join(quiet)
+
+
+def test_messages_of_a_client_are_counted_together(llm: AsyncLLM) -> None:
+    """As bodies are: before anything of them is read."""
+    said = Envelope("a", "completions", body(cache_salt="x" * UNCOUNTED))
+
+    async def whole() -> None:
+        made = Bounds()
+        limits = Limits.of(llm)
+        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        channel = Channel({"client": ("10.0.0.7", 1)}, no_reader, said)
+        try:
+            with (
+                intake._holding.hold("10.0.0.7", HELD // SHARE - UNCOUNTED),
+                pytest.raises(OverloadedError, match="too many large bodies"),
+            ):
+                await intake.take(ENDPOINT, channel)
+            await intake.take(ENDPOINT, channel)
+            assert channel.announced(0) == 0, "it is kept while it is answered"
+        finally:
+            intake.close()
+
+    asyncio.run(whole())
+
+
+async def no_reader(message: Message) -> None:
+    raise AssertionError(message)

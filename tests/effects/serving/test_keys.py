@@ -35,6 +35,41 @@ def test_a_bucket_gives_a_minutes_worth_and_fills_evenly() -> None:
     assert bucket.wait(10**9) == 0  # more than there ever is needs a full one
 
 
+@pytest.mark.parametrize("size", [1, 7, 600, 10**7 + 19])
+def test_a_minutes_worth_is_there_to_the_last_whatever_a_clock_says(size: int) -> None:
+    clock = Clock()
+    clock.now = 12345678.9  # half a year; of its nanoseconds a float keeps none
+    bucket = Bucket(size, clock)
+    for _ in range(7):
+        assert bucket.take_if_there(size / 7) == 0
+    assert bucket.take_if_there(1) == pytest.approx(60 / size, rel=0.01)
+    assert bucket.level == pytest.approx(0, abs=size / 10**8)
+
+
+def test_what_is_not_there_is_not_taken() -> None:
+    bucket = Bucket(60, Clock())
+    assert bucket.take_if_there(50) == 0
+    assert bucket.take_if_there(20) == 10
+    assert bucket.level == 10
+
+
+def test_keys_of_a_file_have_numbers_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    limits = {"requests_per_minute": 6, "tokens_per_minute": 600}
+    entries = [{"name": name, "key": name, **limits} for name in "ab"]
+    path.write_text(json.dumps(entries))
+    first, second = read_keys([], path).known
+    assert first.requests is not None
+    assert first.tokens is not None
+    first.requests.take(3)
+    first.tokens.take(400)
+    assert round(first.requests.level) == 3
+    assert round(first.tokens.level) == 200
+    for bucket in (second.requests, second.tokens):
+        assert bucket is not None
+        assert bucket.level == bucket.size
+
+
 def test_headers_are_openais() -> None:
     clock = Clock()
     key = Key("a", b"", Bucket(60, clock), Bucket(600, clock))

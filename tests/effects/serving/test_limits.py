@@ -1,7 +1,7 @@
-"""What could be valid passes, and what could not is counted before it is parsed."""
+"""What one request may be, and how much of bodies is held at once."""
 
 import json
-import time
+import re
 from typing import Any
 
 import pytest
@@ -10,9 +10,8 @@ from attrs import evolve
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.prompts import Asked
-from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.errors import ApiError, NoRoomError
 from minfer.effects.serving.limits import (
-    ITEMS,
     LEAST_BODY,
     UNCOUNTED,
     Holding,
@@ -21,6 +20,7 @@ from minfer.effects.serving.limits import (
 )
 from minfer.effects.serving.protocol import GenerationRequest, Include
 from minfer.request import SamplingParams
+from tests.effects.served import Serving
 
 LIMITS = Limits(body=LEAST_BODY, context=2048, text=40_000, seats=16, line=64)
 
@@ -33,32 +33,6 @@ def request(n: int, prompts: int) -> GenerationRequest:
         stream=False,
         include=Include(),
     )
-
-
-VALID: dict[str, Any] = {
-    "a context of ids": {"prompt": [7] * 2047},
-    "many prompts of ids": {"prompt": [[7] * 2000] * 100},
-    "a text of commas": {"prompt": "," * 40_000},
-    "texts of commas": {"prompt": ["," * 40_000] * 10},
-    "messages": {"messages": [{"role": "user", "content": "a, b"}] * ITEMS},
-}
-
-
-@pytest.mark.parametrize("body", VALID.values(), ids=VALID)
-def test_what_could_be_valid_is_not_refused(body: dict[str, Any]) -> None:
-    LIMITS.check_body(json.dumps(body).encode())
-
-
-def test_what_could_not_is_refused_in_no_time() -> None:
-    data = json.dumps({"prompt": [7] * 1_000_000, "max_tokens": 1}).encode()
-    begun = time.process_time()
-    with pytest.raises(ApiError, match="context holds 2048 tokens"):
-        LIMITS.check_body(data)
-    assert time.process_time() - begun < 0.2  # 4 ms on an idle machine
-
-
-def test_without_a_bound_on_texts_nothing_is_refused() -> None:
-    evolve(LIMITS, text=None).check_body(json.dumps({"prompt": [7] * 10**6}).encode())
 
 
 def test_the_largest_body_holds_a_context_of_ids() -> None:
@@ -75,6 +49,87 @@ def test_more_samples_than_an_idle_server_could_take() -> None:
     assert (caught.value.status, caught.value.param) == (400, "n")
     with pytest.raises(ApiError, match="81 prompts of 1 samples each"):
         LIMITS.check_samples(request(1, 81))
+
+
+def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> GenerationRequest:
+    """A request with prompts of these lengths, for so many tokens of output."""
+    return evolve(
+        request(1, 1),
+        prompts=tuple(Asked(None, [5] * length) for length in lengths),
+        params=SamplingParams(max_tokens=wanted),
+        wanted_by=by,
+    )
+
+
+def test_more_output_than_fits_is_refused_where_it_was_asked_for() -> None:
+    LIMITS.check_room(asked(2000, wanted=48), "prompt")
+    LIMITS.check_room(asked(2000, wanted=None), "prompt")
+    LIMITS.check_room(asked(2000, wanted=49, by=""), "prompt")  # a default, which is cut
+    LIMITS.check_room(asked(2048, wanted=1), "prompt")  # too long whatever is wanted
+    with pytest.raises(NoRoomError) as caught:
+        LIMITS.check_room(asked(2000, wanted=49, by="max_output_tokens"), "input")
+    assert str(caught.value) == (
+        "This model's maximum context length is 2048 tokens. However, you requested 2049 "
+        "tokens (2000 in the input, 49 in the completion). Shorten the input, or lower "
+        "max_output_tokens to 48"
+    )
+    assert (caught.value.status, caught.value.param) == (400, "max_output_tokens")
+    with pytest.raises(NoRoomError, match=r"\(2000 in the prompt\[1\], 49 in"):
+        LIMITS.check_room(asked(5, 2000, wanted=49), "prompt")
+
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+WANTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "max_tokens": ("completions", {"prompt": "x"}),
+    "max_completion_tokens": ("chat/completions", CHAT),
+    "max_output_tokens": ("responses", {"input": "x"}),
+}
+
+
+@pytest.mark.parametrize(("field", "where"), WANTED.items())
+def test_each_endpoint_refuses_it_by_its_own_field(
+    bundled: Serving, field: str, where: tuple[str, dict[str, Any]]
+) -> None:
+    path, body = where
+    for stream in (False, True):
+        found = bundled.post(path, **body, **{field: 2048}, stream=stream)
+        error = found.json()["error"]
+        assert (found.status_code, error["code"]) == (400, "context_length_exceeded")
+        assert error["param"] == field
+        assert "maximum context length is 2048 tokens. However" in error["message"]
+    # Told so, one may go on: what it says fits.
+    fits = int(error["message"].rpartition(" ")[2])
+    stop = {} if path == "responses" else {"stop": ["\n", " ", "e"]}
+    assert bundled.post(path, **body, **{field: fits}, **stop).status_code == 200
+
+
+def test_what_is_wrong_with_a_prompt_is_told_first(bundled: Serving) -> None:
+    for prompt, code in (("", None), ("a " * 3000, "context_length_exceeded")):
+        error = bundled.post("completions", prompt=prompt, max_tokens=9999).json()[
+            "error"
+        ]
+        assert (error["param"], error["code"]) == ("prompt", code)
+    wrong = bundled.post("completions", prompt="x", max_tokens=9999, temperature=-1)
+    assert wrong.json()["error"]["param"] == "temperature"
+
+
+def test_who_does_not_say_how_much_gets_what_fits(bundled: Serving) -> None:
+    prompt = [5] * 2045
+    found = bundled.post("completions", prompt=prompt, ignore_eos=True).json()
+    assert found["usage"]["completion_tokens"] == 3  # not the 16 of the default
+    assert found["choices"][0]["finish_reason"] == "length"
+
+
+def test_anthropics_clients_are_told_in_the_words_that_they_know(
+    bundled: Serving,
+) -> None:
+    found = bundled.post("messages", **CHAT, max_tokens=2048)
+    error = found.json()["error"]
+    assert (found.status_code, error["type"]) == (400, "invalid_request_error")
+    assert re.match(
+        r"input length and `max_tokens` exceed context limit: \d+ \+ 2048 > 2048, ",
+        error["message"],
+    )
 
 
 def test_one_request_never_has_all_seats() -> None:

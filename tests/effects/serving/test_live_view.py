@@ -11,6 +11,7 @@ from minfer.effects.live.client import Snapshot
 from minfer.effects.live.totals import FIRST, GAP, Histogram, Totals
 from minfer.effects.serving import live_view
 from minfer.effects.serving.live_view import Figures
+from minfer.effects.serving.shared import Shared
 from tests.effects.served import Serving, events, serving
 
 DRY: dict[str, Any] = {"executor": "dry", "num_gpu_blocks_override": 400}
@@ -102,6 +103,20 @@ def test_a_stream_goes_on_and_viewers_are_counted(
         assert "1 viewers look already" in refused.json()["error"]["message"]
         assert served.get("/live?once=1").status_code == 200
     served.until(lambda: live.viewers == 0)
+
+
+def test_viewers_of_other_processes_count_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_view, "MOST", 2)
+    fronts = Shared.of(2)
+    other = fronts.at(1).viewers
+    other.set(2)
+    with serving(service={"shared": fronts.at(0)}, **DRY) as served:
+        assert served.get("/live").status_code == 503
+        assert served.service.live.viewers == 0, "who is refused is none"
+        other.set(1)
+        with served.http.stream("GET", served.url + "/live") as answer:
+            assert answer.status_code == 200
+            assert fronts.viewers.total == 2
 
 
 def test_viewers_share_a_look_and_nobody_looking_costs_nothing(

@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
+from minfer.effects.serving.metric_help import HELP
 from minfer.effects.serving.metrics import Metrics
 from minfer.messages import Admitted, Emit, Execute
 from minfer.policy import FirstCome
@@ -48,6 +49,27 @@ def settle(llm: LLM) -> None:
     if llm.worker.thread is not None:
         llm.worker.thread.join(10)
         assert not llm.worker.thread.is_alive()
+
+
+def test_each_says_in_plain_words_what_it_is(made: Made, tmp_path: Path) -> None:
+    llm, metrics, _ = made(journal=tmp_path)
+    llm.generate([[5] * 20], STEADY)
+    text = generate_latest(metrics.registry).decode()
+    families = [
+        family
+        for family in text_string_to_metric_families(text)
+        if family.name.startswith("minfer_")
+    ]
+    told = {
+        family.name.removeprefix("minfer_"): family.documentation for family in families
+    }
+    assert (
+        told.keys() - {"cache_config_info"} == HELP.keys()
+    )  # and no help of what is not
+    for name, words in told.items():
+        assert words.endswith("."), name
+        assert len(words.split()) >= 5, name
+        assert name.replace("_", " ") not in words, name
 
 
 def read(metrics: Metrics) -> dict[str, float]:

@@ -159,10 +159,22 @@ def test_who_does_not_hear_is_killed() -> None:
     assert made.phase == "stopping"
 
 
+def test_who_hangs_is_killed_unless_it_was_told_to_end() -> None:
+    made = served()
+    assert made.hung(ENGINE) == [Signal(ENGINE, "kill")]
+    assert made.ended(ENGINE, 137) == [Start(ENGINE, FIRST_PAUSE)]
+    made.started(ENGINE)
+    made.signalled(interrupt=False)
+    assert made.hung(ENGINE) == [Signal(ENGINE, "kill")], "fronts wait for it"
+    made.signalled(interrupt=False)
+    assert made.hung(ENGINE) == []
+
+
 EVENTS = st.one_of(
     st.tuples(st.just("end"), st.integers(0, 3), st.sampled_from([0, 1, 2, 137])),
     st.tuples(st.just("ready"), st.integers(0, 3)),
     st.tuples(st.just("start"), st.integers(0, 3)),
+    st.tuples(st.just("hang"), st.integers(0, 3)),
     st.tuples(st.just("signal"), st.booleans()),
     st.just(("time",)),
 )
@@ -199,6 +211,8 @@ class Watched:
         match what:
             case "end" if name in table.alive:
                 self.check(table.ended(name, how[1]))
+            case "hang" if name in table.alive:
+                self.check(table.hung(name))
             case "ready":
                 self.ready += table.said_ready(name)
             case "start" if name in self.due:

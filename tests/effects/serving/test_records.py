@@ -50,6 +50,15 @@ def test_of_one_that_has_ended(bundled: Serving) -> None:
     }
 
 
+def test_by_the_ids_that_engines_have_for_parts_of_it(bundled: Serving) -> None:
+    body = {"prompt": ["def f(", "class A"], "max_tokens": 5}
+    name = bundled.post("completions", **body).json()["id"]
+    whole = ended(bundled, name, prompts=2)
+    assert told(bundled, f"{name}-1") == whole
+    assert told(bundled, f"{name}-1#7") == whole, "asked for again of another engine"
+    assert bundled.get(f"/v1/requests/{name}0-1").status_code == 404
+
+
 def test_by_the_id_that_the_client_chose(bundled: Serving) -> None:
     url = f"{bundled.url}/v1/chat/completions"
     body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}

@@ -176,8 +176,42 @@ def test_who_does_not_hear_is_killed_after_its_time(deaf: str) -> None:
     assert code == 0
 
 
-def test_children_end_when_their_parent_is_killed() -> None:
+@pytest.mark.parametrize("ending", [False, True], ids=["watching", "draining"])
+def test_an_engine_that_hangs_is_killed_and_started_again(ending: bool) -> None:
+    with serving("--limit=0.5", *["--endless=front 0"][:ending]) as server:
+        if ending:
+            server.process.send_signal(signal.SIGTERM)
+            server.until("front-1", "drained")
+        before = server.ids["engine"]
+        os.kill(before, signal.SIGSTOP)
+        started = time.monotonic()
+        server.until("engine", "started")
+        assert 0.3 < time.monotonic() - started < 5
+        assert server.ids["engine"] != before
+        assert not there(before)
+        server.process.send_signal(signal.SIGTERM)
+        code, err = server.ended()
+    assert code == 0
+    assert err.splitlines() == [
+        "minfer: engine has not answered for too long (--engine-timeout); it is killed",
+        "minfer: engine ended by signal 9; it is started again",
+    ]
+
+
+def test_an_engine_may_be_slow_to_answer_within_its_limit() -> None:
+    with serving("--limit=60") as server:
+        os.kill(server.ids["engine"], signal.SIGSTOP)
+        time.sleep(0.3)  # some looks
+        os.kill(server.ids["engine"], signal.SIGCONT)
+        server.process.send_signal(signal.SIGTERM)
+        assert server.ended() == (0, "")
+
+
+@pytest.mark.parametrize("stopped", ["", "engine"])
+def test_children_end_when_their_parent_is_killed(stopped: str) -> None:
     with serving() as server:
+        if stopped:  # it cannot look whether its parent is there
+            os.kill(server.ids[stopped], signal.SIGSTOP)
         server.process.kill()
         until(lambda: not any(map(alive, server.ids.values())))
 
@@ -215,6 +249,13 @@ def test_a_folder_whose_name_is_too_long_for_a_socket_is_named(
     err = capsys.readouterr().err
     assert err.startswith(f"minfer: {folder}")
     assert err.endswith("too long a path for a socket; shorten TMPDIR\n")
+
+
+@pytest.mark.parametrize("limit", ["-1", "nan"])
+def test_a_timeout_that_cannot_be(limit: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--port=0", "--api-processes=1", f"--engine-timeout={limit}"]
+    assert main(["serve", *options]) == 2
+    assert f"--engine-timeout must be at least 0, not {limit}" in capsys.readouterr().err
 
 
 def test_a_number_of_fronts_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:

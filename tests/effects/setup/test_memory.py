@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,8 +15,10 @@ from minfer.config import ConfigError, EngineConfig
 from minfer.effects.models.shapes import (
     activation_bytes,
     captured_tokens,
+    cuda_activation_bytes,
     kv_bytes_per_token,
     padded_tokens,
+    shaping_bytes,
     weight_bytes,
 )
 from minfer.effects.models.spec import ModelSpec
@@ -30,6 +33,7 @@ from minfer.effects.setup.memory import (
 )
 from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
+from minfer.kernels.shape import Kept
 from minfer.request import Request
 from minfer.state import initial
 from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows
@@ -181,9 +185,19 @@ def test_activations_by_hand() -> None:
     and a block.
     """
     token, mask = 1024, 5 * (5 + 64 + 16)
-    logits, rope = 8 * 260 * 16, 256 * 2 * 8 * 4
+    logits, rope = 8 * 260 * 20, 256 * 2 * 8 * 4
     found = activation_bytes(with_windows(SPEC, 5, 5), SIZES)
-    assert found == 64 * (token + mask) + logits + rope == 142_400
+    assert found == 64 * (token + mask) + logits + rope == 150_720
+
+
+def test_a_gpu_keeps_what_penalties_count() -> None:
+    device = torch.device("cpu")
+    kept = Kept.make(SIZES.max_num_seqs + 1, SPEC.vocab_size, device)
+    held = sum(part.numel() * part.element_size() for part in kept)
+    assert held == pytest.approx(shaping_bytes(SPEC, SIZES), rel=0.2)
+    without = cuda_activation_bytes(SPEC, SIZES, SIZES.max_num_batched_tokens)
+    planned = plan(num_blocks=40, cuda=True).activations
+    assert planned == without + shaping_bytes(SPEC, SIZES)
 
 
 def test_available_memory_is_plausible() -> None:

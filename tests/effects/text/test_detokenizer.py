@@ -1,15 +1,34 @@
 """Streaming against whole decoding: pieces join, and never end inside a character."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers
 
-from minfer.effects.text.detokenizer import Detokenizer
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.text.detokenizer import HELD, SEEN, Detokenizer
 from minfer.effects.text.tokenizer import _ALPHABET, Tokenizer
-from tests.effects.text.trained import CORPUS, SPECIAL, TEXTS, save
+from tests.circles import seeds
+from tests.effects.text.languages import LANGUAGES
+from tests.effects.text.trained import (
+    BYTES,
+    CORPUS,
+    TEXTS,
+    falls_back,
+    save,
+    train,
+    word_pieces,
+)
+
+BROKEN: Final = "\ufffd"
+KINDS: Final[dict[str, Callable[[], Backend]]] = {
+    "byte-level": train,
+    "falling back to bytes": falls_back,
+    "falling back, first blank kept": lambda: falls_back(strip=False),
+}
 
 
 def stream(
@@ -19,23 +38,91 @@ def stream(
     pieces, at = [], 0
     while at < len(ids):
         step = draw.choice([1, 1, 1, 2, 5])
-        pieces.append(decoder.push(ids[at : at + step]))
+        alone = step == 1 and draw.random() < 0.7
+        push = decoder.push(ids[at : at + step]) if not alone else decoder.spell(ids[at])
+        pieces.append(push)
         at += step
     return [*pieces, decoder.push([], final=True)]
 
 
+def made(folder: Path, backend: Backend) -> Tokenizer:
+    save(folder, backend)
+    return Tokenizer(folder)
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, tmp_path: Path) -> Tokenizer:
+    return made(tmp_path, KINDS[request.param]())
+
+
+def bytes_of(tokenizer: Tokenizer, token: int, *, skip: bool) -> bytes:
+    """What one token of a sequence is, said by the vocabulary alone."""
+    if skip and token in tokenizer.special_ids:
+        return b""
+    (name,) = tokenizer.names([token])
+    if name in BYTES and not tokenizer.byte_level:
+        return bytes([BYTES.index(name)])
+    if not tokenizer.byte_level or any(char not in _ALPHABET for char in name):
+        return name.replace("▁", " ").encode()
+    return bytes(_ALPHABET[char] for char in name)
+
+
+def random_ids(tokenizer: Tokenizer, draw: random.Random) -> list[int]:
+    """Mostly invalid UTF-8, pieces of real characters, and ids without a token."""
+    most = tokenizer._backend.get_vocab_size() + 3
+    ids = [draw.randrange(most) for _ in range(draw.randrange(30))]
+    text = draw.choice([*LANGUAGES.values()])
+    real = tokenizer.encode(text[draw.randrange(len(text)) :][:12])
+    at = draw.randrange(len(ids) + 1)
+    return ids[:at] + real[draw.randrange(3) : len(real) - draw.randrange(3)] + ids[at:]
+
+
+@seeds(4000, 10_000)
+def test_random_tokens_stream_to_the_whole(kind: Tokenizer, seeds: range) -> None:
+    """Broken characters everywhere: each is marked once, and harms none beside it."""
+    for seed in seeds:
+        draw = random.Random(seed)
+        ids, skip = random_ids(kind, draw), seed % 2 == 0
+        text = "".join(stream(kind, ids, draw, skip=skip))
+        whole = b"".join(bytes_of(kind, token, skip=skip) for token in ids)
+        told = whole.decode(errors="replace")
+        assert text == (told.removeprefix(" ") if kind.strips else told)
+        decoded = kind.decode(ids, skip_special_tokens=skip)
+        assert text == decoded or not kind.byte_level
+        assert text.count(BROKEN) <= decoded.count(BROKEN)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_languages_stream_to_the_whole(kind: Tokenizer, language: str) -> None:
+    text = LANGUAGES[language]
+    for seed in range(10):
+        draw = random.Random(seed)
+        shuffled = "".join(draw.sample(text, len(text))) if seed else text
+        ids = kind.encode(shuffled)
+        pieces = stream(kind, ids, draw, skip=True)
+        whole = kind.decode(ids)
+        assert "".join(pieces) == whole
+        assert whole in (shuffled, shuffled.removeprefix(" "), f" {shuffled}")
+        assert sum(piece.count(BROKEN) for piece in pieces) == shuffled.count(BROKEN)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_the_bundled_model_streams_languages(language: str) -> None:
+    tokenizer = Tokenizer(bundled_folder())
+    ids = tokenizer.encode(LANGUAGES[language])
+    for seed in range(5):
+        pieces = stream(tokenizer, ids, random.Random(seed), skip=True)
+        assert "".join(pieces) == LANGUAGES[language]
+
+
 @pytest.mark.parametrize("seed", range(60))
-def test_pieces_join_to_the_whole(tokenizer: Tokenizer, seed: int) -> None:
-    """Random tokens are mostly invalid UTF-8: broken characters everywhere."""
+def test_real_texts_and_cut_ones_join_to_the_whole(
+    tokenizer: Tokenizer, seed: int
+) -> None:
     draw = random.Random(seed)
-    if seed % 3 == 0:  # single bytes of real text: every character split
+    if seed % 2:  # single bytes of real text: every character split
         ids = in_bytes(tokenizer, "é日👩‍👩‍👧🇩🇪a🙂".encode())
         ids[draw.randrange(len(ids)) :] = ids[: draw.randrange(len(ids))]
-    elif seed % 3 == 1:
-        ids = [
-            draw.randrange(tokenizer._backend.get_vocab_size() + 5)
-            for _ in range(draw.randrange(80))
-        ]
     else:
         ids = tokenizer.encode("".join(draw.choices(CORPUS + TEXTS, k=6)))
     for skip in (True, False):
@@ -46,16 +133,17 @@ def test_pieces_join_to_the_whole(tokenizer: Tokenizer, seed: int) -> None:
 def in_bytes(tokenizer: Tokenizer, data: bytes) -> list[int]:
     """Token ids that spell `data` byte by byte."""
     letters = {value: char for char, value in _ALPHABET.items()}
-    ids = [tokenizer._backend.token_to_id(letters[byte]) for byte in data]
+    names = [letters[byte] if tokenizer.byte_level else BYTES[byte] for byte in data]
+    ids = [tokenizer._backend.token_to_id(name) for name in names]
     assert None not in ids
     return [token for token in ids if token is not None]
 
 
-def test_no_piece_ends_inside_a_character(tokenizer: Tokenizer) -> None:
+def test_no_piece_ends_inside_a_character(kind: Tokenizer) -> None:
     text = "日👩‍👩‍👧é"
-    decoder = Detokenizer(tokenizer)
-    ids = in_bytes(tokenizer, text.encode())
-    pieces = [decoder.push([token]) for token in ids]
+    decoder = Detokenizer(kind)
+    ids = in_bytes(kind, text.encode())
+    pieces = [decoder.spell(token) for token in ids]
     assert [piece for piece in pieces if piece] == list(text)
     assert decoder.push([], final=True) == ""
 
@@ -64,50 +152,81 @@ def test_an_unfinished_character_comes_out_at_the_end(tokenizer: Tokenizer) -> N
     decoder = Detokenizer(tokenizer)
     ids = in_bytes(tokenizer, "a日".encode()[:-1])
     assert decoder.push(ids) == "a"
-    assert decoder.push([], final=True) == tokenizer.decode(ids)[1:] == "\ufffd"
+    assert decoder.push([], final=True) == tokenizer.decode(ids)[1:] == BROKEN
 
 
-def test_tokenizers_with_byte_fallback_stream_too(tmp_path: Path) -> None:
-    """The kind that sentencepiece models have: spaces as ▁, unknown
-    characters as <0x..>.
-    """
-    words = [
-        "<|pad|>",
-        "<|start|>",
-        "<|end|>",
-        "<unk>",
-        *(f"<0x{b:02X}>" for b in range(256)),
-        "▁",
-        "a",
-        "b",
-        "▁a",
-        "▁ab",
-        "ab",
+def test_special_tokens_are_shown_where_they_are_asked_for(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("a<|start|>b<|end|>")
+    shown = tokenizer.special(["<|start|>", "a", "<|nobody|>"])
+    assert len(shown) == 1
+    assert Detokenizer(tokenizer).push(ids) == "ab"
+    assert Detokenizer(tokenizer, shown=shown).push(ids) == "a<|start|>b"
+
+
+def test_what_stands_beside_a_broken_byte_is_kept(tmp_path: Path) -> None:
+    """The backend gives a whole run of bytes up for one that is broken."""
+    tokenizer = made(tmp_path, falls_back())
+    ids = in_bytes(tokenizer, "🙂.".encode() + b"\xff" + "日".encode()[:2])
+    assert tokenizer.decode(ids) == BROKEN * 8
+    decoder = Detokenizer(tokenizer)
+    assert [decoder.spell(token) for token in ids] == [
+        "",
+        "",
+        "",
+        "🙂",
+        ".",
+        BROKEN,
+        "",
+        "",
     ]
-    backend = Backend(
-        models.BPE(
-            {word: i for i, word in enumerate(words)},
-            [("▁", "a"), ("▁a", "b"), ("a", "b")],
-            byte_fallback=True,
-            unk_token="<unk>",  # noqa: S106 - a token of text
-        )
-    )
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
-    )
-    backend.add_special_tokens(SPECIAL)
-    save(tmp_path, backend)
-    tokenizer = Tokenizer(tmp_path)
-    assert not tokenizer.byte_level
-    for text in ["ab a b", "a日ab 👩‍👩‍👧a", "  a  b", "é" * 40]:
-        ids = tokenizer.encode(text)
-        for seed in range(5):
-            pieces = stream(tokenizer, ids, random.Random(seed), skip=True)
-            assert "".join(pieces) == tokenizer.decode(ids)
-            assert not any("\ufffd" in piece for piece in pieces)
+    assert decoder.push((), final=True) == BROKEN
+
+
+def test_only_the_first_blank_of_a_text_is_lost(tmp_path: Path) -> None:
+    tokenizer = made(tmp_path, falls_back())
+    blank, word = tokenizer.encode(" ab", add_special_tokens=False)[0], "▁ab"
+    ab = tokenizer._backend.token_to_id(word)
+    assert ab is not None
+    padded = tokenizer._backend.get_vocab_size() + 1  # without a token
+    for ids in ([ab, ab], [blank, blank, ab], [padded, ab, ab], [0, ab, blank]):
+        decoder = Detokenizer(tokenizer)
+        assert "".join(map(decoder.spell, ids)) == tokenizer.decode(ids)
+
+
+def test_tokens_that_are_more_than_their_bytes_stream_too(tmp_path: Path) -> None:
+    tokenizer = made(tmp_path, word_pieces())
+    assert not tokenizer.in_bytes
+    for seed in range(300):
+        draw = random.Random(seed)
+        ids = [draw.randrange(14) for _ in range(draw.randrange(40))]
+        for skip in (True, False):
+            pieces = stream(tokenizer, ids, draw, skip=skip)
+            assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=skip)
+
+
+@pytest.mark.parametrize("name", ["byte-level", "falling back to bytes"])
+def test_what_is_kept_of_a_sequence_does_not_grow(name: str, tmp_path: Path) -> None:
+    tokenizer = made(tmp_path, KINDS[name]())
+    decoder = Detokenizer(tokenizer)
+    ids = tokenizer.encode(LANGUAGES["everything"]) * 20
+    for token in ids:
+        decoder.spell(token)
+        assert len(decoder._utf8.getstate()[0]) < 4
+    assert decoder._seen == decoder._held == []
+
+
+def test_a_window_does_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = made(tmp_path, word_pieces())
+    decode, seen = tokenizer.decode, list[int]()
+
+    def counted(ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        seen.append(len(ids))
+        return decode(ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(tokenizer, "decode", counted)
+    decoder = Detokenizer(tokenizer, skip_special_tokens=False)
+    draw = random.Random(1)
+    for _ in range(2000):
+        decoder.push([draw.randrange(14)])
+    assert max(seen) <= SEEN + HELD
+    assert len(seen) == 4000

@@ -1,5 +1,7 @@
 """One sample: tokens become text when they are flushed, and wait until they are taken."""
 
+import random
+
 import pytest
 
 from minfer.effects.setup.folders import bundled_folder
@@ -10,6 +12,9 @@ from minfer.effects.text.stops import StopMatcher
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Finished
 from minfer.plan import TokenLogprobs
+from tests.effects.text.languages import LANGUAGES
+from tests.effects.text.test_automaton import begun, drawn
+from tests.effects.text.test_stops import searched
 
 NONE = frozenset[int]()
 
@@ -90,6 +95,32 @@ def test_what_begins_a_stop_string_comes_out_at_the_end(tokenizer: Tokenizer) ->
     assert one.take(0, ()).text == "ab"
 
 
+@pytest.mark.parametrize("seed", range(150))
+def test_stop_strings_across_tokens_against_the_whole_text(
+    tokenizer: Tokenizer, seed: int
+) -> None:
+    """Whatever comes together: what is given is what no stop string can take back."""
+    draw = random.Random(seed)
+    letters = "".join(draw.sample(LANGUAGES["everything"] + LANGUAGES["joined emoji"], 4))
+    tokens = tokenizer.encode("".join(draw.choices(letters, k=50)))
+    stops = drawn(draw, letters, draw.randrange(1, 20), 1 + seed % 8)
+    one, given = Pieces(Detokenizer(tokenizer), StopMatcher(stops)), ""
+    while one.stop is None and one.count < len(tokens):
+        one.fresh += tokens[one.count : one.count + draw.randrange(1, 5)]
+        one.flush(NONE)
+        text = tokenizer.decode(tokens[: one.count]).rstrip("\ufffd")
+        given += one.take(0, ()).text
+        if one.stop is None:
+            assert given == text[: len(text) - len(begun(text, stops))]
+    one.finish(done(one.count))
+    one.flush(NONE)
+    given += one.take(0, ()).text
+    assert (given, one.stop) == searched(tokenizer.decode(tokens), stops)
+    # It ends with the token that completed the stop string, and not later.
+    before = tokenizer.decode(tokens[: one.count - 1])
+    assert one.stop is None or searched(before, stops)[1] is None
+
+
 def test_it_goes_on_after_history(tokenizer: Tokenizer) -> None:
     one = Pieces(Detokenizer(tokenizer), StopMatcher(["bc"]))
     a, b, c = (tokenizer.encode(char)[0] for char in "abc")
@@ -120,3 +151,21 @@ def test_scores_go_with_their_tokens(tokenizer: Tokenizer) -> None:
     assert second == {b: Logprob(-0.25, 1, "b")}
     assert new.cumulative_logprob == -1.25
     assert one.logprobs == []
+
+
+def test_stop_strings_do_not_count_before_there_are_enough_tokens(
+    tokenizer: Tokenizer,
+) -> None:
+    tokens = tokenizer.encode("a b a b a b")
+    text = "".join(map(tokenizer.decode, ([token] for token in tokens)))
+    for enough in range(len(tokens)):
+        for known in (0, min(2, enough), len(tokens) - 1):
+            one = Pieces(Detokenizer(tokenizer), StopMatcher(["b"]), None, enough)
+            one.begin(tuple(tokens[:known]))
+            one.fresh += tokens[known:]
+            one.flush(NONE)
+            early = tokenizer.decode(tokens[: max(enough, known)])
+            wanted = text[: text.index("b", len(early))]
+            given = tokenizer.decode(tokens[:known])
+            assert given + one.take(0, ()).text == wanted
+            assert one.stop == "b"

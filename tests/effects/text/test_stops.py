@@ -1,10 +1,14 @@
-"""Stop strings against a search letter by letter."""
+"""Stop strings against a search letter by letter, in the text as a whole."""
 
 import random
+from weakref import ref
 
 import pytest
 
 from minfer.effects.text.stops import StopMatcher
+from tests.effects.text.test_automaton import begun, drawn
+
+ALPHABETS = ["ab\n", "ab", "aé日🙂\u200d\u0301", "a"]
 
 
 def searched(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -16,28 +20,46 @@ def searched(text: str, stops: list[str]) -> tuple[str, str | None]:
     return text, None
 
 
-@pytest.mark.parametrize("seed", range(300))
+@pytest.mark.parametrize("seed", range(600))
 def test_stop_strings_against_search(seed: int) -> None:
     draw = random.Random(seed)
-    text = "".join(draw.choices("ab\n", k=draw.randrange(40)))
-    stops = [
-        "".join(draw.choices("ab\n", k=draw.randrange(1, 7)))
-        for _ in range(draw.randrange(1, 4))
-    ]
+    letters = ALPHABETS[seed % len(ALPHABETS)]
+    text = "".join(draw.choices(letters, k=draw.randrange(60)))
+    stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
     matcher, got, found, at = StopMatcher(stops), "", None, 0
     while at < len(text) and found is None:
         step = draw.randrange(4)
         piece, found = matcher.push(text[at : at + step])
         got, at = got + piece, at + step
-        if found is None:  # only what may begin a stop string is held back
-            held = text[len(got) : at]
-            assert held == "" or any(stop.startswith(held) for stop in stops)
+        if found is None:  # only what may begin a stop string is held back, and all that
+            assert text[len(got) : at] == begun(text[:at], stops)
             assert searched(text[:at], stops)[1] is None
     if found is None:
         got += matcher.push("", final=True)[0]
     assert (got, found) == searched(text, stops)
 
 
+def test_a_text_is_found_in_whatever_is_pushed_last() -> None:
+    assert StopMatcher(["bc"]).push("abcd", final=True) == ("a", "bc")
+    assert StopMatcher(["bc"]).push("ab", final=True) == ("ab", None)
+
+
 def test_stop_strings_may_not_be_empty() -> None:
     with pytest.raises(ValueError, match="empty"):
         StopMatcher(["a", ""])
+
+
+def test_equal_stop_strings_are_kept_once_and_no_longer_than_used() -> None:
+    one, other = (
+        StopMatcher(["one stop", "another"]),
+        StopMatcher(["another", "one stop"]),
+    )
+    assert one._stops is other._stops
+    assert one.push("ano") == other.push("ano") == ("", None)
+    assert one.push("ther") == ("", "another")
+    assert other.push("!") == ("ano!", None)  # each is at its own place
+    kept = ref(one._stops)
+    del one
+    assert kept() is not None
+    del other
+    assert kept() is None

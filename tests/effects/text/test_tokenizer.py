@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer as Backend
-from tokenizers import processors
+from tokenizers import decoders, processors
 from transformers import AutoTokenizer
 
 from minfer.effects.models.checkpoint import CheckpointError, CorruptFileError
 from minfer.effects.text.tokenizer import TextError, Tokenizer, TokenizerError
-from tests.effects.text.trained import BACKEND, TEXTS, save
+from tests.effects.text.trained import BACKEND, TEXTS, falls_back, save
 
 
 def agree(folder: Path) -> None:
@@ -144,3 +144,25 @@ def test_loading_imports_neither_torch_nor_transformers(tmp_path: Path) -> None:
         "assert not {'torch', 'transformers', 'jinja2'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bytes_of_a_token_that_stands_for_one(tmp_path: Path) -> None:
+    save(tmp_path, falls_back())
+    tokenizer = Tokenizer(tmp_path)
+    assert (tokenizer.in_bytes, tokenizer.byte_level) == (True, False)
+    (first, *_) = tokenizer.encode("ü", add_special_tokens=False)[1:]
+    assert tokenizer.token_bytes(first) == "ü".encode()[:1]
+    assert tokenizer.whole_text(first) is None  # half a character
+    (word,) = tokenizer.encode("ab", add_special_tokens=False)
+    assert (tokenizer.token_bytes(word), tokenizer.whole_text(word)) == (b" ab", " ab")
+
+
+def test_an_unusual_decoder_is_not_taken_for_bytes(tmp_path: Path) -> None:
+    for number, more in enumerate([decoders.Strip("_", 1, 0), decoders.Metaspace()]):
+        backend = falls_back(strip=False)
+        parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence([*parts, more])
+        folder = tmp_path / str(number)
+        save(folder, backend)
+        assert not Tokenizer(folder).in_bytes
+        assert Tokenizer(folder).whole_text(5) is None

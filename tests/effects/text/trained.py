@@ -54,3 +54,37 @@ def save(folder: Path, backend: Backend | None = None, **options: Any) -> None:
             **options,
         },
     ).save_pretrained(folder)
+
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+WORDS = ["▁", "a", "b", "▁a", "▁ab", "ab", "日", "é"]
+
+
+def falls_back(*, strip: bool = True) -> Backend:
+    """Sentencepiece's kind: blanks as ▁, and unknown characters as bytes."""
+    names = [*SPECIAL, "<unk>", *BYTES, *WORDS]
+    backend = Backend(
+        models.BPE(
+            {name: i for i, name in enumerate(names)},
+            [("▁", "a"), ("▁a", "b"), ("a", "b")],
+            byte_fallback=True,
+            unk_token="<unk>",  # noqa: S106 - a token of text
+        )
+    )
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    backend.decoder = decoders.Sequence(parts + [decoders.Strip(" ", 1, 0)] * strip)
+    backend.add_special_tokens(SPECIAL)
+    return backend
+
+
+def word_pieces() -> Backend:
+    """A kind whose tokens are more than their bytes: blanks between words are nowhere."""
+    words = ["[UNK]", *SPECIAL, "un", "##do", "##ing", "日", "##本", "é", "a", "b"]
+    backend = Backend(
+        models.WordPiece({word: i for i, word in enumerate(words)}, unk_token="[UNK]")  # noqa: S106 - likewise
+    )
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    backend.decoder = decoders.WordPiece(cleanup=False)
+    backend.add_special_tokens(SPECIAL)
+    return backend

@@ -26,7 +26,7 @@ export async function write(talk, message, changed) {
   const clock = begin(message);
   changed();
   try {
-    const { path, body } = request(talk.messages, message);
+    const { path, body } = await request(talk.messages, message);
     const response = await ask(path, { body, signal: aborter.signal });
     let saved = performance.now();
     for await (const chunk of chunks(response)) {
@@ -86,7 +86,8 @@ function take(message, { text, finish, usage, timing }, clock) {
 }
 
 // What the server says of a prompt is, here, about a whole conversation.
-function inWords({ message, code }) {
-  const remedy = "Begin a new conversation, or edit an earlier message.";
-  return code === "context_length_exceeded" ? `${message} ${remedy}` : message;
+function inWords({ message, code, param }) {
+  if (code !== "context_length_exceeded") return message;
+  const where = param === "max_tokens" ? " Max tokens is one of the settings." : "";
+  return `${message}${where} Begin a new conversation, or edit an earlier message.`;
 }

@@ -3,10 +3,11 @@
 import { key, askForKey } from "./key.js";
 
 export class Refused extends Error {
-  constructor(words, status = 0, code = "") {
+  constructor(words, status = 0, { code = "", param = "" } = {}) {
     super(words);
     this.status = status;
     this.code = code;
+    this.param = param;
   }
 }
 
@@ -50,7 +51,7 @@ async function refusal(response) {
   return new Refused(
     `${opening(response)} ${sentence(words)}`,
     response.status,
-    told.error?.code,
+    told.error ?? {},
   );
 }
 

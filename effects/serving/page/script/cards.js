@@ -4,7 +4,7 @@ import { bars } from "./bars.js";
 import { chart, timeAt } from "./chart.js";
 import { $, el } from "./dom.js";
 import { count, duration, percent, rate, seconds, short } from "./format.js";
-import { WINDOW, frames, percentile, rates, spread, values } from "./history.js";
+import { frames, percentile, rates, spread, values } from "./history.js";
 
 // What the first in line waits for, and the others: in words.
 const WAITS = {
@@ -18,7 +18,11 @@ const WAITS = {
   fault: "while one runs alone, to see whose fault a failure is",
 };
 
-let at = null; // the time at which a pointer looks; null: now
+const TOO_FEW = "–"; // instead of what so few values do not tell
+
+// Where a pointer looks: a place in a chart, from 0 to 1, which stays below the pointer
+// while time goes by; null: at the end, now.
+let pointed = null;
 const shows = []; // what draws each card
 
 export function makeCards() {
@@ -27,8 +31,8 @@ export function makeCards() {
     rateCard("Prompt tokens", "prompt_tokens", "fill", "tokens/s"),
     batchCard(),
     cacheCard(),
-    timeCard("Time to first token", "ttft", "fill"),
-    timeCard("Time between tokens", "itl", "decode"),
+    timeCard("Time to first token", "ttft", "fill", "No answer has begun yet."),
+    timeCard("Time between tokens", "itl", "decode", "No answer has two tokens yet."),
     waitCard(),
     totalCard(),
   );
@@ -39,11 +43,11 @@ export function drawCards() {
   const all = frames();
   if (!all.length) return;
   const now = all.at(-1).time;
-  const frame =
-    at === null ? all.at(-1) : (all.findLast(({ time }) => time <= at) ?? all[0]);
+  const at = pointed === null ? now : timeAt(pointed, now);
+  const frame = all.findLast(({ time }) => time <= at) ?? all[0];
   $("moment").textContent =
-    at === null ? "" : `${duration(Math.max(0, now - frame.time))} ago`;
-  for (const show of shows) show(frame, { now, at: at === null ? null : frame.time });
+    pointed === null ? "" : `as it was ${duration(Math.max(0, now - frame.time))} ago`;
+  for (const show of shows) show(frame, { now, at: pointed === null ? null : frame.time });
 }
 
 // A card has a title, one large figure with its unit, a note, and what is drawn below.
@@ -69,11 +73,12 @@ function card(title, ...inside) {
 
 function listen(made) {
   made.picture.onpointermove = ({ clientX }) => {
-    at = timeAt(made.picture, clientX, frames().at(-1)?.time ?? 0);
+    const { left, width } = made.picture.getBoundingClientRect();
+    pointed = (clientX - left) / width;
     drawCards();
   };
   made.picture.onpointerleave = () => {
-    at = null;
+    pointed = null;
     drawCards();
   };
   return made;
@@ -86,7 +91,8 @@ function rateCard(title, name, look, unit) {
     const points = rates(name);
     const value = (points.findLast(({ time }) => time <= frame.time) ?? { value: 0 })
       .value;
-    tell(rate(value), unit);
+    const idle = !frame.running && !frame.waiting;
+    tell(rate(value), unit, idle ? "idle" : "");
     const most = Math.max(0, ...points.map((point) => point.value));
     made.draw([points], {
       ...when,
@@ -161,29 +167,43 @@ function cacheCard() {
   return element;
 }
 
-function timeCard(title, name, look) {
+// Of times it shows how they spread in one window, which ends now wherever a pointer is.
+function timeCard(title, name, look, nothing) {
   const drawn = bars(look);
   const shares = [0.9, 0.99].map((share) => ({ share, value: el("b") }));
   const more = shares.map(({ share, value }) =>
     el("span", {}, `${share * 100}% within `, value),
   );
-  const { element, tell } = card(
-    title,
-    el("div", { className: "legend" }, ...more),
-    drawn.element,
-  );
-  shows.push((frame) => {
-    const found = spread(name, frame);
-    const told = (share) => (found.many ? seconds(percentile(found, share)) : "–");
-    const when = found.recent ? `last ${WINDOW} s` : "since the start";
-    tell(told(0.5), "median", found.many ? when : "nothing yet");
-    for (const { share, value } of shares) value.textContent = told(share);
+  const legend = el("div", { className: "legend" }, ...more);
+  const empty = el("p", { className: "soft" }, nothing);
+  const { element, tell } = card(title, legend, empty, drawn.element);
+  shows.push(() => {
+    const found = spread(name);
+    const told = (share) => {
+      const value = percentile(found, share);
+      return value === null ? TOO_FEW : seconds(value);
+    };
+    legend.hidden = !found.many;
+    empty.hidden = Boolean(found.many);
+    if (found.many) tell(told(0.5), "median", within(found));
+    else tell(TOO_FEW, "");
+    for (const { share, value } of shares) {
+      value.textContent = told(share);
+      value.title = told(share) === TOO_FEW ? `${count(found.many)} are too few to say` : "";
+    }
     drawn.draw(
       found,
-      `${title}, ${when}: half within ${told(0.5)}, 99 percent within ${told(0.99)}`,
+      `${title}, ${within(found)}: half within ${told(0.5)}, 99 percent within ${told(0.99)}`,
     );
   });
   return element;
+}
+
+// How many values there are, and of what time.
+function within({ many, over }) {
+  if (!many) return "none yet";
+  const time = over === null ? "since the start" : `in the last ${Math.round(over)} s`;
+  return `${short(many)} ${time}`;
 }
 
 function waitCard() {

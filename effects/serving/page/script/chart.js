@@ -43,16 +43,16 @@ export function chart(names, told) {
     const x = (time) => ((time - from) / span) * WIDE;
     const seen = layers.map((points) => visible(points, from));
     const stacked = stack(seen);
-    const end =
-      most ??
-      nice(Math.max(0, ...stacked.flatMap((points) => points.map(({ high }) => high))));
+    const highs = stacked.flatMap((points) => points.map(({ high }) => high));
+    const highest = Math.max(0, ...highs);
+    const end = most ?? nice(highest);
     const y = (value) => HIGH - (value / end) * HIGH;
     stacked.forEach((points, i) => {
       areas[i].setAttribute("d", area(points, x, y));
       lines[i].setAttribute("d", outline(points, x, y));
     });
     cross.setAttribute("d", at === null ? "" : `M${x(at)} 0V${HIGH}`);
-    top.textContent = told(end);
+    top.textContent = highest > 0 ? told(end) : ""; // nothing needs no scale
     begins.textContent = `${duration(span)} ago`;
     picture.setAttribute("aria-label", words);
   }
@@ -105,8 +105,7 @@ export function nice(value) {
   return size * STEPS.find((step) => step * size >= value * HEADROOM);
 }
 
-// The time that a place of a chart stands for.
-export function timeAt(picture, place, now) {
-  const { left, width } = picture.getBoundingClientRect();
-  return now - spanShown(now) * (1 - (place - left) / width);
+// The time that a place of a chart, from 0 to 1, stands for.
+export function timeAt(place, now) {
+  return now - spanShown(now) * (1 - place);
 }

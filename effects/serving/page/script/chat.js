@@ -7,7 +7,7 @@ import { count } from "./format.js";
 import { messageView } from "./message.js";
 import { keepUp, toEnd } from "./scroll.js";
 import { model } from "./server.js";
-import { newTalk, save, talks } from "./store.js";
+import { newTalk, save, talks, unanswered } from "./store.js";
 
 const FRAME = 50; // milliseconds from one look of a growing answer to the next
 const EXAMPLES = [
@@ -111,8 +111,20 @@ const acts = {
 function replaceFrom(message, instead) {
   const talk = shown;
   if (isRunning(talk)) stop(talk);
+  if (unanswered(talk.messages, message)) {
+    sendAgain(talk, message, instead);
+    return;
+  }
   talk.messages.splice(talk.messages.indexOf(message));
   if (instead) talk.messages.push(instead);
+  answer(talk);
+}
+
+// What came to nothing is asked again at the end: nothing that came later builds on it.
+function sendAgain(talk, message, instead) {
+  const at = talk.messages.indexOf(message) - (message.role === "user" ? 0 : 1);
+  const [question] = talk.messages.splice(at, 2);
+  talk.messages.push(instead ?? question);
   answer(talk);
 }
 

@@ -3,7 +3,7 @@
 
 export const SPAN = 180; // seconds that are kept
 const RATE = 1; // seconds over which a rate is taken, at least
-export const WINDOW = 60; // seconds over which percentiles are taken
+const WINDOW = 60; // seconds over which percentiles are taken, at most
 
 let kept = [];
 
@@ -13,7 +13,7 @@ export function keep(figures) {
     kept = []; // another engine
   }
   kept.push(figures);
-  while (kept[0].time < figures.time - SPAN - WINDOW) kept.shift();
+  while (kept[0].time < figures.time - SPAN - RATE) kept.shift();
 }
 
 function shrank({ counts }, before) {
@@ -50,20 +50,24 @@ export function rates(name) {
   return points;
 }
 
-// How values spread in the window that ends at a frame, or since the start if none came
-// in it: {counts, bounds, many, recent}.
-export function spread(name, frame) {
+// How values spread in the last `WINDOW` seconds, or in as many of them as somebody has
+// listened for; since the start if none came in that time: {counts, bounds, many, over},
+// where `over` is the seconds that they came in, or null.
+export function spread(name) {
+  const frame = kept.at(-1);
   const { bounds, counts } = frame[name];
-  const before = kept.find(({ time }) => time >= frame.time - WINDOW) ?? frame;
+  const before = kept.find(({ time }) => time >= frame.time - WINDOW);
   const news = counts.map((all, i) => all - before[name].counts[i]);
   const recent = sum(news) > 0;
   const shown = recent ? news : counts;
-  return { bounds, counts: shown, many: sum(shown), recent };
+  const over = recent ? frame.time - before.time : null;
+  return { bounds, counts: shown, many: sum(shown), over };
 }
 
 // The value below which a share of values lies, as if they were even in each bucket; null
-// if there are none.
+// if they are too few to tell it: of fewer than ten, say, none lies in the last tenth.
 export function percentile({ bounds, counts, many }, share) {
+  if (many < fewest(share)) return null;
   let left = share * many;
   for (let i = 0; i < counts.length; i++) {
     if (counts[i] && left <= counts[i]) {
@@ -73,6 +77,11 @@ export function percentile({ bounds, counts, many }, share) {
     left -= counts[i];
   }
   return null;
+}
+
+// How many values it takes to speak of a share of them. The middle of one is that one.
+function fewest(share) {
+  return share > 0.5 ? Math.round(1 / (1 - share)) : 1;
 }
 
 function sum(numbers) {

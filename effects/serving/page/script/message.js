@@ -11,7 +11,7 @@ import { settings } from "./store.js";
 // The element of a message, with an `update` that shows what it is by now.
 export function messageView(talk, message, acts) {
   const isQuestion = message.role === "user";
-  return isQuestion ? question(message, acts) : answerView(talk, message, acts);
+  return isQuestion ? question(talk, message, acts) : answerView(talk, message, acts);
 }
 
 function answerView(talk, message, acts) {

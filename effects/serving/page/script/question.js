@@ -1,16 +1,24 @@
 // How a question looks, and how it is edited.
 
 import { copy, el, tool } from "./dom.js";
+import { unanswered } from "./store.js";
 
-export function question(message, acts) {
+const LEFT_OUT = "Not sent: later messages leave it out";
+
+export function question(talk, message, acts) {
   const text = el("div", { className: "text" }, message.content);
   const tools = el("div", { className: "tools" });
   tools.append(
     tool("copy", "Copy", (button) => copy(message.content, button)),
     tool("edit", "Edit and send again", () => edit(message, view, acts)),
   );
-  const view = el("article", { className: "user", ariaLabel: "You" }, text, tools);
-  view.update = () => {};
+  const note = el("p", { className: "unsent" });
+  const view = el("article", { className: "user", ariaLabel: "You" }, text, tools, note);
+  view.update = () => {
+    const unsent = unanswered(talk.messages, message);
+    note.textContent = unsent ? LEFT_OUT : "";
+    view.classList.toggle("out", unsent);
+  };
   return view;
 }
 

@@ -76,6 +76,14 @@ export function title(talk) {
     : line || "New conversation";
 }
 
+// Whether a message came to nothing: a question that was refused, or else failed before
+// a word of an answer came, or the answer that says so. Later questions leave both out.
+export function unanswered(messages, message) {
+  const at = messages.indexOf(message);
+  const answer = message.role === "user" ? messages[at + 1] : message;
+  return Boolean(answer?.error && !answer.content);
+}
+
 export function settings() {
   return { ...DEFAULTS, ...read(SETTINGS) };
 }

@@ -7,12 +7,13 @@ from attrs import evolve
 
 from minfer.effects.live.client import Died, News
 from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.host import PATIENCE
+from minfer.effects.live.link.host import PATIENCE, STAGE, Host
 from minfer.effects.live.link.shares import Session
-from minfer.effects.live.link.totals import to_wire
 from minfer.effects.live.totals import Totals
 from minfer.messages import Finish, Finished, Held
-from tests.effects.live.link.ends import IDLE, READY, Ends, linked, request
+from minfer.request import SamplingParams
+from minfer.structured import StructuredOutputs
+from tests.effects.live.link.ends import IDLE, READY, Ends, MadeUp, linked, request
 
 
 def hello(front: int = 0, life: int = 1, *resumed: wire.Resumed) -> wire.Hello:
@@ -143,7 +144,7 @@ def test_links_that_come_and_go_leave_nothing_behind() -> None:
     [
         ([], wire.Submit((request(),))),
         ([], wire.Cancel(("a",))),
-        ([], wire.Counted(to_wire(Totals({}, {})))),
+        ([], wire.Counted(Totals({}, {}))),
         ([hello()], hello()),
         ([], hello(1)),
         ([], hello(-1)),
@@ -211,6 +212,14 @@ def test_a_dead_engine_is_asked_for_nothing_and_its_requests_wait() -> None:
     ends.remotes[0].submit([request("a")])
     ends.carry()
     assert not ends.heard[0]
+
+
+def test_nobody_waits_for_the_grammars_of_others() -> None:
+    ends = linked()
+    asked = SamplingParams(structured_outputs=StructuredOutputs(regex="a"))
+    bound = [evolve(request(name), sampling=asked) for name in "bd"]
+    ends.remotes[0].submit([request("a"), bound[0], request("c"), bound[1]])
+    assert ends.engine.asked == [("a", "c"), ("b",), ("d",)]
 
 
 def test_a_front_ends_only_its_own() -> None:
@@ -335,22 +344,22 @@ def counts(ends: Ends) -> Any:
 def test_what_fronts_count_is_one_sum_and_nothing_counts_twice() -> None:
     ends = linked(2)
     for remote, count in zip(ends.remotes, (1.0, 10.0), strict=True):
-        remote.count(to_wire(Totals({"x": count}, {})))
+        remote.count(Totals({"x": count}, {}))
     assert counts(ends) == {"x": 11}
     ends.cut(0)
     assert counts(ends) == {"x": 11}
     ends.link(0)  # the same front, over another link
-    ends.remotes[0].count(to_wire(Totals({"x": 2.0}, {})))
+    ends.remotes[0].count(Totals({"x": 2.0}, {}))
     assert counts(ends) == {"x": 12}
 
 
 def test_a_front_that_was_started_again_counts_anew() -> None:
     ends = linked()
-    ends.remotes[0].count(to_wire(Totals({"x": 5.0}, {})))
+    ends.remotes[0].count(Totals({"x": 5.0}, {}))
     ends.cut()
     ends.remotes[0].life += 1
     ends.link()
-    ends.remotes[0].count(to_wire(Totals({"x": 1.0}, {})))
+    ends.remotes[0].count(Totals({"x": 1.0}, {}))
     assert counts(ends) == {"x": 6}
 
 
@@ -404,3 +413,38 @@ def test_fronts_that_drain_get_what_suspects_hold_back() -> None:
         ends.carry()
     assert remote.drain(0)
     assert sorted(ended(ends)) == [("a", "length"), ("b", "length")]
+
+
+@pytest.mark.parametrize(
+    ("device", "stalled", "well"),
+    [
+        ("cuda", 0.0, True),
+        ("cuda", 5.0, False),
+        ("cpu", 5.0, True),  # a long prompt of a large model
+        ("cpu", 2000.0, False),
+    ],
+)
+def test_an_engine_whose_steps_do_not_end_does_not_say_that_it_is_well(
+    device: str, stalled: float, *, well: bool
+) -> None:
+    beats: list[bool] = []
+    host = Host(1, lambda _: None, lambda: beats.append(True))
+    host.open(
+        MadeUp(state=evolve(IDLE, stalled=stalled)), wire.Ready(device, 9, b"print")
+    )
+    host.tick()
+    assert beats == [True] * well, "whether a front is there or not"
+
+
+def test_an_engine_that_loads_is_well_while_it_gets_on() -> None:
+    beats: list[float] = []
+    moments = [0.0]
+    host = Host(1, print, lambda: beats.append(moments[-1]), lambda: moments[-1])
+    for moment in (0.1, STAGE - 1):
+        moments.append(moment)
+        host.tick()
+    host.report("weights", 1, 2)
+    for moment in (STAGE + 1, 3 * STAGE):
+        moments.append(moment)
+        host.tick()
+    assert beats == [0.1, STAGE - 1, STAGE + 1]

@@ -10,11 +10,11 @@ import pytest
 from minfer.beam import BeamSearch
 from minfer.effects.live.client import News, Snapshot
 from minfer.effects.live.link import messages as wire
-from minfer.effects.live.link.totals import from_wire, to_wire
 from minfer.effects.live.totals import Histogram, Totals
 from minfer.messages import Admitted, Ended, Finish, Finished, Held, Missed, Preempted
 from minfer.plan import TokenLogprobs
 from minfer.request import Request, SamplingParams
+from minfer.structured import StructuredOutputs
 from tests.effects.live.link.ends import IDLE, linked, other
 
 SAMPLING = other(
@@ -25,11 +25,22 @@ SAMPLING = other(
     min_p=0.125,
     logprobs=3,
     n=2,
+    best_of=4,
+    prompt_logprobs=5,
     seed=-5,
     max_tokens=None,
     stop=("\n\n", "ß"),
     stop_token_ids=(4, 5),
     ignore_eos=True,
+    structured_outputs=StructuredOutputs(choice=("ja", "ß")),
+    typical_p=0.75,
+    repetition_penalty=1.5,
+    frequency_penalty=-0.5,
+    presence_penalty=0.25,
+    min_tokens=3,
+    logit_bias=((4, -1.5), (9, 2.0)),
+    allowed_token_ids=(3, 4, 9),
+    bad_words=("a", "ß"),
 )
 REQUEST = other(
     Request(id="a", prompt=(1,), max_tokens=1),
@@ -37,6 +48,7 @@ REQUEST = other(
     prompt=(5, 2**32 - 1, 0),
     max_tokens=2**31,
     stop_ids=frozenset({3, 9}),
+    bad_words=((3,), (4, 5)),
     n=3,
     first_sample=2,
     seed=-(2**63),
@@ -153,6 +165,7 @@ def test_every_reason_that_is_told_has_a_form_on_the_wire() -> None:
 def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
     ends = linked()
     told = {
+        "draining": True,
         "requests": 1,
         "running": 2,
         "waiting": 3,
@@ -166,12 +179,12 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
         "journal_writing": False,
         "journal_errors": 7,
     }
-    # A front has its own clock, its own end, and its own count of resets; and what fronts
-    # have counted is what the host was told by them.
-    own = {"time", "dead", "draining", "resets", "fronts"}
+    # A front has its own clock and its own end. How often the cache was reset, and what
+    # fronts have counted, the host was told by them.
+    own = {"time", "dead", "resets", "fronts"}
     assert told.keys() | own == attrs.fields_dict(Snapshot).keys(), "does it cross?"
     ends.engine.state = attrs.evolve(IDLE, **told)
-    ends.remotes[0].count(to_wire(TOTALS))
+    ends.remotes[0].count(TOTALS)
     ends.host.tick()
     ends.carry()
     found = ends.remotes[0].snapshot()
@@ -180,8 +193,7 @@ def test_a_snapshot_is_the_same_for_who_asks_a_front() -> None:
 
 
 def test_totals_are_the_same_on_the_other_side() -> None:
-    found = to_engine(wire.Counted(to_wire(TOTALS)))
-    assert from_wire(found.totals) == TOTALS
+    same(to_engine(wire.Counted(TOTALS)).totals, TOTALS)
 
 
 GOOD = wire.encoded(wire.Cancel(("ab",)))

@@ -1,29 +1,15 @@
 """What a front says of its engine."""
 
 import pytest
+from attrs import evolve
 
-from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.state import QUIET, known, unknown
+from tests.effects.live.link.ends import IDLE
 
-NOTHING = wire.Totals({}, {})
-STATE = wire.State(
-    time=1.0,
-    draining=False,
-    requests=3,
-    running=2,
-    waiting=1,
-    waiting_for={"rows": 1},
-    blocks=9,
-    blocks_free=4,
-    blocks_cached=2,
-    resets=0,
-    stalled=0.5,
-    failing=7,
-    totals=NOTHING,
-    fronts=NOTHING,
-    journal_writing=None,
-    journal_errors=0,
+TOLD = evolve(
+    IDLE, time=1.0, requests=3, running=2, waiting=1, blocks_cached=2, failing=7
 )
+TOLD = evolve(TOLD, stalled=0.5, dead="ZeroDivisionError()")
 
 
 @pytest.mark.parametrize(
@@ -33,9 +19,10 @@ STATE = wire.State(
 def test_an_engine_that_says_nothing_may_be_stuck_unless_it_is_being_started(
     quiet: float, ready: bool, stalled: float, failing: int
 ) -> None:
-    found = known(8.0, STATE, quiet, ready=ready)
+    found = known(8.0, TOLD, quiet, ready=ready)
     assert (found.stalled, found.failing) == (stalled, failing)
     assert (found.time, found.running, found.blocks_cached) == (8.0, 2, 2)
+    assert not found.dead, "there will be another one"
 
 
 def test_of_an_engine_that_has_said_nothing_only_what_waits_for_it_is_known() -> None:

@@ -20,7 +20,6 @@ from minfer.effects.live.link.host import Host
 from minfer.effects.live.link.quarantine import GUILTY
 from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.shares import Session
-from minfer.effects.live.link.totals import to_wire
 from minfer.effects.live.totals import NOTHING_COUNTED
 from minfer.effects.live.worker import Worker
 from minfer.messages import Finish, Finished
@@ -39,7 +38,6 @@ CONFIG = EngineConfig(
     vocab_size=VOCAB,
     depth=2,
 )
-NOTHING = to_wire(NOTHING_COUNTED)
 READY = wire.Ready("cpu", CONFIG.num_blocks, b"print")
 STEP = 0.01  # seconds on the world's clock that a move takes
 MOST_MOVES = 60_000
@@ -231,7 +229,7 @@ class World:
             lambda: self._down(front),
             self._turn,
             self._tick,
-            lambda: front.remote.count(NOTHING),
+            lambda: front.remote.count(NOTHING_COUNTED),
         ]
         bad: list[Callable[[], object]] = [
             self.kill,

@@ -4,12 +4,15 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.anthropic.conversation import MAX_ITEMS
+from minfer.effects.serving.anthropic.blocks import MAX_ITEMS
+from minfer.effects.text.tools.formats import Parsers
 from tests.effects.serving.anthropic.asked import HI, body, refused
 
 
 class Listener:
     """A model that keeps what it is asked to render."""
+
+    parsers = Parsers("hermes", "none")
 
     def render(self, turns: list[Any], **how: Any) -> list[int]:
         self.turns = turns
@@ -52,7 +55,8 @@ def test_turns_of_one_role_are_one() -> None:
 
 def test_an_answer_may_be_begun_by_who_asks() -> None:
     begun = rendered(messages=[*HI, {"role": "assistant", "content": "def"}])
-    assert begun.how == {"add_generation_prompt": False, "continue_final_message": True}
+    how = {"add_generation_prompt": False, "continue_final_message": True}
+    assert begun.how == {"tools": None, **how}
     assert rendered().how["add_generation_prompt"] is True
 
 
@@ -68,11 +72,11 @@ def test_an_answer_may_be_begun_by_who_asks() -> None:
             '"image" is not supp',
         ),
         (
-            [{"type": "tool_result", "tool_use_id": "x"}],
+            [{"type": "tool_use", "id": "x", "name": "f", "input": {}}],
             "[0].type",
-            '"tool_result" is not',
+            '"tool_use" cannot be',
         ),
-        ([{"type": "thinking", "thinking": "x"}], "[0].type", '"thinking" is not supp'),
+        ([{"type": "thinking", "thinking": "x"}], "[0].type", "cannot be in"),
         ([block("x", colour="red")], "[0].colour", "is not a field here"),
         ([{"type": "text", "text": 5}], "[0].text", "must be a string, not 5"),
     ],
@@ -90,8 +94,10 @@ def test_what_is_no_text_is_refused_by_name(content: Any, param: str, words: str
         ({"messages": HI * (MAX_ITEMS + 1)}, "messages"),
         ({"messages": [{"role": "system", "content": "x"}]}, "messages[0].role"),
         ({"system": 5}, "system"),
-        ({"tools": [{"name": "f", "input_schema": {}}]}, "tools"),
-        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
+        ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice.type"),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, "thinking"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
         ({"container": "x"}, "container"),

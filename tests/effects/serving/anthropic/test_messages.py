@@ -146,7 +146,7 @@ def test_an_answer_without_a_word_is_whole_nevertheless(stream: bool) -> None:
         ({"max_tokens": 0}, "max_tokens", "must be at least 1"),
         ({"stop_sequences": "x"}, "stop_sequences", "must be a list"),
         ({"stop_sequences": [""]}, "stop_sequences[0]", "at least 1"),
-        ({"stop_sequences": ["x"] * 17}, "stop_sequences", "at most 16 items"),
+        ({"stop_sequences": ["x"] * 65}, "stop_sequences", "at most 64 items"),
         ({"stop_sequences": ["x" * 2000]}, "stop_sequences[0]", "at most 1024"),
         ({"top_k": -1}, "top_k", "must be at least 0"),
         ({"metadata": {"user_id": 5}}, "metadata.user_id", "must be a string"),

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
+from attrs import evolve
 from pydantic import BaseModel
 
 from minfer.effects.live.prompts import Asked
@@ -19,6 +20,7 @@ from minfer.effects.serving.stamp import Stamp
 from minfer.effects.serving.transports.transport import Event
 from minfer.effects.text.outputs import CompletionOutput, Logprob, RequestMetrics
 from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.formats import Parsing
 from minfer.request import SamplingParams
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
@@ -51,12 +53,13 @@ def writer_of(
     body: ChatBody | CompletionBody,
     tokenizer: Tokenizer | None = None,
     echo: Sequence[str] = (),
+    parsing: Parsing | None = None,
 ) -> Writer:
     """What writes the answer to a body that has one prompt, or as many as echoes."""
     endpoint = CHAT if isinstance(body, ChatBody) else COMPLETIONS
     prompts = [Asked(None, [5])] * max(1, len(echo))
     request = body.request(prompts, SamplingParams(n=body.n), echo)
-    return endpoint.writer(STAMP, request, tokenizer)
+    return endpoint.writer(STAMP, evolve(request, parsing=parsing), tokenizer)
 
 
 def delta(

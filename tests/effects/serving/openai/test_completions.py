@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -25,6 +26,15 @@ from tests.effects.serving.openai.asked import (
     writer_of,
 )
 from tests.effects.serving.wire import asgi
+
+# Fields that OpenAI's SDK does not know.
+EXTRA = {"repetition_penalty", "allowed_token_ids", "bad_words", "typical_p"}
+
+
+@pytest.fixture(scope="module")
+def library() -> Iterator[LLM]:
+    with LLM(num_gpu_blocks_override=64) as made:
+        yield made
 
 
 @pytest.mark.parametrize(
@@ -53,7 +63,12 @@ def test_every_form_of_a_prompt(prompt: Any, prompts: Any) -> None:
         ({"prompt": None}, "prompt"),
         ({"prompt": ["a"] * (MAX_ITEMS + 1)}, "prompt"),
         ({"prompt": ["a"] * 100, "n": 100}, "n"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 129}, "best_of"),
+        ({"prompt": ["a"] * 100, "best_of": 100}, "best_of"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"suffix": "b"}, "suffix"),
         ({"echo": "yes"}, "echo"),
         ({"messages": HI}, "messages"),
@@ -221,27 +236,76 @@ def test_a_streamed_completion_joins_to_the_whole(client: OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"frequency_penalty": 2},
+        {"presence_penalty": 1.5},
+        {"repetition_penalty": 1.7},
+        {"logit_bias": {300: 9, 13: -100}},
+        {"allowed_token_ids": [300, 301, 302, 303]},
+        {"bad_words": ["return", "self"]},
+        {"typical_p": 0.3, "temperature": 1, "seed": 5},
+    ],
+    ids=str,
+)
+def test_tokens_are_pushed_and_hidden_as_by_the_library(
+    client: OpenAI, library: LLM, fields: dict[str, Any]
+) -> None:
+    prompt = "def add(self, a"
+    params = SamplingParams(**{"temperature": 0, "max_tokens": 24, **fields})
+    (output,) = library.generate([prompt], params)
+    extra = {name: fields.pop(name) for name in list(fields) if name in EXTRA}
+    done = client.completions.create(
+        **{
+            "model": "bundled",
+            "prompt": prompt,
+            "temperature": 0,
+            "max_tokens": 24,
+            **fields,
+            "extra_body": extra,
+        }
+    )
+    assert done.choices[0].text == output.outputs[0].text
+    plain = library.generate([prompt], SamplingParams(temperature=0, max_tokens=24))
+    assert done.choices[0].text != plain[0].outputs[0].text
+
+
+@pytest.mark.parametrize(
     ("fields", "param", "code"),
     [
         ({"n": 0}, "n", None),
         ({"temperature": -1}, "temperature", None),
         ({"top_p": 2}, "top_p", None),
-        ({"max_tokens": 0}, "max_tokens", None),
+        ({"max_tokens": -1}, "max_tokens", None),
+        ({"max_tokens": 0, "n": 2}, "n", None),
+        ({"max_tokens": 0, "best_of": 2, "stream": False}, "best_of", None),
         ({"prompt": ""}, "prompt", None),
         ({"prompt": [[99_999]]}, "prompt", None),
         ({"prompt": "a " * 3000}, "prompt", "context_length_exceeded"),
         ({"prompt": ["ok", "a " * 3000]}, "prompt", "context_length_exceeded"),
         ({"stop": [""]}, "stop", None),
-        ({"stop": ["a"] * 17}, "stop", None),
+        ({"stop": ["a"] * 65}, "stop", None),
+        ({"stop": "a" * 1025}, "stop", None),
         ({"logprobs": 21}, "logprobs", None),
-        ({"logprobs": 1, "echo": True}, "logprobs", None),
-        ({"best_of": 3}, "best_of", None),
+        ({"logprobs": 21, "echo": True}, "logprobs", None),
+        ({"best_of": 3, "n": 4}, "best_of", None),
+        ({"extra_body": {"prompt_logprobs": -1}}, "prompt_logprobs", None),
         ({"suffix": "x"}, "suffix", None),
-        ({"presence_penalty": 1}, "presence_penalty", None),
+        ({"presence_penalty": 3}, "presence_penalty", None),
         ({"extra_body": {"stop_token_ids": [99_999]}}, "stop_token_ids", None),
         ({"extra_body": {"top_k": -5}}, "top_k", None),
         ({"extra_body": {"foo": 1}}, "foo", None),
         ({"extra_body": {"min_p": 2}}, "min_p", None),
+        ({"frequency_penalty": -2.5}, "frequency_penalty", None),
+        ({"logit_bias": {"5": 101}}, "logit_bias", None),
+        ({"logit_bias": {"99999": 1}}, "logit_bias", None),
+        ({"logit_bias": {"x": 1}}, "logit_bias", None),
+        ({"extra_body": {"repetition_penalty": 0}}, "repetition_penalty", None),
+        ({"extra_body": {"typical_p": 0}}, "typical_p", None),
+        ({"extra_body": {"min_tokens": 17}}, "min_tokens", None),
+        ({"extra_body": {"allowed_token_ids": []}}, "allowed_token_ids", None),
+        ({"extra_body": {"allowed_token_ids": [99_999]}}, "allowed_token_ids", None),
+        ({"extra_body": {"bad_words": [""]}}, "bad_words", None),
     ],
 )
 def test_errors_of_completions(

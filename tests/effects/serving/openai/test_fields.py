@@ -25,8 +25,16 @@ def test_sampling_parameters_are_those_that_were_given() -> None:
         "stop": ["a", "b"],
         "stop_token_ids": [7],
         "ignore_eos": True,
+        "min_tokens": 2,
+        "allowed_token_ids": [7, 3],
+        "bad_words": ["a", "b c"],
+        "frequency_penalty": 0,
     }
     assert completion(**fields).sampling() == fields
+    assert completion(logit_bias={"5": -1, "007": 2.5}).sampling() == {
+        "n": 1,
+        "logit_bias": {5: -1, 7: 2.5},
+    }
     assert completion(stop="a").sampling()["stop"] == ["a"]
     assert chat().sampling() == {"n": 1}
     assert chat(max_tokens=4).sampling()["max_tokens"] == 4
@@ -52,7 +60,7 @@ def test_null_is_absent() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "best_of": 1},
+        {"best_of": 1},
         {"logprobs": False, "top_logprobs": 0, "response_format": {"type": "text"}},
         {
             "tools": [],
@@ -68,7 +76,7 @@ def test_null_is_absent() -> None:
         },
         {"service_tier": "auto", "prompt_cache_key": "k", "reasoning_effort": "none"},
         {"service_tier": "default", "verbosity": "medium", "suffix": ""},
-        {"repetition_penalty": 1, "min_tokens": 0, "skip_special_tokens": True},
+        {"skip_special_tokens": True},
         {
             "stream": True,
             "stream_options": {"include_usage": False, "include_obfuscation": False},
@@ -116,21 +124,27 @@ def test_what_asks_for_nothing_is_ignored(fields: dict[str, Any]) -> None:
         ({"foo": 1}, "foo", "is not a field here; leave it out"),
         ({"foo": None}, "foo", "is not a field here"),
         ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
-        ({"presence_penalty": 0.5}, "presence_penalty", "not supported"),
-        ({"presence_penalty": False}, "presence_penalty", "not supported"),
-        ({"logit_bias": {"5": 1}}, "logit_bias", "not supported"),
+        ({"presence_penalty": False}, "presence_penalty", "must be a number"),
+        ({"logit_bias": [5]}, "logit_bias", "must be an object"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", 'token ids as whole numbers, not "x"'),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", 'token ids as whole numbers, not "-1"'),
+        ({"logit_bias": {"1": 1, "01": 1}}, "logit_bias", "is in it twice"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias", "1024"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias[5]", "must be a number"),
+        ({"allowed_token_ids": 5}, "allowed_token_ids", "must be a list"),
+        ({"allowed_token_ids": [0] * 70_000}, "allowed_token_ids", "65536"),
+        ({"bad_words": "x"}, "bad_words", "must be a list"),
+        ({"min_tokens": 0.5}, "min_tokens", "must be a whole number"),
         ({"logprobs": -1}, "logprobs", "must be"),
         ({"logprobs": "a"}, "logprobs", "must be "),
         ({"top_logprobs": 3}, "top_logprobs", "logprobs"),
         ({"store": True}, "store", "not supported"),
         ({"service_tier": "flex"}, "service_tier", "not supported"),
         (
-            {"response_format": {"type": "json_object"}},
-            "response_format",
+            {"response_format": {"type": "grammar"}},
+            "response_format.type",
             "not supported",
         ),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-        ({"tool_choice": "required"}, "tool_choice", "not supported"),
         ({"modalities": ["text", "audio"]}, "modalities", "not supported"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "not supported"),
     ],
@@ -147,11 +161,14 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
         assert completion(logprobs=k).sampling()["logprobs"] == k
         assert chat(logprobs=True, top_logprobs=k).sampling()["logprobs"] == k
     assert chat(logprobs=True).sampling()["logprobs"] == 0
+    echoed = completion(logprobs=2, echo=True, prompt_logprobs=1).sampling()
+    assert (echoed["logprobs"], echoed["prompt_logprobs"]) == (2, 2)
     for fields, param, words in (
         ({"logprobs": True}, "logprobs", "must be a whole number, not true"),
         ({"logprobs": 21}, "logprobs", "must be at most 20"),
-        ({"logprobs": 1, "echo": True}, "logprobs", "not supported with echo"),
         ({"top_logprobs": 1}, "top_logprobs", "not supported"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported"),
+        ({"tool_choice": "required"}, "tool_choice", "not supported"),
     ):
         error = refused(CompletionBody, json.dumps({"prompt": "x", **fields}).encode())
         assert error.param == param

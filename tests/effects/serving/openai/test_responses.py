@@ -105,9 +105,9 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"input": []}, "input", "must have at least 1"),
         ({"input": [5]}, "input[0]", "must be an object"),
         (
-            {"input": [{"type": "function_call_output", "call_id": "x", "output": "y"}]},
+            {"input": [{"type": "computer_call", "call_id": "x"}]},
             "input[0].type",
-            '"function_call_output" is not supported; there is "message"',
+            '"computer_call" is not supported; there is "message"',
         ),
         ({"input": [item(role="tool")]}, "input[0].role", "must be 'system'"),
         (
@@ -118,13 +118,13 @@ def item(**fields: Any) -> dict[str, Any]:
         ({"previous_response_id": "resp-1"}, "previous_response_id", "is not supported"),
         ({"conversation": "c"}, "conversation", "is not supported"),
         ({"background": True}, "background", "is not supported"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "is not supported"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "is not supported"),
         ({"reasoning": {"effort": "high"}}, "reasoning", "is not supported"),
         ({"truncation": "auto"}, "truncation", "must be 'disabled'"),
         (
-            {"text": {"format": {"type": "json_object"}}},
+            {"text": {"format": {"type": "xml"}}},
             "text.format.type",
-            '"json_object" is not supported',
+            '"xml" is not supported',
         ),
         (
             {"include": ["message.output_text.logprobs"]},

@@ -40,6 +40,20 @@ def set_to(page: Browser, **values: object) -> None:
     page.value(f"localStorage.setItem('minfer.settings', '{json.dumps(values)}')")
 
 
+def overhear(page: Browser) -> None:
+    """From here on, the bodies that the page sends are in its `asked`."""
+    page.value(
+        "window.asked = []; const real = fetch; window.fetch = (path, how) => "
+        "{ asked.push(how.body); return real(path, how); }; 0"
+    )
+
+
+def fill_in(page: Browser, name: str, value: str) -> None:
+    """Type into a field of the settings, instead of what is there."""
+    page.value(f"document.querySelector('#set-{name}').select()")
+    page.write(value)
+
+
 def test_an_answer_streams_and_says_what_it_took(page: Browser) -> None:
     write(page, "Hello?")
     page.wait("document.querySelector('.assistant.busy .text')?.textContent.length > 5")
@@ -112,10 +126,7 @@ def test_what_is_asked_for_is_what_was_set(page: Browser) -> None:
         page.value(f"document.querySelector('#set-{name}').focus()")
         page.write(value)
     press(page, "#close-settings")
-    page.value(
-        "window.asked = []; const real = fetch; window.fetch = (path, how) => "
-        "{ asked.push(how.body); return real(path, how); }; 0"
-    )
+    overhear(page)
     write(page, "Hello?")
     settled(page)
     body: dict[str, Any] = json.loads(page.value("asked[0]"))
@@ -123,6 +134,64 @@ def test_what_is_asked_for_is_what_was_set(page: Browser) -> None:
     assert roles == ["system", "user"]
     assert (body["temperature"], body["top_p"], body["seed"]) == (0.5, 0.9, 7)
     assert "max_tokens" not in body
+
+
+BAD = {
+    "temperature": ("7", "Must be at most 2."),
+    "top_p": ("0", "Must be above 0."),
+    "max_tokens": ("5000", "Must be at most 2,047."),
+    "seed": ("1.5", "Must be a whole number."),
+}
+
+
+def test_settings_that_cannot_be_are_told_and_keep_the_dialog_open(page: Browser) -> None:
+    set_to(page, temperature="0.5")
+    press(page, "#open-settings")
+    for name, (value, why) in BAD.items():
+        fill_in(page, name, value)
+        assert text(page, f"#set-{name}-wrong") == [why]
+    is_open = "document.querySelector('#settings').open"
+    press(page, "#close-settings")
+    assert page.value(is_open)
+    assert page.value("document.activeElement.id") == "set-temperature"
+    # Nothing of it is kept, nor what the beginning of a number would have meant.
+    fill_in(page, "temperature", "1")
+    fill_in(page, "temperature", "12")
+    kept = json.loads(page.value("localStorage.getItem('minfer.settings')"))
+    assert [kept[name] for name in BAD] == ["0.5", "", "", ""]
+    for name in BAD:
+        fill_in(page, name, "1")
+    assert set(text(page, "small.wrong")) == {""}
+    press(page, "#close-settings")
+    assert not page.value(is_open)
+
+
+def test_what_was_refused_is_left_out_and_may_be_tried_again(page: Browser) -> None:
+    write(page, "One")
+    settled(page)
+    write(page, "long " * 3000)
+    settled(page, 2)
+    page.complaints.clear()  # the browser notes the status
+    overhear(page)
+    write(page, "Three")
+    settled(page, 3)
+    said = json.loads(page.value("asked[0]"))["messages"]
+    assert [one["content"][:5] for one in said if one["role"] == "user"] == [
+        "One",
+        "Three",
+    ]
+    assert [one["role"] for one in said] == ["user", "assistant", "user"]
+    notes = text(page, ".unsent")
+    assert notes == ["", "Not sent: later messages leave it out", ""]
+    # Tried again, it comes last, and nothing that was answered is lost.
+    edit = "document.querySelectorAll('.user [aria-label^=Edit]')[1].click()"
+    page.value(f"{edit}; document.activeElement.select()")
+    page.write("Two")
+    page.key("Enter")
+    settled(page, 3)
+    assert text(page, ".user .text") == ["One", "Three", "Two"]
+    assert text(page, ".unsent") == ["", "", ""]
+    assert text(page, ".error") == ["", "", ""]
 
 
 def test_the_reader_who_scrolls_up_stays_there(page: Browser) -> None:
@@ -159,6 +228,11 @@ def test_what_goes_wrong_is_said(page: Browser) -> None:
     assert text(page, ".error")[1].endswith(
         "Begin a new conversation, or edit an earlier message."
     )
+    set_to(page, max_tokens="2047")
+    press(page, "#new")
+    write(page, "Hello?")
+    settled(page)
+    assert "Max tokens is one of the settings." in text(page, ".error")[0]
     page.complaints.clear()
 
 
@@ -219,6 +293,16 @@ def test_a_model_without_a_template_goes_on_with_a_text(
         assert whole.startswith("Once upon")
         assert text(chromium, ".error") == [""]
         assert text(chromium, ".user") == []
+        # A long text leaves less room than a completion asks for otherwise.
+        context = served.llm.setup.config.max_model_len
+        press(chromium, "#new")
+        overhear(chromium)
+        write(chromium, "a" * (context - 9))
+        settled(chromium)
+        assert text(chromium, ".error") == [""]
+        count, body = map(json.loads, chromium.value("asked"))
+        counted = served.http.post(f"{served.url}/tokenize", json=count).json()["count"]
+        assert 0 < body["max_tokens"] <= context - counted
         assert chromium.complaints == []
 
 

@@ -5,8 +5,8 @@ import time
 from typing import Any
 
 from tests.effects.browser import Browser
-from tests.effects.served import Serving
-from tests.effects.serving.page.visits import go, press, seen, text, visit, write
+from tests.effects.served import Serving, serving
+from tests.effects.serving.page.visits import DRY, go, press, seen, text, visit, write
 
 pytestmark = seen
 
@@ -79,6 +79,9 @@ def told(chromium: Browser, frames: list[dict[str, Any]], expression: str) -> An
     )
 
 
+SPREAD = "history.spread('itl')"
+
+
 def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) -> None:
     go(chromium, dry.url)
     frames = [frame(10 + i / 2, 5 * i) for i in range(5)]
@@ -87,11 +90,78 @@ def test_rates_and_percentiles_are_differences(chromium: Browser, dry: Serving) 
     restarted = [*frames, frame(20, 0)]
     assert told(chromium, restarted, "history.frames().length") == 1
     old = [frame(0, 0, (50, 0, 0)), frame(100, 0, (50, 0, 0)), frame(101, 0, (50, 4, 0))]
-    spread = "history.spread('itl', history.frames().at(-1))"
-    assert told(chromium, old, f"{spread}.recent")
-    median = told(chromium, old, f"history.percentile({spread}, 0.5)")
+    median = told(chromium, old, f"history.percentile({SPREAD}, 0.5)")
     assert abs(median - 0.15) < 1e-9
     quiet = [frame(0, 0, (8, 0, 0)), frame(100, 0, (8, 0, 0))]
-    assert told(chromium, quiet, f"[{spread}.recent, {spread}.many]") == [False, 8]
+    assert told(chromium, quiet, f"[{SPREAD}.over, {SPREAD}.many]") == [None, 8]
     nothing = [frame(0, 0)]
-    assert told(chromium, nothing, f"history.percentile({spread}, 0.5)") is None
+    assert told(chromium, nothing, f"history.percentile({SPREAD}, 0.5)") is None
+
+
+def test_a_window_is_as_long_as_somebody_has_listened(
+    chromium: Browser, dry: Serving
+) -> None:
+    go(chromium, dry.url)
+    short = [frame(100 + i, 0, (i, 0, 0)) for i in range(8)]
+    assert told(chromium, short, f"{SPREAD}.over") == 7
+    long = [frame(100 + i, 0, (i, 0, 0)) for i in range(90)]
+    assert told(chromium, long, f"[{SPREAD}.over, {SPREAD}.many]") == [60, 60]
+
+
+def test_a_few_values_have_no_last_hundredth(chromium: Browser, dry: Serving) -> None:
+    go(chromium, dry.url)
+    shares = f"[0.5, 0.9, 0.99].map((one) => history.percentile({SPREAD}, one) !== null)"
+    known = {
+        many: told(chromium, [frame(0, 0, (many, 0, 0))], shares)
+        for many in (0, 1, 9, 10, 99, 100)
+    }
+    assert known == {
+        0: [False, False, False],
+        1: [True, False, False],
+        9: [True, False, False],
+        10: [True, True, False],
+        99: [True, True, False],
+        100: [True, True, True],
+    }
+
+
+def test_an_idle_server_is_shown_without_scales(chromium: Browser) -> None:
+    with serving(names=("bundled",), **DRY) as idle:
+        visit(chromium, idle, "live")
+        chromium.wait("document.querySelector('.line').getAttribute('d')?.length > 8")
+        assert text(chromium, ".top") == ["", "", "", ""]
+        assert text(chromium, ".card .note")[:2] == ["idle", "idle"]
+        cards = dict(
+            zip(text(chromium, ".card h2"), text(chromium, ".card"), strict=True)
+        )
+        assert "No answer has begun yet." in cards["Time to first token"]
+        hidden = "[...document.querySelectorAll('.legend')].map((one) => one.hidden)"
+        assert chromium.value(hidden) == [False, False, True, True]
+        assert chromium.complaints == []
+
+
+def test_pointing_at_an_earlier_moment_leaves_the_window_as_it_is(
+    chromium: Browser, dry: Serving
+) -> None:
+    visit(chromium, dry, "live")
+    chromium.wait("document.querySelector('.line').getAttribute('d')?.length > 8")
+    dry.post("completions", prompt="x" * 40, max_tokens=20, ignore_eos=True)
+    note = "document.querySelectorAll('.card .note')[5].textContent"
+    chromium.wait(f"/^19 in the last [1-9] s$/.test({note})")
+    place = "document.querySelector('.card svg').getBoundingClientRect()"
+    x, y = chromium.value(
+        f"(({{ left, top, width }}) => [left + width / 2, top + 9])({place})"
+    )
+    chromium.mouse("mouseMoved", x, y)
+    chromium.wait("/^as it was/.test(document.querySelector('#moment').textContent)")
+    assert text(chromium, ".card strong")[0] == "0"  # there, nothing had run yet
+    assert chromium.value(f"/^19 in the last/.test({note})")
+    # What is pointed at stays below the pointer while time goes by.
+    place = "parseFloat(document.querySelector('.cross').getAttribute('d').slice(1))"
+    listened = "import('/page/script/history.js').then((one) => one.frames().length)"
+    before, times = chromium.value(place), chromium.value(listened)
+    chromium.wait(f"{listened.removesuffix(')')} > {times + 2})")
+    assert abs(chromium.value(place) - before) < 9  # 6 are half a second
+    chromium.mouse("mouseMoved", 2, 2)
+    chromium.wait("document.querySelector('#moment').textContent === ''")
+    assert chromium.complaints == []

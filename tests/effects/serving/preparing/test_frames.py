@@ -21,6 +21,7 @@ from minfer.effects.serving.preparing.frames import (
 )
 from minfer.effects.serving.preparing.task import Prepared
 from minfer.effects.serving.protocol import GenerationRequest, Include
+from minfer.effects.text.tools.formats import Parsing
 from minfer.request import SamplingParams
 
 REQUEST = GenerationRequest(
@@ -31,6 +32,7 @@ REQUEST = GenerationRequest(
     urgency=Urgency(priority=-3, client="ü", deadline=math.inf),
     stream=True,
     include=Include(usage=True, echo=("ab", "")),
+    parsing=Parsing(tools="hermes", reasoning="think", names=("f", "g"), opened=True),
 )
 
 

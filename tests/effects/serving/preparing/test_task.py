@@ -3,6 +3,7 @@
 import contextlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,8 @@ from minfer.effects.serving.openai.completions import ENDPOINT as COMPLETIONS
 from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.preparing.task import Likeness, Recipe, prepare
 from minfer.effects.serving.protocol import Endpoint
+from minfer.effects.text.tools.formats import Parsers, Parsing
+from tests.effects.scripted import write_talker
 
 MODELS = Models(("bundled",), 0, 2048)
 MESSAGES = [{"role": "user", "content": "Return the size of a file."}]
@@ -57,6 +60,18 @@ def test_both_prepare_alike(
     found = prepare(endpoint, data, likeness, MODELS)
     assert found == prepare(endpoint, data, llm, MODELS)
     assert found.model == "bundled"
+
+
+def test_both_know_how_the_model_writes_calls(tmp_path: Path) -> None:
+    path = write_talker(tmp_path / "m")
+    tool = {"type": "function", "function": {"name": "f"}}
+    data = json.dumps({"messages": MESSAGES, "tools": [tool]}).encode()
+    with contextlib.closing(AsyncLLM(path, executor="dry")) as llm:
+        llm.read_answers(Parsers("mistral", "think"))
+        found = prepare(CHAT, data, Likeness(Recipe.of(llm, ("bundled",))), MODELS)
+        assert found == prepare(CHAT, data, llm, MODELS)
+    wanted = Parsing(tools="mistral", reasoning="think", names=("f",))
+    assert found.request.parsing == wanted
 
 
 def test_the_model_is_looked_for_before_its_prompt_is_read(likeness: Likeness) -> None:

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.effects.scripted import hermes, say
 from tests.effects.serving.sdk.cases import Table
 from tests.effects.serving.sdk.servers import KEY, Servers
 
@@ -130,3 +131,74 @@ def _(servers: Servers) -> None:
         wrong.messages.create(**asked())
     right = to(servers, base_url=servers.locked.url, api_key=KEY)
     assert right.models.list().data[0].id == "tiny"
+
+
+ADD: Final[dict[str, Any]] = {
+    "name": "add",
+    "description": "Add two numbers.",
+    "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}},
+}
+TWO: Final = hermes(("add", {"a": 1}), ("add", {"a": 2}))
+
+
+def calling(servers: Servers, text: str) -> tuple[Any, dict[str, Any]]:
+    """A client whose answers are a text, and what to ask for."""
+    say(servers.talker.llm, text)
+    client = to(servers, base_url=servers.talker.url)
+    return client, asked(model="tiny", max_tokens=400, tools=[ADD])
+
+
+@case("messages.create(tools=...): tool_use blocks, and a message of results")
+def _(servers: Servers) -> None:
+    client, fields = calling(servers, f"<think>Hm.</think>I add.\n{TWO}")
+    first = client.messages.create(**fields)
+    assert first.stop_reason == "tool_use"
+    thought, text, *calls = first.content
+    assert (thought.type, thought.thinking) == ("thinking", "Hm.")
+    assert (text.type, text.text) == ("text", "I add.")
+    assert [(one.name, one.input) for one in calls] == [
+        ("add", {"a": 1}),
+        ("add", {"a": 2}),
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": one.id, "content": "3"} for one in calls
+    ]
+    say(servers.talker.llm, "3.")
+    messages = [
+        *fields["messages"],
+        {"role": "assistant", "content": first.content},
+        {"role": "user", "content": results},
+    ]
+    second = client.messages.create(**{**fields, "messages": messages})
+    assert (second.content[0].text, second.stop_reason) == ("3.", "end_turn")
+
+
+@case("messages.stream(tools=...): input that adds up, and the same message")
+def _(servers: Servers) -> None:
+    client, fields = calling(servers, f"I add.\n{TWO}")
+    with client.messages.stream(**fields) as stream:
+        kinds = {event.type for event in stream}
+        last = stream.get_final_message()
+    assert {"text", "input_json", "content_block_stop"} <= kinds
+    assert last.stop_reason == "tool_use"
+    assert [block.type for block in last.content] == ["text", "tool_use", "tool_use"]
+    assert [block.input for block in last.content[1:]] == [{"a": 1}, {"a": 2}]
+
+
+@case("messages.count_tokens(tools=...): tools count")
+def _(servers: Servers) -> None:
+    client, fields = calling(servers, "")
+    one = {"model": "tiny", "messages": fields["messages"]}
+    few, many = (
+        client.messages.count_tokens(**one, **more).input_tokens
+        for more in ({}, {"tools": [ADD]})
+    )
+    assert many > few + 50
+
+
+@case("models.list, models.retrieve: in Anthropic's shape")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    model, *_ = client.models.list()
+    assert (model.id, model.type) == ("bundled", "model")
+    assert client.models.retrieve("bundled").display_name == "bundled"

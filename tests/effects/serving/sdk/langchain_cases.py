@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests.effects.scripted import hermes, say
 from tests.effects.serving.sdk.cases import Table
 from tests.effects.serving.sdk.servers import Servers
 
@@ -19,8 +20,8 @@ def to(servers: Servers, **more: Any) -> Any:
 
     settings = {"model": "bundled", "temperature": 0, "max_retries": 0, "api_key": "-"}
     url = f"{servers.bundled.url}/v1"
-    limit = {"max_completion_tokens": 8}
-    return ChatOpenAI(base_url=url, **{**settings, **limit, **more})
+    limit = {"max_completion_tokens": 8, "base_url": url}
+    return ChatOpenAI(**{**settings, **limit, **more})
 
 
 @case("ChatOpenAI.invoke: a message with usage")
@@ -93,3 +94,45 @@ def _(servers: Servers) -> None:
 
     with pytest.raises(openai.NotFoundError):
         to(servers, model="gpt-9").invoke(ASKED)
+
+
+def talking(servers: Servers, text: str) -> Any:
+    """A chat model with a tool, whose answers are a text."""
+    add = {
+        "name": "add",
+        "description": "Add two numbers.",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+    }
+    say(servers.talker.llm, text)
+    url = f"{servers.talker.url}/v1"
+    limit = {"max_completion_tokens": 400}
+    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add])
+
+
+ADDED: Final = hermes(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
+WANTED: Final = [{"a": 1, "b": 2}, {"a": 3, "b": 4}]
+
+
+@case("ChatOpenAI.bind_tools: calls, and messages with what tools say")
+def _(servers: Servers) -> None:
+    from langchain_core.messages import HumanMessage, ToolMessage
+
+    model = talking(servers, f"I add.\n{ADDED}")
+    message = model.invoke("Add.")
+    assert message.content == "I add."
+    assert [call["args"] for call in message.tool_calls] == WANTED
+    assert not message.invalid_tool_calls
+    answers = [ToolMessage("3", tool_call_id=call["id"]) for call in message.tool_calls]
+    say(servers.talker.llm, "3 and 3.")
+    assert model.invoke([HumanMessage("Add."), message, *answers]).content == "3 and 3."
+
+
+@case("ChatOpenAI.bind_tools, stream: fragments that add up")
+def _(servers: Servers) -> None:
+    parts = list(talking(servers, ADDED).stream("Add."))
+    whole = parts[0]
+    for part in parts[1:]:
+        whole += part
+    assert [call["args"] for call in whole.tool_calls] == WANTED
+    assert len({call["id"] for call in whole.tool_calls}) == 2
+    assert whole.response_metadata["finish_reason"] == "tool_calls"

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tests.effects.scripted import write_talker
 from tests.effects.served import Serving, serving
 from tests.effects.tiny_model import write_checkpoint
 
@@ -57,6 +58,13 @@ class Servers:
         """A server with room for one request that runs, and one in line."""
         room: dict[str, Any] = {"max_num_seqs": 1, "max_waiting": 1}
         return self._open.enter_context(serving(self._tiny, **room, **_SLOW))
+
+    @cached_property
+    def talker(self) -> Serving:
+        """A model that knows tools and reasoning, and says what `say` has it say."""
+        path = write_talker(self._folder / "talker")
+        settings: dict[str, Any] = {"executor": "dry", "num_gpu_blocks_override": 400}
+        return self._open.enter_context(serving(path, **settings))
 
     def doomed(self) -> contextlib.AbstractContextManager[Serving]:
         """A server that its case may shut down."""

@@ -8,9 +8,11 @@ from tests.effects.serving.sdk import (
     litellm_cases,
     openai_answers,
     openai_failures,
+    openai_tools,
 )
 
-assert openai_failures.case is openai_answers.TABLE  # both files write into one
+assert openai_failures.case is openai_answers.TABLE  # three files write into one
+assert openai_tools.case is openai_answers.TABLE
 TABLES: Final = (
     openai_answers.TABLE,
     anthropic_cases.TABLE,

@@ -9,6 +9,7 @@ from starlette.requests import ClientDisconnect
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.transports import post
 from minfer.effects.serving.transports.post import Post
+from minfer.effects.serving.transports.transport import see_nothing
 from tests.effects.served import Serving, events
 from tests.effects.serving.wire import HEAD, NEIGHBOUR, exchange
 
@@ -28,7 +29,9 @@ async def come(*parts: bytes, **headers: str) -> bytes:
     async def send(_: Any) -> None:
         raise AssertionError("reading sends nothing")
 
-    return await Post({"type": "http", "headers": raw}, receive, send).read(10)
+    return await Post({"type": "http", "headers": raw}, receive, send).read(
+        10, see_nothing
+    )
 
 
 def test_a_body_comes_in_parts() -> None:
@@ -71,7 +74,9 @@ def test_a_body_that_comes_too_slowly(monkeypatch: pytest.MonkeyPatch) -> None:
             raise AssertionError("reading sends nothing")
 
         head = [(b"content-type", b"application/json")]
-        return await Post({"type": "http", "headers": head}, receive, send).read(10)
+        return await Post({"type": "http", "headers": head}, receive, send).read(
+            10, see_nothing
+        )
 
     assert asyncio.run(dripped(0.001)) == b"x" * 9
     with pytest.raises(ApiError, match="less than 100 bytes a second") as caught:

@@ -15,7 +15,7 @@ from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving import application
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.endpoints import ROUTES
-from minfer.effects.serving.transports.transport import Event, Failure, Handler
+from minfer.effects.serving.transports.transport import Event, Failure, Handler, Watcher
 
 # --- what would be a transport's module ------------------------------------------------
 
@@ -32,7 +32,10 @@ class Socket:
     def chosen(self) -> str:
         return ""
 
-    async def read(self, most: int) -> bytes:
+    def announced(self, most: int) -> int:
+        return most
+
+    async def read(self, most: int, see: Watcher) -> bytes:
         assert (await self.receive())["type"] == "websocket.connect"
         await self.send({"type": "websocket.accept"})
         message = await self.receive()
@@ -40,6 +43,7 @@ class Socket:
             raise ClientDisconnect
         data: bytes = message["text"].encode()
         assert len(data) <= most
+        see(data)
         return data
 
     async def departed(self) -> NoReturn:

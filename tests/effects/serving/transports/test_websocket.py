@@ -11,8 +11,10 @@ from starlette.types import Message, Scope
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
+from minfer.effects.serving.bounds import Bounds
+from minfer.effects.serving.keys import Bucket, Key, Keys, digest
 from minfer.effects.serving.transports import websocket
-from minfer.effects.serving.transports.transport import Connection, Event
+from minfer.effects.serving.transports.transport import Connection, Event, see_nothing
 from minfer.effects.serving.transports.websocket import Socket
 from tests.effects.served import Serving, serving
 from tests.effects.serving.wire import NEIGHBOUR
@@ -105,7 +107,7 @@ def test_many_at_once_on_one_socket(bundled: Serving) -> None:
 NONSENSE: dict[str, tuple[str | bytes, str | None, str]] = {
     "no JSON": ("{", None, "not valid JSON"),
     "NaN": ('{"id": NaN}', None, "not valid JSON"),
-    "deep": ("[" * 10_000, None, "not valid JSON"),
+    "deep": ('{"body": ' + "[" * 10_000, None, "not valid JSON"),
     "binary": (b"{}", None, "binary"),
     "a list": ("[]", None, "must be an object"),
     "nothing": ("{}", None, "id: must be a string"),
@@ -242,6 +244,21 @@ def test_a_key_is_asked_for_and_pages_of_others_are_turned_away(folder: str) -> 
             assert until_ended(link, "b")["b"][-1] == {"id": "b", "done": True}
 
 
+def test_a_request_on_a_socket_costs_its_key_what_a_post_does(folder: str) -> None:
+    key = Key("team", digest(b"sk-t"), requests=Bucket(2, lambda: 0.0))
+    service = {"bounds": Bounds(keys=Keys((key,)))}
+    with serving(folder, service=service, executor="dry") as it:
+        for _ in range(3):  # to connect costs nothing
+            with socket(it, authorization="Bearer sk-t"):
+                pass
+        with socket(it, authorization="Bearer sk-t") as link:
+            for name in "abc":
+                ask(link, name, "completions", prompt="x", max_tokens=1)
+            said = until_ended(link, *"abc")
+    assert [said[name][-1].get("status") for name in "abc"] == [None, None, 429]
+    assert said["c"][-1]["error"]["code"] == "rate_limit_exceeded"
+
+
 # --- without a server: clients that are slow, and handlers that break -----------------
 
 
@@ -286,7 +303,7 @@ SCOPE: Scope = {"type": "websocket", "headers": []}
 
 async def echo(connection: Connection) -> None:
     """Answers with what it reads, in three parts; it breaks at "break"."""
-    data = await connection.read(100)
+    data = await connection.read(100, see_nothing)
     if b"break" in data:
         raise ValueError("secret")
     transport = connection.transport(stream=True, name="x")

@@ -1,0 +1,1 @@
+"""What abuse of a server costs its neighbours: `python -m bench.abuse`."""

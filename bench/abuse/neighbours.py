@@ -1,0 +1,112 @@
+"""Well-behaved clients: each streams one answer after the other, and notes the gaps.
+
+They read from their sockets without an HTTP library, so that little of what they see is
+their own doing. `python -m bench.abuse.neighbours PORT STREAMS` is one process of them:
+for each line that it reads it prints what they saw since the last one.
+"""
+
+import asyncio
+import json
+import sys
+import time
+from typing import Any, Final
+
+from attrs import define, field
+
+from bench.abuse.attacks import HOST, request
+
+TOKENS: Final = 512  # of an answer
+BREAK: Final = 5.0  # seconds until a client whose connection broke tries again
+END: Final = b"0\r\n\r\n"  # of an answer in chunks
+PROBE_EVERY: Final = 0.1  # seconds
+PROBE: Final = {"prompt": [i % 999 for i in range(1600)], "max_tokens": 1}
+
+
+@define
+class Seen:
+    """What clients saw: all in seconds."""
+
+    gaps: list[float] = field(factory=list)  # between two parts of a stream
+    firsts: list[float] = field(factory=list)  # until the first part
+    probes: list[float] = field(factory=list)  # until a short answer to 8 KB
+    broken: int = 0  # streams that did not end as they should
+    pending: dict[int, float] = field(factory=dict)  # since when a stream has waited
+
+    def told(self) -> dict[str, Any]:
+        """All of it, with gaps that are still open, and from now on anew."""
+        now = time.perf_counter()
+        gaps = [*self.gaps, *(now - since for since in self.pending.values())]
+        found = {"gaps": gaps, "firsts": self.firsts, "probes": self.probes}
+        told = {**found, "broken": self.broken}
+        self.gaps, self.firsts, self.probes, self.broken = [], [], [], 0
+        return told
+
+
+async def stream(port: int, number: int, seen: Seen) -> None:
+    """One answer. Raises OSError if it does not end as it should."""
+    fields = {"prompt": f"def f{number}(", "max_tokens": TOKENS, "ignore_eos": True}
+    data = request("/v1/completions", json.dumps({**fields, "stream": True}).encode())
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        begun = time.perf_counter()
+        seen.pending[number] = begun
+        writer.write(data)
+        last, end = 0.0, b""
+        while part := await reader.read(1 << 16):
+            now = time.perf_counter()
+            if last:
+                seen.gaps.append(now - last)
+            else:
+                seen.firsts.append(now - begun)
+            last = seen.pending[number] = now
+            end = part[-len(END) :]
+        if end != END:
+            raise ConnectionError("an answer was cut off")
+    finally:
+        del seen.pending[number]
+        writer.close()
+
+
+async def client(port: int, number: int, seen: Seen) -> None:
+    """One answer after the other."""
+    while True:
+        try:
+            await stream(port, number, seen)
+        except OSError:
+            seen.broken += 1
+            await asyncio.sleep(BREAK)
+
+
+async def probe(port: int, seen: Seen) -> None:
+    """Ask for one token after a body of 8 KB, again and again."""
+    data = request("/v1/completions", json.dumps(PROBE).encode())
+    while True:
+        begun = time.perf_counter()
+        try:
+            reader, writer = await asyncio.open_connection(HOST, port)
+            writer.write(data)
+            line = await reader.readline()
+            writer.close()
+            if b" 200 " not in line:
+                seen.broken += 1
+        except OSError:
+            seen.broken += 1
+        seen.probes.append(time.perf_counter() - begun)
+        await asyncio.sleep(PROBE_EVERY)
+
+
+async def main(port: int, first: int, streams: int) -> None:
+    """Stream, and tell on each line of standard input."""
+    seen = Seen()
+    numbers = range(first, first + streams)
+    tasks = [asyncio.ensure_future(client(port, number, seen)) for number in numbers]
+    if first == 0:
+        tasks.append(asyncio.ensure_future(probe(port, seen)))
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(seen.told()), flush=True)
+    for task in tasks:
+        task.cancel()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(*map(int, sys.argv[1:])))

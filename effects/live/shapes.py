@@ -1,0 +1,89 @@
+"""What a request does to logits, at the edge: bad words become token ids, and what cannot
+be is said.
+
+What passes here leaves a token at every draw: neither hidden stop ids nor the ends of bad
+words take away the last one that is allowed.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from minfer.effects.live.errors import RequestError
+from minfer.effects.text.tokenizer import TextError, Tokenizer
+from minfer.params import MAX_ADJUSTMENTS, SamplingParams
+
+BadWords = tuple[tuple[int, ...], ...]
+_BIAS: Final = "logit_bias"
+_ALLOWED: Final = "allowed_token_ids"
+_BAD: Final = "bad_words"
+
+
+def read_bad_words(words: Sequence[str], tokenizer: Tokenizer | None) -> BadWords:
+    """Words as token ids: as they are at the beginning of a text, and behind a space.
+    Raises RequestError.
+    """
+    if words and tokenizer is None:
+        raise RequestError("bad_words: there is no tokenizer to read them", param=_BAD)
+    found = dict[tuple[int, ...], None]()
+    for word in words:
+        bare = word.lstrip() or word
+        for text in (bare, f" {bare}"):
+            found[_encoded(text, tokenizer)] = None
+    return tuple(found)
+
+
+def _encoded(text: str, tokenizer: Tokenizer | None) -> tuple[int, ...]:
+    try:
+        ids = tokenizer.encode(text, add_special_tokens=False) if tokenizer else ()
+    except TextError as error:
+        raise RequestError(f"bad_words: {text!r}: {error}", param=_BAD) from None
+    if not ids:
+        raise RequestError(f"bad_words: {text!r} has no token", param=_BAD)
+    return tuple(ids)
+
+
+def check_shape(
+    vocab_size: int, params: SamplingParams, stops: frozenset[int], bad_words: BadWords
+) -> None:
+    """Raise RequestError for what cannot be in a vocabulary of so many tokens; `stops`
+    end the output.
+    """
+    given = {
+        _BIAS: [token for token, _ in params.logit_bias],
+        _ALLOWED: params.allowed_token_ids or (),
+    }
+    for name, ids in given.items():
+        if (largest := max(ids, default=0)) >= vocab_size:
+            raise RequestError(
+                f"{name}: {largest} is outside the vocabulary; ids are from 0 to "
+                f"{vocab_size - 1}",
+                param=name,
+            )
+    kept = stops if params.min_tokens else frozenset[int]()
+    _check_count(params, len(kept), bad_words)
+    gone = kept.union(word[-1] for word in bad_words)
+    allowed = params.allowed_token_ids
+    left = set(range(vocab_size) if allowed is None else allowed) if gone else {0}
+    if not left - gone:
+        name = _BAD if allowed is None else _ALLOWED
+        raise RequestError(
+            f"{name}: no token is left that is neither the end of a bad word nor, until "
+            f"min_tokens, one that ends the output; leave one of these out",
+            param=name,
+        )
+
+
+def _check_count(params: SamplingParams, stops: int, bad_words: BadWords) -> None:
+    parts = {
+        _BAD: sum(map(len, bad_words)),
+        _BIAS: len(params.logit_bias),
+        "min_tokens": stops,
+    }
+    if (count := sum(parts.values())) > MAX_ADJUSTMENTS:
+        name = max(parts, key=lambda part: parts[part])
+        raise RequestError(
+            f"{name}: {count} single tokens are to be changed (biases, tokens of bad "
+            f"words, ids that end the output until min_tokens); at most "
+            f"{MAX_ADJUSTMENTS} can be",
+            param=name,
+        )

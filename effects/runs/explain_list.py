@@ -1,0 +1,102 @@
+"""`minfer explain FILE` without a request: which requests there are in a run, by id.
+
+A fold over turns: of each request when it came, and of its samples the first token, the
+last word, and how they ended. Whoever wonders which request to explain looks for those
+that took long.
+"""
+
+from collections.abc import Iterable, Iterator
+from itertools import compress
+from typing import Any, Final
+
+from attrs import asdict, define
+
+from minfer.messages import Emit, Submit
+from minfer.state import Turn
+
+SHOWN: Final = 50  # requests that are listed for people: the latest
+_LINE: Final = (
+    "{name:<40} {arrived:>12} {prompt:>8} {tokens:>8} {first:>12} {took:>12}  {end}"
+)
+
+
+@define
+class Listed:
+    """A request, and what became of it. Times are in seconds, lengths in tokens."""
+
+    id: str
+    arrived: float  # from the first turn on
+    prompt: int
+    tokens: int = 0  # of all its samples
+    first: float | None = None  # from its arrival to the first token of any sample
+    took: float | None = None  # from its arrival to its latest end
+    end: str = "goes on"  # or why its last sample ended
+
+
+def listed(turns: Iterable[Turn]) -> list[Listed]:
+    """All requests that came in some turns, in that order; of one id, the latest."""
+    found: dict[str, Listed] = {}
+    begin: float | None = None
+    for turn in turns:
+        now = turn.transition.state.time
+        begin = now if begin is None else begin
+        now -= begin
+        for event in turn.events:
+            if isinstance(event, Submit):
+                one = event.request
+                found.pop(one.id, None)
+                found[one.id] = Listed(one.id, now, len(one.prompt))
+        for command in turn.transition.commands:
+            if isinstance(command, Emit):
+                _hear(command, now, found)
+    return list(found.values())
+
+
+def _hear(emit: Emit, now: float, found: dict[str, Listed]) -> None:
+    for name, _ in compress(emit.ids, emit.tokens):
+        one = found.get(name)  # or it came before the first turn
+        if one is not None and one.first is None:
+            one.first = now - one.arrived
+    for done in emit.finished:
+        one = found.get(done.id)
+        if one is not None:
+            one.tokens += done.length
+            one.took = now - one.arrived
+            one.end = done.reason
+
+
+def figures(every: Iterable[Listed]) -> list[dict[str, Any]]:
+    """The list in JSON's own types."""
+    return [asdict(one) for one in every]
+
+
+def lines(every: list[Listed], source: str) -> Iterator[str]:
+    """The list for people."""
+    shown = every[-SHOWN:]
+    which = "" if shown == every else f"; the latest {len(shown)} (--json has all)"
+    yield f"{len(every):,} requests in {source}{which}"
+    yield _LINE.format(
+        name="id",
+        arrived="came at, s",
+        prompt="prompt",
+        tokens="written",
+        first="first, ms",
+        took="took, ms",
+        end="ended",
+    )
+    for one in shown:
+        yield _LINE.format(
+            name=one.id if one.id.isprintable() else repr(one.id),
+            arrived=f"{one.arrived:,.3f}",
+            prompt=f"{one.prompt:,}",
+            tokens=f"{one.tokens:,}",
+            first=_ms(one.first),
+            took=_ms(one.took),
+            end=one.end,
+        )
+    yield f"minfer explain {source} ID says where the time of one of them went"
+    yield "an answer's own id will do: here it has the number of its prompt behind it"
+
+
+def _ms(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{1000 * seconds:,.1f}"

@@ -1,0 +1,73 @@
+"""Which cost model a simulation goes by, and why that one.
+
+    --cost FILE    what a file says, or with `--cost h200` the model that is built in
+    --fit JOURNAL  what steps cost in that run
+    neither        what they cost in the trace itself, if it is a run with enough steps;
+                   else the built-in model, of another model and GPU than the reader's
+
+What a prediction rests on is told with it: else a 7B model on an H200 would be taken for
+whatever was served.
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.config import ConfigError
+from minfer.effects.live.journal_files import read_journal
+from minfer.effects.runs.arrivals import Trace
+from minfer.effects.runs.costs import FEWEST, H200, fit, read_cost, steps, write_cost
+from minfer.runs.cost import CostModel
+
+BUILT_IN: Final = "h200"  # what `--cost` calls the built-in model
+_OTHERS: Final = "--fit JOURNAL takes the costs of a run of yours, --cost FILE of a file"
+
+
+@frozen
+class Chosen:
+    """A cost model, where it is from, and what is known of how good it is."""
+
+    model: CostModel
+    why: str
+    about: dict[str, Any]
+
+
+def chosen_cost(options: argparse.Namespace, trace: Trace) -> Chosen:
+    """The cost model that the options ask for, or suits the trace; it is kept, if that is
+    asked for. Raises ConfigError and JournalError.
+    """
+    if options.cost is not None and options.fit is not None:
+        raise ConfigError(
+            "--cost and --fit both say what steps cost: leave one of them out"
+        )
+    found = _chosen(options, trace)
+    if options.save_cost is not None:
+        write_cost(options.save_cost, found.model, found.about)
+    return found
+
+
+def _chosen(options: argparse.Namespace, trace: Trace) -> Chosen:
+    if str(options.cost) == BUILT_IN:
+        return Chosen(H200, f"as --cost {BUILT_IN} says", {})
+    if options.cost is not None:
+        return Chosen(read_cost(options.cost), f"read from {options.cost} (--cost)", {})
+    if options.fit is not None:
+        return _fitted(options.fit, "as --fit says")
+    if trace.config is None:
+        return Chosen(H200, f"the trace does not say; {_OTHERS}", {})
+    try:
+        return _fitted(Path(options.trace), f"--cost {BUILT_IN} takes the built-in model")
+    except ConfigError:  # it may be of half a minute: that is no reason not to simulate
+        few = f"the run has fewer than the {FEWEST} steps that tell what one costs"
+        return Chosen(H200, f"{few}; {_OTHERS}", {})
+
+
+def _fitted(path: Path, why: str) -> Chosen:
+    journal = read_journal(path)
+    ran = dict(journal.about)
+    model, about = fit(steps(journal.turns()), f"fitted to {path}")
+    whose = [str(ran[name]) for name in ("model", "device", "executor") if name in ran]
+    told = f"what ran there: {', '.join(whose)}; {why}" if whose else why
+    return Chosen(model, told, {**about, "ran": ran})

@@ -1,0 +1,78 @@
+"""Wrong addresses: what a client meant that asked where nothing is, and what it may send.
+
+Theory. Most of them are right addresses behind a wrong base URL: OpenAI's clients want
+one that ends in /v1, Anthropic's one that does not, and proxies put names of their own in
+front. So the end of a path tells what was meant: the longest end that is an address here,
+as it stands or below /v1. What else may be a slip of the pen, of a few letters.
+"""
+
+from difflib import get_close_matches
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.serving.description import PLAIN
+from minfer.effects.serving.endpoints import ENDPOINTS, QUESTIONS
+from minfer.effects.serving.errors import ApiError
+
+ANTHROPIC: Final = "/v1/messages"  # the address of its endpoint, and of all below
+NOT_FOUND: Final = 404
+NOT_ALLOWED: Final = 405
+_BASES: Final = ("/v1", "")  # below which addresses are
+_ANY: Final = "{name}"  # what stands for any one part
+_LONGEST: Final = 128  # characters of a path that is looked at, and shown
+_ALIKE: Final = 0.85  # how much of two paths is the same, if one is a slip of the other
+_SHOWN: Final = "GET /docs shows what there is"
+_KNOWN: Final = frozenset(
+    {one.path for one in ENDPOINTS}
+    | {one.path for one in QUESTIONS}
+    | {one.path for one in PLAIN}
+)
+_WHOLE: Final = sorted(path for path in _KNOWN if "{" not in path)
+
+
+@frozen
+class Meant:
+    """An address that is one, and why another was asked for."""
+
+    path: str
+    rebased: bool  # the base URL was wrong; else a letter was
+
+
+def meant(path: str) -> Meant | None:
+    """What was meant by an address where nothing is, if that can be told."""
+    if len(path) > _LONGEST:
+        return None
+    parts = [part for part in path.split("/") if part]
+    for i in range(len(parts)):
+        for base in _BASES:
+            likely = "/".join((base, *parts[i:]))
+            if likely != path and _is_address(likely):
+                return Meant(likely, rebased=bool(i or base))
+    near = get_close_matches(path, _WHOLE, 1, _ALIKE)
+    return Meant(near[0], rebased=False) if near else None
+
+
+def _is_address(path: str) -> bool:
+    above = path.rpartition("/")[0]
+    return path in _KNOWN or f"{above}/{_ANY}" in _KNOWN
+
+
+def wrong_address(method: str, path: str) -> ApiError:
+    """What is told of an address where nothing is."""
+    why = f"there is nothing at {method} {path[:_LONGEST]}"
+    found = meant(path)
+    if found is None:
+        return ApiError(f"{why}; {_SHOWN}", None, "not_found", NOT_FOUND)
+    why = f"{why}; did you mean {found.path}?"
+    if found.rebased and found.path.startswith("/v1/"):
+        ends = "does not end" if found.path.startswith(ANTHROPIC) else "ends"
+        whose = "Anthropic" if found.path.startswith(ANTHROPIC) else "OpenAI"
+        why += f" The base URL of clients of {whose}'s API {ends} in /v1"
+    return ApiError(why, None, "not_found", NOT_FOUND)
+
+
+def wrong_method(method: str, path: str, allowed: str) -> ApiError:
+    """What is told of an address that takes other methods, those `allowed`."""
+    why = f"{path[:_LONGEST]} takes {allowed}, not {method}; {_SHOWN}"
+    return ApiError(why, None, "method_not_allowed", NOT_ALLOWED)

@@ -1,0 +1,168 @@
+"""What messages of Anthropic's API are made of: text, reasoning, calls and their results.
+
+A tool is described, called and answered in blocks of its own kinds; chat templates know
+messages with calls, and messages of tools instead. `turns_of` makes these of those.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final
+
+from pydantic import BeforeValidator, Field
+
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.serving.typed import TypedObject, as_parts
+
+MAX_ITEMS: Final = 4096  # messages; blocks of one
+_OF_BLOCKS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "cache_control": (ANYTHING,),
+    "citations": ([],),
+}
+Few = Field(fail_fast=True, max_length=MAX_ITEMS)
+Turn = dict[str, Any]  # a message as chat templates take it
+
+
+class TextBlock(TypedObject):
+    """A piece of text."""
+
+    kinds = ("text",)
+    neutral = _OF_BLOCKS
+    text: str
+
+
+Texts = Annotated[
+    list[TextBlock],
+    Few,
+    BeforeValidator(
+        partial(as_parts, "text"), json_schema_input_type=str | list[TextBlock]
+    ),
+]
+
+
+class ThinkingBlock(TypedObject):
+    """What the model thought before an earlier answer."""
+
+    kinds = ("thinking",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {"signature": (ANYTHING,)}
+    thinking: str
+
+
+class ToolUseBlock(TypedObject):
+    """A call in an earlier answer."""
+
+    kinds = ("tool_use",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "cache_control": (ANYTHING,),
+        "caller": (ANYTHING,),
+    }
+    id: Annotated[str, Field(min_length=1)]
+    name: str
+    input: dict[str, Any]
+
+    def told(self) -> Turn:
+        """As chat templates take it."""
+        function = {"name": self.name, "arguments": self.input}
+        return {"id": self.id, "type": "function", "function": function}
+
+
+class ToolResultBlock(TypedObject):
+    """What a tool said to a call; whether it failed is in what it said."""
+
+    kinds = ("tool_result",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "cache_control": (ANYTHING,),
+        "is_error": (ANYTHING,),
+    }
+    tool_use_id: str
+    content: Texts | None = None
+
+    def told(self) -> Turn:
+        """As chat templates take it."""
+        content = joined(self.content or [])
+        return {"role": "tool", "tool_call_id": self.tool_use_id, "content": content}
+
+
+Block = TextBlock | ThinkingBlock | ToolUseBlock | ToolResultBlock
+_KINDS: Final[Mapping[str, type[Block]]] = {
+    "text": TextBlock,
+    "thinking": ThinkingBlock,
+    "tool_use": ToolUseBlock,
+    "tool_result": ToolResultBlock,
+}
+# Which kinds may be in the turns of a role.
+_OF_ROLES: Final[Mapping[str, tuple[str, ...]]] = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "tool_use"),
+}
+
+
+def _block(given: object) -> object:
+    """A block of the kind that it says it is."""
+    kind = given.get("type", "text") if isinstance(given, dict) else "text"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        there = " or ".join(map(shown, _KINDS))
+        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
+    return _KINDS[kind].model_validate(given)
+
+
+Blocks = Annotated[
+    list[Annotated[Block, BeforeValidator(_block, json_schema_input_type=Block)]],
+    Few,
+    BeforeValidator(partial(as_parts, "text"), json_schema_input_type=str | list[Block]),
+]
+
+
+def check_role(role: str, blocks: Sequence[Block]) -> None:
+    """Raise an error about the first block that cannot be in a turn of this role."""
+    for at, block in enumerate(blocks):
+        if block.type not in _OF_ROLES[role]:
+            said = f"{shown(block.type)} cannot be in a message of the {role}"
+            raise wrong(said, f"content[{at}].type")
+
+
+def joined(blocks: Sequence[TextBlock]) -> str:
+    """The text of blocks; each is a line."""
+    return "\n".join([block.text for block in blocks])
+
+
+def turns_of(role: str, blocks: Sequence[Block]) -> list[Turn]:
+    """Blocks as messages: results before all else that the user says with them."""
+    results = [one.told() for one in blocks if isinstance(one, ToolResultBlock)]
+    calls = [one.told() for one in blocks if isinstance(one, ToolUseBlock)]
+    thoughts = [one.thinking for one in blocks if isinstance(one, ThinkingBlock)]
+    texts = [one for one in blocks if isinstance(one, TextBlock)]
+    turn: Turn = {"role": role, "content": joined(texts)}
+    if thoughts:
+        turn["reasoning_content"] = "\n".join(thoughts)
+    if calls:
+        turn["tool_calls"] = calls
+    return [*results, turn] if texts or not results else results
+
+
+class Tool(StrictObject):
+    """A tool that the model may call."""
+
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "cache_control": (ANYTHING,),
+        "defer_loading": (False,),
+        "eager_input_streaming": (ANYTHING,),
+        "input_examples": (ANYTHING,),
+        "strict": (False,),
+        "type": ("custom",),
+    }
+    name: Annotated[str, Field(min_length=1, max_length=128)]
+    description: str | None = None
+    input_schema: dict[str, Any]
+
+    def told(self) -> Turn:
+        """As chat templates take it."""
+        about = {} if self.description is None else {"description": self.description}
+        function = {"name": self.name, **about, "parameters": self.input_schema}
+        return {"type": "function", "function": function}
+
+
+class ToolChoice(TypedObject):
+    """Whether tools may be called. That one must be cannot be had yet."""
+
+    kinds = ("auto", "none")
+    disable_parallel_tool_use: bool = False

@@ -1,0 +1,217 @@
+"""How a message of Anthropic's API is written: as one object, or as a stream of events.
+
+whole     message {content: blocks of reasoning, text, calls, stop_reason, usage}
+stream    message_start, ping,
+          for each block: content_block_start, content_block_delta, again and again,
+          content_block_stop,
+          message_delta {stop_reason, usage}, message_stop
+
+Where nothing but text can come, its block is begun with the message.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from attrs import frozen
+
+from minfer.effects.serving.parsed import Call, Parsed, Said
+from minfer.effects.serving.protocol import GenerationRequest, Served, Writer
+from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.transports.transport import Event
+from minfer.effects.text.outputs import CompletionOutput
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.deltas import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
+
+JsonObject = dict[str, object]
+
+
+@frozen
+class Stopped:
+    """Why an answer ended, in Anthropic's words."""
+
+    reason: str | None = None  # None: it has not ended
+    sequence: str | None = None  # of `stop_sequences`
+
+    @classmethod
+    def of(cls, delta: CompletionOutput, *, calls: bool) -> "Stopped":
+        """What the last of an answer tells."""
+        if delta.finish_reason == "length":
+            return cls("max_tokens")
+        if calls:
+            return cls("tool_use")
+        if isinstance(delta.stop_reason, str):
+            return cls("stop_sequence", delta.stop_reason)
+        return cls("end_turn")
+
+    def told(self) -> JsonObject:
+        """As fields of a message."""
+        return {"stop_reason": self.reason, "stop_sequence": self.sequence}
+
+
+def usage_of(served: Served) -> JsonObject:
+    """What an answer cost, in tokens; those found in the prefix cache count apart."""
+    return {
+        "input_tokens": served.prompt_tokens - served.cached_tokens,
+        "cache_creation_input_tokens": 0,  # caching is for free: none is counted as such
+        "cache_read_input_tokens": served.cached_tokens,
+        "output_tokens": served.metrics.output_tokens,
+    }
+
+
+def _message(
+    stamp: Stamp, blocks: Sequence[JsonObject], stopped: Stopped, usage: JsonObject
+) -> JsonObject:
+    return {
+        "id": stamp.id,
+        "type": "message",
+        "role": "assistant",
+        "model": stamp.model,
+        "content": blocks,
+        **stopped.told(),
+        "usage": usage,
+    }
+
+
+def _text(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
+
+
+def _thinking(text: str) -> JsonObject:
+    # Nobody else has to believe it: there is nothing to sign.
+    return {"type": "thinking", "thinking": text, "signature": ""}
+
+
+def _tool_use(name_id: str, name: str, arguments: object) -> JsonObject:
+    return {"type": "tool_use", "id": name_id, "name": name, "input": arguments}
+
+
+class MessageEvents:
+    """Writes a stream: one block after the other, and what is new of each."""
+
+    def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
+        self._stamp = stamp
+        self._prompt_tokens = len(request.prompts[0].ids)
+        self._parsed = Parsed(request)
+        self._plain = request.parsing is None
+        self._begun = False
+        self._open = ""  # the type of the block that is open
+        self._blocks = 0  # that were opened
+        self._stopped = Stopped()
+
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """The events for what is new."""
+        events = [] if self._begun else self._begin()
+        self._begun = True
+        for one in self._parsed.read(choice, delta):
+            events += self._told(one)
+        if delta.finish_reason:
+            self._stopped = Stopped.of(delta, calls=self._parsed.calls(choice))
+        return events
+
+    def end(self, served: Sequence[Served]) -> list[Event]:
+        """Why it ended, and what it cost."""
+        usage = usage_of(served[0])
+        empty = [] if self._blocks else self._within("text", _text(""))
+        return [
+            *empty,
+            *self._close(),
+            _event("message_delta", delta=self._stopped.told(), usage=usage),
+            _event("message_stop"),
+        ]
+
+    def _begin(self) -> list[Event]:
+        # What of the prompt was cached is told at the end, when it is known.
+        usage: JsonObject = {"input_tokens": self._prompt_tokens, "output_tokens": 0}
+        message = _message(self._stamp, (), self._stopped, usage)
+        block = self._within("text", _text("")) if self._plain else []
+        return [_event("message_start", message=message), *block, _event("ping")]
+
+    def _told(self, delta: Delta) -> list[Event]:
+        match delta:
+            case Content(text):
+                begun = self._within("text", _text(""))
+                return [*begun, self._more(type="text_delta", text=text)]
+            case Reasoning(text):
+                begun = self._within("thinking", _thinking(""))
+                return [*begun, self._more(type="thinking_delta", thinking=text)]
+            case CallStart(_, name_id, name):
+                return self._within("tool_use", _tool_use(name_id, name, {}))
+            case Arguments(_, text):
+                return [self._more(type="input_json_delta", partial_json=text)]
+            case CallEnd():
+                return self._close()
+
+    def _within(self, kind: str, block: JsonObject) -> list[Event]:
+        """Begin a block, unless one of that type is open."""
+        if self._open == kind:
+            return []
+        events = self._close()
+        self._open = kind
+        self._blocks += 1
+        index = self._blocks - 1
+        return [*events, _event("content_block_start", index=index, content_block=block)]
+
+    def _more(self, **delta: str) -> Event:
+        return _event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+    def _close(self) -> list[Event]:
+        """End the block that is open, if one is."""
+        if not self._open:
+            return []
+        self._open = ""
+        return [_event("content_block_stop", index=self._blocks - 1)]
+
+
+class MessageObject:
+    """Writes an answer in one piece."""
+
+    def __init__(self, stamp: Stamp, request: GenerationRequest) -> None:
+        self._stamp = stamp
+        self._parsed = Parsed(request)
+        self._said = Said()
+        self._stopped = Stopped()
+
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """Keep what was said, which comes whole."""
+        self._said = Said.of(self._parsed.read(choice, delta))
+        self._stopped = Stopped.of(delta, calls=bool(self._said.calls))
+        return []
+
+    def end(self, served: Sequence[Served]) -> list[Event]:
+        """The answer."""
+        usage = usage_of(served[0])
+        blocks = _blocks(self._said)
+        return [Event(json.dumps(_message(self._stamp, blocks, self._stopped, usage)))]
+
+
+def _blocks(said: Said) -> list[JsonObject]:
+    """What was said, as blocks: at least one."""
+    thoughts = [_thinking(said.reasoning)] if said.reasoning else []
+    texts = [_text(said.content)] if said.content or not said.calls else []
+    return [*thoughts, *texts, *map(_called, said.calls)]
+
+
+def _called(call: Call) -> JsonObject:
+    """A call as a block. One that broke off is text: nobody should do it."""
+    try:
+        return _tool_use(call.id, call.name, json.loads(call.arguments))
+    except (ValueError, RecursionError):
+        return _text(call.arguments)
+
+
+def _event(kind: str, **fields: Any) -> Event:
+    return Event(json.dumps({"type": kind, **fields}), kind)
+
+
+def writer(stamp: Stamp, request: GenerationRequest, _: Tokenizer | None) -> Writer:
+    """What writes an answer as it was asked for."""
+    kind = MessageEvents if request.stream else MessageObject
+    return kind(stamp, request)

@@ -1,0 +1,44 @@
+"""GET /v1/models in Anthropic's shape, which its clients ask for by a header.
+
+OpenAI's clients ask at the same address, and without that header.
+"""
+
+from datetime import UTC, datetime
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from minfer.effects.serving.openai.models import Models
+
+VERSION_HEADER: Final = "anthropic-version"
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Whether a client says that it speaks Anthropic's API."""
+    return VERSION_HEADER in Headers(scope=scope)
+
+
+def card(models: Models, name: str) -> dict[str, object]:
+    """What is told of the model under one of its names. Raises ApiError."""
+    known = models.known(name)
+    made = datetime.fromtimestamp(models.created, UTC)
+    return {
+        "type": "model",
+        "id": known,
+        "display_name": known,
+        "created_at": made.isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": models.max_model_len,
+        "max_tokens": models.max_model_len,
+    }
+
+
+def listed(models: Models) -> dict[str, object]:
+    """All cards, on one page."""
+    return {
+        "data": [card(models, name) for name in models.names],
+        "first_id": models.names[0],
+        "last_id": models.names[-1],
+        "has_more": False,
+    }

@@ -1,0 +1,78 @@
+"""What each metric says, in plain words: the HELP lines of /metrics.
+
+A sample is one of the `n` answers to a prompt; a sequence is a sample as the engine has
+it. Times are as the server sees them.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+HELP: Final[Mapping[str, str]] = {
+    # As things are now.
+    "num_requests_running": "Samples that are being computed now.",
+    "num_requests_waiting": "Samples that wait in line now.",
+    "num_requests_waiting_by_reason": (
+        "Samples that wait in line now, by what they wait for: blocks (the KV cache is "
+        "full), rows (the batch is full), budget (a step takes no more tokens), turn "
+        "(they stand behind the first in line), policy, sibling, step, fault."
+    ),
+    "kv_cache_usage_perc": (
+        "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
+        "for prefixes that may come again counts as free."
+    ),
+    "journal_writing": "1 while the journal is written, 0 while it cannot be.",
+    # Counts since the start.
+    "request_success": (
+        "Samples that have ended, by why: stop (by the model, or a stop string), length "
+        "(by max_tokens, or the context), abort (cancelled, or the client left), error."
+    ),
+    "request_wait_seconds": (
+        "Seconds that requests waited in line before they ran first, by what they waited "
+        "for; causes as in minfer_num_requests_waiting_by_reason."
+    ),
+    "prompt_tokens": "Tokens of the prompts that were let in, cached ones included.",
+    "generation_tokens": "Tokens that were written, over all samples.",
+    "prefix_cache_queries": "Prompt tokens that were looked up in the prefix cache.",
+    "prefix_cache_hits": (
+        "Prompt tokens that were found in the prefix cache, and not computed again."
+    ),
+    "num_preemptions": (
+        "How often a running sample gave its KV blocks up for another and had to compute "
+        "them again; if this grows, the KV cache is too small for the load."
+    ),
+    "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
+    "overruled_policy_answers": (
+        "Answers of the scheduling policy that the engine could not follow."
+    ),
+    "journal_errors": "Times that the journal could not be written.",
+    # How values spread, since the start.
+    "time_to_first_token_seconds": (
+        "Seconds from a sample's arrival to its first token, waiting included."
+    ),
+    "inter_token_latency_seconds": (
+        "Seconds from one output of a sample to its next, as a stream's reader sees it."
+    ),
+    "iteration_tokens_total": "Tokens that one step of the engine computed.",
+    "e2e_request_latency_seconds": "Seconds from a request's arrival to its last token.",
+    "request_time_per_output_token_seconds": (
+        "Seconds per token of a request after its first, on average."
+    ),
+    "request_queue_time_seconds": "Seconds that a request waited before it ran first.",
+    "request_prefill_time_seconds": (
+        "Seconds from when a request ran first to its first token."
+    ),
+    "request_decode_time_seconds": (
+        "Seconds from a request's first token to its last; 0 if it has only one."
+    ),
+    "request_inference_time_seconds": (
+        "Seconds from when a request ran first to its last token."
+    ),
+    "request_prompt_tokens": "Tokens of a request's prompt.",
+    "request_generation_tokens": "Tokens that a request's samples got, together.",
+    "request_params_n": "Samples that a request asked for.",
+    "request_params_max_tokens": (
+        "Tokens that a request could get at most: its max_tokens, or what fitted."
+    ),
+    "request_preemptions": "How often samples of a request gave way to others.",
+}
+SETTINGS: Final = "How the engine was set up, as labels; the value is always 1."

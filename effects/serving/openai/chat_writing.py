@@ -1,0 +1,149 @@
+"""How the answer of a chat is written: as chunks, or as one object.
+
+Chunks hold a delta: OpenAI's SDK adds up the texts of equal fields, and of calls with
+equal `index`; so a call's id and name come once, and then fragments of its arguments.
+Reasoning has no field in OpenAI's API: other servers call it `reasoning_content`, or
+`reasoning`, and clients read one of them.
+"""
+
+from minfer.effects.serving.openai.logprobs import chat_logprobs, told_of_prompt
+from minfer.effects.serving.openai.writing import ChunkWriter, JsonObject, ObjectWriter
+from minfer.effects.serving.parsed import Parsed, Said
+from minfer.effects.serving.protocol import GenerationRequest, Writer
+from minfer.effects.serving.stamp import Stamp
+from minfer.effects.serving.transports.transport import Event
+from minfer.effects.text.outputs import CompletionOutput
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.effects.text.tools.deltas import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
+
+
+class ChatChunks(ChunkWriter):
+    """A streamed answer: the role, then what is new, then why it ended."""
+
+    def __init__(
+        self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+    ) -> None:
+        super().__init__(stamp, "chat.completion.chunk", request.include)
+        self._top = request.include.top_logprobs
+        self._tokenizer = tokenizer
+        self._parsed = Parsed(request)
+        self._begun: set[int] = set()  # choices whose role was sent
+
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """The chunks for what is new of a choice."""
+        events = []
+        if choice not in self._begun:
+            self._begun.add(choice)
+            events.append(self._delta(choice, {"role": "assistant", "content": ""}))
+        found = [_told(one) for one in self._parsed.read(choice, delta)]
+        scores = _scores(delta, self._top, self._tokenizer)
+        told = [one for one in found if one] or ([{"content": ""}] if scores else [])
+        for one in told:
+            events.append(self._delta(choice, one, scores))
+            scores = None  # of all that is new, once
+        if delta.finish_reason:
+            end = _ended(delta, calls=self._parsed.calls(choice))
+            events.append(self._delta(choice, {}, end=end))
+        return events
+
+    def _delta(
+        self,
+        choice: int,
+        delta: JsonObject,
+        scores: JsonObject | None = None,
+        end: str | None = None,
+    ) -> Event:
+        return self.chunk(
+            {"index": choice, "logprobs": scores, "delta": delta, "finish_reason": end}
+        )
+
+
+class ChatObject(ObjectWriter):
+    """An answer in one piece."""
+
+    def __init__(
+        self, stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+    ) -> None:
+        super().__init__(stamp, "chat.completion", request.include)
+        self._top = request.include.top_logprobs
+        self._tokenizer = tokenizer
+        self._parsed = Parsed(request)
+
+    def write(self, choice: int, delta: CompletionOutput) -> list[Event]:
+        """Keep a choice, which comes whole."""
+        if self._include.prompt_logprobs is not None:
+            self._head["prompt_logprobs"] = told_of_prompt(delta, self._include)
+        said = Said.of(self._parsed.read(choice, delta))
+        told: JsonObject = {
+            "index": choice,
+            "logprobs": _scores(delta, self._top, self._tokenizer),
+            "message": _message(said),
+            "finish_reason": _ended(delta, calls=bool(said.calls)),
+        }
+        return self.keep(choice, told)
+
+
+def _message(said: Said) -> JsonObject:
+    """What was said, as a message: without content if there is none beside calls."""
+    content = said.content or (None if said.calls else "")
+    told: JsonObject = {"role": "assistant", "content": content, "refusal": None}
+    if said.calls:
+        told["tool_calls"] = [
+            _call(one.id, one.name, one.arguments) for one in said.calls
+        ]
+    if said.reasoning:
+        told |= _reasoning(said.reasoning)
+    return told
+
+
+def _told(delta: Delta) -> JsonObject:
+    """A delta as OpenAI has it; nothing for what it has no word for."""
+    match delta:
+        case Content(text):
+            return {"content": text}
+        case Reasoning(text):
+            return _reasoning(text)
+        case CallStart(index, name_id, name):
+            return {"tool_calls": [{"index": index, **_call(name_id, name, "")}]}
+        case Arguments(index, text):
+            more = {"index": index, "function": {"arguments": text}}
+            return {"tool_calls": [more]}
+        case CallEnd():
+            return {}
+
+
+def _call(name_id: str, name: str, arguments: str) -> JsonObject:
+    function = {"name": name, "arguments": arguments}
+    return {"id": name_id, "type": "function", "function": function}
+
+
+def _reasoning(text: str) -> JsonObject:
+    return {"reasoning_content": text, "reasoning": text}
+
+
+def _ended(delta: CompletionOutput, *, calls: bool) -> str | None:
+    """Why a choice ended: one that ended by itself did so for its calls, if any."""
+    return (
+        "tool_calls" if calls and delta.finish_reason == "stop" else delta.finish_reason
+    )
+
+
+def _scores(
+    delta: CompletionOutput, top: int, tokenizer: Tokenizer | None
+) -> JsonObject | None:
+    return chat_logprobs(delta.logprobs, top, tokenizer) if delta.logprobs else None
+
+
+def writer(
+    stamp: Stamp, request: GenerationRequest, tokenizer: Tokenizer | None
+) -> Writer:
+    """What writes an answer as it was asked for."""
+    kind = ChatChunks if request.stream else ChatObject
+    return kind(stamp, request, tokenizer)

@@ -1,0 +1,112 @@
+"""Messages of a chat, as they are sent, and as chat templates take them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import BeforeValidator, model_validator
+
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.serving.openai.fields import MAX_ITEMS, Few
+from minfer.effects.serving.openai.tools import ToolCall
+
+# Fields that are not supported, with the values at which they ask for nothing.
+_NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
+    "annotations": ([],),
+    "audio": (),
+    "function_call": (),
+    "parsed": (ANYTHING,),  # the SDK's own, beside what it was parsed of
+    "refusal": ("",),
+}
+
+
+class TextPart(StrictObject):
+    """A part of a message's content, as it is described: `_text` reads it."""
+
+    type: Literal["text"]
+    text: str
+
+
+def _text(content: Any) -> Any:
+    """A message's text; parts are lines of it, as in vLLM."""
+    if not isinstance(content, list):
+        return content
+    if len(content) > MAX_ITEMS:
+        raise wrong(f"must have at most {MAX_ITEMS} parts")
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else part
+        if kind != "text":
+            raise wrong(f"must be 'text', not {shown(kind)}", "type")
+        if len(part) > 2 or not isinstance(part.get("text"), str):
+            raise wrong("must be a string, and the only field beside the type", "text")
+    return "\n".join(part["text"] for part in content)
+
+
+def _role(role: object) -> object:
+    """A role by the name that models were trained with."""
+    if role == "function":  # a tool message of before there were tools
+        raise wrong(f"{shown(role)} messages are not supported; send tool messages")
+    return "system" if role == "developer" else role
+
+
+class Message(StrictObject):
+    """One message; what is neutral is in what OpenAI's SDK hands back of an answer."""
+
+    neutral = _NEUTRAL
+    role: Annotated[
+        Literal["system", "user", "assistant", "tool"],
+        BeforeValidator(
+            _role,
+            json_schema_input_type=Literal[
+                "system", "developer", "user", "assistant", "tool"
+            ],
+        ),
+    ]
+    content: Annotated[
+        str | None,
+        BeforeValidator(_text, json_schema_input_type=str | list[TextPart]),
+    ] = None  # only beside calls
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Few] | None = None
+    tool_call_id: str | None = None  # of the call that a tool message answers
+    # What the model thought before it said this, under either name.
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    @model_validator(mode="after")
+    def _fits_its_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise wrong("are of assistant messages; leave them out", "tool_calls")
+        if self.content is None and not self.tool_calls:
+            raise wrong("is missing", "content")
+        if self.role == "tool" and self.tool_call_id is None:
+            raise wrong("is missing: which call is answered?", "tool_call_id")
+        return self
+
+    def told(self) -> dict[str, Any]:
+        """As chat templates take it: templates ask whether a field is there."""
+        found: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        thought = self.reasoning_content or self.reasoning
+        if self.name is not None:
+            found["name"] = self.name
+        if self.role == "assistant" and thought:
+            found["reasoning_content"] = thought
+        if self.tool_calls:
+            found["tool_calls"] = [call.told() for call in self.tool_calls]
+        if self.role == "tool":
+            found["tool_call_id"] = self.tool_call_id
+        return found
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """Raise what is wrong with tool messages: each answers a call that was made."""
+    made = set[str]()
+    for at, message in enumerate(messages):
+        if message.role == "tool" and message.tool_call_id not in made:
+            where = f"messages[{at}].tool_call_id"
+            raise wrong("must be the id of a call in an earlier message", where)
+        made.update(call.id for call in message.tool_calls or ())
+
+
+def speaks_of_tools(messages: Sequence[Message]) -> bool:
+    """Whether there are calls, or answers to them."""
+    return any(message.tool_calls or message.role == "tool" for message in messages)

@@ -1,0 +1,248 @@
+"""What is put into a response: items, and functions that the model may call.
+
+Calls, their outputs and reasoning are items beside messages; chat templates know messages
+with calls instead. `turns_of` makes these of those.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+from pydantic import BeforeValidator, Field
+
+from minfer.effects.serving.bodies import ANYTHING, shown, wrong
+from minfer.effects.serving.openai.fields import Few
+from minfer.effects.serving.openai.tools import (
+    Choice,
+    Function,
+    Name,
+    NamedTool,
+    Tool,
+    ToolName,
+    as_arguments,
+)
+from minfer.effects.serving.typed import TypedObject, as_parts
+
+_OF_PARTS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "annotations": ([],),
+    "logprobs": (ANYTHING,),
+    "prompt_cache_breakpoint": (ANYTHING,),
+}
+_OF_ITEMS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "id": (ANYTHING,),
+    "phase": (ANYTHING,),
+    "status": (ANYTHING,),
+}
+_OF_CALLS: Final = {**_OF_ITEMS, "caller": (ANYTHING,), "parsed_arguments": (ANYTHING,)}
+_OF_REASONING: Final = {**_OF_ITEMS, "encrypted_content": (), "summary": (ANYTHING,)}
+Turn = dict[str, Any]  # a message as chat templates take it
+
+
+class Part(TypedObject):
+    """A piece of a message's text: what was put in, or what came out before."""
+
+    kinds = ("input_text", "output_text")
+    neutral = _OF_PARTS
+    text: str
+
+
+def _role(role: object) -> object:
+    """A role by the name that models were trained with."""
+    return "system" if role == "developer" else role
+
+
+Parts = Annotated[
+    list[Part],
+    Few,
+    BeforeValidator(
+        partial(as_parts, "input_text"), json_schema_input_type=str | list[Part]
+    ),
+]
+Role = Annotated[
+    Literal["system", "user", "assistant"],
+    BeforeValidator(
+        _role,
+        json_schema_input_type=Literal["system", "developer", "user", "assistant"],
+    ),
+]
+
+
+class Item(TypedObject):
+    """A message; what is neutral is in what OpenAI's SDK hands back of a response."""
+
+    kinds = ("message",)
+    neutral = _OF_ITEMS
+    type: str = "message"
+    role: Role
+    content: Parts
+
+    def told(self) -> Turn:
+        """The message as chat templates take it; its parts are lines."""
+        return {"role": self.role, "content": "\n".join([p.text for p in self.content])}
+
+
+class Call(TypedObject):
+    """A call in an earlier response."""
+
+    kinds = ("function_call",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_OF_ITEMS,
+        "caller": (ANYTHING,),
+        "parsed_arguments": (ANYTHING,),
+    }
+    call_id: Annotated[str, Field(min_length=1)]
+    name: str
+    arguments: Annotated[
+        dict[str, Any], BeforeValidator(as_arguments, json_schema_input_type=str)
+    ]
+
+    def told(self) -> Turn:
+        """As chat templates take it."""
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class Output(TypedObject):
+    """What a function said to a call."""
+
+    kinds = ("function_call_output",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_OF_ITEMS,
+        "caller": (ANYTHING,),
+    }
+    call_id: str
+    output: Parts
+
+    def told(self) -> Turn:
+        """As chat templates take it."""
+        said = "\n".join([part.text for part in self.output])
+        return {"role": "tool", "tool_call_id": self.call_id, "content": said}
+
+
+class ReasoningText(TypedObject):
+    """A piece of reasoning."""
+
+    kinds = ("reasoning_text",)
+    text: str
+
+
+class Reasoning(TypedObject):
+    """What the model thought before an earlier answer."""
+
+    kinds = ("reasoning",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_OF_ITEMS,
+        "encrypted_content": (),
+        "summary": (ANYTHING,),
+    }
+    content: Annotated[list[ReasoningText], Few] | None = None
+
+
+_KINDS: Final[Mapping[str, type[Item | Call | Output | Reasoning]]] = {
+    "message": Item,
+    "function_call": Call,
+    "function_call_output": Output,
+    "reasoning": Reasoning,
+}
+
+
+def _item(given: object) -> object:
+    """An item of the kind that it says it is."""
+    kind = given.get("type", "message") if isinstance(given, dict) else "message"
+    if not isinstance(kind, str) or kind not in _KINDS:
+        there = " or ".join(map(shown, _KINDS))
+        raise wrong(f"{shown(kind)} is not supported; there is {there}", "type")
+    return _KINDS[kind].model_validate(given)
+
+
+AnyItem = Annotated[
+    Item | Call | Output | Reasoning,
+    BeforeValidator(_item, json_schema_input_type=Item | Call | Output | Reasoning),
+]
+
+
+def check_outputs(items: Sequence[AnyItem]) -> None:
+    """Raise what is wrong with outputs: each is of a call that was made."""
+    made = set[str]()
+    for at, item in enumerate(items):
+        if isinstance(item, Call):
+            made.add(item.call_id)
+        if isinstance(item, Output) and item.call_id not in made:
+            where = f"input[{at}].call_id"
+            raise wrong("must be that of a call in an earlier item", where)
+
+
+def turns_of(items: Sequence[AnyItem]) -> list[Turn]:
+    """Items as messages: what the assistant thinks, says and calls at once is one."""
+    turns: list[Turn] = []
+    thought = ""
+    for item in items:
+        match item:
+            case Reasoning():
+                thought = "\n".join([part.text for part in item.content or ()])
+                continue
+            case Call():
+                last = turns[-1] if turns else {"role": ""}
+                if last["role"] != "assistant" or thought:
+                    turns.append({"role": "assistant", "content": ""})
+                turns[-1].setdefault("tool_calls", []).append(item.told())
+            case _:
+                turns.append(item.told())
+        if thought and turns[-1]["role"] == "assistant":
+            turns[-1]["reasoning_content"] = thought
+        thought = ""
+    return turns
+
+
+class FunctionTool(TypedObject):
+    """A function that the model may call."""
+
+    kinds = ("function",)
+    neutral: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "allowed_callers": (ANYTHING,),
+        "defer_loading": (False,),
+        "output_schema": (ANYTHING,),
+    }
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool = False
+
+    def tool(self) -> Tool:
+        """As a chat has it."""
+        function = Function(
+            name=self.name,
+            description=self.description,
+            parameters=self.parameters,
+            strict=self.strict,
+        )
+        return Tool(type="function", function=function)
+
+    def shown(self) -> dict[str, object]:
+        """As a response repeats it."""
+        return self.model_dump()
+
+
+class NamedFunction(TypedObject):
+    """The function that must be called."""
+
+    kinds = ("function",)
+    name: str
+
+    def named(self) -> NamedTool:
+        """As a chat has it."""
+        return NamedTool(type="function", function=Name(name=self.name))
+
+
+def _choice(given: object) -> object:
+    if isinstance(given, dict):
+        return NamedFunction.model_validate(given)
+    if given in ("none", "auto", "required"):
+        return given
+    raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
+
+
+FunctionChoice = Annotated[
+    Choice | NamedFunction,
+    BeforeValidator(_choice, json_schema_input_type=Choice | NamedFunction),
+]

@@ -1,0 +1,151 @@
+"""Tools of a chat: which are offered, which may or must be called, and calls of before.
+
+`constraint` is the one place where a request gets what its output must match.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import from_json
+
+from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.serving.typed import TypedObject
+
+_NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_OF_CALLS: Final[Mapping[str, tuple[Any, ...]]] = {"index": (ANYTHING,)}
+_OF_CALLED: Final[Mapping[str, tuple[Any, ...]]] = {"parsed_arguments": (ANYTHING,)}
+Choice = Literal["none", "auto", "required"]
+
+
+def _named(name: str) -> str:
+    if _NAME.fullmatch(name) is None:
+        raise wrong("must be 1 to 64 letters, digits, underscores and dashes")
+    return name
+
+
+ToolName = Annotated[str, AfterValidator(_named)]
+
+
+class Function(StrictObject):
+    """A function that the model may call."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None  # JSON schema
+    strict: bool = False
+
+    def told(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        there = {"description": self.description, "parameters": self.parameters}
+        given = {name: value for name, value in there.items() if value is not None}
+        return {"name": self.name, **given}
+
+
+class Tool(TypedObject):
+    """A tool; functions are all there is."""
+
+    kinds = ("function",)
+    function: Function
+
+    def told(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return {"type": "function", "function": self.function.told()}
+
+
+class Name(StrictObject):
+    """Which function it is."""
+
+    name: str
+
+
+class NamedTool(TypedObject):
+    """The tool that must be called."""
+
+    kinds = ("function",)
+    function: Name
+
+
+def _choice(given: object) -> object:
+    if isinstance(given, dict):
+        return NamedTool.model_validate(given)
+    if given in ("none", "auto", "required"):
+        return given
+    raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
+
+
+ToolChoice = Annotated[
+    Choice | NamedTool,
+    BeforeValidator(_choice, json_schema_input_type=Choice | NamedTool),
+]
+
+
+def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Raise what is wrong with tools, or with what is said of them."""
+    names = [tool.function.name for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
+    if choice in (None, "none", "auto"):
+        return
+    if not names:
+        raise wrong("needs tools", "tool_choice")
+    if isinstance(choice, NamedTool) and choice.function.name not in names:
+        there = f"there is no tool {shown(choice.function.name)}"
+        raise wrong(f"{there}; name one of tools", "tool_choice")
+
+
+def constraint(
+    tools: Sequence[Tool], choice: ToolChoice | None, inside: str = ".function"
+) -> None:
+    """What an answer must match so that it calls what must be called, and so that the
+    arguments of strict functions fit their schemas. A function is `inside` its tool.
+
+    Answers cannot be constrained yet: raises an error that names what asks for it.
+    """
+    if choice not in (None, "none", "auto"):
+        said = 'is not supported but for "none" and "auto"; leave it out'
+        raise wrong(said, "tool_choice")
+    for at, tool in enumerate(tools):
+        if tool.function.strict:
+            where = f"tools[{at}]{inside}.strict"
+            raise wrong("is not supported; set it to false, or leave it out", where)
+
+
+def as_arguments(given: object) -> object:
+    """Arguments as an object, which is what templates take."""
+    if not isinstance(given, str):
+        raise wrong("must be a string that holds a JSON object")
+    try:
+        found = from_json(given or "{}", allow_inf_nan=False)
+    except ValueError as error:
+        raise wrong(f"must be a JSON object: {error}") from None
+    if not isinstance(found, dict):
+        raise wrong("must be a JSON object")
+    return found
+
+
+class Called(StrictObject):
+    """A function that was called, and with which arguments."""
+
+    neutral = _OF_CALLED
+    name: str
+    arguments: Annotated[
+        dict[str, Any], BeforeValidator(as_arguments, json_schema_input_type=str)
+    ]
+
+
+class ToolCall(TypedObject):
+    """A call in an earlier answer."""
+
+    kinds = ("function",)
+    neutral = _OF_CALLS
+    type: str = "function"
+    id: Annotated[str, Field(min_length=1)]
+    function: Called
+
+    def told(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}

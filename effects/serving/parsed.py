@@ -1,0 +1,109 @@
+"""Answers in which content, reasoning and calls are told apart, each choice by itself.
+
+This happens where answers are written, behind all that is done with tokens: whoever
+writes takes an output, and gets what is new as deltas.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.protocol import GenerationRequest, Grounds
+from minfer.effects.text.outputs import CompletionOutput
+from minfer.effects.text.tools.deltas import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+)
+from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
+from minfer.effects.text.tools.parser import Parser
+
+_END: Final = 16  # tokens of a prompt in which its last marker is
+
+
+def parsing_of(
+    llm: Grounds, prompt: Sequence[int], names: tuple[str, ...], *, parallel: bool = True
+) -> Parsing | None:
+    """How to read an answer to a prompt that offers the tools of these names."""
+    end = ""
+    if llm.tokenizer is not None and llm.parsers.reasoning != NONE:
+        end = llm.tokenizer.decode(prompt[-_END:], skip_special_tokens=False)
+    return llm.parsers.parsing(names, end, parallel=parallel)
+
+
+def check_template(parsers: Parsers, param: str) -> None:
+    """Raise ApiError if it is not known how the model writes calls of tools."""
+    if parsers.tools == NONE:
+        why = "this model's chat template shows no way to call tools that is known here"
+        remedy = "leave tools out, or have the server started with --tool-parser"
+        raise ApiError(f"{param}: {why}; {remedy}", param)
+
+
+class Parsed:
+    """The choices of an answer, while they come."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self._parsing = request.parsing
+        self._parsers: dict[int, Parser] = {}  # by choice, until they end
+        self._calling: set[int] = set()  # choices in which there was a call
+
+    def read(self, choice: int, output: CompletionOutput) -> list[Delta]:
+        """What is new of a choice."""
+        if self._parsing is None:
+            return [Content(output.text)] if output.text else []
+        if choice not in self._parsers:
+            self._parsers[choice] = self._parsing.parser()
+        parser = self._parsers[choice]
+        deltas = parser.push(output.text, final=output.finish_reason is not None)
+        if not self._parsing.parallel:
+            deltas = [one for one in deltas if not getattr(one, "index", 0)]
+        if any(isinstance(one, CallStart) for one in deltas):
+            self._calling.add(choice)
+        if output.finish_reason is not None:
+            del self._parsers[choice]
+        return deltas
+
+    def calls(self, choice: int) -> bool:
+        """Whether a choice has calls, as far as it has come."""
+        return choice in self._calling
+
+
+@define
+class Call:
+    """One call."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@define
+class Said:
+    """All that was told of a choice."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[Call] = field(factory=list)
+
+    @classmethod
+    def of(cls, deltas: Iterable[Delta]) -> "Said":
+        """Deltas put together."""
+        said = cls()
+        for delta in deltas:
+            match delta:
+                case Content(text):
+                    said.content += text
+                case Reasoning(text):
+                    said.reasoning += text
+                case CallStart(_, name_id, name):
+                    said.calls.append(Call(name_id, name))
+                case Arguments(_, text):
+                    said.calls[-1].arguments += text
+                case CallEnd():
+                    pass
+        return said

@@ -1,0 +1,52 @@
+"""Whether the engine's process answers, as who watches it sees.
+
+    engine:   beat, some times a second, while its steps end (`live/link/host.py`)
+    watcher:  hangs? at each look; then it is killed, and started again as after a death
+
+Theory. A process that hangs is still there: stopped, in a call of its device that never
+returns, or in a lock. So it has to say that it is well, and silence is what tells. It
+says so by a count in memory that both share, which costs nothing, waits for nobody, and
+cannot be filled up. Silence is counted as far as the watcher itself looked on: where all
+processes were stopped together, or the machine was, nobody has hung.
+"""
+
+import mmap
+from typing import Final
+
+LOADING: Final = 10  # times the limit: how long one that loads may hold its interpreter
+_GAP: Final = 2.0  # seconds at most that one look to the next counts for
+_COUNTS: Final = 256
+
+
+class Pulse:
+    """The pulse of one process after the other; without a `limit` in seconds, none of
+    them ever hangs.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._count = mmap.mmap(-1, 1)  # shared with processes that are forked
+        self._seen = 0
+        self._silent = 0.0  # seconds
+        self._looked: float | None = None  # when
+
+    def beat(self) -> None:
+        """Say that this process is well."""
+        self._count[0] = (self._count[0] + 1) % _COUNTS
+
+    def begin(self) -> None:
+        """A process starts, or has been told to end: count anew."""
+        self._silent = 0.0
+        self._looked = None
+
+    def hangs(self, now: float, *, ready: bool) -> bool:
+        """Look at it; whether it has been silent for too long."""
+        count, looked = self._count[0], self._looked
+        self._looked = now
+        if count != self._seen or looked is None:
+            self._seen = count
+            self._silent = 0.0
+            return False
+        self._silent += min(now - looked, _GAP)
+        most = self.limit if ready else LOADING * self.limit
+        return 0 < most <= self._silent

@@ -1,0 +1,125 @@
+"""Numbers that all processes of a server see, so that a limit holds for the whole of it.
+
+Theory. Memory that is mapped before processes are forked is the same memory in each of
+them: who reads it asks nobody, and waits for nobody. Two kinds of number live in it:
+
+    Cells    anybody changes them, under a lock: what is left of an API key's minute
+    Tally    each process has a place of its own, which it alone writes; what counts is
+             their sum: connections, viewers
+
+Nothing is lost or left behind by a process that dies. The lock is a file's, which the
+system takes back; held for some microseconds, it is taken once a request. A process that
+takes the place of another clears that place first. Times in it are `time.monotonic`'s,
+which is one clock for all processes.
+"""
+
+import contextlib
+import fcntl
+import mmap
+import os
+import tempfile
+import weakref
+from collections.abc import Iterator
+from typing import Final
+
+from attrs import field, frozen
+
+_BYTES: Final = 8  # of a number
+
+
+def _mapped(count: int) -> memoryview:
+    """Memory for so many numbers, all 0, that processes forked from here on share."""
+    return memoryview(mmap.mmap(-1, max(1, count) * _BYTES))
+
+
+class Cells:
+    """Numbers that every process may change; no two at once."""
+
+    def __init__(self, count: int) -> None:
+        self.numbers = _mapped(count).cast("d")
+        with tempfile.TemporaryFile() as file:
+            self._lock = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self._lock)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Meanwhile no other process changes any. Within one, an event loop's thread
+        alone does.
+        """
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+
+
+@frozen
+class Cell:
+    """One of them."""
+
+    cells: Cells = field(factory=lambda: Cells(1))
+    at: int = 0
+
+    def read(self) -> float:
+        """The number."""
+        return self.cells.numbers[self.at]
+
+    def write(self, number: float) -> None:
+        """Change it, while all are `locked`."""
+        self.cells.numbers[self.at] = number
+
+    def locked(self) -> contextlib.AbstractContextManager[None]:
+        """Meanwhile no other process changes it."""
+        return self.cells.locked()
+
+
+@frozen
+class Tally:
+    """How many there are of something, by process."""
+
+    _counts: memoryview = field(factory=lambda: _mapped(1).cast("q"))
+    _place: int = 0
+
+    @classmethod
+    def of(cls, places: int) -> "Tally":
+        """A tally of so many processes, as the first of them sees it."""
+        return cls(_mapped(places).cast("q"))
+
+    def at(self, place: int) -> "Tally":
+        """The tally as the process at this place sees it, which has nothing yet."""
+        taken = Tally(self._counts, place)
+        taken.set(0)
+        return taken
+
+    @property
+    def own(self) -> int:
+        """How many this process has."""
+        return self._counts[self._place]
+
+    @property
+    def total(self) -> int:
+        """How many all have."""
+        return sum(self._counts)
+
+    def set(self, count: int) -> None:
+        """Say how many this process has."""
+        self._counts[self._place] = count
+
+
+@frozen(kw_only=True)
+class Shared:
+    """What the fronts of a server count together."""
+
+    connections: Tally = field(factory=Tally)
+    viewers: Tally = field(factory=Tally)  # of the live view
+
+    @classmethod
+    def of(cls, fronts: int) -> "Shared":
+        """What so many fronts count, which are forked after this."""
+        return cls(connections=Tally.of(fronts), viewers=Tally.of(fronts))
+
+    def at(self, front: int) -> "Shared":
+        """The same as one front sees it, which has nothing yet."""
+        return Shared(
+            connections=self.connections.at(front), viewers=self.viewers.at(front)
+        )

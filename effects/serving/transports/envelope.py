@@ -1,0 +1,122 @@
+"""A message on a socket, opened without reading what is in it.
+
+    {"id": ..., "endpoint": ..., "body": {...}}     or     {"cancel": id}
+
+Theory. A body may have megabytes, and making objects of them would keep an event loop
+busy for half a second, in which nobody else's stream goes on. Here it is skipped:
+`msgspec.Raw` finds where it ends, and whether it is JSON, in some milliseconds for the
+largest. It goes on as bytes, exactly like the body of a POST: it is counted, and if it is
+large, it is read in another process. What is read here is short, or refused.
+"""
+
+from typing import Final
+
+import msgspec
+from attrs import frozen
+
+from minfer.effects.serving.errors import ApiError
+
+LONGEST_ID: Final = 128  # characters
+_ESCAPED: Final = len(rb"\ud83d\ude00")  # of a character, at most, as JSON may write it
+_NOTHING: Final = msgspec.Raw()
+_UNKNOWN: Final = "Object contains unknown field `"  # what msgspec says, and a name
+
+
+class _Fields(msgspec.Struct, forbid_unknown_fields=True):
+    """All that a message may have, as it stands there."""
+
+    id: msgspec.Raw = _NOTHING
+    endpoint: msgspec.Raw = _NOTHING
+    body: msgspec.Raw = _NOTHING
+    cancel: msgspec.Raw = _NOTHING
+
+
+class _IdAlone(msgspec.Struct):
+    """What is read of a message with fields that there are not."""
+
+    id: msgspec.Raw = _NOTHING
+
+
+_fields: Final = msgspec.json.Decoder(_Fields)
+_id_alone: Final = msgspec.json.Decoder(_IdAlone)
+
+
+@frozen
+class Envelope:
+    """A message that asks for something."""
+
+    id: str
+    endpoint: str
+    body: bytes
+
+
+@frozen
+class Cancelling:
+    """A message that wants a request to end."""
+
+    id: str
+
+
+@frozen
+class Opened:
+    """A message that is an object. What it says may make no sense; `name` is its id, if
+    it has one.
+    """
+
+    name: str | None
+    _fields: _Fields | None
+    _odd: str = ""  # a field that there is not
+
+    def says(self) -> Envelope | Cancelling:
+        """What it asks for. Raises ApiError, which names the field."""
+        fields = self._fields
+        if fields is None:
+            why = f"{self._odd}: is not a field here; there is id, endpoint, body"
+            raise ApiError(why, self._odd)
+        if bytes(fields.cancel):
+            name = _string(fields.cancel)
+            if name is None or any(map(bytes, (fields.id, fields.endpoint, fields.body))):
+                raise ApiError("cancel: must be an id, and the only field", "cancel")
+            return Cancelling(name)
+        if not self.name:
+            why = f"id: must be a string of 1 to {LONGEST_ID} characters"
+            raise ApiError(why, "id")
+        endpoint = _string(fields.endpoint)
+        if endpoint is None:
+            raise ApiError("endpoint: must be a string", "endpoint")
+        body = bytes(fields.body)
+        if not body.startswith(b"{"):
+            raise ApiError("body: must be an object", "body")
+        return Envelope(self.name, endpoint, body)
+
+
+def opened(text: str | None) -> Opened:
+    """Open a message. Raises ApiError if it is no JSON object."""
+    if text is None:
+        raise ApiError("the message is binary; send JSON as text")
+    try:
+        try:
+            fields = _fields.decode(text)
+        except msgspec.ValidationError as error:
+            _, unknown, odd = str(error).partition(_UNKNOWN)
+            if not unknown:
+                raise ApiError("the message must be an object") from None
+            name = _string(_id_alone.decode(text).id)
+            return Opened(name, None, odd.rpartition("`")[0][:LONGEST_ID])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ApiError(f"the message is not valid JSON: {error}") from None
+    return Opened(_string(fields.id), fields)
+
+
+def _string(raw: msgspec.Raw) -> str | None:
+    """The string that stands there; none, if it is none; empty, if it is too long."""
+    data = bytes(raw)
+    if not data.startswith(b'"'):
+        return None
+    if len(data) > _ESCAPED * LONGEST_ID + len('""'):
+        return ""
+    try:
+        found = msgspec.json.decode(data, type=str)
+    except msgspec.DecodeError:
+        return None
+    return found if len(found) <= LONGEST_ID else ""

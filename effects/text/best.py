@@ -1,0 +1,35 @@
+"""The best of several samples: those whose tokens are likeliest on the mean.
+
+On the mean, and not in all: of two texts, the shorter one would nearly always win.
+"""
+
+import math
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from minfer.effects.text.outputs import CompletionOutput
+
+_WHOLE = ("stop", "length")  # reasons of a sample that came to its end
+
+
+def best_of(
+    samples: Sequence[CompletionOutput], count: int, *, scored: bool
+) -> tuple[CompletionOutput, ...]:
+    """So many of the samples, the likeliest first; numbered anew.
+
+    Of those that are as likely, the one that was begun first. Samples that failed or were
+    cancelled come last. `scored`: log-probabilities were asked for.
+    """
+    ranked = sorted(samples, key=_place)[:count]
+    return tuple(
+        evolve(one, index=at, logprobs=one.logprobs if scored else None)
+        for at, one in enumerate(ranked)
+    )
+
+
+def _place(one: CompletionOutput) -> tuple[bool, float, int]:
+    mean = -math.inf
+    if one.token_ids and one.cumulative_logprob is not None:
+        mean = one.cumulative_logprob / len(one.token_ids)
+    return one.finish_reason not in _WHOLE, -mean, one.index

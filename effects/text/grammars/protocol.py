@@ -1,0 +1,76 @@
+"""What is asked of a library for grammars.
+
+Theory. A grammar is compiled once, for a vocabulary. A matcher of it walks along one
+output: its state is a function of the grammar and of the tokens so far, so it can be
+rolled back by tokens, thrown away, and made again. For the next token it gives a mask,
+a bit for each token id, the lowest first; the model's ends of sequence are allowed
+wherever the output may be over, and alone once it must be.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from minfer.structured import StructuredOutputs
+
+
+class GrammarError(ValueError):
+    """A constraint cannot be used, or a matcher cannot go on; `param` names the field."""
+
+    def __init__(self, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.param = param
+
+
+class MissingLibraryError(GrammarError):
+    """The library is not installed."""
+
+
+class Matcher(Protocol):
+    """One output on its way through a grammar. For one thread at a time."""
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take tokens that came. Raises GrammarError if they are not allowed."""
+        ...
+
+    def rollback(self, count: int) -> None:
+        """Take back the last `count` tokens."""
+        ...
+
+    def mask(self) -> bytes:
+        """The tokens that may come next: a bit for each id. Other threads run meanwhile.
+
+        Raises GrammarError where that takes more work than is allowed.
+        """
+        ...
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the output may be over here."""
+        ...
+
+    @property
+    def must_end(self) -> bool:
+        """Whether nothing but an end of sequence may follow."""
+        ...
+
+    def forced(self) -> int | None:
+        """The only token that may come next, if there is just one."""
+        ...
+
+
+class Grammar(Protocol):
+    """A constraint that was compiled. Safe to share between threads."""
+
+    def matcher(self) -> Matcher:
+        """A matcher at the beginning of an output."""
+        ...
+
+
+class Compiler(Protocol):
+    """Compiles constraints for one vocabulary."""
+
+    def compile(self, asked: StructuredOutputs) -> Grammar:
+        """A grammar, with the work of its first mask done. Raises GrammarError, which
+        names the field. Other threads run meanwhile.
+        """
+        ...

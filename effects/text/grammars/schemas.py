@@ -1,0 +1,105 @@
+"""JSON schemas: what of them is enforced, and what is refused.
+
+By the standard, a keyword that is not known means nothing. Here it is refused: whoever
+writes it expects something of it. So are keywords that are known and that no mask could
+keep; what only comments is taken and has no effect.
+
+This looks at keywords alone. What a keyword's value must be, and whether anything can
+satisfy the schema, is the compiler's to say.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.protocol import GrammarError
+
+_VALUES: Final = frozenset(
+    {
+        *("$ref", "type", "enum", "const", "required", "pattern", "format"),
+        *("minLength", "maxLength", "minimum", "maximum", "multipleOf"),
+        *("exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems"),
+        *("minProperties", "maxProperties"),
+    }
+)
+_SCHEMA: Final = frozenset({"additionalProperties", "additionalItems", "items"})
+_SCHEMAS: Final = frozenset({"allOf", "anyOf", "oneOf", "prefixItems", "items"})
+_NAMED: Final = frozenset({"$defs", "definitions", "properties", "patternProperties"})
+_COMMENTS: Final = frozenset(
+    {
+        *("$anchor", "$comment", "$id", "$schema", "default", "deprecated"),
+        *("description", "discriminator", "example", "examples", "readOnly"),
+        *("title", "writeOnly"),
+    }
+)
+# Of these a value that asks for nothing, which the compiler does not know, is dropped.
+_IDLE: Final = {"uniqueItems": False, "unevaluatedProperties": True}
+# The compiler's own, by which a schema could have it ignore what it cannot enforce.
+_FORBIDDEN: Final = "x-guidance"
+_DEEPEST: Final = 100  # objects and lists within each other
+
+
+@frozen
+class _Place:
+    """A part of a schema, and where it is."""
+
+    part: Any
+    path: str
+    depth: int = 0
+
+
+def checked_schema(text: str, param: str) -> str:
+    """A schema as text, of which everything will be enforced. Raises GrammarError."""
+    try:
+        schema = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"{param}: is not valid JSON: {error}", param) from None
+    due = [_Place(schema, "")]
+    while due:
+        place = due.pop()
+        try:
+            due += _parts(place)
+        except GrammarError as error:
+            where = f" (at {place.path})" if place.path else ""
+            raise GrammarError(f"{param}: {error}{where}", param) from None
+    return json.dumps(schema)
+
+
+def _parts(place: _Place) -> list[_Place]:
+    """The schemas within one, once its keywords are good."""
+    schema = place.part
+    if isinstance(schema, bool):
+        return []
+    if not isinstance(schema, dict):
+        raise GrammarError("a schema must be an object, true or false")
+    if place.depth > _DEEPEST:
+        raise GrammarError(f"is nested deeper than {_DEEPEST} levels")
+    for word, idle in _IDLE.items():
+        if schema.get(word) is idle:
+            del schema[word]
+    for word in schema:
+        _check_word(word)
+    within = [_Place(one, path, place.depth + 1) for path, one in _within(schema)]
+    return [_Place(one.part, place.path + one.path, one.depth) for one in within]
+
+
+def _check_word(word: str) -> None:
+    known = _VALUES | _SCHEMA | _SCHEMAS | _NAMED | _COMMENTS
+    extension = word.startswith("x-") and word != _FORBIDDEN
+    if word not in known and not extension:
+        raise GrammarError(
+            f"the keyword {word[:64]!r} cannot be enforced; leave it out, or say it "
+            "otherwise"
+        )
+
+
+def _within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    for word, value in schema.items():
+        if word in _SCHEMAS and isinstance(value, list):
+            yield from ((f"/{word}/{i}", one) for i, one in enumerate(value))
+        elif word in _SCHEMA:
+            yield f"/{word}", value
+        elif word in _NAMED and isinstance(value, dict):
+            yield from ((f"/{word}/{name[:64]}", one) for name, one in value.items())

@@ -1,0 +1,141 @@
+"""Constraints in the words of the compiler: Lark, JSON schemas, regular expressions.
+
+White space between the tokens of JSON is bounded: a small model may write nothing else
+for as long as it may, and then its output is no JSON.
+"""
+
+import json
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.structured import StructuredOutputs
+
+# A blank, or a new line and its indentation.
+WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
+_TEXT: Final = r"(.|\n)*"
+
+
+@frozen
+class Spelled:
+    """A constraint as the compiler reads it, and what kind of text that is."""
+
+    kind: str  # "json", "regex" or "lark"
+    text: str
+
+
+def spelled(asked: StructuredOutputs) -> Spelled:
+    """A constraint in the compiler's words. Raises GrammarError."""
+    param = asked.param
+    match asked.kind:
+        case "regex":
+            return Spelled("regex", _whole_regex(asked.text, param))
+        case "choice":
+            return Spelled("lark", "start: " + _either(asked.choice or ()))
+        case "grammar":
+            return Spelled("lark", _as_lark(asked.text, param))
+        case "json_object":
+            return Spelled("json", '{"type": "object"}')
+        case "structural_tag":
+            return Spelled("lark", _tags(asked.text, param))
+        case _:
+            return Spelled("json", checked_schema(asked.text, param))
+
+
+def _whole_regex(text: str, param: str) -> str:
+    """A regular expression, which must not end within an escape: the compiler, which
+    puts it between slashes, would take the second one for a part of it.
+    """
+    if (len(text) - len(text.rstrip("\\"))) % 2:
+        raise GrammarError(f"{param}: ends with a single backslash", param)
+    return text
+
+
+def _either(texts: tuple[str, ...]) -> str:
+    return " | ".join(map(_quoted, dict.fromkeys(texts)))
+
+
+def _quoted(text: str) -> str:
+    """A text as a terminal of Lark, which reads the escapes of JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _as_lark(text: str, param: str) -> str:
+    """A grammar in Lark's form; what looks like llama.cpp's is translated."""
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark  # of the optional library
+
+    try:
+        return any_to_lark(text)
+    # It has an error of its own, and raises others for what it does not expect.
+    except Exception as error:
+        raise GrammarError(
+            f"{param}: cannot be translated from GBNF to Lark: {error}", param
+        ) from None
+
+
+# --- structural tags --------------------------------------------------------------------
+
+
+@frozen
+class _Tag:
+    begin: str
+    trigger: str  # that it begins with
+    schema: str
+    end: str
+
+
+def _tags(text: str, param: str) -> str:
+    """Free text with tags in it, as Lark. Raises GrammarError."""
+    try:
+        tags = [_tag(one, i, text, param) for i, one in enumerate(_structures(text))]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if isinstance(error, GrammarError):
+            raise
+        raise GrammarError(
+            f'{param}: must be {{"type": "structural_tag", "structures": [{{"begin": '
+            f'TEXT, "schema": SCHEMA, "end": TEXT}}, ...], "triggers": [TEXT, ...]}}',
+            param,
+        ) from None
+    names = " | ".join(f"tag_{i}" for i in range(len(tags)))
+    lines = [f"start: ({names})* rest", "rest: TEXT", f"TEXT: /{_TEXT}/"]
+    for i, tag in enumerate(tags):
+        parts = [tag.begin[len(tag.trigger) :], tag.end]
+        begin, end = (_quoted(part) if part else "" for part in parts)
+        lines += [
+            f"head_{i}[lazy]: TEXT {_quoted(tag.trigger)}",
+            f"tag_{i}: head_{i} {begin} %json {tag.schema} {end}",
+        ]
+    return "\n".join(lines)
+
+
+def _structures(text: str) -> list[dict[str, Any]]:
+    given = json.loads(text)
+    if given["type"] != "structural_tag" or set(given) - {
+        *("type", "structures", "triggers")
+    }:
+        raise ValueError
+    found: list[dict[str, Any]] = given["structures"]
+    if not found or not all(map(str.__len__, given["triggers"])):
+        raise ValueError
+    return found
+
+
+def _tag(one: dict[str, Any], number: int, text: str, param: str) -> _Tag:
+    where = f"structures[{number}]"
+    begin, end = one["begin"], one["end"]
+    if set(one) - {"begin", "schema", "end"} or not isinstance(end, str):
+        raise ValueError
+    triggers = json.loads(text)["triggers"]
+    trigger = next((one for one in triggers if begin.startswith(one)), None)
+    if trigger is None:
+        why = f"{param}: {where}: begins with none of the triggers"
+        raise GrammarError(why, param)
+    try:
+        schema = checked_schema(json.dumps(one["schema"]), f"{where}.schema")
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
+    return _Tag(begin, trigger, schema, end)

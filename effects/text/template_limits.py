@@ -1,0 +1,61 @@
+"""How much a chat template may do, whatever values a request gives to it.
+
+A template comes with the checkpoint, but what it loops over, and what it multiplies, may
+be a client's (`chat_template_kwargs`): one number could keep whoever renders it busy for
+hours. So the rounds of `range` in one rendering are counted, and products are bounded.
+What is as long as the request itself is bounded with the request.
+"""
+
+from typing import Any, Final
+
+from attrs import define
+from jinja2.exceptions import TemplateError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+ROUNDS: Final = 100_000  # of all loops over `range` in one rendering
+LONGEST: Final = 1 << 22  # characters or items of a product
+BITS: Final = 4096  # of a power
+
+
+@define
+class Rounds:
+    """`range`, for one rendering."""
+
+    left: int = ROUNDS
+
+    def range(self, *bounds: Any) -> range:
+        """Python's. Raises TemplateError once all loops together are too long."""
+        found = range(*bounds)
+        self.left -= len(found)
+        if self.left < 0:
+            raise TemplateError(f"its loops go round more than {ROUNDS} times")
+        return found
+
+
+class BoundedSandbox(ImmutableSandboxedEnvironment):
+    """jinja2's immutable sandbox, whose products are bounded."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """A product or a power. Raises TemplateError if it is too large."""
+        if operator == "*" and _times(left, right) > LONGEST:
+            raise TemplateError(f"it repeats something to more than {LONGEST}")
+        if operator == "**" and _bits(left, right) > BITS:
+            raise TemplateError("it raises a number to too high a power")
+        return super().call_binop(context, operator, left, right)
+
+
+def _times(left: Any, right: Any) -> int:
+    """How long a product is; 0: it is a number, or an error."""
+    for some, times in ((left, right), (right, left)):
+        if isinstance(some, str | list | tuple | bytes) and isinstance(times, int):
+            return len(some) * times
+    return 0
+
+
+def _bits(base: Any, power: Any) -> int:
+    """How many bits a power of whole numbers has at most; 0: it is of another kind."""
+    whole = isinstance(base, int) and isinstance(power, int)
+    return base.bit_length() * power if whole else 0

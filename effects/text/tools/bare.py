@@ -1,0 +1,44 @@
+"""Calls without markers: an answer that begins with an object, or a list of objects.
+
+Such an answer may as well be JSON that was asked for. So it is a call only if its name is
+that of a tool that was offered, and it has arguments.
+"""
+
+from typing import Final
+
+from minfer.effects.text.tools.calls import Accept, calls
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import Reading, Source, char, space
+
+_BEGIN: Final = ("{", "[")
+_BETWEEN: Final = (";", ",")  # what models write between calls
+
+
+def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:
+    """Read a whole answer."""
+    yield from several(source, out, names.__contains__)
+    yield from rest(source, out)
+
+
+def several(
+    source: Source, out: Outlet, accept: Accept, begun: str = "", *, bare: bool = False
+) -> Reading[None]:
+    """Take calls as long as there are any. What is none, `begun` with it, is content."""
+    source.keep(begun)
+    yield from space(source)
+    while (yield from char(source)) in _BEGIN:
+        whole = yield from calls(source, out, accept, bare=bare)
+        if not whole:
+            break
+        source.keep()
+        yield from space(source)
+        if (yield from char(source)) in _BETWEEN:
+            source.take(1)
+            yield from space(source)
+    out.content(source.kept())
+
+
+def rest(source: Source, out: Outlet) -> Reading[None]:
+    """Take all that is left: it is content."""
+    while (yield from char(source)):
+        out.content(source.take(len(source.text)))

@@ -1,0 +1,183 @@
+"""Calls as JSON objects, `{"name": ..., "arguments": {...}}`, and lists of these.
+
+A call begins for the client once its name and the first brace of its arguments are there;
+until then it may turn out to be none, and its text is kept. From then on arguments go out
+as they come. `parameters` means the same as `arguments`, in either order with the name
+(arguments that come before it are held), and models write arguments as a string that
+holds JSON, too.
+"""
+
+import json
+from collections.abc import Callable
+from typing import Final
+
+from minfer.effects.text.tools.json_scanner import JsonScanner
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import SPACE, Reading, Source, char, space
+
+_ARGUMENTS: Final = ("arguments", "parameters")
+_KEYS: Final = frozenset({"name", "type", "id", *_ARGUMENTS})  # what a call may have
+_NONE: Final = "{}"  # arguments of a call that names none
+Accept = Callable[[str], bool]  # whether a name can be that of a call
+Emit = Callable[[str], None]
+
+
+def any_name(name: str) -> bool:
+    """Whether a name could be a tool's: it need not be one of those offered."""
+    return name.isprintable() and not set(name) & set(" <>{}[]|")
+
+
+def value(source: Source, emit: Emit) -> Reading[bool]:
+    """Take a JSON value, and emit it as it comes; returns whether it is whole."""
+    scanner = JsonScanner()
+    while True:
+        end = scanner.feed(source.text, source.at)
+        source.take(end - source.at)
+        if text := scanner.taken():
+            emit(text)
+        if scanner.done or scanner.broken:
+            return scanner.done
+        if source.ended:
+            scanner.end()
+            return scanner.done
+        yield
+
+
+def string(source: Source) -> Reading[str | None]:
+    """Take a JSON string; returns what it says, or None if there is none."""
+    if (yield from char(source)) != '"':
+        return None
+    parts: list[str] = []
+    whole = yield from value(source, parts.append)
+    return str(json.loads("".join(parts))) if whole else None
+
+
+def streamed(source: Source, out: Outlet, name: str) -> Reading[bool]:
+    """Take the arguments of a call, and tell of it; returns whether they are whole."""
+    source.kept()
+    out.start(name)
+    whole = yield from value(source, out.arguments)
+    out.end(whole=whole)
+    return whole
+
+
+class _Call:
+    """A call that is being read; it is told once name and arguments are known."""
+
+    def __init__(self, source: Source, out: Outlet, accept: Accept) -> None:
+        self.source = source
+        self.out = out
+        self.accept = accept
+        self.name: str | None = None
+        self.arguments: str | None = None  # held
+        self.told = False
+
+    def field(self) -> Reading[bool]:
+        """Take a key with its value; returns whether they may be those of a call."""
+        source = self.source
+        key = yield from string(source)
+        if key is None or (not self.told and key not in _KEYS):
+            return False
+        yield from space(source)
+        if (yield from char(source)) != ":":
+            return False
+        source.take(1)
+        yield from space(source)
+        if key == "name" and self.name is None:
+            self.name = yield from string(source)
+            return bool(self.name) and self.accept(str(self.name)) and self._tell()
+        if key in _ARGUMENTS and not self.told and self.arguments is None:
+            return (yield from self._arguments())
+        return (yield from value(source, lambda _: None))
+
+    def _arguments(self) -> Reading[bool]:
+        first = yield from char(self.source)
+        if first == "{" and self.name is not None:
+            self.told = True
+            whole = yield from streamed(self.source, self.out, self.name)
+            self.source.keep()
+            return whole
+        if first not in ("{", '"', "n"):
+            return False
+        parts: list[str] = []
+        if not (yield from value(self.source, parts.append)):
+            return False
+        text = "".join(parts)
+        if first == '"':
+            text = str(json.loads(text))
+        self.arguments = _NONE if text == "null" else _as_object(text)
+        return self.arguments is not None and self._tell()
+
+    def _tell(self) -> bool:
+        """Tell of the call, if all of it is known."""
+        if self.name is not None and self.arguments is not None and not self.told:
+            self.told = True
+            self.out.start(self.name)
+            self.out.arguments(self.arguments)
+            self.out.end(whole=True)
+            self.source.keep()
+        return True
+
+    def finish(self, *, bare: bool) -> bool:
+        """All fields were read; returns whether it is a call. With `bare`, it may be one
+        without arguments.
+        """
+        if not self.told and self.name is not None and bare:
+            self.arguments = _NONE
+            self._tell()
+        return self.told
+
+
+def call(
+    source: Source, out: Outlet, accept: Accept = any_name, *, bare: bool = True
+) -> Reading[bool]:
+    """Take an object, and tell of it if it is a call; `source` keeps what was not told.
+
+    Returns whether it was whole, and a call. With `bare`, it may be without arguments.
+    """
+    if (yield from char(source)) != "{":
+        return False
+    source.take(1)
+    read = _Call(source, out, accept)
+    while True:
+        yield from space(source)
+        if not (yield from read.field()):
+            return False
+        yield from space(source)
+        after = yield from char(source)
+        if after not in (",", "}") or not after:
+            return False
+        source.take(1)
+        if after == "}":
+            return read.finish(bare=bare)
+
+
+def calls(
+    source: Source, out: Outlet, accept: Accept = any_name, *, bare: bool = True
+) -> Reading[bool]:
+    """Take a list of calls, or one call, as `call` does; returns whether it was whole."""
+    if (yield from char(source)) != "[":
+        return (yield from call(source, out, accept, bare=bare))
+    source.take(1)
+    while True:
+        yield from space(source)
+        if not (yield from call(source, out, accept, bare=bare)):
+            return False
+        source.keep()
+        yield from space(source)
+        after = yield from char(source)
+        if after not in (",", "]") or not after:
+            return False
+        source.take(1)
+        if after == "]":
+            source.keep()
+            return True
+
+
+def _as_object(text: str) -> str | None:
+    """A text that is a JSON object and nothing else, mended as a scanner does."""
+    text = text.strip(SPACE)
+    scanner = JsonScanner()
+    end = scanner.feed(text)
+    whole = text.startswith("{") and scanner.done and end == len(text)
+    return scanner.taken() if whole else None

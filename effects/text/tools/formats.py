@@ -1,0 +1,130 @@
+"""The formats there are, by name, and which one a model has.
+
+A model's chat template tells how it was trained to write calls, and its vocabulary has
+the markers. Names are vLLM's where it has the format.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools import bare, harmony, hermes, llama, mistral
+from minfer.effects.text.tools.parser import Format, Parser
+from minfer.effects.text.tools.thinking import BRACKETS, THINK, Thinking
+
+AUTO: Final = "auto"  # what the template says
+NONE: Final = "none"
+HARMONY: Final = "openai"
+TOOLS: Final[Mapping[str, Format]] = {
+    "hermes": Format(hermes.read, (hermes.OPENS, hermes.CLOSES)),
+    "llama3_json": Format(llama.read, (llama.TAG,)),
+    # Mistral's templates take no other ids.
+    "mistral": Format(
+        mistral.read, (mistral.CALLS, mistral.ID, mistral.ARGUMENTS), "", 9
+    ),
+    "json": Format(bare.read),
+    HARMONY: Format(harmony.read, harmony.MARKERS),
+}
+REASONING: Final[Mapping[str, Thinking]] = {"think": THINK, "mistral": BRACKETS}
+# What a template writes that was made for a format. Looked for in this order: what comes
+# first may be beside what comes later.
+_SIGNS: Final = (
+    ("<|channel|>", HARMONY),
+    ("[TOOL_CALLS]", "mistral"),
+    # Qwen's coders write calls in tags, DeepSeek's between tokens of its own.
+    ("<function=", NONE),
+    ("tool▁call", NONE),
+    ("<tool_call>", "hermes"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary', "llama3_json"),
+    ("tools", "json"),
+)
+_REASONING_SIGNS: Final = (("[THINK]", "mistral"), ("</think>", "think"))
+
+
+class UnknownFormatError(ValueError):
+    """There is no format of this name."""
+
+
+@frozen(kw_only=True)
+class Parsing:
+    """How one answer is to be read: plain data, so that it can travel."""
+
+    tools: str = NONE  # a format, or none
+    reasoning: str = NONE
+    names: tuple[str, ...] = ()  # of tools that were offered
+    opened: bool = False  # the prompt ends within reasoning
+    parallel: bool = True  # whether there may be several calls; else the first counts
+
+    @property
+    def markers(self) -> tuple[str, ...]:
+        """What has to be in the text: a tokenizer may leave special tokens out."""
+        found = TOOLS[self.tools].markers if self.tools != NONE else ()
+        if self.reasoning == NONE:
+            return found
+        thinking = REASONING[self.reasoning]
+        return (*found, thinking.opens, thinking.closes)
+
+    def parser(self) -> Parser:
+        """A parser for an answer."""
+        tools = TOOLS.get(self.tools)
+        thinking = REASONING.get(self.reasoning)
+        return Parser(tools, frozenset(self.names), thinking, opened=self.opened)
+
+
+@frozen
+class Parsers:
+    """How a model writes calls and reasoning: names of formats, `AUTO` or `NONE`.
+
+    Raises UnknownFormatError.
+    """
+
+    tools: str = AUTO
+    reasoning: str = AUTO
+
+    def __attrs_post_init__(self) -> None:
+        _check("tool", self.tools, TOOLS)
+        _check("reasoning", self.reasoning, REASONING)
+
+    def settled(self, template: str | None) -> "Parsers":
+        """What is meant for a model with this chat template."""
+        tools, reasoning = self.tools, self.reasoning
+        if tools == AUTO:
+            tools = _signed(template or "", _SIGNS)
+        if reasoning == AUTO:  # channels have their own
+            signs = () if tools == HARMONY else _REASONING_SIGNS
+            reasoning = _signed(template or "", signs)
+        return Parsers(tools, reasoning)
+
+    def parsing(
+        self, names: tuple[str, ...], prompt: str, *, parallel: bool = True
+    ) -> Parsing | None:
+        """How to read an answer for which these tools were offered; None: as it is.
+
+        `prompt` is how it ends. Calls are looked for where there are tools, and channels
+        always.
+        """
+        tools = self.tools if names or self.tools == HARMONY else NONE
+        if tools == self.reasoning == NONE:
+            return None
+        thinking = REASONING.get(self.reasoning)
+        return Parsing(
+            tools=tools,
+            reasoning=self.reasoning,
+            names=names,
+            opened=thinking is not None and thinking.open_at_end(prompt),
+            parallel=parallel,
+        )
+
+
+def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
+    known = (AUTO, NONE, *there)
+    if name not in known:
+        what = f"there is no {kind} parser {name!r}"
+        raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
+
+
+def _signed(template: str, signs: Sequence[tuple[str, str]]) -> str:
+    """The format that a template was made for."""
+    return next((name for sign, name in signs if sign in template), NONE)

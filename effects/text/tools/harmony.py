@@ -1,0 +1,113 @@
+"""Harmony, the format of gpt-oss: an answer is several messages, each on a channel.
+
+    <|channel|>analysis<|message|>TEXT<|end|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>
+        {...}<|call|>
+    <|start|>assistant<|channel|>final<|message|>TEXT<|return|>
+
+The template has written the first `<|start|>assistant`. Analysis is reasoning, what goes
+to a function is a call, and all else is content. Messages without an end mark, and text
+outside of messages, are taken as they can be.
+"""
+
+import re
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools.calls import streamed
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
+
+START: Final = "<|start|>"
+CHANNEL: Final = "<|channel|>"
+CONSTRAIN: Final = "<|constrain|>"
+MESSAGE: Final = "<|message|>"
+ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
+MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
+_STOPS: Final = (*ENDS, START, CHANNEL)  # a message ends before them
+_HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, " to=")  # how an answer may begin
+_LONGEST: Final = 256  # characters of a header
+_CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
+_FUNCTION: Final = re.compile(r"\bto=functions\.([^\s<]+)")
+_NOT_IN_HEADERS: Final = ("{", "\n")
+_NONE: Final = "{}"  # arguments of a call that has none
+
+
+@frozen
+class _Header:
+    """What is said of a message before it."""
+
+    text: str
+    whole: bool  # up to the marker of the message itself
+    cut: bool  # the text ended within
+
+    @property
+    def function(self) -> str:
+        """Whose call it is, if any."""
+        found = _FUNCTION.search(self.text)
+        return found[1] if found else ""
+
+    @property
+    def thought(self) -> bool:
+        """Whether the message is reasoning."""
+        found = _CHANNEL.search(self.text)
+        return found is not None and found[1] == "analysis"
+
+
+def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:  # noqa: ARG001 - of all readers
+    """Read a whole answer."""
+    marker = ""
+    if not (yield from ahead(source, _HEADS)):
+        marker = yield from until(source, (*_STOPS, MESSAGE), out.content)
+        if not marker:
+            return
+    while True:
+        if marker not in ENDS:
+            marker = yield from _message(source, out, marker)
+        else:
+            marker = yield from until(source, (START, CHANNEL), out.content)
+        if not marker:
+            return
+
+
+def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
+    """Take a message whose header has `begun`; returns the marker behind it."""
+    header = yield from _header(source, begun)
+    if header.cut:
+        return ""  # nothing was said yet
+    if not header.whole:
+        out.content(header.text)
+        return (yield from until(source, _STOPS, out.content))
+    out.mark()
+    if header.function:
+        yield from _call(source, out, header)
+    emit = out.reasoning if header.thought and not header.function else out.content
+    return (yield from until(source, _STOPS, emit))
+
+
+def _call(source: Source, out: Outlet, header: _Header) -> Reading[None]:
+    """Take the arguments of a call; what are none are content."""
+    yield from space(source)
+    if (yield from char(source)) == "{":
+        yield from streamed(source, out, header.function)
+    elif (yield from ahead(source, _STOPS)) or source.at == len(source.text):
+        out.start(header.function)
+        out.arguments(_NONE)
+        out.end(whole=True)
+    else:
+        out.content(header.text)
+
+
+def _header(source: Source, begun: str) -> Reading[_Header]:
+    """Take a header; if it is none, what was taken of it is its text."""
+    text = marker = begun
+    while marker != MESSAGE:
+        marker = yield from ahead(source, MARKERS)
+        piece = marker or (yield from char(source))
+        odd = piece in _NOT_IN_HEADERS or marker in ENDS or len(text) > _LONGEST
+        if odd or not piece:
+            cut = not piece and text.startswith((START, CHANNEL))
+            return _Header(text, whole=False, cut=cut)
+        text += source.take(len(piece))
+    return _Header(text, whole=True, cut=False)

@@ -1,0 +1,38 @@
+"""Calls as Hermes writes them, and Qwen: `<tool_call>{"name": ..., ...}</tool_call>`.
+
+There may be text around them, and several; between two markers there may be several
+objects, too.
+"""
+
+from typing import Final
+
+from minfer.effects.text.tools.calls import calls
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
+
+OPENS: Final = "<tool_call>"
+CLOSES: Final = "</tool_call>"
+
+
+def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:  # noqa: ARG001 - of all readers
+    """Read a whole answer."""
+    while marker := (yield from until(source, [OPENS], out.content)):
+        source.keep(marker)
+        whole = yield from _between(source, out)
+        left = source.kept()
+        if not whole:
+            out.content(left)
+
+
+def _between(source: Source, out: Outlet) -> Reading[bool]:
+    """Take calls up to the closing marker; returns whether that is all there is."""
+    yield from space(source)
+    while (yield from calls(source, out)):
+        source.keep()
+        yield from space(source)
+        if (yield from ahead(source, [CLOSES])):
+            source.take(len(CLOSES))
+            return True
+        if not (yield from char(source)):
+            return True  # the marker was left out
+    return False

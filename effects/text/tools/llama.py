@@ -1,0 +1,21 @@
+"""Llama 3's calls: `<|python_tag|>{"name": ..., "parameters": ...}`, or without the tag.
+
+Without it a call is at the beginning, and has the name of a tool that was offered; the
+tag may be anywhere. Several are apart by `;`.
+"""
+
+from typing import Final
+
+from minfer.effects.text.tools.bare import several
+from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import Reading, Source, until
+
+TAG: Final = "<|python_tag|>"
+
+
+def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:
+    """Read a whole answer."""
+    yield from several(source, out, names.__contains__)
+    while tag := (yield from until(source, [TAG], out.content)):
+        yield from several(source, out, any_name, tag, bare=True)

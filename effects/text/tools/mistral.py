@@ -1,0 +1,52 @@
+"""Mistral's calls, which its tokenizers of different ages spell differently.
+
+[TOOL_CALLS] [{"name": ..., "arguments": {...}}, ...]
+[TOOL_CALLS]name{...}
+[TOOL_CALLS]name[ARGS]{...}[TOOL_CALLS]name[CALL_ID]id[ARGS]{...}
+"""
+
+import re
+from typing import Final
+
+from minfer.effects.text.tools.calls import any_name, calls, streamed
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    run,
+    space,
+    until,
+)
+
+CALLS: Final = "[TOOL_CALLS]"
+ID: Final = "[CALL_ID]"
+ARGUMENTS: Final = "[ARGS]"
+_NAME: Final = re.compile(r"[\w.:/-]*")
+
+
+def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:  # noqa: ARG001 - of all readers
+    """Read a whole answer."""
+    while marker := (yield from until(source, [CALLS], out.content)):
+        source.keep(marker)
+        yield from space(source)
+        listed = (yield from char(source)) in ("[", "{")
+        whole = yield from (calls(source, out) if listed else _named(source, out))
+        left = source.kept()
+        if not whole:
+            out.content(left)
+
+
+def _named(source: Source, out: Outlet) -> Reading[bool]:
+    """Take a name and arguments; returns whether they are whole."""
+    name = yield from run(source, _NAME)
+    if (yield from ahead(source, [ID])):
+        source.take(len(ID))
+        yield from run(source, _NAME)  # answers have ids of their own
+    if (yield from ahead(source, [ARGUMENTS])):
+        source.take(len(ARGUMENTS))
+    yield from space(source)
+    if not name or not any_name(name) or (yield from char(source)) != "{":
+        return False
+    return (yield from streamed(source, out, name))

@@ -1,0 +1,82 @@
+"""One answer, parsed while it comes."""
+
+import secrets
+import string
+from collections.abc import Callable
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.tools.deltas import Delta
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import Reading, Source
+from minfer.effects.text.tools.thinking import Thinking
+
+_LETTERS: Final = string.ascii_letters + string.digits
+Reader = Callable[[Source, Outlet, frozenset[str]], Reading[None]]
+
+
+@frozen
+class Format:
+    """How a family of models writes calls."""
+
+    read: Reader
+    markers: tuple[str, ...] = ()  # which may be special tokens
+    # How ids of calls begin, and how many letters and digits come behind that.
+    prefix: str = "call_"
+    letters: int = 24
+
+    def new_id(self) -> str:
+        """An id for a call, which no other has."""
+        drawn = (secrets.choice(_LETTERS) for _ in range(self.letters))
+        return self.prefix + "".join(drawn)
+
+
+class Parser:
+    """Tells content, reasoning and calls apart; see `Format` and `Thinking`.
+
+    Without a format all that is no reasoning is content. `names` are those of the tools
+    that were offered; `opened` says that the answer begins within reasoning.
+    """
+
+    def __init__(
+        self,
+        tools: Format | None,
+        names: frozenset[str] = frozenset(),
+        thinking: Thinking | None = None,
+        *,
+        opened: bool = False,
+    ) -> None:
+        self._source = Source()
+        self._out = Outlet((tools or Format(_content)).new_id)
+        self._reading = self._read(tools, names, thinking, opened)
+        self._over = False
+
+    def push(self, text: str, *, final: bool = False) -> list[Delta]:
+        """Take text; return what is certain by now, with `final` all."""
+        if not self._over:
+            self._source.push(text, final=final)
+            self._over = next(self._reading, self) is self
+        return self._out.take()
+
+    def _read(
+        self,
+        tools: Format | None,
+        names: frozenset[str],
+        thinking: Thinking | None,
+        opened: bool,
+    ) -> Reading[None]:
+        if thinking is not None:
+            yield from thinking.read(self._source, self._out, opened=opened)
+        read = _content if tools is None else tools.read
+        yield from read(self._source, self._out, names)
+        self._out.close()
+
+
+def _content(source: Source, out: Outlet, _: frozenset[str]) -> Reading[None]:
+    """Read an answer in which there are no calls."""
+    while True:
+        out.content(source.take(len(source.text)))
+        if source.ended:
+            return
+        yield

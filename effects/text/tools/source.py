@@ -1,0 +1,121 @@
+"""A text that is read while it comes.
+
+What is here but `Source` are the words that readers are made of: generators that yield
+while they lack text, and return what they read. `yield from` runs them.
+"""
+
+import re
+from collections.abc import Callable, Generator, Sequence
+from typing import Final, TypeVar
+
+Read = TypeVar("Read")
+Reading = Generator[None, None, Read]
+SPACE: Final = " \t\r\n"  # what JSON and formats mean by white space
+
+
+class Source:
+    """Text of which some was taken, and more may come."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.at = 0  # what is before it was taken
+        self.ended = False
+        self._kept: list[str] | None = None
+
+    def push(self, text: str, *, final: bool = False) -> None:
+        """Take over text; with `final`, there is no more."""
+        self.text = self.text[self.at :] + text
+        self.at = 0
+        self.ended = final
+
+    def take(self, count: int) -> str:
+        """The next characters."""
+        taken = self.text[self.at : self.at + count]
+        self.at += len(taken)
+        if self._kept is not None:
+            self._kept.append(taken)
+        return taken
+
+    def keep(self, begun: str = "") -> None:
+        """Remember what is taken from here on, behind what was `begun` already."""
+        self._kept = [begun]
+
+    def kept(self) -> str:
+        """What was taken since `keep`; it is forgotten."""
+        text = "".join(self._kept or ())
+        self._kept = None
+        return text
+
+
+def ahead(source: Source, words: Sequence[str]) -> Reading[str]:
+    """Which of these words comes next, or nothing. Nothing is taken.
+
+    No word may begin another.
+    """
+    while True:
+        there = source.text[source.at : source.at + max(map(len, words))]
+        for word in words:
+            if there.startswith(word):
+                return word
+        if source.ended or not any(word.startswith(there) for word in words):
+            return ""
+        yield
+
+
+def char(source: Source) -> Reading[str]:
+    """The next character, or nothing at the end. It is not taken."""
+    while source.at == len(source.text):
+        if source.ended:
+            return ""
+        yield
+    return source.text[source.at]
+
+
+def run(source: Source, characters: re.Pattern[str]) -> Reading[str]:
+    """Take characters as long as they match a pattern, which is that of any number."""
+    taken = []
+    while (yield from char(source)):
+        match = characters.match(source.text, source.at)
+        if match is None or not match[0]:
+            break
+        taken.append(source.take(len(match[0])))
+    return "".join(taken)
+
+
+_SPACES: Final = re.compile(f"[{SPACE}]*")
+
+
+def space(source: Source) -> Reading[str]:
+    """Take white space."""
+    return (yield from run(source, _SPACES))
+
+
+def until(
+    source: Source, markers: Sequence[str], emit: Callable[[str], None]
+) -> Reading[str]:
+    """Take text and emit it, up to the first of these markers; take that too.
+
+    Returns the marker, or nothing at the end.
+    """
+    first = re.compile("|".join(map(re.escape, markers)))
+    while True:
+        if (match := first.search(source.text, source.at)) is not None:
+            emit(source.take(match.start() - source.at))
+            return source.take(len(match[0]))
+        there = len(source.text) - source.at
+        held = 0 if source.ended else _begun(source.text, source.at, markers)
+        if there > held:
+            emit(source.take(there - held))
+        if source.ended:
+            return ""
+        yield
+
+
+def _begun(text: str, at: int, markers: Sequence[str]) -> int:
+    """How many characters at the end of a text, from `at` on, may begin a marker."""
+    longest = min(max(map(len, markers)) - 1, len(text) - at)
+    for count in range(longest, 0, -1):
+        end = text[-count:]
+        if any(marker.startswith(end) for marker in markers):
+            return count
+    return 0

@@ -1,0 +1,246 @@
+"""A state without token ids: what a replay of redacted events would be in.
+
+So a journal without token ids can begin anywhere, as others do: with a snapshot.
+
+Theory. In such a journal a block's tokens are zeros and a mark, and the mark is a keyed
+digest of the block's content key (`minfer.runs.redact`). So the key that a replay
+computes for a block follows from the content keys of the block and of those before it,
+whose tokens nobody needs: a state's keys can be exchanged, each for the one that it has
+in a replay. With a sliding window there is no such thing: blocks are published alone, and
+nobody knows any more what came before one that is idle.
+
+A policy's state may have names of clients, and every text in it is taken for one.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import attrs
+from attrs import define, field
+
+from minfer.beam import Hypothesis, Search
+from minfer.blocks import Blocks
+from minfer.config import EngineConfig
+from minfer.keys import Key, Keys, block_key, extend_keys
+from minfer.log import Log
+from minfer.plan import Plan
+from minfer.pmap import Map
+from minfer.prefix import ROOT, PrefixIndex
+from minfer.record import evolve
+from minfer.request import Request
+from minfer.runs.redact import (
+    STOP,
+    masked,
+    masked_block,
+    redacted_client,
+    redacted_offer,
+    redacted_request,
+    redacted_root,
+)
+from minfer.sequence import Chain, Running, Sequence
+from minfer.state import EngineState
+from minfer.waiting import Line
+
+_ENDS: Final = frozenset({STOP})
+
+
+def can_be_redacted(config: EngineConfig) -> bool:
+    """Whether states of such an engine can be without token ids."""
+    return not config.window
+
+
+def redacted_state(
+    config: EngineConfig, state: EngineState, secret: bytes
+) -> EngineState:
+    """The state in which a replay of redacted events would be. `can_be_redacted` must
+    hold.
+    """
+    made = _Redaction(config, secret)
+    blocks = Blocks(state.blocks.pool, made.index(state.blocks.prefix))
+    fences = tuple(
+        attrs.evolve(fence, held=tuple(map(made.key, fence.held)))
+        for fence in state.fences
+    )
+    return evolve(
+        state,
+        blocks=blocks,
+        policy=_named(state.policy, secret),
+        waiting=made.line(state.waiting),
+        running=made.running(state.running),
+        stops=_ENDS if state.stops else frozenset(),
+        inflight=tuple(map(_without_tokens, state.inflight)),
+        fences=fences,
+        searches=made.searches(state),
+    )
+
+
+def _without_tokens(plan: Plan) -> Plan:
+    """A plan in flight, of which nobody asks any more what its tokens were."""
+    fills = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.fills]
+    drafts = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.drafts]
+    return evolve(plan, fills=tuple(fills), drafts=tuple(drafts), opens=())
+
+
+def _named(value: Any, secret: bytes) -> Any:
+    """A policy's state with other names for clients."""
+    match value:
+        case str():
+            return redacted_client(secret, value)
+        case tuple():
+            return tuple(_named(one, secret) for one in value)
+        case frozenset():
+            return frozenset(_named(one, secret) for one in value)
+        case Map():
+            pairs = value.items()
+            return Map((_named(key, secret), _named(one, secret)) for key, one in pairs)
+    if not attrs.has(type(value)):
+        return value
+    fields = [one for one in attrs.fields(type(value)) if one.init]
+    parts = {one.alias: _named(getattr(value, one.name), secret) for one in fields}
+    return type(value)(**parts)
+
+
+@define
+class _Redaction:
+    """One state on its way. Never kept."""
+
+    config: EngineConfig
+    secret: bytes
+    keys: dict[Key, Key] = field(factory=dict)  # content key -> the one in a replay
+    requests: dict[str, Request] = field(factory=dict)
+
+    def key(self, key: Key) -> Key:
+        """The key that published content has in a replay."""
+        return self.keys[key] if key else ROOT
+
+    def _after(self, parent: Key, key: Key) -> Key:
+        """The key, in a replay, of what follows content that there has the key
+        `parent`.
+        """
+        if key not in self.keys:
+            tokens = masked_block(self.secret, key, self.config.block_size)
+            self.keys[key] = block_key(parent, tokens)
+        return self.keys[key]
+
+    def chain(self, keys: Iterable[Key]) -> Keys:
+        """The keys, in a replay, of a prompt's or a sequence's blocks from the first
+        on.
+        """
+        parent = redacted_root(self.secret)
+        out = []
+        for key in keys:
+            parent = self._after(parent, key)
+            out.append(parent)
+        return tuple(out)
+
+    def index(self, prefix: PrefixIndex) -> PrefixIndex:
+        """The cached blocks, under other keys."""
+        for key in prefix.nodes:
+            self._name(prefix, key)
+        nodes = {
+            self.keys[key]: (block, self.key(parent), users, children, last_use)
+            for key, (block, parent, users, children, last_use) in prefix.nodes.items()
+        }
+        idle = {use: self.keys[key] for use, key in prefix.idle.items()}
+        return attrs.evolve(prefix, nodes=Map(nodes), idle=Map(idle))
+
+    def _name(self, prefix: PrefixIndex, key: Key) -> None:
+        """Know the key of a cached block, and of all before it."""
+        path = []
+        while key and key not in self.keys:
+            path.append(key)
+            key = prefix.nodes[key][1]
+        above = self.keys[key] if key else redacted_root(self.secret)
+        for one in reversed(path):
+            above = self._after(above, one)
+
+    def line(self, line: Line) -> Line:
+        """Those who wait."""
+        buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in line.buckets)
+        return attrs.evolve(line, buckets=buckets)
+
+    def sequence(self, seq: Sequence) -> Sequence:
+        """A sequence, as it entered the line."""
+        size, asked = self.config.block_size, seq.request
+        if asked.id not in self.requests:
+            shown = redacted_request(self.config, asked, self.secret)
+            self.requests[asked.id] = shown
+        keys = extend_keys(seq.keys, asked.root, seq.history, size)
+        history = masked(self.secret, keys, 0, len(seq.history), size)
+        return attrs.evolve(
+            seq,
+            request=self.requests[asked.id],
+            history=tuple(history),
+            keys=self.chain(seq.keys),
+        )
+
+    def running(self, run: Running) -> Running:
+        """Those who run."""
+        size = self.config.block_size
+        chains, tails, fresh = [], [], []
+        for i, chain in enumerate(run.chains):
+            known = run.tokens(i, size)
+            keys = extend_keys(chain.keys[:], run.seqs[i].request.root, known, size)
+            told = masked(self.secret, keys, 0, len(known), size)
+            tail = len(chain.keys) * size
+            cut = tail + len(run.tails[i])
+            chains.append(self._chain(chain, told[:tail]))
+            tails.append(tuple(told[tail:cut]))
+            fresh.append(tuple(told[cut:]))
+        return evolve(
+            run,
+            seqs=tuple(map(self.sequence, run.seqs)),
+            chains=tuple(chains),
+            tails=tuple(tails),
+            fresh=tuple(fresh),
+        )
+
+    def searches(self, state: EngineState) -> Map[str, Search]:
+        """What beams offer, and the outputs that were found."""
+        if not state.searches:
+            return state.searches
+        asked = {seq.request.id: seq.request for seq in state.waiting}
+        asked |= {seq.request.id: seq.request for seq in state.running.seqs}
+        places = {one: i for i, one in enumerate(state.running.ids)}
+        found = {}
+        for name, search in state.searches.items():
+            offers = tuple(
+                None
+                if offer is None
+                else redacted_offer(
+                    self.config, state, places[name, beam], offer, self.secret
+                )
+                for beam, offer in enumerate(search.offers)
+            )
+            done = tuple(self._hypothesis(asked[name], one) for one in search.done)
+            found[name] = attrs.evolve(search, offers=offers, done=done)
+        return Map(found)
+
+    def _hypothesis(self, asked: Request, one: Hypothesis) -> Hypothesis:
+        """An output of a search."""
+        size, known = self.config.block_size, (*asked.prompt, *one.tokens)
+        keys = extend_keys(asked.keys, asked.root, known, size)
+        told = masked(self.secret, keys, 0, len(known), size)[len(asked.prompt) :]
+        if one.reason == "stop":
+            told[-1] = STOP
+        return attrs.evolve(one, tokens=tuple(told))
+
+    def _chain(self, chain: Chain, told: list[int]) -> Chain:
+        """What a running sequence has published; `told` are the tokens of its keys."""
+        size = self.config.block_size
+        keys = self.chain(chain.keys)
+        first = len(chain.keys) - len(chain.chunks)  # block whose tokens are kept
+        blocks = range(first * size, len(told), size)
+        chunks = tuple(tuple(told[at : at + size]) for at in blocks)
+        return attrs.evolve(
+            chain,
+            keys=_like(chain.keys, keys),
+            leaf=self.key(chain.leaf),
+            chunks=_like(chain.chunks, chunks),
+        )
+
+
+def _like(log: Log[Any], entries: tuple[Any, ...]) -> Log[Any]:
+    """Entries in the two levels of a log."""
+    cut = len(log.old)
+    return Log(entries[:cut], entries[cut:])

@@ -1,0 +1,99 @@
+"""What is done to logits before a token is drawn, on plain values.
+
+Theory. Log-probabilities that clients get are the model's own, taken before anything
+here. Then, in vLLM's order and each in float32 with every operation rounded, as on a
+device, for a prompt and an output:
+
+    a grammar's mask        what it does not allow becomes -inf (`minfer.plan.Mask`)
+    allowed_token_ids       so does every other id
+    bad_words               so does the last token of a word with whose other tokens the
+                            output ends
+    min_tokens              so do the ids that end the output, until it has so many
+    logit_bias              is added
+    repetition_penalty      x -> x / r, or x * r if x <= 0, for tokens of either
+    frequency_penalty       x -> x - f * count in the output
+    presence_penalty        x -> x - p, for tokens of the output
+
+What comes of it is what `minfer.sample` draws from, greedily as well. It is a function of
+the logits, of what was asked for and of the tokens before: neither neighbours nor
+preemption nor how a prompt is cut into chunks matter.
+
+-inf stays -inf whatever is added, so but for the mask the order shows only where a bias
+changes the sign that repetition_penalty looks at.
+"""
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from minfer.params import RowValues
+
+
+@frozen(kw_only=True)
+class Shaping(RowValues):
+    """All that one row's logits are changed by, as token ids."""
+
+    stop_ids: frozenset[int] = frozenset()  # that end it
+    min_tokens: int = 0  # of output, until which these are hidden
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, what is added
+    allowed_token_ids: tuple[int, ...] | None = None  # None: all
+    bad_words: tuple[tuple[int, ...], ...] = ()  # none of which may come
+
+
+def f32(x: float) -> float:
+    """`x`, rounded to float32; what is too large becomes infinite."""
+    return array("f", (x,))[0]
+
+
+def is_penalized(how: RowValues) -> bool:
+    """Whether logits depend on which tokens came before."""
+    return bool(
+        how.repetition_penalty != 1 or how.frequency_penalty or how.presence_penalty
+    )
+
+
+def is_shaped(how: Shaping) -> bool:
+    """Whether any logit may be changed."""
+    few = how.logit_bias or how.bad_words or (how.min_tokens and how.stop_ids)
+    return bool(few) or how.allowed_token_ids is not None or is_penalized(how)
+
+
+def hidden(how: Shaping, output: Sequence[int]) -> Iterator[int]:
+    """The ids that may not come after `output`, besides those that are never allowed."""
+    if len(output) < how.min_tokens:
+        yield from how.stop_ids
+    for word in how.bad_words:
+        begun = len(word) - 1
+        if begun <= len(output) and tuple(output[len(output) - begun :]) == word[:-1]:
+            yield word[-1]
+
+
+def shaped(
+    logits: Sequence[float], how: Shaping, prompt: Sequence[int], output: Sequence[int]
+) -> list[float]:
+    """Logits [vocab] as tokens after prompt and output are drawn from them."""
+    made = [f32(logit) for logit in logits]
+    if how.allowed_token_ids is not None:
+        allowed = frozenset(how.allowed_token_ids)
+        made = [x if t in allowed else -math.inf for t, x in enumerate(made)]
+    for token in hidden(how, output):
+        if token < len(made):
+            made[token] = -math.inf
+    for token, bias in how.logit_bias:
+        made[token] = f32(made[token] + f32(bias))
+    if is_penalized(how):
+        counts = Counter(output)
+        for token in counts.keys() | set(prompt):
+            made[token] = penalized(made[token], how, counts[token])
+    return made
+
+
+def penalized(x: float, how: RowValues, count: int) -> float:
+    """The logit of a token of prompt or output, which is in the output so often."""
+    factor = f32(how.repetition_penalty)
+    x = f32(x / factor) if x > 0 else f32(x * factor)
+    x = f32(x - f32(f32(how.frequency_penalty) * count))
+    return f32(x - f32(how.presence_penalty)) if count else x

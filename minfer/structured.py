@@ -1,0 +1,96 @@
+"""What an output must look like: the constraint that a client asked for, as data.
+
+It travels with its request into the engine and into journals, where nobody needs to
+understand it: what it allows was recorded as the tokens that came. Whoever makes masks of
+it is in `minfer.effects.text.grammars`.
+"""
+
+import json as json_text
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from minfer.checks import ParameterError
+
+MAX_CONSTRAINT: Final = 2**16  # characters
+KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
+FIELD: Final = "structured_outputs"
+
+
+def _as_json(value: Any) -> Any:
+    """A schema as the text that it is written as; the order of its properties counts."""
+    if not isinstance(value, Mapping | bool):
+        return value
+    try:
+        return json_text.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ParameterError(FIELD, f"is not JSON: {error}") from None
+
+
+def _as_tuple(value: Any) -> Any:
+    listed = isinstance(value, Iterable) and not isinstance(value, str | bytes)
+    return tuple(value) if listed else value
+
+
+@frozen(kw_only=True)
+class StructuredOutputs:
+    """One constraint, in the names of vLLM's `StructuredOutputsParams`. Raises
+    ParameterError unless it is exactly one.
+    """
+
+    # A JSON schema, as text or as what it stands for.
+    json: str | None = field(default=None, converter=_as_json)
+    regex: str | None = None  # that matches the whole output
+    choice: tuple[str, ...] | None = field(default=None, converter=_as_tuple)
+    grammar: str | None = None  # Lark's, or llama.cpp's (GBNF)
+    json_object: bool = False  # any object
+    # Free text in which tags begin that go on as their schemas say, as `json`.
+    structural_tag: str | None = field(default=None, converter=_as_json)
+    disable_any_whitespace: bool = False  # between the tokens of JSON
+
+    def __attrs_post_init__(self) -> None:
+        given = [kind for kind in KINDS if getattr(self, kind) not in (None, False)]
+        if len(given) != 1:
+            what = " and ".join(given) or "nothing"
+            raise ParameterError(
+                FIELD, f"must have one of {', '.join(KINDS)}; it has {what}"
+            )
+        for name in ("json", "regex", "grammar", "structural_tag"):
+            self._check_text(name, getattr(self, name))
+        for name in ("json_object", "disable_any_whitespace"):
+            if not isinstance(getattr(self, name), bool):
+                raise ParameterError(f"{FIELD}.{name}", "must be true or false")
+        self._check_choice(self.choice)
+        if len(self.text) > MAX_CONSTRAINT:
+            why = f"has {len(self.text)} characters, of at most {MAX_CONSTRAINT}"
+            raise ParameterError(self.param, f"{why}; make it smaller")
+
+    @property
+    def kind(self) -> str:
+        """Which of `KINDS` it is."""
+        return next(kind for kind in KINDS if getattr(self, kind) not in (None, False))
+
+    @property
+    def param(self) -> str:
+        """The field that it is in, as errors name it."""
+        return f"{FIELD}.{self.kind}"
+
+    @property
+    def text(self) -> str:
+        """What was said, in one text."""
+        said = getattr(self, self.kind)
+        return "\n".join(said) if isinstance(said, tuple) else str(said)
+
+    def _check_text(self, name: str, value: Any) -> None:
+        if value is not None and (type(value) is not str or not value):
+            raise ParameterError(f"{FIELD}.{name}", "must be a text that is not empty")
+
+    def _check_choice(self, value: Any) -> None:
+        if value is None:
+            return
+        texts = type(value) is tuple and set(map(type, value)) == {str}
+        if not texts or not all(value):
+            raise ParameterError(
+                f"{FIELD}.choice", "must be a list of texts that are not empty"
+            )

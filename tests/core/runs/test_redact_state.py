@@ -1,0 +1,124 @@
+"""A state without token ids is the one that a replay without them is in."""
+
+from typing import Any
+
+import attrs
+
+from minfer.engine import step
+from minfer.messages import Submit
+from minfer.plan import Plan
+from minfer.pmap import Map
+from minfer.policy_fair import Account, Accounts
+from minfer.runs.codec import dump, load
+from minfer.runs.projection import projected
+from minfer.runs.redact import redacted, redacted_client, redacted_config
+from minfer.runs.redact_state import can_be_redacted, redacted_state
+from minfer.runs.replay import Journal, open_segments
+from minfer.state import EngineState
+from tests.circles import seeds
+from tests.core.recorded import recorded
+from tests.core.runs.test_redact import SECRET, blind
+from tests.core.world import VOCAB
+
+
+def comparable(state: EngineState) -> dict[str, Any]:
+    """All of a state, but for what nobody asks of it any more: what plans in flight told
+    the device, and that a stop id may be among those of nobody who runs.
+    """
+    told = {a.name: getattr(state, a.name) for a in attrs.fields(EngineState)}
+    told["inflight"] = [bare(plan) for plan in state.inflight]
+    del told["stops"]
+    return told
+
+
+def bare(plan: Plan) -> Plan:
+    places = tuple(attrs.evolve(fill, tokens=()) for fill in plan.fills)
+    return attrs.evolve(plan, fills=places, drafts=(), opens=())
+
+
+@seeds(6, 120)
+def test_it_is_the_state_of_a_replay(seeds: range) -> None:
+    """After every turn: with hits, outputs in blocks, preemptions and failed steps."""
+    compared = 0
+    for seed in seeds:
+        config, turns = recorded(seed)
+        if not can_be_redacted(config):
+            continue
+        journal = Journal(open_segments({"run": blind(config, turns)}))
+        for mine, theirs in zip(turns, journal.turns(), strict=True):
+            state = redacted_state(config, mine.transition.state, SECRET)
+            other = theirs.transition.state
+            assert projected(state) == projected(other)
+            assert comparable(state) == comparable(other), (seed, mine.number)
+            for seq in state.running.seqs:
+                assert seq.request.stop_ids <= state.stops
+            compared += len(state.running) > 0
+    assert compared > 20 * len(seeds)
+
+
+@seeds(3, 60)
+def test_from_it_on_decisions_replay(seeds: range) -> None:
+    for seed in seeds:
+        config, turns = recorded(seed)
+        if not can_be_redacted(config):
+            continue
+        for begin in range(1, len(turns), 7):
+            before = turns[begin].before
+            state = redacted_state(config, before, SECRET)
+            state = load(dump(state))  # as from a file
+            for turn in turns[begin:]:
+                events = redacted(config, turn.before, turn.events, SECRET)
+                moved = step(redacted_config(config), state, events)
+                state = moved.state
+                assert len(moved.reasons) == len(turn.transition.reasons)
+            assert projected(state) == projected(
+                redacted_state(config, turns[-1].transition.state, SECRET)
+            )
+
+
+def test_nothing_of_the_text_is_in_it() -> None:
+    """No token, content key, seed or name, in all that is written of it."""
+    config, turns = recorded(1)
+    assert can_be_redacted(config)
+    asked = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
+    for turn in turns:
+        state = redacted_state(config, turn.transition.state, SECRET)
+        told = repr(dump(state))
+        keys = [*turn.transition.state.blocks.prefix.nodes, *(one.root for one in asked)]
+        assert not any(key and key.hex() in told for key in keys)
+        tokens = tokens_of(state)
+        assert {token for token in tokens if token < VOCAB} <= {0, 1}
+        for seq in (*state.waiting, *state.running.seqs):
+            assert seq.request.seed == 0
+            assert seq.request.client not in {"a", "b", "c"}
+
+
+def tokens_of(state: EngineState) -> set[int]:
+    """All token ids in a state."""
+    run = state.running
+    found = [seq.history for seq in (*state.waiting, *run.seqs)]
+    found += [seq.request.prompt for seq in (*state.waiting, *run.seqs)]
+    found += [
+        *run.tails,
+        *run.fresh,
+        *(part for one in run.chains for part in one.chunks),
+    ]
+    found += [fill.tokens for plan in state.inflight for fill in plan.fills]
+    for search in state.searches.values():
+        found += [one.tokens for one in search.done]
+        found += [one.tokens for one in search.offers if one is not None]
+    assert not any(plan.opens for plan in state.inflight)
+    return {token for some in found for token in some}
+
+
+def test_clients_have_the_names_that_events_give_them() -> None:
+    config, turns = recorded(1)
+    account = Account(3.0, 1.0, 1)
+    policy = Accounts(Map({0: 1.0}), Map({(0, "Ann"): account, (0, ""): account}))
+    state = attrs.evolve(turns[0].before, policy=policy)
+    shown = redacted_state(config, state, SECRET).policy
+    ann = redacted_client(SECRET, "Ann")
+    assert shown == Accounts(
+        Map({0: 1.0}), Map({(0, ann): account, (0, ""): account}), policy.limit
+    )
+    assert "Ann" not in ann

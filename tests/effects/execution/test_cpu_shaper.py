@@ -1,0 +1,108 @@
+"""The CPU's shaper says what `minfer.shape` says, whoever is in the batch."""
+
+import random
+
+import pytest
+import torch
+
+from minfer import sample as reference
+from minfer.effects.execution.cpu_backend import CpuBackend
+from minfer.effects.execution.device_rows import DeviceRows, Wants
+from minfer.effects.execution.sampler import Sampler
+from minfer.params import SamplingParams
+from minfer.plan import Open
+from minfer.sample import RowSampling
+from tests.effects.execution.shapes import random_shape
+
+ROWS = 4
+
+
+def opened(how: RowSampling, known: list[int], prompt: int) -> Open:
+    return Open(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
+
+
+def random_row(rng: random.Random, vocab: int) -> RowSampling:
+    return random_shape(
+        rng,
+        vocab,
+        temperature=rng.choice([0, 0.3, 1.0, 2.0]),
+        top_k=rng.choice([0, 0, 1, 5]),
+        top_p=rng.choice([1.0, 1.0, 0.9, 0.5]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+        typical_p=rng.choice([1.0, 1.0, 0.9, 0.4]),
+    )
+
+
+class Batch:
+    """A sampler on the CPU, and what its rows know."""
+
+    def __init__(self, vocab: int) -> None:
+        self.rows = DeviceRows(ROWS, 1, vocab, torch.device("cpu"))
+        self.sampler = Sampler(CpuBackend(), self.rows, ROWS)
+        self.told: dict[int, tuple[RowSampling, list[int], int]] = {}
+
+    def open(self, row: int, how: RowSampling, known: list[int], prompt: int) -> None:
+        one = opened(how, known, prompt)
+        self.sampler.open(row, one)
+        self.told[row] = how, list(known), prompt
+
+    def step(self, rows: list[int], logits: torch.Tensor) -> None:
+        who = torch.tensor(rows, dtype=torch.int32)
+        known = [self.told[row][1] for row in rows]
+        positions = torch.tensor([len(seen) for seen in known], dtype=torch.int32)
+        wants = self.rows.wants(rows)
+        self.sampler.sample(logits, who, positions, wants)
+        drawn = self.sampler.out[: len(rows)].tolist()
+        for line, row, token in zip(logits.tolist(), rows, drawn, strict=True):
+            how, seen, prompt = self.told[row]
+            assert token == reference.next_token(line, how, seen, prompt)
+            seen.append(token)
+
+
+@pytest.mark.parametrize("vocab", [9, 60, 300])
+def test_tokens_are_those_of_the_reference(vocab: int) -> None:
+    """Some 2,000 draws; rows come and go, some of them in the middle of their output."""
+    rng = random.Random(vocab)
+    generator = torch.Generator().manual_seed(vocab)
+    batch = Batch(vocab)
+    for turn in range(250):
+        for row in range(ROWS):
+            if turn == 0 or rng.random() < 0.1:
+                length = rng.randrange(1, 40)
+                known = [rng.randrange(vocab) for _ in range(length)]
+                prompt = rng.randint(1, length)
+                batch.open(row, random_row(rng, vocab), known, prompt)
+        rows = rng.sample(range(ROWS), rng.randint(1, ROWS))
+        logits = torch.randn(len(rows), vocab, generator=generator) * rng.choice([1, 6])
+        batch.step(rows, logits.round() if rng.random() < 0.3 else logits)
+
+
+def test_more_distinct_tokens_than_there_was_room_for() -> None:
+    batch, vocab = Batch(400), 400
+    how = RowSampling.of(SamplingParams(presence_penalty=2, temperature=0), 1, 0)
+    batch.open(1, how, [5], 1)
+    logits = torch.linspace(0, 1, vocab)[None]
+    for _ in range(350):
+        batch.step([1], logits)
+    assert len(set(batch.told[1][1])) == 351
+
+
+def test_a_batch_in_which_nobody_asks_is_not_shaped() -> None:
+    batch = Batch(9)
+    plain = RowSampling.of(SamplingParams(), 1, 0)
+    penal = RowSampling.of(SamplingParams(presence_penalty=1), 1, 0)
+    batch.open(0, plain, [1], 1)
+    batch.open(1, penal, [1], 1)
+    assert batch.rows.wants([0]) == Wants(False, False, False)
+    assert batch.rows.wants([0, 1]) == Wants(False, False, True)
+    batch.open(1, plain, [1], 1)
+    assert not batch.rows.wants([0, 1]).shaped
+
+
+def test_the_models_logits_are_left_as_they_were() -> None:
+    batch = Batch(9)
+    how = RowSampling.of(SamplingParams(logit_bias={2: 5}), 1, 0)
+    batch.open(0, how, [1], 1)
+    logits = torch.zeros(1, 9)
+    batch.step([0], logits)
+    assert not logits.any()

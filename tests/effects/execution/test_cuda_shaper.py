@@ -1,0 +1,61 @@
+"""What a GPU's shaper is told of a row: its list, and what of it the output ends with."""
+
+import math
+
+import torch
+
+from minfer.effects.execution.cuda_shaper import FOREVER, CudaShaper, Entries
+from minfer.effects.execution.device_rows import DeviceRows
+from minfer.kernels.shape import CHOOSY, ENTRIES, IN_PROMPT, PENALIZED
+from minfer.params import SamplingParams
+from minfer.plan import Open
+from minfer.sample import RowSampling
+
+VOCAB = 40
+NEVER = -math.inf
+
+
+def test_a_list_has_biases_then_ends_then_words() -> None:
+    params = SamplingParams(logit_bias={3: 1.5, 4: 0}, min_tokens=2)
+    words = ((5,), (6, 7, 8))
+    how = RowSampling.of(params, 0, 0, frozenset({9, 2, VOCAB}), words)
+    made = Entries.of(how, 10, (6, 7), VOCAB)
+    assert made.tokens == [3, 2, 9, 5, 6, 7, 8]
+    assert made.values == [1.5, NEVER, NEVER, NEVER, 0, 0, NEVER]
+    assert made.until == [FOREVER, 12, 12, *[FOREVER] * 4]
+    assert made.follows == [0, 0, 0, 0, 0, 1, 1]
+    assert made.matched == [0, 0, 0, 0, 0, 1, 0]
+    assert Entries.of(how, 10, (7,), VOCAB).matched == [0] * 7
+    assert Entries.of(how, 10, (7, 6), VOCAB).matched[4:] == [1, 0, 0]
+
+
+def test_ends_without_a_least_length_are_not_listed() -> None:
+    how = RowSampling.of(SamplingParams(), 0, 0, frozenset({9}))
+    assert Entries.of(how, 10, (), VOCAB).tokens == []
+
+
+def test_a_row_that_asks_for_nothing_costs_nothing() -> None:
+    device = torch.device("cpu")
+    shaper = CudaShaper(DeviceRows(3, 1, VOCAB, device), device)
+    kept = shaper.kept
+
+    def opened(**how: object) -> None:
+        params = SamplingParams(**how)  # type: ignore[arg-type]  # of any field
+        known = (1, 2, 2, 5, 5, 5)
+        how_ = RowSampling.of(params, 0, 0)
+        shaper.open(1, Open(0, ("a", 0), known, 3, 99, how_, ((0,),)))
+
+    before = [part.clone() for part in kept]
+    opened(top_p=0.5)
+    assert all(map(torch.equal, kept, before))
+    opened(presence_penalty=1, allowed_token_ids=[0, 33], logit_bias={7: 1})
+    assert kept.told[1].tolist()[:3] == [1, 1, 1]
+    assert (ENTRIES, CHOOSY, PENALIZED) == (0, 1, 2)
+    assert kept.allowed[1].tolist() == [1, 2]
+    seen = {t: n for t, n in enumerate(kept.seen[1].tolist()) if n}
+    assert seen == {1: IN_PROMPT, 2: IN_PROMPT, 5: 3}
+    opened(top_p=0.5)
+    assert not kept.told.any()
+    opened(presence_penalty=1)  # what the row before it counted is forgotten
+    assert {t: n for t, n in enumerate(kept.seen[1].tolist()) if n} == seen
+    assert not shaper.kept.told[[0, 2, 3]].any()

@@ -1,0 +1,114 @@
+"""Every way to draw has the distribution that its definition says, by chi-squared.
+
+Draws of the CPU's sampler and of the GPU kernels' reference, against exact probabilities:
+100,000 and more of each with `--all`, fewer always. Seeds are fixed, and the level is
+1e-3 for all together.
+"""
+
+import math
+from collections import Counter
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+
+from minfer.effects.execution.cpu_sampler import Sampling, choose
+from minfer.kernels import sample as kernels
+from minfer.params import SamplingParams
+from minfer.sample import RowSampling, kept, lowest, stream
+from minfer.shape import f32, shaped
+from tests.circles import long
+
+LOGITS: Final = (1.5, -0.7, 2.2, 0.0, 1.5, -1.9, 0.6, -1.1, 1.9, 0.3, -0.2, 2.0)
+PROMPT, OUTPUT = (0, 3, 3), (2, 8, 8, 11, 8)
+FEW, MANY = 6_000, 120_000  # draws
+SHAPE: Final[dict[str, Any]] = {
+    "repetition_penalty": 1.3,
+    "frequency_penalty": 0.4,
+    "presence_penalty": -0.5,
+    "logit_bias": {5: 4.0, 2: -0.3},
+    "min_tokens": 7,
+    "max_tokens": None,
+}
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "temperature": {"temperature": 0.8},
+    "hot": {"temperature": 3.0},
+    "top-k": {"top_k": 5},
+    "top-p": {"top_p": 0.8},
+    "min-p": {"min_p": 0.2},
+    "typical": {"typical_p": 0.6},
+    "all filters": {"top_k": 9, "top_p": 0.95, "min_p": 0.05, "typical_p": 0.9},
+    "repetition": {"repetition_penalty": 1.8},
+    "frequency": {"frequency_penalty": 0.7},
+    "presence": {"presence_penalty": 1.2},
+    "bias": {"logit_bias": {5: 5.0, 2: -1.0}},
+    "allowed": {"allowed_token_ids": [1, 2, 5, 9]},
+    "min tokens": {"min_tokens": 7, "max_tokens": None},
+    "all": {**SHAPE, "top_p": 0.9, "temperature": 1.2},
+}
+STOPS, WORDS = frozenset({8, 11}), ((9,), (8, 4), (2, 8))
+SAMPLERS: Final = ("cpu", "reference")
+# By a normal approximation of chi-squared's cube root (Wilson and Hilferty 1931).
+Z: Final = 4.2  # of 1e-3 by 56 tests
+
+
+def critical(freedom: int) -> float:
+    spread = 2 / (9 * freedom)
+    return freedom * (1 - spread + Z * math.sqrt(spread)) ** 3
+
+
+def exact(how: RowSampling) -> list[float]:
+    """The probability of each token, by the definitions."""
+    logits = shaped(LOGITS, how, PROMPT, OUTPUT)
+    scaled = [f32((x - max(logits)) / f32(how.temperature)) for x in logits]
+    ids = kept(scaled, how.top_k, how.top_p, how.min_p, how.typical_p)
+    weights = {t: math.exp(scaled[t]) for t in ids}
+    total = math.fsum(weights.values())
+    return [weights.get(t, 0.0) / total for t in range(len(LOGITS))]
+
+
+def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
+    logits = torch.tensor(shaped(LOGITS, how, PROMPT, OUTPUT)).expand(count, -1)
+    position = len(PROMPT) + len(OUTPUT)
+    if sampler == "cpu":
+        rows = [RowSampling.of(SamplingParams(), seed, 0) for seed in range(count)]
+        one = Sampling.of([how], len(LOGITS))
+        every = Sampling(
+            tuple(range(count)), one.how * count, Sampling.of(rows, 12).streams
+        )
+        tokens = choose(logits, every, np.full(count, position)).tokens.tolist()
+        return Counter(tokens)
+    streams = np.array([stream(seed, 0) for seed in range(count)], np.uint64)
+    ones = torch.ones(count)
+    found, broken = kernels.reference(
+        logits,
+        torch.arange(count),
+        how.temperature * ones,
+        (how.top_k * ones).int(),
+        how.top_p * ones,
+        -lowest(how.min_p) * ones,
+        how.typical_p * ones,
+        torch.from_numpy(streams.view(np.int64)),
+        torch.full((count,), position),
+    )
+    assert not broken.any()
+    return Counter(found.tolist())
+
+
+@pytest.mark.parametrize("count", [FEW, *long([MANY])])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("way", WAYS)
+def test_draws_have_the_distribution_of_the_definition(
+    way: str, sampler: str, count: int
+) -> None:
+    words = WORDS if way in ("all", "bias") else ()
+    how = RowSampling.of(SamplingParams(**WAYS[way]), 0, 0, STOPS, words)
+    counts, shares = drawn(sampler, how, count), exact(how)
+    there = [t for t, share in enumerate(shares) if share]
+    assert set(counts) <= set(there)
+    expected = {t: count * shares[t] for t in there}
+    assert min(expected.values()) > 5
+    chi = sum((counts[t] - many) ** 2 / many for t, many in expected.items())
+    assert len(there) > 1
+    assert chi < critical(len(there) - 1)

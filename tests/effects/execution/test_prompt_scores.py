@@ -1,0 +1,256 @@
+"""Log-probabilities of prompts: as transformers' logits say, however the work is cut."""
+
+import asyncio
+from pathlib import Path
+from queue import SimpleQueue
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+
+from minfer import LLM, AsyncLLM, RequestError, RequestOutput, SamplingParams
+from minfer.effects.execution.prompt_scores import PromptScores, Scorer, Stretch
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.text.assembly import Assembly
+from minfer.messages import Preempted
+from minfer.plan import Open
+from minfer.prompt_logprobs import parts_of
+from minfer.sample import RowSampling
+from tests.effects.execution.test_gpu import runner_of
+from tests.effects.execution.test_pooling import PLAIN, Beside, made, prompts
+from tests.effects.tiny_families import OTHERS, VARIANTS
+
+SCORED: Final = SamplingParams(
+    temperature=0, max_tokens=6, prompt_logprobs=3, ignore_eos=True
+)
+ONLY: Final = SamplingParams(max_tokens=0, prompt_logprobs=3)
+CLOSE: Final = 2e-4  # what float32 leaves of sums in another order
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Beside:
+    folder = tmp_path_factory.mktemp("llama")
+    return made(folder, "Llama", VARIANTS["Llama", "plain"])
+
+
+def check(theirs: Any, outputs: list[RequestOutput], likeliest: int = 3) -> None:
+    """Each token but the first has its log-probability, rank and likeliest rivals."""
+    for output in outputs:
+        ids = list(output.prompt_token_ids)
+        with torch.inference_mode():
+            right = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
+        told = output.prompt_logprobs
+        assert told is not None
+        assert len(told) == len(ids)
+        assert told[0] is None
+        for token, by_id, values in zip(ids[1:], told[1:], right, strict=False):
+            assert by_id is not None
+            assert next(iter(by_id)) == token
+            top = {one.rank: one.logprob for one in by_id.values()}
+            best = values.topk(likeliest).values
+            for rank, value in enumerate(best.tolist(), 1):
+                assert top[rank] == pytest.approx(value, abs=CLOSE)
+            own = by_id[token]
+            assert own.logprob == pytest.approx(values[token].item(), abs=CLOSE)
+            above = int((values > values[token] + CLOSE).sum())
+            not_below = int((values > values[token] - CLOSE).sum())
+            assert above < own.rank <= not_below
+
+
+def scored(llm: LLM, ids: list[list[int]]) -> list[RequestOutput]:
+    outputs = llm.generate(ids, SCORED)
+    outputs += llm.generate(ids, ONLY)
+    for output in outputs[len(ids) :]:
+        (one,) = output.outputs
+        assert (one.token_ids, one.finish_reason) == ((), "length")
+    return outputs
+
+
+@pytest.mark.parametrize("tokens", [8, 11, 512])
+def test_chunks_change_nothing(llama: Beside, tokens: int) -> None:
+    with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": tokens}) as llm:
+        check(llama.theirs, scored(llm, prompts()))
+
+
+def test_padding_is_not_scored(llama: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
+    with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 20}) as llm:
+        due = [one.outputs[0].token_ids for one in llm.generate(prompts(), plain)]
+        runner = runner_of(llm)
+        monkeypatch.setattr(runner.shortcuts, "graphs", True)  # as on a GPU
+        monkeypatch.setattr(runner, "_replay", runner._step)
+        each = [plain] * 3 + [SCORED] * 3 + [plain] * 3
+        beside = prompts()[:3]
+        outputs = llm.generate([*beside, *beside, *prompts()[3:]], each)
+    check(llama.theirs, outputs[3:6])
+    found = [one.outputs[0].token_ids for one in (*outputs[:3], *outputs[6:])]
+    assert found == due
+
+
+def test_the_bundled_model_is_as_transformers_has_it() -> None:
+    from transformers import AutoModelForCausalLM
+
+    theirs = AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32)
+    settings: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 32}
+    text = "class Stack:\n    def push(self, item):\n" * 4
+    for more in ({}, {"max_num_batched_tokens": 16, "max_num_seqs": 2}):
+        with LLM(**settings | more) as llm:
+            check(theirs, llm.generate([text, "import os"], SCORED))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [("Qwen2", "windows alternate"), ("Qwen3", "biases, windows")],
+    ids=lambda key: " ".join(key),
+)
+def test_families_with_windows(tmp_path: Path, key: tuple[str, str]) -> None:
+    beside = made(tmp_path, key[0], VARIANTS[key])
+    with LLM(beside.folder, **PLAIN | {"max_num_batched_tokens": 9}) as llm:
+        check(beside.theirs, scored(llm, prompts(3)))
+
+
+@pytest.mark.parametrize("key", [("Olmo2", "norms behind"), ("Granite", "multipliers")])
+def test_models_of_transformers_are_scored_too(
+    tmp_path: Path, key: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = made(tmp_path, key[0], OTHERS[key])
+    with LLM(beside.folder, **PLAIN) as llm:
+        monkeypatch.setattr(runner_of(llm).scorer, "few", 7)
+        check(beside.theirs, scored(llm, prompts(3)))
+
+
+def test_few_logits_are_there_at_once(
+    llama: Beside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = list[int]()
+    take = Scorer.scored
+
+    def noted(self: Scorer, targets: Any) -> Any:
+        asked, found = take(self, targets)
+
+        def seen(first: int, logits: torch.Tensor) -> None:
+            rows.append(len(logits))
+            asked.take(first, logits)
+
+        return evolve(asked, few=5, take=seen), found
+
+    monkeypatch.setattr(Scorer, "scored", noted)
+    with LLM(llama.folder, **PLAIN) as llm:
+        check(llama.theirs, llm.generate(prompts(), ONLY))
+    assert max(rows) == 5
+    assert sum(rows) == sum(len(ids) - 1 for ids in prompts())
+
+
+def test_a_prefix_is_computed_again_and_serves_neighbours(llama: Beside) -> None:
+    ids = prompts()[1]
+    plain = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    with LLM(llama.folder, **PLAIN) as llm:
+        found = []
+        for params, cached in ((ONLY, 0), (plain, 48), (SCORED, 0), (plain, 48)):
+            (output,) = llm.generate(ids, params)
+            assert output.num_cached_tokens == cached
+            found.append(output)
+        check(llama.theirs, [found[0], found[2]])
+        assert found[1].prompt_logprobs is None
+        assert len({one.outputs[0].token_ids for one in found[1:]}) == 1
+
+
+def test_whoever_is_sent_back_is_told_of_each_token_once(llama: Beside) -> None:
+    tight = {
+        "num_gpu_blocks_override": 20,
+        "max_model_len": 80,
+        "max_num_batched_tokens": 8,
+    }
+    reasons: list[Any] = []
+    inbox: SimpleQueue[Assembly] = SimpleQueue()
+    with LLM(llama.folder, **PLAIN | tight) as llm:
+        llm.client.listen(lambda news: reasons.extend(getattr(news, "reasons", ())))
+        long = evolve(SCORED, max_tokens=20)
+        ids = [ids[:25] for ids in prompts(5)[1:]]
+        jobs = llm._jobs(ids, long, None)
+        llm.front.submit(jobs.wanted)
+        check(llama.theirs, [jobs.inbox.get().take() for _ in jobs.wanted])
+    assert any(isinstance(reason, Preempted) for reason in reasons)
+    assert inbox.empty()
+
+
+def test_one_of_several_samples_has_the_prompt_scored(llama: Beside) -> None:
+    ids = prompts()[1]
+    several = evolve(SCORED, n=3, temperature=1.0, logprobs=1, seed=4)
+    with LLM(llama.folder, **PLAIN | {"max_num_batched_tokens": 9}) as llm:
+        (output,) = llm.generate(ids, several)
+        check(llama.theirs, [output])
+        (plain,) = llm.generate(ids, evolve(several, prompt_logprobs=None))
+        told = [one.token_ids for one in output.outputs]
+        assert told == [one.token_ids for one in plain.outputs]
+        for news in llm.stream(ids, several):
+            check(llama.theirs, [news])
+
+
+def test_many_at_once_in_a_loop(llama: Beside) -> None:
+    async def one(llm: AsyncLLM, ids: list[int]) -> RequestOutput:
+        async for output in llm.generate(ids, SCORED, streaming=False):
+            return output
+        raise AssertionError("no output")
+
+    async def main() -> list[RequestOutput]:
+        async with AsyncLLM(llama.folder, **PLAIN) as llm:
+            return await asyncio.gather(*(one(llm, ids) for ids in prompts()))
+
+    check(llama.theirs, asyncio.run(main()))
+
+
+def test_a_prompt_may_fill_the_context_if_nothing_is_to_follow(llama: Beside) -> None:
+    whole = Random(1).choices(range(160), k=256)
+    with LLM(llama.folder, **PLAIN) as llm:
+        check(llama.theirs, llm.generate([whole], ONLY))
+        for ids, params, why in (
+            ([5] * 257, ONLY, "257 tokens; this model's maximum context length is 256"),
+            (whole, SCORED, "at least one must be left"),
+        ):
+            with pytest.raises(RequestError, match=why):
+                llm.generate([ids], params)
+
+
+def test_without_a_model_there_is_nothing_to_be_scored_by() -> None:
+    with LLM(executor="dry") as llm:
+        for params, param in (
+            (SamplingParams(prompt_logprobs=0), "prompt_logprobs"),
+            (SamplingParams(best_of=2), "best_of"),
+        ):
+            with pytest.raises(RequestError, match="dry executor has no model") as caught:
+                llm.generate("x", params)
+            assert caught.value.param == param
+        (output,) = llm.generate("x", SamplingParams(max_tokens=0))
+        assert output.outputs[0].token_ids == ()
+
+
+OPENED: Final = Open(
+    index=0,
+    name=("r7", 0),
+    known=(1, 2, 3),
+    prompt=3,
+    last=5,
+    sampling=RowSampling(seed=0, sample=0, prompt_logprobs=1),
+    tables=((0,),),
+)
+
+
+def test_what_comes_back_is_read_by_rows_and_must_be_finite() -> None:
+    words = torch.zeros(3, 2, 5, dtype=torch.int32)
+    words[1:, 0, :2] = torch.tensor([[4, 9], [1, 8]], dtype=torch.int32)
+    values = torch.tensor([[-2.0, -0.5], [-0.25, -0.25]])
+    words[1:, 1, :2] = values.view(torch.int32)
+    stretch = Stretch(place=1, owner=OPENED, first=1, at=1, count=2, width=2)
+    nothing, said, nobody = PromptScores((stretch,), words).read(3)
+    assert nothing == nobody == b""
+    (part,) = parts_of(said)
+    assert [part.line(at).rank for at in (0, 1)] == [4, 1]
+    assert part.line(0).logprobs == (-0.5,)
+    assert part.line(1).likeliest == (8,)
+    words[2, 1, 0] = torch.tensor(np.nan).view(torch.int32)
+    with pytest.raises(RuntimeError, match=r"not finite for request 'r7' \(sample 0\)"):
+        PromptScores((stretch,), words).read(3)

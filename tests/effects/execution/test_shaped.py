@@ -1,0 +1,79 @@
+"""Requests that have their logits changed get the same tokens alone and among neighbours,
+with and without preemption, however far steps run ahead.
+"""
+
+import random
+
+import pytest
+from attrs import evolve
+
+from minfer.messages import Preempted
+from minfer.request import Request
+from tests.circles import long
+from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens, requests
+
+pytestmark = pytest.mark.usefixtures("kind")
+
+
+def asking() -> list[Request]:
+    """Requests most of which ask for something, in many combinations."""
+    rng = random.Random(5)
+    made = []
+    for i, one in enumerate(requests(0, 14)):
+        ids = rng.sample(range(VOCAB), 60)
+        words = ((ids[0],), (ids[1], ids[2]), (ids[3], ids[3], ids[4]))
+        how = evolve(
+            one.sampling,
+            repetition_penalty=rng.choice([1.0, 1.4]),
+            frequency_penalty=rng.choice([0.0, 0.6, -0.8]),
+            presence_penalty=rng.choice([0.0, 0.9]),
+            typical_p=rng.choice([1.0, 0.8]),
+            logit_bias=((ids[5], 3.0), (ids[6], -100.0)) if i % 3 == 0 else (),
+            allowed_token_ids=tuple(ids[5:]) if i % 5 == 0 else None,
+            max_tokens=None,
+            min_tokens=12 if i % 4 == 0 else 0,
+        )
+        shaped = evolve(one, sampling=how, bad_words=words if i % 2 else ())
+        made.append(one if i % 7 == 6 else shaped)
+    return made
+
+
+@pytest.fixture(scope="module")
+def alone(model: Model) -> Tokens:
+    """By transformers' forward and the definition."""
+    return {(one.id, 0): model.expected(one) for one in asking()}
+
+
+def test_what_is_asked_for_matters(alone: Tokens, model: Model) -> None:
+    plain = {(one.id, 0): model.expected(one) for one in requests(0, 14)}
+    assert sum(alone[name] != plain[name] for name in alone) >= 10
+
+
+@pytest.mark.parametrize(
+    ("depth", "max_repeat"), [(1, 1), (2, 4), *long([(1, 4), (2, 1), (3, 4)])]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_num_seqs": 3, "max_num_batched_tokens": 5}, {"num_blocks": 12}],
+    ids=str,
+)
+def test_tokens_are_those_of_a_request_alone(
+    model: Model, alone: Tokens, settings: dict[str, int], depth: int, max_repeat: int
+) -> None:
+    run = Run.start(model, **settings, depth=depth, max_repeat=max_repeat)
+    assert run.serve(asking(), apart=depth % 2) == alone
+    if "num_blocks" in settings:
+        assert run.count(Preempted)
+
+
+def test_whoever_never_runs_ahead_gets_the_same(model: Model, alone: Tokens) -> None:
+    bound = [evolve(one, lockstep=i % 2 == 0) for i, one in enumerate(asking())]
+    assert Run.start(model, num_blocks=20).serve(bound, apart=1) == alone
+
+
+def test_a_request_that_is_resumed_goes_on_as_it_was(model: Model, alone: Tokens) -> None:
+    for one in asking():
+        tokens = alone[one.id, 0]
+        if len(tokens) > 4:
+            again = Run.start(model).serve([evolve(one, output=tuple(tokens[:3]))])
+            assert again[one.id, 0] == tokens[3:]

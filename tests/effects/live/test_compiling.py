@@ -1,0 +1,75 @@
+"""Who waits for its grammar comes in line once that is compiled, or is not wanted."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from minfer.effects.live.compiling import Compiling
+from minfer.effects.text.grammars.store import Grammars
+from minfer.request import Request, SamplingParams
+from minfer.structured import StructuredOutputs
+
+
+class Compiler:
+    """Compiles once it may."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+
+    def compile(self, asked: StructuredOutputs) -> Any:
+        assert self.go.wait(5)
+        if asked.text == "bad":
+            raise ValueError("bad")
+        return asked
+
+
+def ask(name: str, regex: str = "") -> Request:
+    asked = StructuredOutputs(regex=regex) if regex else None
+    params = SamplingParams(structured_outputs=asked)
+    return Request(id=name, prompt=(1,), max_tokens=1, sampling=params)
+
+
+@pytest.fixture
+def compiler() -> Compiler:
+    return Compiler()
+
+
+@pytest.fixture
+def compiling(compiler: Compiler) -> Compiling:
+    return Compiling(Grammars(lambda: compiler))
+
+
+def test_who_needs_no_grammar_does_not_wait(compiling: Compiling) -> None:
+    assert not compiling.hold([ask("a"), ask("b")], print)
+    assert not Compiling(None).hold([ask("a", "x")], print)
+
+
+@pytest.mark.parametrize("regex", ["x", "bad"])
+def test_requests_of_a_batch_wait_for_each_other(
+    compiling: Compiling, compiler: Compiler, regex: str
+) -> None:
+    told = list[list[str]]()
+    done = threading.Event()
+
+    def then(ids: list[str]) -> None:
+        told.append(ids)
+        done.set()
+
+    batch = (ask("a"), ask("b", regex), ask("c", "y"))
+    assert compiling.hold(batch, then)
+    assert len(compiling) == 3
+    compiler.go.set()
+    assert done.wait(5)
+    assert told == [["a", "b", "c"]]
+    assert compiling.release(["b", "nobody", "a"]) == [batch]
+    assert not len(compiling)
+    assert not compiling.hold([ask("d", regex)], then)  # it was compiled, or refused
+
+
+def test_who_is_released_early_takes_its_batch_along(compiling: Compiling) -> None:
+    compiling.hold([ask("a", "x"), ask("b")], print)
+    compiling.hold([ask("c", "x")], print)
+    (batch,) = compiling.release(["b"])
+    assert [one.id for one in batch] == ["a", "b"]
+    assert len(compiling) == 1

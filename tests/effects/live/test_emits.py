@@ -1,0 +1,24 @@
+"""Columns of several emits are one, and of those that say nothing, none."""
+
+from minfer.effects.live.emits import joined, logprobs_of, pooled_of
+from minfer.messages import Emit
+from minfer.plan import TokenLogprobs
+
+A, B = ("a", 0), ("b", 0)
+SCORED = (TokenLogprobs(-0.5, 1),)
+
+
+def test_one_column_is_taken_as_it_is() -> None:
+    only = (1, 2)
+    assert joined([only]) is only
+    assert joined([(1,), (), (2, 3)]) == (1, 2, 3)
+
+
+def test_who_has_nothing_beside_its_tokens_has_an_empty_place() -> None:
+    plain = Emit((A,), ((5,),))
+    assert logprobs_of([plain, plain]) == ()
+    assert pooled_of([plain]) == ()
+    scored = Emit((B,), ((7,),), logprobs=(SCORED,))
+    assert logprobs_of([plain, scored]) == ((), SCORED)
+    pooled = Emit((B,), ((),), pooled=(b"x",))
+    assert pooled_of([pooled, plain]) == (b"x", b"")

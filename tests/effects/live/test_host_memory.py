@@ -1,0 +1,53 @@
+"""Memory that nobody uses is given back, and only looked for when there may be some."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from minfer.effects.live import host_memory
+from minfer.effects.live.host_memory import GROWN, Trim
+
+HOLES = """
+from minfer.effects.live.host_memory import Trim, resident
+trim = Trim(resident())
+small = [bytearray(4000) for _ in range(80_000)]
+full = resident()
+keep = small[::500]  # so that the rest is holes, and not the end of the heap
+del small
+held = resident()
+assert held > full - (16 << 20), "the allocator gives back by itself"
+assert trim.look()
+assert resident() < held - (200 << 20), (full, held, resident())
+assert not trim.look()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's allocator is Linux's")
+def test_holes_in_the_heap_are_given_back() -> None:
+    env = {"MALLOC_MMAP_THRESHOLD_": "1000000000", "PYTHONPATH": ":".join(sys.path)}
+    subprocess.run([sys.executable, "-c", HOLES], check=True, env=env)
+
+
+def test_a_process_that_does_not_grow_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sizes = iter([GROWN, 10, 10 + GROWN - 1, 5, 5 + GROWN, 20])
+    asked = []
+    monkeypatch.setattr(host_memory, "resident", lambda: next(sizes))
+    monkeypatch.setattr(host_memory, "give_back", lambda: asked.append(1))
+    trim = Trim()
+    assert trim.look()  # floor 10
+    assert not trim.look()
+    assert not trim.look()  # floor 5: what it has given back by itself counts
+    assert trim.look()
+    assert len(asked) == 2
+
+
+def test_a_user_may_say_how_many_products_are_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(host_memory.PRODUCTS_NAME, "7")
+    host_memory.bound_products()
+    assert os.environ[host_memory.PRODUCTS_NAME] == "7"

@@ -1,0 +1,226 @@
+"""Outputs are as was asked, whatever else goes on: the bundled model, on the CPU."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
+from minfer.effects.live import masks
+from minfer.effects.text.grammars import by_llguidance
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.messages import Preempted
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12},
+        "size": {"type": "integer", "minimum": 10, "maximum": 999},
+        "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "minItems": 2},
+    },
+    "required": ["name", "size"],
+    "additionalProperties": False,
+}
+PROMPTS = ["def read(path):\n", "class Stack", "import os\n", "x = "]
+EACH = [
+    StructuredOutputs(json=SCHEMA),
+    StructuredOutputs(regex=r"[a-z]{3,9}(_[a-z]{2,5}){2,3}"),
+    StructuredOutputs(grammar='start: "(" start ")" | /[0-9]{2,4}/ | start "+" start'),
+    None,
+]
+
+
+def params(asked: StructuredOutputs | None, **more: Any) -> SamplingParams:
+    given = {"temperature": 1.0, "max_tokens": 40, "seed": 5, **more}
+    return SamplingParams(structured_outputs=asked, **given)
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(**SETTINGS) as made:
+        yield made
+
+
+def tokens(outputs: list[RequestOutput]) -> list[list[tuple[int, ...]]]:
+    return [[one.token_ids for one in output.outputs] for output in outputs]
+
+
+def serve(llm: LLM, **more: Any) -> list[RequestOutput]:
+    return llm.generate(
+        PROMPTS, [params(one, n=2, **more) for one in EACH], use_tqdm=False
+    )
+
+
+def one(llm: LLM, asked: StructuredOutputs, **more: Any) -> Any:
+    (output,) = llm.generate(PROMPTS[0], params(asked, **more), use_tqdm=False)
+    return output.outputs[0]
+
+
+@pytest.fixture(scope="module")
+def expected(llm: LLM) -> list[list[tuple[int, ...]]]:
+    return tokens(serve(llm))
+
+
+def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
+    for seed in range(3):
+        done = one(llm, StructuredOutputs(json=SCHEMA), seed=seed, max_tokens=80)
+        if done.finish_reason == "stop":
+            found = json.loads(done.text)
+            assert {"name", "size"} <= found.keys() <= SCHEMA["properties"].keys()  # type: ignore[attr-defined]
+            assert len(found["name"]) <= 12
+            assert 10 <= found["size"] <= 999
+    done = one(llm, StructuredOutputs(choice=["yes", "no"]))
+    assert done.text in ("yes", "no")
+    assert done.finish_reason == "stop"
+    assert done.token_ids[-1] in llm.setup.stop_ids
+    assert not len(llm.worker.driver.masks)  # type: ignore[arg-type]  # which it has
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps_in_flight": 1},
+        {"max_num_batched_tokens": 8, "max_num_seqs": 8},
+        {"enable_prefix_caching": False},
+        {"block_size": 16, "num_gpu_blocks_override": 9, "max_model_len": 128},
+        {"max_repeat": 4},
+    ],
+    ids=["depth 1", "chunked", "uncached", "preempted", "repeated"],
+)
+def test_neither_depth_nor_chunks_nor_preemption_changes_a_token(
+    settings: dict[str, Any], expected: list[list[tuple[int, ...]]]
+) -> None:
+    with LLM(**{**SETTINGS, **settings}) as other:
+        reasons = list[Any]()
+        driver = other.worker.driver
+        turn = driver.turn
+
+        def noting(before: Any = None) -> Any:
+            turned = turn(before)
+            reasons.extend(turned.reasons)
+            return turned
+
+        driver.turn = noting  # type: ignore[method-assign]  # to see what it decided
+        assert tokens(serve(other)) == expected
+        assert tokens(serve(other)) == expected  # with all prompts cached, if they are
+        if "block_size" in settings:
+            assert any(isinstance(reason, Preempted) for reason in reasons)
+
+
+def test_a_stop_string_ends_an_output_within_its_grammar(llm: LLM) -> None:
+    asked = StructuredOutputs(regex="aaaa;bbbb;cccc")
+    done = one(llm, asked, stop=[";bb"])
+    assert (done.text, done.finish_reason, done.stop_reason) == ("aaaa", "stop", ";bb")
+
+
+def test_an_output_whose_end_is_ignored_is_as_long_as_its_grammar_lets_it(
+    llm: LLM,
+) -> None:
+    asked = StructuredOutputs(regex="a{1,9}")
+    done = one(llm, asked, ignore_eos=True)
+    assert (done.text, done.finish_reason) == ("a" * 9, "stop")
+    assert llm.setup.stop_ids.isdisjoint(done.token_ids)
+
+
+def test_an_output_that_is_cut_is_a_beginning(llm: LLM) -> None:
+    done = one(llm, StructuredOutputs(regex="(abc){9,}"), max_tokens=5)
+    assert done.finish_reason == "length"
+    assert ("abc" * 20).startswith(done.text)
+
+
+def test_a_greedy_row_takes_the_likeliest_that_is_allowed(llm: LLM) -> None:
+    done = one(llm, StructuredOutputs(regex="[01]{8}"), temperature=0, logprobs=2)
+    assert len(done.text) == 8
+    assert set(done.text) <= {"0", "1"}
+    assert len(done.logprobs) == len(done.token_ids)
+
+
+def test_what_cannot_be_compiled_is_refused_at_once(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="unclosed group") as caught:
+        one(llm, StructuredOutputs(regex="("))
+    assert caught.value.param == "structured_outputs.regex"
+
+
+def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = by_llguidance.LlguidanceMatcher
+    mask = made.mask
+
+    def failing(self: Any) -> bytes:
+        if self.may_end:
+            raise GrammarError("took too long")
+        return mask(self)
+
+    asked = StructuredOutputs(regex="a{3,9}x?")
+    llm.grammars.get(asked)
+    monkeypatch.setattr(made, "mask", failing)
+    both = [params(asked, temperature=0), params(None, temperature=0, max_tokens=9)]
+    ended, plain = (
+        out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
+    )
+    assert ended.finish_reason == "error"
+    assert ended.error == f"{masks.STUCK}: took too long"
+    assert ended.text.startswith("aaa")
+    monkeypatch.undo()
+    alone = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
+    assert plain.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("executor", ["dry", "oracle"])
+def test_executors_that_compute_nothing_keep_to_it_too(executor: str) -> None:
+    with LLM(executor=executor) as bare:
+        done = one(bare, StructuredOutputs(choice=["yes", "no"]), temperature=0)
+        assert done.text in ("yes", "no")
+        assert done.finish_reason == "stop"
+
+
+def test_without_the_library_what_is_needed_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with LLM(executor="oracle") as bare, pytest.raises(RequestError) as caught:
+        bare.generate("x", params(StructuredOutputs(json_object=True)))
+    assert "structured_outputs.json_object: needs llguidance" in str(caught.value)
+    assert "pip install 'minfer[grammar]'" in str(caught.value)
+
+
+REPLAY = """
+import sys
+for name in ("llguidance", "torch", "tokenizers"):
+    sys.modules[name] = None
+from minfer.__main__ import main
+sys.exit(main(["replay", sys.argv[1]]))
+"""
+
+
+def test_a_journal_replays_without_library_model_and_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mask = by_llguidance.LlguidanceMatcher.mask
+
+    def failing(self: Any) -> bytes:
+        if self.must_end:
+            raise GrammarError("took too long")
+        return mask(self)
+
+    for redact in (False, True):
+        folder = tmp_path / str(redact)
+        with LLM(journal=folder, journal_redact=redact, **SETTINGS) as recorded:
+            serve(recorded)
+            with monkeypatch.context() as patched:
+                patched.setattr(by_llguidance.LlguidanceMatcher, "mask", failing)
+                done = one(recorded, StructuredOutputs(choice=["yes", "no"]))
+                assert done.finish_reason == "error"
+        replayed = subprocess.run(
+            [sys.executable, "-c", REPLAY, str(folder)], capture_output=True, text=True
+        )
+        assert replayed.returncode == 0, replayed.stderr
+        assert b"took too long" not in b"".join(
+            file.read_bytes() for file in folder.iterdir() if redact
+        )

@@ -1,0 +1,69 @@
+"""Which requests a run has: ids to explain, beside what became of them."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from minfer.effects.cli.main import main
+from minfer.effects.live.journal_files import read_journal
+from minfer.effects.runs.explain_list import SHOWN, lines, listed
+from minfer.messages import Emit, Submit
+from tests.core.runs.clocked import Run, config, request
+from tests.effects.runs.test_explain import hostile as hostile
+from tests.effects.runs.test_explain import saved
+
+
+def test_every_request_is_listed_and_can_be_explained(
+    hostile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(hostile), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    turns = [*read_journal(hostile).turns()]
+    came = [e.request for t in turns for e in t.events if isinstance(e, Submit)]
+    assert {one["id"] for one in found} == {one.id for one in came}
+    emits = [c for t in turns for c in t.transition.commands if isinstance(c, Emit)]
+    if len({one.id for one in came}) == len(came):
+        written = Counter[str]()
+        for done in (done for emit in emits for done in emit.finished):
+            written[done.id] += done.length
+        assert {one["id"]: one["tokens"] for one in found} == {
+            one.id: written[one.id] for one in came
+        }
+    assert main(["explain", str(hostile), found[-1]["id"]]) == 0
+
+
+def test_the_list_as_people_see_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run(config(max_num_seqs=1))
+    run.turn(*(Submit(request(name, 3, tokens=3)) for name in ("a-0", "b\x1b[2J")))
+    run.turn()
+    path = saved(tmp_path, run)
+    assert main(["explain", str(path)]) == 0
+    out = capsys.readouterr().out
+    first, head, one, other, *hints = out.splitlines()
+    assert first == f"2 requests in {path}"
+    assert head.split() == [
+        *("id", "came", "at,", "s", "prompt", "written", "first,", "ms", "took,", "ms"),
+        "ended",
+    ]
+    assert one.split() == ["a-0", "0.000", "3", "0", "1,000.0", "-", "goes", "on"]
+    assert other.startswith(r"'b\x1b[2J'")
+    assert "\x1b" not in out
+    assert hints[0] == f"minfer explain {path} ID says where the time of one of them went"
+
+
+def test_of_many_the_latest_are_shown() -> None:
+    run = Run(config())
+    names = [f"r{i}" for i in range(SHOWN + 5)]
+    run.turn(*(Submit(request(name, 3, tokens=1)) for name in names))
+    run.drain()
+    every = listed(run.turns)
+    assert [one.id for one in every] == names
+    assert all(one.end == "length" and one.tokens == 1 for one in every)
+    assert all(one.took == one.first for one in every)
+    first, _, *rows = lines(every, "runs")
+    assert first == f"{SHOWN + 5} requests in runs; the latest {SHOWN} (--json has all)"
+    assert rows[0].split()[0] == "r5"

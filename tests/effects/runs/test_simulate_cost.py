@@ -1,0 +1,97 @@
+"""A simulation says what it goes by: a run's own costs, a file's, or built-in ones."""
+
+from pathlib import Path
+
+import pytest
+
+from minfer.config import EngineConfig
+from minfer.effects.cli.main import main
+from minfer.effects.live.journal_files import write_journal
+from minfer.effects.runs.costs import H200, write_cost
+from minfer.effects.runs.simulate import _goodness
+from minfer.effects.runs.traces import read_trace
+from minfer.runs.simulate import Simulated, Simulation
+from tests.effects.runs.test_simulate import COST, SMALL, told
+
+RAN = {"model": "/models/small", "device": "a GPU", "executor": "torch"}
+
+
+def run_of(path: Path, requests: int) -> Path:
+    """A journal of so many requests, whose steps cost what `COST` says."""
+    trace = read_trace(f"poisson:rate=12,requests={requests},prompt=300,output=30,seed=2")
+    config = EngineConfig(num_blocks=2000, max_num_seqs=16, max_model_len=2000)
+    made = Simulation(config, Simulated(), COST, trace.arrivals(config.block_size))
+    write_journal(path, config, made.turns(), RAN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return run_of(tmp_path_factory.mktemp("runs") / "run.journal", 60)
+
+
+def heading(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["simulate", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()[:4]
+
+
+def test_a_run_is_simulated_at_its_own_cost(
+    ran: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, cost, why, sizes = heading(capsys, str(ran))
+    assert cost.startswith(f"what steps cost: fitted to {ran}; on steps held out ")
+    assert why == (
+        "  what ran there: /models/small, a GPU, torch; --cost h200 takes the built-in "
+        "model"
+    )
+    assert (
+        sizes == "sizes and the policy that no option gives are those of the recorded run"
+    )
+    found = told(capsys, str(ran), "--requests", "30")
+    assert found["cost"]["token"] == pytest.approx(COST.token, rel=0.1)
+    assert abs(found["held_out_error"]["total"]) < 0.02
+    assert found["ran"]["model"] == "/models/small"
+    # That is another prediction than of a 7B model on an H200.
+    built_in = told(capsys, str(ran), "--requests", "30", "--cost", "h200")
+    assert built_in["cost"]["name"] == H200.name
+    own, other = (one["runs"][0]["tpot"]["p50"] for one in (found, built_in))
+    assert own > 1.2 * other
+
+
+def test_a_run_of_few_steps_says_that_it_does_not_tell(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = run_of(tmp_path / "short.journal", 3)
+    _, cost, why, _ = heading(capsys, str(short))
+    assert cost == f"what steps cost: {H200.name}"
+    assert why.startswith("  the run has fewer than the 256 steps that tell what one")
+    with pytest.raises(SystemExit):
+        main(["simulate", str(short), "--cost"])
+    capsys.readouterr()
+    assert main(["simulate", SMALL, "--fit", str(short)]) == 2  # who asks for it is told
+    assert "steps are too few to fit" in capsys.readouterr().err
+
+
+def test_what_is_asked_for_is_said(
+    ran: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "cost.json"
+    write_cost(kept, COST, {})
+    few = (SMALL, "--requests", "5")
+    assert heading(capsys, *few, "--cost", str(kept))[1:3] == [
+        "what steps cost: known",
+        f"  read from {kept} (--cost)",
+    ]
+    assert heading(capsys, *few, "--cost", "h200")[2] == "  as --cost h200 says"
+    assert heading(capsys, *few, "--fit", str(ran))[2].endswith("torch; as --fit says")
+
+
+def test_goodput_is_told_in_words() -> None:
+    assert _goodness(float("inf"), float("inf")).startswith(
+        "good: the share of answers that ended well; --slo-ttft and --slo-tpot say"
+    )
+    assert _goodness(2, 0.05) == (
+        "good: the share of answers whose first token came within 2 s and whose other "
+        "tokens took at most 0.05 s each, on average; good/s: as many of them a second "
+        "(goodput)"
+    )

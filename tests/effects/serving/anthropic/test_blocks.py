@@ -1,0 +1,68 @@
+"""Blocks of calls and results, as chat templates take them."""
+
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.anthropic.blocks import turns_of
+from tests.effects.serving.anthropic.asked import HI, body, refused
+
+USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": [1, None]}}
+RESULT = {"type": "tool_result", "tool_use_id": "t1", "content": "5"}
+TEXT = {"type": "text", "text": "x"}
+CALL = {
+    "id": "t1",
+    "type": "function",
+    "function": {"name": "add", "arguments": {"a": [1, None]}},
+}
+
+
+def turns(role: str, *blocks: dict[str, Any]) -> list[dict[str, Any]]:
+    (_, turn) = body(messages=[*HI, {"role": role, "content": list(blocks)}]).messages
+    return turns_of(turn.role, turn.content)
+
+
+def test_calls_are_of_the_message_around_them() -> None:
+    plain = {"role": "assistant", "content": "x"}
+    assert turns("assistant", TEXT, USE) == [{**plain, "tool_calls": [CALL]}]
+    thought = {"type": "thinking", "thinking": "hm", "signature": ""}
+    (turn,) = turns("assistant", thought, TEXT, USE)
+    assert turn["reasoning_content"] == "hm"
+    assert turns("assistant", USE)[0]["content"] == ""
+
+
+def test_results_are_messages_of_their_own() -> None:
+    told = {"role": "tool", "tool_call_id": "t1", "content": "5"}
+    assert turns("user", RESULT) == [told]
+    parts = {**RESULT, "content": [TEXT, TEXT], "is_error": True}
+    both = [{**told, "content": "x\nx"}, {"role": "user", "content": "x"}]
+    assert turns("user", TEXT, parts) == both
+    nothing = {"type": "tool_result", "tool_use_id": "t1"}
+    assert turns("user", nothing) == [{**told, "content": ""}]
+
+
+@pytest.mark.parametrize(
+    ("role", "block", "param"),
+    [
+        ("user", USE, "type"),
+        ("assistant", RESULT, "type"),
+        ("assistant", {**USE, "input": "{}"}, "input"),
+        ("assistant", {**USE, "id": ""}, "id"),
+        ("user", {**RESULT, "content": [{"type": "image"}]}, "content[0].type"),
+        ("user", {"type": "tool_result"}, "tool_use_id"),
+        ("user", {"type": 5}, "type"),
+    ],
+)
+def test_what_makes_no_sense(role: str, block: dict[str, Any], param: str) -> None:
+    error = refused(messages=[*HI, {"role": role, "content": [block]}])
+    assert error.param == f"messages[1].content[0].{param}"
+
+
+def test_tools_as_templates_take_them() -> None:
+    schema = {"type": "object", "properties": {"a": {"default": None}}}
+    tool = {"name": "f", "input_schema": schema, "cache_control": {"type": "ephemeral"}}
+    told = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert [one.told() for one in body(tools=[tool]).offered] == [told]
+    assert body(tools=[tool], tool_choice={"type": "none"}).offered == []
+    (described,) = body(tools=[{**tool, "description": "F."}]).offered
+    assert described.told()["function"]["description"] == "F."

@@ -1,0 +1,73 @@
+"""Messages with calls and answers to them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.conversation import speaks_of_tools
+from tests.effects.serving.openai.asked import HI, chat, refused
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+CALLS = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+ANSWER = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+FIRST = "messages[1].tool_calls[0]"
+
+
+def called(**fields: Any) -> dict[str, Any]:
+    function = {"name": "add", "arguments": "{}", **fields}
+    return {"role": "assistant", "tool_calls": [{**CALL, "function": function}]}
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        ([{**CALLS, "tool_calls": [{**CALL, "id": 5}]}], f"{FIRST}.id"),
+        ([{**CALLS, "tool_calls": [{**CALL, "type": "custom"}]}], f"{FIRST}.type"),
+        ([{**CALLS, "tool_calls": []}], "messages[1].content"),
+        ([{**CALLS, "role": "user", "content": "x"}], "messages[1].tool_calls"),
+        ([called(name=None)], f"{FIRST}.function.name"),
+        ([called(arguments=None)], f"{FIRST}.function.arguments"),
+        ([called(arguments={})], f"{FIRST}.function.arguments"),
+        ([called(arguments="[]")], f"{FIRST}.function.arguments"),
+        ([called(arguments="{")], f"{FIRST}.function.arguments"),
+        ([called(arguments="[" * 10**5)], f"{FIRST}.function.arguments"),
+        ([called(arguments='{"a": NaN}')], f"{FIRST}.function.arguments"),
+        ([ANSWER], "messages[1].tool_call_id"),
+        ([CALLS, {**ANSWER, "tool_call_id": "c2"}], "messages[2].tool_call_id"),
+        ([CALLS, {"role": "tool", "content": "x"}], "messages[2].tool_call_id"),
+        ([CALLS, {**ANSWER, "content": None}], "messages[2].content"),
+        ([{"role": "function", "name": "f", "content": "x"}], "messages[1].role"),
+    ],
+)
+def test_what_makes_no_sense(messages: list[Any], param: str) -> None:
+    error = refused(ChatBody, json.dumps({"messages": [*HI, *messages]}).encode())
+    assert error.param == param
+
+
+def test_calls_as_templates_take_them() -> None:
+    """Their arguments are objects, and no content is empty content."""
+    function = {"name": "add", "arguments": '{"a": [1, null], "b": "ü"}'}
+    asked = {**CALLS, "tool_calls": [{**CALL, "function": function}]}
+    body = chat(messages=[*HI, asked, {**ANSWER, "name": "add"}])
+    told = [message.told() for message in body.messages]
+    arguments = {"a": [1, None], "b": "ü"}
+    call = {**CALL, "function": {"name": "add", "arguments": arguments}}
+    assert told == [
+        *HI,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "content": "5", "name": "add", "tool_call_id": "c1"},
+    ]
+    assert list(told[1]["tool_calls"][0]["function"]["arguments"]) == ["a", "b"]
+    assert speaks_of_tools(body.messages)
+    assert not speaks_of_tools(chat().messages)
+    assert chat(messages=[*HI, called(arguments="")]).messages[1].tool_calls
+
+
+def test_reasoning_goes_back_under_either_name() -> None:
+    for name in ("reasoning_content", "reasoning"):
+        said = {"role": "assistant", "content": "x", name: "hm"}
+        (_, told) = [one.told() for one in chat(messages=[*HI, said]).messages]
+        assert told["reasoning_content"] == "hm"
+    assert "reasoning_content" not in chat().messages[0].told()

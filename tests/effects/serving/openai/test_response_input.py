@@ -1,0 +1,80 @@
+"""Items with calls, outputs and reasoning, as chat templates take them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.bodies import read_body
+from minfer.effects.serving.openai.response_input import turns_of
+from minfer.effects.serving.openai.responses import ResponsesBody
+from tests.effects.serving.openai.asked import refused
+
+CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'}
+OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "5"}
+THOUGHT = {
+    "type": "reasoning",
+    "id": "rs-1",
+    "summary": [],
+    "content": [{"type": "reasoning_text", "text": "hm"}],
+}
+SAID = {"role": "assistant", "content": "x"}
+TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+TOLD = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+
+
+def body(**fields: Any) -> ResponsesBody:
+    return read_body(ResponsesBody, json.dumps({"input": "hi", **fields}).encode())
+
+
+def turns(*items: dict[str, Any]) -> list[dict[str, Any]]:
+    return turns_of(body(input=list(items)).input)
+
+
+def test_what_the_assistant_does_at_once_is_one_message() -> None:
+    second = {**CALL, "call_id": "c2", "id": "fc-1", "status": "completed"}
+    result = {"role": "tool", "tool_call_id": "c1", "content": "5"}
+    calls = [TOLD, {**TOLD, "id": "c2"}]
+    assert turns(THOUGHT, SAID, CALL, second, OUTPUT) == [
+        {**SAID, "reasoning_content": "hm", "tool_calls": calls},
+        result,
+    ]
+    alone = {"role": "assistant", "content": "", "tool_calls": [TOLD]}
+    assert turns(CALL, OUTPUT) == [alone, result]
+    assert turns(THOUGHT, CALL) == [{**alone, "reasoning_content": "hm"}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": [OUTPUT]}, "input[0].call_id"),
+        ({"input": [{**CALL, "arguments": "["}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "call_id": ""}]}, "input[0].call_id"),
+        ({"input": [{"type": "computer_call"}]}, "input[0].type"),
+        (
+            {"input": [{**THOUGHT, "encrypted_content": "x"}]},
+            "input[0].encrypted_content",
+        ),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {**TOOL}}, "tool_choice.parameters"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
+            "tool_choice",
+        ),
+    ],
+)
+def test_what_makes_no_sense(fields: dict[str, Any], param: str) -> None:
+    data = json.dumps({"input": "hi", **fields}).encode()
+    assert refused(ResponsesBody, data).param == param
+
+
+def test_tools_as_templates_take_them() -> None:
+    function = {"name": "f", "parameters": {"type": "object"}}
+    (tool,) = body(tools=[TOOL]).offered
+    assert tool.tool().told() == {"type": "function", "function": function}
+    assert tool.shown()["name"] == "f"
+    assert body(tools=[TOOL], tool_choice="none").offered == []

@@ -1,0 +1,244 @@
+"""Prompts that are scored, echoed or only computed, as clients ask for them over HTTP."""
+
+import math
+from typing import Any
+
+import openai
+import pytest
+import torch
+from openai import OpenAI
+from transformers import AutoModelForCausalLM
+
+from minfer.effects.serving.openai import fields
+from minfer.effects.serving.openai.logprobs import CompletionLogprobs
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.text.outputs import Logprob, PromptLogprobs
+from minfer.effects.text.tokenizer import Tokenizer
+
+TEXT = 'def add(a, b):\n    """Add \u2603."""\n    return a + b\n'
+END = "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(bundled_folder())
+
+
+def right(ids: list[int]) -> torch.Tensor:
+    """The log-probabilities of what follows each token."""
+    theirs = AutoModelForCausalLM.from_pretrained(bundled_folder(), dtype=torch.float32)
+    with torch.inference_mode():
+        found: torch.Tensor = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
+    return found
+
+
+def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
+    client: OpenAI, tokenizer: Tokenizer
+) -> None:
+    ids = tokenizer.encode(TEXT)
+    values = right(ids)
+    for most in (0, 1):  # both are in use: a token that is thrown away, or none
+        done = client.completions.create(
+            model="bundled",
+            prompt=[ids, ids[:5]],
+            echo=True,
+            logprobs=1,
+            max_tokens=most,
+            temperature=0,
+            seed=1234,
+        )
+        scored = done.choices[0].logprobs
+        assert scored is not None
+        assert scored.token_logprobs is not None
+        assert scored.top_logprobs is not None
+        values_of_first: list[object] = [scored.token_logprobs[0], scored.top_logprobs[0]]
+        assert values_of_first == [None, None]
+        for place, token in enumerate(ids[1:]):
+            told = scored.token_logprobs[place + 1]
+            assert told == pytest.approx(values[place, token].item(), abs=0.1)
+            best = max(scored.top_logprobs[place + 1].values())
+            assert best == pytest.approx(values[place].max().item(), abs=0.1)
+        assert len(scored.token_logprobs) == len(ids) + most
+        if not most:
+            assert [choice.finish_reason for choice in done.choices] == ["length"] * 2
+        assert done.choices[1].text.startswith(tokenizer.decode(ids[:5]))
+        assert done.usage is not None
+        assert done.usage.completion_tokens == 2 * most
+
+
+def test_an_echo_is_told_of_as_its_output_is(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "prompt": [TEXT, f"x = 1{END}y = 2\n"],
+        "echo": True,
+        "logprobs": 3,
+        "max_tokens": 6,
+        "temperature": 0,
+        "n": 2,
+    }
+    whole = client.completions.create(**asked)
+    streamed: list[dict[str, Any]] = [{"text": ""} for _ in whole.choices]
+    with client.completions.create(**asked, stream=True) as stream:
+        for chunk in stream:
+            for choice in chunk.choices:
+                told = streamed[choice.index]
+                told["text"] += choice.text
+                for name, part in choice.logprobs or {}:
+                    told[name] = told.get(name, []) + part
+    for choice, told in zip(whole.choices, streamed, strict=True):
+        scored = choice.logprobs
+        assert scored is not None
+        assert scored.tokens is not None
+        assert scored.text_offset is not None
+        assert told == {"text": choice.text, **scored.model_dump()}
+        assert choice.text.startswith(asked["prompt"][choice.index // 2])
+        for word, place in zip(scored.tokens, scored.text_offset, strict=True):
+            whole_word = "\ufffd" not in word
+            assert choice.text.startswith(word, place) or not whole_word or word == END
+    alone = client.completions.create(**{**asked, "echo": False})
+    for choice, own in zip(whole.choices, alone.choices, strict=True):
+        assert choice.text.endswith(own.text)
+        assert own.logprobs is not None
+        assert own.logprobs.tokens is not None
+        assert choice.logprobs is not None
+        assert choice.logprobs.tokens is not None
+        assert choice.logprobs.tokens[-len(own.logprobs.tokens) :] == own.logprobs.tokens
+
+
+def line(tokenizer: Tokenizer, ids: list[int]) -> list[dict[int, Logprob]]:
+    told = [tokenizer.token_bytes(token).decode(errors="replace") for token in ids]
+    return [
+        {token: Logprob(-1.0, 1, text)} for token, text in zip(ids, told, strict=True)
+    ]
+
+
+def test_offsets_are_of_the_text_which_special_tokens_are_not_in(
+    tokenizer: Tokenizer,
+) -> None:
+    (end,) = tokenizer.special([END])
+    x, y = (tokenizer.encode(one, add_special_tokens=False) for one in ("xs", "yes"))
+    ids = [*x, end, *y]
+    begins = len(x)
+    told = CompletionLogprobs(tokenizer).told(0, line(tokenizer, ids))
+    assert told["text_offset"][begins : begins + 2] == [2, 2]
+    prompt: PromptLogprobs = [None, *line(tokenizer, ids[1:])]
+    for text, place in (("xsyes", 2), (f"xs{END}yes", 2 + len(END))):
+        scores = CompletionLogprobs(tokenizer)
+        found = scores.echoed(0, text, ids, prompt, 0)
+        assert found["text_offset"][begins : begins + 2] == [2, place]
+        assert scores.told(0, line(tokenizer, x))["text_offset"][0] == len(text)
+    spaced = tokenizer.encode(" a", add_special_tokens=False)
+    found = CompletionLogprobs(tokenizer).echoed(0, "a", spaced, [None] * len(spaced), 0)
+    assert found["text_offset"][-1] <= 1, "a tokenizer may put a space before a text"
+
+
+def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode(TEXT)
+    more = {"prompt_logprobs": 2}
+    completed: Any = client.completions.create(
+        model="bundled", prompt=TEXT, max_tokens=1, extra_body=more
+    )
+    answered: Any = client.chat.completions.create(
+        model="bundled",
+        messages=[{"role": "user", "content": TEXT}],
+        max_tokens=1,
+        extra_body=more,
+    )
+    told = completed.choices[0].prompt_logprobs
+    assert completed.choices[0].logprobs is None
+    assert len(told) == len(ids)
+    assert len(answered.prompt_logprobs) == answered.usage.prompt_tokens
+    for every in (told, answered.prompt_logprobs):
+        assert every[0] is None
+        for by_id in every[1:]:
+            assert 2 <= len(by_id) <= 3
+            own = next(iter(by_id.values()))
+            assert set(own) == {"logprob", "rank", "decoded_token"}
+            assert {1, 2} <= {one["rank"] for one in by_id.values()}
+    assert [next(iter(by_id)) for by_id in told[1:]] == [str(one) for one in ids[1:]]
+    more = {"prompt_logprobs": 1}
+    both: Any = client.completions.create(
+        model="bundled", prompt=TEXT, max_tokens=0, echo=True, logprobs=4, extra_body=more
+    )
+    (choice,) = both.choices
+    assert all(len(one) <= 2 for one in choice.prompt_logprobs[1:])
+    assert all(4 <= len(one) <= 5 for one in choice.logprobs.top_logprobs[4:])
+    assert choice.text == TEXT
+
+
+def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "bundled", "prompt": "y = 1\n" * 100}
+    asked["extra_body"] = {"cache_salt": "warmed"}
+    asked["extra_body"]["timing"] = True
+    for most, cached in ((0, False), (1, True)):
+        done = client.completions.create(**asked, max_tokens=most)
+        assert done.usage is not None
+        assert done.usage.prompt_tokens_details is not None
+        assert bool(done.usage.prompt_tokens_details.cached_tokens) == cached
+        assert done.usage.completion_tokens == most
+        assert bool(done.choices[0].text) == bool(most)
+    with client.completions.create(**asked, max_tokens=0, stream=True) as stream:
+        chunk, *_ = stream
+    assert (chunk.choices[0].text, chunk.choices[0].finish_reason) == ("", "length")
+
+
+def test_the_best_of_several(client: OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "bundled",
+        "prompt": ["def ", "class "],
+        "temperature": 1.2,
+        "max_tokens": 8,
+        "seed": 5,
+    }
+    every = client.completions.create(**asked, n=6, logprobs=0)
+    best = client.completions.create(**asked, n=2, best_of=6)
+    for prompt in (0, 1):
+        means = {}
+        for choice in every.choices[6 * prompt : 6 * prompt + 6]:
+            assert choice.logprobs is not None
+            values = [one for one in choice.logprobs.token_logprobs or [] if one]
+            means[choice.text] = math.fsum(values) / len(values)
+        due = sorted(means, key=lambda text: -means[text])[:2]
+        chosen = best.choices[2 * prompt : 2 * prompt + 2]
+        assert [choice.text for choice in chosen] == due
+        assert [choice.index for choice in chosen] == [2 * prompt, 2 * prompt + 1]
+        assert all(choice.logprobs is None for choice in chosen)
+    assert best.usage is not None
+    assert every.usage is not None
+    assert best.usage.completion_tokens == every.usage.completion_tokens
+
+
+def test_an_answer_may_not_grow_beyond_memory(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fields, "MAX_SCORES", 24)
+    asked: dict[str, Any] = {"model": "bundled", "prompt": [[5] * 3, [6] * 3]}
+    for more, param in (
+        ({"echo": True, "logprobs": 4}, "logprobs"),
+        ({"extra_body": {"prompt_logprobs": 4}}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 1}, "n": 3}, "prompt_logprobs"),
+    ):
+        with pytest.raises(openai.BadRequestError, match="at most 24") as caught:
+            client.completions.create(**asked, **more, max_tokens=1)
+        assert caught.value.param == param
+    client.completions.create(**asked, echo=True, logprobs=3, max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"extra_body": {"prompt_logprobs": 21}}, "prompt_logprobs"),
+        ({"extra_body": {"prompt_logprobs": 1}, "stream": True}, "prompt_logprobs"),
+        ({"extra_body": {"best_of": 2}}, "best_of"),
+    ],
+)
+def test_what_a_conversation_may_not_ask_for(
+    client: OpenAI, given: dict[str, Any], param: str
+) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            model="bundled", messages=[{"role": "user", "content": "x"}], **given
+        )
+    assert caught.value.param == param

@@ -1,0 +1,261 @@
+"""What an answer must look like is asked for in many fields, and errors name each."""
+
+import json
+from typing import Any
+
+import pytest
+from openai import OpenAI
+
+from minfer.effects.serving.bodies import read_body
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.responses import ResponsesBody
+from minfer.structured import MAX_CONSTRAINT, StructuredOutputs
+from tests.effects.served import Serving, events
+from tests.effects.serving.openai.asked import HI, chat, completion
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {"ok": {"type": "boolean"}, "n": {"type": "integer", "maximum": 99}},
+    "required": ["ok", "n"],
+    "additionalProperties": False,
+}
+NAMED = {"name": "it", "schema": SCHEMA, "strict": True}
+TAGS = {
+    "type": "structural_tag",
+    "structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
+
+
+def asked(body: Any) -> Any:
+    return body.sampling().get("structured_outputs")
+
+
+@pytest.mark.parametrize(
+    ("fields", "right"),
+    [
+        ({"response_format": {"type": "text"}}, None),
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": NAMED}},
+            {"json": SCHEMA},
+        ),
+        ({"response_format": TAGS}, {"structural_tag": TAGS}),
+        ({"structured_outputs": {"json": SCHEMA}}, {"json": SCHEMA}),
+        ({"structured_outputs": {"choice": ["a", "b"]}}, {"choice": ["a", "b"]}),
+        (
+            {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
+            {"json_object": True, "disable_any_whitespace": True},
+        ),
+        ({"structured_outputs": {"regex": "a", "choice": None}}, {"regex": "a"}),
+        ({"guided_json": SCHEMA}, {"json": SCHEMA}),
+        ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+        ({"guided_grammar": 'start: "x"'}, {"grammar": 'start: "x"'}),
+        ({"guided_regex": "a", "response_format": {"type": "text"}}, {"regex": "a"}),
+    ],
+)
+def test_each_field_asks_for_the_same(
+    fields: dict[str, Any], right: dict[str, Any] | None
+) -> None:
+    expected = None if right is None else StructuredOutputs(**right)
+    assert asked(chat(**fields)) == asked(completion(**fields)) == expected
+
+
+def refused(**fields: Any) -> ApiError:
+    """What is told of a chat's fields; a completion is told the same."""
+    told = list[ApiError]()
+    for make in (chat, completion):
+        with pytest.raises(ApiError) as caught:
+            asked(make(**fields))
+        told.append(caught.value)
+    assert str(told[0]) == str(told[1])
+    assert told[0].status == 400
+    assert str(told[0]).startswith(f"{told[0].param}: ")
+    return told[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"response_format": "json"}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format.type"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}},
+            "response_format.json_schema.schema",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {**NAMED, "strict": 1},
+                }
+            },
+            "response_format.json_schema.strict",
+        ),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {**NAMED, "shema": 1},
+                }
+            },
+            "response_format.json_schema.shema",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format.json_schema.name",
+        ),
+        ({"structured_outputs": {}}, "structured_outputs"),
+        ({"structured_outputs": []}, "structured_outputs"),
+        ({"structured_outputs": {"regexp": "a"}}, "structured_outputs.regexp"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"choice": "abc"}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"guided_regex": "a" * (MAX_CONSTRAINT + 1)}, "guided_regex"),
+        ({"guided_regex": "a", "guided_json": {}}, "guided_regex"),
+        (
+            {"guided_regex": "a", "response_format": {"type": "json_object"}},
+            "guided_regex",
+        ),
+        ({"guided_decoding_backend": "x"}, "guided_decoding_backend"),
+    ],
+)
+def test_what_cannot_be_asked_for_is_refused_by_its_name(
+    fields: dict[str, Any], param: str
+) -> None:
+    assert refused(**fields).param == param
+
+
+def response(form: Any) -> Any:
+    data = {"input": "x", "text": {"format": form}}
+    return read_body(ResponsesBody, json.dumps(data).encode())
+
+
+@pytest.mark.parametrize(
+    ("form", "param"),
+    [
+        ({"type": "xml"}, "text.format.type"),
+        ({"type": "json_schema"}, "text.format.name"),
+        ({"type": "json_schema", "name": "a"}, "text.format.schema"),
+        ({"type": "json_schema", "name": "a", "schema": 1}, "text.format.schema"),
+        ({"type": "text", "schema": SCHEMA}, "text.format.schema"),
+    ],
+)
+def test_a_response_is_refused_a_wrong_format(form: Any, param: str) -> None:
+    with pytest.raises(ApiError) as caught:
+        response(form)
+    assert caught.value.param == param
+
+
+# --- of a server ------------------------------------------------------------------------
+
+FORMAT: Any = {"type": "json_schema", "json_schema": NAMED}
+
+
+def fits(text: str) -> bool:
+    found = json.loads(text)
+    return set(found) == {"ok", "n"} and found["n"] <= 99
+
+
+def test_an_answer_is_as_its_schema_says(client: OpenAI) -> None:
+    how: dict[str, Any] = {"messages": HI, "response_format": FORMAT}
+    made = client.chat.completions.create(model="bundled", max_tokens=60, seed=1, **how)
+    done = made.choices[0]
+    assert done.finish_reason == "stop"
+    assert fits(done.message.content or "")
+
+
+def test_a_stream_is_too(bundled: Serving) -> None:
+    body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 60}
+    url = f"{bundled.url}/v1/completions"
+    with bundled.http.stream("POST", url, json=body) as stream:
+        said = [one["choices"][0] for one in events(stream.iter_lines())]
+    assert fits("".join(one["text"] for one in said))
+    assert said[-1]["finish_reason"] == "stop"
+
+
+def test_a_response_is_as_its_format_says(bundled: Serving) -> None:
+    form = {"type": "json_schema", **NAMED}
+    told = bundled.post("responses", input="x", text={"format": form}).json()
+    assert fits(told["output"][0]["content"][0]["text"])
+    assert told["text"] == {"format": form}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "param"),
+    [
+        ("completions", {"guided_regex": "("}, "guided_regex"),
+        (
+            "completions",
+            {"structured_outputs": {"grammar": "start: b"}},
+            "structured_outputs.grammar",
+        ),
+        (
+            "completions",
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "a", "schema": {"not": {}}},
+                }
+            },
+            "response_format.json_schema.schema",
+        ),
+        (
+            "responses",
+            {
+                "text": {
+                    "format": {"type": "json_schema", "name": "a", "schema": {"x": 1}}
+                }
+            },
+            "text.format.schema",
+        ),
+    ],
+)
+def test_what_does_not_compile_is_refused_by_the_clients_own_field(
+    bundled: Serving, path: str, fields: dict[str, Any], param: str
+) -> None:
+    prompt = {"input": "x"} if path == "responses" else {"prompt": "x"}
+    answer = bundled.post(path, **prompt, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert "structured_outputs.json" not in error["message"]
+
+
+def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
+    """Those are prepared in a process of their own, which has no grammars."""
+    answer = bundled.post(
+        "completions", prompt="x", guided_choice=["y" * 2500, "z" * 2500]
+    )
+    assert answer.json()["choices"][0]["finish_reason"] == "length"
+    answer = bundled.post("completions", prompt="x", guided_regex="(" + "y" * 5000)
+    assert answer.json()["error"]["param"] == "guided_regex"
+
+
+def test_a_grammar_that_cannot_go_on_is_told_to_its_client_alone(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from minfer.effects.text.grammars import by_llguidance
+    from minfer.effects.text.grammars.protocol import GrammarError
+
+    made = by_llguidance.LlguidanceMatcher
+    mask = made.mask
+
+    def failing(self: Any) -> bytes:
+        if self.may_end:
+            raise GrammarError("took too long")
+        return mask(self)
+
+    assert bundled.post("completions", prompt="x", guided_regex="b{3}c?").is_success
+    monkeypatch.setattr(made, "mask", failing)
+    answer = bundled.post("completions", prompt="x", guided_regex="b{3}c?")
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "guided_regex"
+    assert "took too long" in answer.json()["error"]["message"]
+    assert bundled.post("completions", prompt="x", max_tokens=3).is_success

@@ -1,0 +1,233 @@
+"""Answers with calls and reasoning, from a server whose model says what we want."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from openai.lib.streaming.chat import ChatCompletionStreamState
+
+from minfer.effects.text.tools.formats import Parsers
+from tests.effects.scripted import TEMPLATE, hermes, say, write_talker
+from tests.effects.served import Serving, events, serving
+
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Add.",
+        "parameters": {"type": "object", "properties": {"a": {"default": None}}},
+    },
+}
+NOW: Any = {"type": "function", "function": {"name": "now"}}
+HI: Any = [{"role": "user", "content": "hi"}]
+ASKED: dict[str, Any] = {"model": "tiny", "messages": HI, "temperature": 0}
+TWO = hermes(("add", {"a": "é</tool_call>"}), ("now", {}))
+MARKS = ("[TOOL_CALLS]", "[ARGS]", "<|other|>")
+
+
+@pytest.fixture(scope="module")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """In Hermes' format, with reasoning."""
+    template = TEMPLATE + "{% if thinks %}<think>\n{% endif %}"
+    path = write_talker(tmp_path_factory.mktemp("talker") / "m", template)
+    with serving(path, executor="dry", num_gpu_blocks_override=400) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    """In Mistral's format, whose markers are special tokens."""
+    path = write_talker(tmp_path_factory.mktemp("mistral") / "m", special=MARKS)
+    service = {"parsers": Parsers("mistral")}
+    with serving(
+        path, executor="dry", num_gpu_blocks_override=400, service=service
+    ) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(talker: Serving) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{talker.url}/v1", api_key="-", max_retries=0) as made:
+        yield made
+
+
+def whole(to: Serving, **fields: Any) -> dict[str, Any]:
+    answer = to.post("chat/completions", **{**ASKED, **fields})
+    assert answer.status_code == 200, answer.text
+    choice: dict[str, Any] = answer.json()["choices"][0]
+    return choice
+
+
+def chunks(to: Serving, **fields: Any) -> list[dict[str, Any]]:
+    """The choices of a stream."""
+    answer = to.post("chat/completions", **{**ASKED, "stream": True, **fields})
+    told = events(iter(answer.text.split("\n")))
+    return [choice for one in told for choice in one["choices"]]
+
+
+def test_calls_in_one_piece(talker: Serving) -> None:
+    say(talker.llm, f"<think>\nHm.\n</think>\n\nI call.\n{TWO}")
+    choice = whole(talker, tools=[ADD, NOW])
+    assert choice["finish_reason"] == "tool_calls"
+    message = choice["message"]
+    assert (message["role"], message["content"]) == ("assistant", "I call.")
+    assert message["reasoning_content"] == message["reasoning"] == "Hm."
+    first, second = message["tool_calls"]
+    assert first["id"] != second["id"]
+    assert (first["type"], first["function"]["name"]) == ("function", "add")
+    assert json.loads(first["function"]["arguments"]) == {"a": "é</tool_call>"}
+    assert second["function"] == {"name": "now", "arguments": "{}"}
+
+
+def test_an_answer_that_is_calls_alone_has_no_content(talker: Serving) -> None:
+    say(talker.llm, TWO)
+    message = whole(talker, tools=[ADD])["message"]
+    assert message["content"] is None
+    assert len(message["tool_calls"]) == 2
+    assert "reasoning" not in message
+
+
+def test_a_stream_adds_up_to_the_whole(talker: Serving, client: OpenAI) -> None:
+    say(talker.llm, f"<think>Hm.</think>I call.\n{TWO}")
+    asked = {**ASKED, "tools": [ADD, NOW]}
+    one = client.chat.completions.create(**asked).choices[0]
+    state = ChatCompletionStreamState[None](input_tools=[ADD, NOW])
+    with client.chat.completions.create(**asked, stream=True) as stream:
+        for chunk in stream:
+            state.handle_chunk(chunk)
+    two = state.get_final_completion().choices[0]
+    assert two.finish_reason == one.finish_reason == "tool_calls"
+    assert two.message.content == one.message.content == "I call."
+    found, wanted = two.message.tool_calls or [], one.message.tool_calls or []
+    assert len(found) == 2
+    for mine, other in zip(found, wanted, strict=True):
+        assert mine.type == other.type == "function"
+        assert mine.function.name == other.function.name
+        assert mine.function.arguments == other.function.arguments
+
+
+def test_deltas_of_a_call(talker: Serving) -> None:
+    say(talker.llm, "x " + hermes(("add", {"a": 1})))
+    told = chunks(talker, tools=[ADD])
+    deltas = [choice["delta"] for choice in told]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert deltas[1] == {"content": "x"}
+    (start,) = deltas[2]["tool_calls"]
+    assert start.pop("id").startswith("call_")
+    function = {"name": "add", "arguments": ""}
+    assert start == {"index": 0, "type": "function", "function": function}
+    more = [call for delta in deltas[3:-1] for call in delta["tool_calls"]]
+    assert all(one.keys() == {"index", "function"} for one in more)
+    assert "".join(one["function"]["arguments"] for one in more) == '{"a": 1}'
+    assert deltas[-1] == {}
+    ends = [choice["finish_reason"] for choice in told]
+    assert ends == [None] * (len(told) - 1) + ["tool_calls"]
+
+
+def test_a_choice_of_none_shows_no_tools_and_looks_for_no_calls(talker: Serving) -> None:
+    say(talker.llm, TWO)
+    none = whole(talker, tools=[ADD], tool_choice="none")
+    assert none["message"]["content"] == TWO
+    assert none["finish_reason"] == "stop"
+    counts = [
+        talker.post("chat/completions", **ASKED, **more).json()["usage"]["prompt_tokens"]
+        for more in ({}, {"tools": [ADD], "tool_choice": "none"}, {"tools": [ADD]})
+    ]
+    assert counts[0] == counts[1] < counts[2]
+
+
+def test_one_call_at_most_if_so_wanted(talker: Serving) -> None:
+    say(talker.llm, TWO)
+    asked = {"tools": [ADD], "parallel_tool_calls": False}
+    assert len(whole(talker, **asked)["message"]["tool_calls"]) == 1
+    told = [
+        one
+        for each in chunks(talker, **asked)
+        for one in each["delta"].get("tool_calls", [])
+    ]
+    assert {one["index"] for one in told} == {0}
+
+
+def test_an_answer_that_is_cut_off_says_so(talker: Serving) -> None:
+    say(talker.llm, hermes(("add", {"a": "long " * 9})))
+    choice = whole(talker, tools=[ADD], max_tokens=60)
+    assert choice["finish_reason"] == "length"
+    arguments = choice["message"]["tool_calls"][0]["function"]["arguments"]
+    assert arguments.startswith('{"a": "lo')
+    say(talker.llm, "a <tool_call>\nno")
+    assert whole(talker, tools=[ADD])["message"]["content"] == "a <tool_call>\nno"
+
+
+def test_reasoning_that_the_template_opened(talker: Serving) -> None:
+    say(talker.llm, "Hm.\n</think>\nYes.")
+    thinks = {"chat_template_kwargs": {"thinks": True}}
+    message = whole(talker, **thinks)["message"]
+    assert (message["reasoning"], message["content"]) == ("Hm.", "Yes.")
+    deltas = [choice["delta"] for choice in chunks(talker, **thinks)]
+    thought = "".join(one.get("reasoning_content", "") for one in deltas)
+    assert thought == "".join(one.get("reasoning", "") for one in deltas) == "Hm."
+    assert "".join(one.get("content", "") for one in deltas) == "Yes."
+    assert whole(talker)["message"]["content"] == "Hm.\n</think>\nYes."
+
+
+def test_every_choice_has_its_own_calls(talker: Serving) -> None:
+    say(talker.llm, TWO)
+    answer = talker.post("chat/completions", **ASKED, tools=[ADD], n=2).json()
+    ids = [
+        call["id"] for one in answer["choices"] for call in one["message"]["tool_calls"]
+    ]
+    assert len(set(ids)) == 4
+
+
+def test_the_prompt_has_tools_calls_and_answers(talker: Serving) -> None:
+    function = {"name": "add", "arguments": '{"a": 1}'}
+    call = {"id": "c1", "type": "function", "function": function}
+    messages = [
+        *HI,
+        {"role": "assistant", "tool_calls": [call], "reasoning_content": "hm"},
+        {"role": "tool", "tool_call_id": "c1", "content": "5"},
+    ]
+    url = talker.url.removesuffix("/v1")
+    body = {"messages": messages, "tools": [ADD]}
+    ids = talker.http.post(f"{url}/tokenize", json=body).json()["tokens"]
+    assert talker.llm.tokenizer is not None
+    text = talker.llm.tokenizer.decode(ids)
+    assert text == (
+        f"<tools>{json.dumps([ADD])}</tools><user>hi<assistant><think>hm</think>"
+        '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+        "<tool>5<assistant>"
+    )
+    counted = talker.post("chat/completions", **{**ASKED, **body}).json()["usage"]
+    assert counted["prompt_tokens"] == len(ids)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_markers_that_are_special_tokens_are_seen_and_others_hidden(
+    mistral: Serving, stream: bool
+) -> None:
+    say(mistral.llm, 'Well<|other|>, [TOOL_CALLS]add[ARGS]{"a": "<|other|>1"}')
+    if stream:
+        deltas = [choice["delta"] for choice in chunks(mistral, tools=[ADD])]
+        content = "".join(one.get("content", "") for one in deltas)
+        calls = [call for one in deltas for call in one.get("tool_calls", [])]
+        said = "".join(call["function"]["arguments"] for call in calls)
+    else:
+        message = whole(mistral, tools=[ADD])["message"]
+        content, calls = message["content"], message["tool_calls"]
+        said = calls[0]["function"]["arguments"]
+    assert (content, said) == ("Well,", '{"a": "1"}')
+    assert len(calls[0]["id"]) == 9
+
+
+def test_special_tokens_are_hidden_where_nobody_looks_for_them(mistral: Serving) -> None:
+    say(mistral.llm, "[TOOL_CALLS]x[ARGS]<|other|>y")
+    assert whole(mistral)["message"]["content"] == "xy"
+
+
+def test_stop_strings_end_calls_too(talker: Serving) -> None:
+    say(talker.llm, hermes(("add", {"a": 1})) + "END more")
+    choice = whole(talker, tools=[ADD], stop=["END"])
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"]["content"] is None

@@ -1,0 +1,69 @@
+"""What may be asked of tools, and what chat templates get of them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.serving.openai.chat import ChatBody
+from tests.effects.serving.openai.asked import HI, chat, refused
+
+SCHEMA = {"type": "object", "properties": {"a": {"default": None}}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": SCHEMA}}
+NOW = {"type": "function", "function": {"name": "now", "description": "The time."}}
+
+
+def tool(**fields: Any) -> list[Any]:
+    return [ADD, {"type": "function", "function": {"name": "f", **fields}}]
+
+
+NAMED = {"type": "function", "function": {"name": "add"}}
+WHERE = "tools[1].function"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"tools": 5}, "tools", "must be a list"),
+        ({"tools": [5]}, "tools[0]", "must be an object"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "is not supported"),
+        ({"tools": [ADD, ADD]}, "tools", 'there are two "add"'),
+        ({"tools": tool(name="")}, f"{WHERE}.name", "must be 1 to 64 letters"),
+        ({"tools": tool(name="a b")}, f"{WHERE}.name", "must be 1 to 64 letters"),
+        ({"tools": tool(name="a" * 65)}, f"{WHERE}.name", "must be 1 to 64 letters"),
+        ({"tools": tool(name=5)}, f"{WHERE}.name", "must be a string"),
+        ({"tools": tool(parameters=[])}, f"{WHERE}.parameters", "must be an object"),
+        ({"tools": tool(colour=1)}, f"{WHERE}.colour", "is not a field here"),
+        ({"tools": tool(strict=True)}, f"{WHERE}.strict", "is not supported"),
+        ({"tools": [ADD], "tool_choice": "required"}, "tool_choice", "is not supported"),
+        ({"tools": [ADD], "tool_choice": NAMED}, "tool_choice", "is not supported"),
+        ({"tools": [NOW], "tool_choice": NAMED}, "tool_choice", 'is no tool "add"'),
+        ({"tool_choice": "required"}, "tool_choice", "needs tools"),
+        ({"tool_choice": NAMED}, "tool_choice", "needs tools"),
+        ({"tools": [ADD], "tool_choice": "any"}, "tool_choice", 'not "any"'),
+        ({"tools": [ADD], "tool_choice": 5}, "tool_choice", "not 5"),
+        ({"tools": [ADD], "parallel_tool_calls": 1}, "parallel_tool_calls", "true or"),
+        ({"functions": [{"name": "f"}]}, "functions", "is not supported"),
+    ],
+)
+def test_what_makes_no_sense(fields: dict[str, Any], param: str, words: str) -> None:
+    error = refused(ChatBody, json.dumps({"messages": HI, **fields}).encode())
+    assert error.param == param
+    assert words in str(error)
+
+
+def test_what_a_named_tool_may_be() -> None:
+    for choice, where in (
+        ({"type": "custom"}, "tool_choice.type"),
+        ({"type": "function", "function": {}}, "tool_choice.function.name"),
+    ):
+        body = {"messages": HI, "tools": [ADD], "tool_choice": choice}
+        assert refused(ChatBody, json.dumps(body).encode()).param == where
+
+
+def test_tools_as_templates_take_them() -> None:
+    body = chat(tools=[ADD, NOW], tool_choice="auto", parallel_tool_calls=False)
+    assert [one.told() for one in body.offered] == [ADD, NOW]
+    assert chat(tools=[ADD], tool_choice="none").offered == []
+    assert chat().offered == []

@@ -1,0 +1,112 @@
+"""Who asks at a wrong address is told the right one, in the words of its API."""
+
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from minfer.effects.serving.addresses import Meant, meant, wrong_address, wrong_method
+from minfer.effects.serving.description import description
+from tests.effects.served import Serving
+
+WRONG = {  # what was asked for, and what was meant
+    "/chat/completions": "/v1/chat/completions",
+    "/v1/v1/chat/completions": "/v1/chat/completions",
+    "/v1/v1/messages": "/v1/messages",
+    "/v1/v1/messages/count_tokens": "/v1/messages/count_tokens",
+    "/v1/chat/completions/chat/completions": "/v1/chat/completions",
+    "/openai/deployments/any/embeddings": "/v1/embeddings",
+    "/models/bundled": "/v1/models/bundled",
+    "/v1/health": "/health",
+    "/v1/tokenize": "/tokenize",
+}
+SLIPS = {
+    "/v1/chat/completions/": "/v1/chat/completions",
+    "/v1//completions": "/v1/completions",
+    "/v1/chat/completion": "/v1/chat/completions",
+    "/v1/message": "/v1/messages",
+    "/metric": "/metrics",
+}
+
+
+@pytest.mark.parametrize(("asked", "right"), WRONG.items())
+def test_behind_a_wrong_base_the_end_tells_what_was_meant(asked: str, right: str) -> None:
+    assert meant(asked) == Meant(right, rebased=True)
+
+
+@pytest.mark.parametrize(("asked", "right"), SLIPS.items())
+def test_a_slip_of_the_pen_is_understood(asked: str, right: str) -> None:
+    assert meant(asked) == Meant(right, rebased=False)
+
+
+@pytest.mark.parametrize(
+    "asked", ["/v1", "/v1/nothing", "/v1/messages/batches", "/metrics" * 999]
+)
+def test_what_cannot_be_told_is_not_guessed(asked: str) -> None:
+    assert meant(asked) is None
+    said = str(wrong_address("GET", asked))
+    assert said.endswith("GET /docs shows what there is")
+    assert len(said) < 200
+
+
+def test_what_is_meant_is_an_address() -> None:
+    known = description()["paths"].keys() | {"/v1/models/bundled"}
+    assert set(WRONG.values()) | set(SLIPS.values()) <= known
+
+
+def test_a_wrong_base_is_told_of_as_the_client_has_to_set_it() -> None:
+    said = str(wrong_address("POST", "/chat/completions"))
+    assert "there is nothing at POST /chat/completions; did you mean" in said
+    right = "/v1/chat/completions? The base URL of clients of OpenAI's API ends in /v1"
+    assert said.endswith(right)
+    said = str(wrong_address("POST", "/v1/v1/messages"))
+    assert said.endswith("of Anthropic's API does not end in /v1")
+    assert str(wrong_address("GET", "/v1/message")).endswith("mean /v1/messages?")
+    assert str(wrong_method("GET", "/v1/messages", "POST")).startswith(
+        "/v1/messages takes POST, not GET;"
+    )
+
+
+SDK: dict[str, Any] = {"api_key": "-", "max_retries": 0}
+ASKED: dict[str, Any] = {
+    "model": "bundled",
+    "max_tokens": 4,
+    "messages": [{"role": "user", "content": "x"}],
+}
+
+
+def test_openais_sdk_hears_of_a_wrong_base_url(bundled: Serving) -> None:
+    for base in ("", "/v1/v1", "/v1/chat/completions"):
+        with (
+            openai.OpenAI(base_url=bundled.url + base, **SDK) as client,
+            pytest.raises(openai.NotFoundError, match="ends in /v1") as caught,
+        ):
+            client.chat.completions.create(**ASKED)
+        assert caught.value.code == "not_found"
+        assert "did you mean /v1/chat/completions?" in caught.value.message
+
+
+def test_anthropics_sdk_hears_of_it_in_anthropics_shape(bundled: Serving) -> None:
+    with (
+        anthropic.Anthropic(base_url=bundled.url + "/v1", **SDK) as client,
+        pytest.raises(anthropic.NotFoundError, match="does not end in /v1") as caught,
+    ):
+        client.messages.create(**ASKED)
+    body: Any = caught.value.body
+    assert (body["type"], body["error"]["type"]) == ("error", "not_found_error")
+
+
+def test_who_says_that_it_speaks_anthropics_api_is_answered_in_it(
+    bundled: Serving,
+) -> None:
+    headers = {"anthropic-version": "2023-06-01"}
+    found = bundled.http.get(f"{bundled.url}/v1/files", headers=headers)
+    assert (found.status_code, found.json()["type"]) == (404, "error")
+    assert "type" not in bundled.get("/v1/files").json()
+
+
+def test_a_wrong_method_is_told_the_right_one(bundled: Serving) -> None:
+    found = bundled.get("/v1/chat/completions")
+    assert (found.status_code, found.headers["allow"]) == (405, "POST")
+    assert "takes POST, not GET" in found.json()["error"]["message"]

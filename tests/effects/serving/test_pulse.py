@@ -1,0 +1,61 @@
+"""When a process counts as hung: a matter of what was seen, and of nothing else."""
+
+import pytest
+
+from minfer.effects.serving.pulse import LOADING, Pulse
+
+LIMIT = 10.0
+LOOK = 0.5  # seconds from one look to the next
+
+
+def watched(pulse: Pulse, start: float, seconds: float, *, ready: bool = True) -> float:
+    """Look for so long; returns when it was taken for hung, or infinity."""
+    for number in range(1, int(seconds / LOOK) + 1):
+        if pulse.hangs(start + number * LOOK, ready=ready):
+            return number * LOOK
+    return float("inf")
+
+
+def begun(limit: float = LIMIT) -> Pulse:
+    made = Pulse(limit)
+    made.begin()
+    assert not made.hangs(100.0, ready=False)
+    return made
+
+
+def test_who_says_nothing_for_as_long_as_the_limit_hangs() -> None:
+    assert watched(begun(), 100.0, 3 * LIMIT) == LIMIT
+
+
+def test_who_says_a_word_now_and_then_does_not() -> None:
+    pulse = begun()
+    for number in range(300):  # counts run through, and are not what matters
+        pulse.beat()
+        assert watched(pulse, 100.0 + 9 * number, 9.0) > LIMIT
+    pulse.beat()
+    assert watched(pulse, 2800.0, 3 * LIMIT) == LOOK + LIMIT
+
+
+def test_who_loads_has_more_time() -> None:
+    silent = watched(begun(), 100.0, 2 * LOADING * LIMIT, ready=False)
+    assert silent == LOADING * LIMIT
+
+
+def test_time_in_which_nobody_looked_does_not_count() -> None:
+    pulse = begun()
+    assert not pulse.hangs(101.0, ready=True)
+    assert not pulse.hangs(99_999.0, ready=True), "all were stopped, and go on"
+    assert watched(pulse, 99_999.0, 3 * LIMIT) > LIMIT / 2
+
+
+def test_a_successor_begins_anew() -> None:
+    pulse = begun()
+    assert watched(pulse, 100.0, LIMIT - 1) > LIMIT
+    pulse.begin()
+    assert not pulse.hangs(100.0 + LIMIT, ready=True)
+    assert watched(pulse, 100.0 + LIMIT, 2 * LIMIT) == LIMIT
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_without_a_limit_nobody_hangs(ready: bool) -> None:
+    assert watched(begun(0.0), 100.0, 10_000.0, ready=ready) == float("inf")

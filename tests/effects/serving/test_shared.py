@@ -1,0 +1,114 @@
+"""What processes count together is counted once, whoever of them dies."""
+
+import asyncio
+import contextlib
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from minfer.effects.serving.live_view import MOST
+from minfer.effects.serving.shared import Cell, Cells, Shared, Tally
+from tests.effects.serving.deaths import FRONTS, server
+
+REQUESTS = 5  # a minute
+CONNECTIONS = 40
+MORE = 8  # than are let in
+
+
+def test_cells_are_apart() -> None:
+    cells = Cells(2)
+    first, second = Cell(cells, 0), Cell(cells, 1)
+    with first.locked():
+        first.write(1.5)
+    assert (first.read(), second.read()) == (1.5, 0.0)
+
+
+def test_a_place_is_cleared_by_who_takes_it() -> None:
+    tally = Tally.of(3)
+    first, second = tally.at(0), tally.at(1)
+    first.set(4)
+    second.set(7)
+    assert (first.own, second.own, first.total, second.total) == (4, 7, 11, 11)
+    assert tally.at(1).own == 0
+    assert first.total == 4
+
+
+def test_what_fronts_count_is_counted_apart() -> None:
+    shared = Shared.of(2)
+    shared.at(0).viewers.set(2)
+    shared.at(1).connections.set(3)
+    assert (shared.viewers.total, shared.connections.total) == (2, 3)
+
+
+def test_processes_take_no_more_than_there_is_and_leave_no_lock_behind() -> None:
+    command = [sys.executable, "-m", "tests.effects.serving.sharing"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert told.stdout.split() == ["-5.0", "1000", "0"], told.stderr
+
+
+def asked(url: str, key: str) -> int:
+    """The status of a request on a connection of its own."""
+    head = {"authorization": f"Bearer {key}", "connection": "close"}
+    body = {"prompt": [5], "max_tokens": 1}
+    found = httpx.post(f"{url}/v1/completions", json=body, headers=head, timeout=20)
+    return found.status_code
+
+
+def until(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.mark.long  # others ask it of one front and of another's counts
+def test_two_fronts_have_the_limits_of_one(tmp_path: Path) -> None:
+    path = tmp_path / "keys.json"
+    limited = {"name": "team", "key": "sk-t", "requests_per_minute": REQUESTS}
+    path.write_text(json.dumps([limited, {"name": "free", "key": "sk-f"}]))
+    options = ("--dry-run", f"--api-keys-file={path}", "--access-log=json")
+    with server(*options, f"--max-connections={CONNECTIONS}") as made:
+        found = [asked(made.url, "sk-t") for _ in range(24)]
+        assert (found.count(200), found.count(429)) == (REQUESTS, 24 - REQUESTS)
+        assert asked(made.url, "sk-f") == 200
+        with contextlib.ExitStack() as stack:
+            client = stack.enter_context(httpx.Client(timeout=20))
+            head = {"authorization": "Bearer sk-f"}
+
+            def views() -> int:
+                """The status of one more view, which stays open."""
+                live = client.stream("GET", f"{made.url}/live", headers=head)
+                return stack.enter_context(live).status_code
+
+            assert [views() for _ in range(MOST + 2)] == [200] * MOST + [503] * 2
+            made.kill(FRONTS[0])
+            until(lambda: FRONTS[0] in made.children())
+            asyncio.run(made.until_ready())
+            before = [views() for _ in range(MOST)]
+            assert 0 < before.count(200) < MOST, "those of the front that died are free"
+        host, port = made.url.removeprefix("http://").split(":")
+        until(lambda: asked(made.url, "sk-f") == 200)
+        time.sleep(0.3)  # for what was closed to be noticed
+        with contextlib.ExitStack() as stack:
+            links = [
+                stack.enter_context(socket.create_connection((host, int(port))))
+                for _ in range(CONNECTIONS + MORE)
+            ]
+            until(lambda: len(select.select(links, [], [], 0)[0]) >= MORE)
+            refused = select.select(links, [], [], 0)[0]
+            assert len(refused) < 2 * MORE, "there is room for those that were let in"
+            for one in refused:
+                assert one.recv(65536).startswith(b"HTTP/1.1 503 Service Unavailable")
+        assert made.process.stdout is not None
+        made.process.terminate()
+        lines = [line for line in made.process.stdout if line.startswith("{")]
+        posts = [json.loads(line) for line in lines if '"POST"' in line]
+        assert {line["process"] for line in posts} == {"front 0", "front 1"}

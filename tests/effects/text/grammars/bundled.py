@@ -1,0 +1,63 @@
+"""The bundled model's vocabulary, and what a constraint lets through of a text."""
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import minfer.effects
+from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+from minfer.effects.text.grammars.protocol import GrammarError, Matcher
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.structured import StructuredOutputs
+
+FOLDER = Path(minfer.effects.__path__[0]) / "bundled" / "target"
+VOCAB = 2048
+ENDS = frozenset({0, 2})
+
+
+@cache
+def tokenizer() -> Tokenizer:
+    return Tokenizer(FOLDER)
+
+
+@cache
+def compiler() -> LlguidanceCompiler:
+    return LlguidanceCompiler(tokenizer().as_json(), VOCAB, ENDS)
+
+
+def ids(text: str) -> list[int]:
+    return tokenizer().encode(text, add_special_tokens=False)
+
+
+def allowed(mask: bytes) -> set[int]:
+    return {i for i in range(8 * len(mask)) if mask[i // 8] >> i % 8 & 1}
+
+
+def matcher(**asked: Any) -> Matcher:
+    return compiler().compile(StructuredOutputs(**asked)).matcher()
+
+
+def takes(text: str, **asked: Any) -> bool:
+    """Whether a whole text is as asked, token by token within its masks."""
+    walk = matcher(**asked)
+    for token in ids(text):
+        if token not in allowed(walk.mask()):
+            return False
+        walk.advance([token])
+    return walk.may_end
+
+
+def takes_value(schema: Any, value: Any) -> bool:
+    return takes(
+        json.dumps(value, separators=(",", ":"), ensure_ascii=False), json=schema
+    )
+
+
+def refusal(**asked: Any) -> GrammarError:
+    """Why a constraint is not compiled."""
+    try:
+        matcher(**asked)
+    except GrammarError as error:
+        return error
+    raise AssertionError(f"{asked} was compiled")

@@ -1,0 +1,136 @@
+"""Of a schema everything is enforced, or the schema is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.schemas import checked_schema
+from tests.effects.text.grammars.bundled import refusal, takes_value
+
+
+def refused(schema: Any) -> str:
+    with pytest.raises(GrammarError) as caught:
+        checked_schema(schema if isinstance(schema, str) else json.dumps(schema), "json")
+    assert caught.value.param == "json"
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "word", "where"),
+    [
+        ({"uniqueItems": True}, "uniqueItems", ""),
+        ({"properties": {"a": {"not": {}}}}, "not", "/properties/a"),
+        ({"items": {"items": {"contains": 1}}}, "contains", "/items/items"),
+        ({"anyOf": [True, {"if": {}}]}, "if", "/anyOf/1"),
+        ({"$defs": {"x": {"nullable": True}}}, "nullable", "/$defs/x"),
+        ({"x-guidance": {"lenient": True}}, "x-guidance", ""),
+        ({"propertis": {}}, "propertis", ""),
+        ({"dependentRequired": {}}, "dependentRequired", ""),
+        ({"unevaluatedProperties": False}, "unevaluatedProperties", ""),
+    ],
+)
+def test_a_keyword_that_would_not_be_enforced_is_refused(
+    schema: Any, word: str, where: str
+) -> None:
+    said = refused(schema)
+    assert repr(word) in said
+    assert said.endswith(f"(at {where})" if where else "say it otherwise")
+
+
+def test_names_of_properties_are_no_keywords() -> None:
+    schema = {"properties": {"not": {"type": "null"}}, "required": ["not"]}
+    assert takes_value({"type": "object", **schema}, {"not": None})
+
+
+def test_comments_and_what_asks_for_nothing_are_taken() -> None:
+    schema = {
+        "title": "T",
+        "description": "d",
+        "default": 3,
+        "examples": [{"not": 1}],
+        "x-ours": {"if": 1},
+        "discriminator": {"propertyName": "k"},
+        "type": "array",
+        "uniqueItems": False,
+    }
+    assert "uniqueItems" not in json.loads(checked_schema(json.dumps(schema), "json"))
+    assert takes_value(schema, [1])
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "3", '{"items": 3}', '{"a":' * 5000])
+def test_what_is_no_schema_is_refused(text: str) -> None:
+    assert refused(text)
+
+
+def test_a_schema_that_is_too_deep_is_refused() -> None:
+    schema: Any = {"type": "string"}
+    for _ in range(200):
+        schema = {"type": "array", "items": schema}
+    assert "nested deeper than 100 levels" in refused(schema)
+
+
+# What the public test suite of JSON schemas has groups for: a value that is as the schema
+# says, and one that is not.
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "integer"}, 5, 5.5),
+        ({"type": ["string", "null"], "maxLength": 2}, "ab", "abc"),
+        ({"enum": [1, "b", None]}, "b", 2),
+        ({"const": {"a": [1, "é"]}}, {"a": [1, "é"]}, {"a": [1]}),
+        ({"type": "object", "required": ["z"]}, {"z": 1}, {"a": 1}),
+        ({"properties": {"a": {"type": "null"}}}, {"a": None}, {"a": 1}),
+        (
+            {"properties": {"a": {}}, "additionalProperties": False},
+            {"a": 1},
+            {"b": 1},
+        ),
+        ({"additionalProperties": {"type": "integer"}}, {"b": 1}, {"b": "x"}),
+        ({"patternProperties": {"^f": {"type": "null"}}}, {"fo": None}, {"fo": 1}),
+        ({"items": {"type": "boolean"}}, [True], [1]),
+        ({"prefixItems": [{"type": "string"}], "items": False}, ["a"], ["a", 1]),
+        ({"type": "array", "minItems": 2}, [1, 2], [1]),
+        ({"type": "array", "maxItems": 1}, [1], [1, 2]),
+        ({"type": "string", "minLength": 2}, "ab", "a"),
+        ({"type": "string", "pattern": "^[ab]+$"}, "ab", "ac"),
+        ({"type": "string", "pattern": "b"}, "abc", "ac"),
+        ({"type": "integer", "minimum": 3}, 3, 2),
+        ({"type": "integer", "maximum": 30}, 30, 31),
+        ({"type": "integer", "exclusiveMinimum": 3}, 4, 3),
+        ({"type": "number", "exclusiveMaximum": 10}, 9.5, 10),
+        ({"type": "integer", "multipleOf": 7}, 21, 20),
+        ({"type": "object", "minProperties": 1}, {"a": 1}, {}),
+        ({"type": "object", "maxProperties": 1}, {"a": 1}, {"a": 1, "b": 2}),
+        ({"anyOf": [{"type": "null"}, {"type": "integer"}]}, 4, "x"),
+        ({"oneOf": [{"type": "null"}, {"type": "string"}]}, None, 4),
+        ({"allOf": [{"type": "integer"}, {"minimum": 5}]}, 5, 4),
+        ({"$defs": {"n": {"const": 1}}, "items": {"$ref": "#/$defs/n"}}, [1, 1], [2]),
+        ({"definitions": {"n": {"const": 1}}, "$ref": "#/definitions/n"}, 1, 2),
+        ({"type": "string", "format": "date"}, "2020-02-03", "2020-2"),
+        ({"type": "string", "format": "email"}, "a@b.org", "a"),
+        (
+            {"type": "string", "format": "uuid"},
+            "0" * 8 + "-0000-4000-8000-" + "0" * 12,
+            "",
+        ),
+        (
+            {
+                "$defs": {"t": {"items": {"$ref": "#/$defs/t"}, "type": "array"}},
+                "$ref": "#/$defs/t",
+            },
+            [[], [[]]],
+            [1],
+        ),
+    ],
+)
+def test_schemas_allow_what_they_say(schema: Any, right: Any, wrong: Any) -> None:
+    assert takes_value(schema, right)
+    assert not takes_value(schema, wrong)
+
+
+def test_the_compilers_own_refusals_name_the_field() -> None:
+    assert refusal(json={"minLength": 2.5, "type": "string"}).param == (
+        "structured_outputs.json"
+    )

@@ -1,0 +1,68 @@
+"""Log-probabilities as users read them, and what is kept of a prompt until then."""
+
+import struct
+
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.text.logprobs import PromptScores, by_id
+from minfer.effects.text.outputs import Logprob
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.plan import TokenLogprobs
+from minfer.prompt_logprobs import PromptPart, packed
+
+PROMPT = (5, 6, 7, 8, 9)
+
+
+def part(first: int, count: int) -> bytes:
+    """Of tokens whose rank is their place, and whose likeliest one is 300."""
+    ids = struct.pack(
+        f"<{2 * count}i", *(n for i in range(count) for n in (first + i, 3))
+    )
+    values = struct.pack(f"<{2 * count}f", *[-2.0, -0.5] * count)
+    return packed(PromptPart(first, count, 2, ids, values))
+
+
+def ranks(scores: PromptScores) -> list[int | None] | None:
+    told = scores.told()
+    if told is None:
+        return None
+    return [
+        None if one is None else one[token].rank
+        for token, one in zip(PROMPT, told, strict=True)
+    ]
+
+
+def test_a_token_comes_first_and_then_the_likeliest() -> None:
+    beside = TokenLogprobs(-2.0, 9, (300, 301), (-0.1, -0.2))
+    assert [*by_id(7, beside, None).items()] == [
+        (7, Logprob(-2.0, 9)),
+        (300, Logprob(-0.1, 1)),
+        (301, Logprob(-0.2, 2)),
+    ]
+    tokenizer = Tokenizer(bundled_folder())
+    (x,) = tokenizer.encode("x", add_special_tokens=False)
+    assert by_id(x, TokenLogprobs(-1.0, 1), tokenizer) == {x: Logprob(-1.0, 1, "x")}
+
+
+def test_parts_are_joined_and_what_comes_twice_counts_once() -> None:
+    for parts in (
+        [part(1, 4)],
+        [part(1, 2), part(3, 2)],
+        [part(1, 2), part(1, 3), part(1, 1), part(2, 3)],
+        [part(1, 1) + part(2, 1), part(1, 4)],
+    ):
+        scores = PromptScores(PROMPT)
+        assert ranks(scores) is None
+        for one in parts:
+            scores.add(one)
+        assert ranks(scores) == [None, 1, 2, 3, 4]
+        assert scores.told() is scores.told()
+        assert not scores.unread
+
+
+def test_a_prompt_that_was_not_computed_has_none() -> None:
+    scores = PromptScores(PROMPT)
+    scores.add(part(1, 2))
+    scores.add(part(4, 1))  # what is between them never came
+    assert scores.unread
+    assert scores.told() is None
+    assert PromptScores((5,)).told() == [None]

@@ -1,0 +1,47 @@
+"""No value that a client chooses keeps a template busy, or makes it large."""
+
+import time
+from typing import Any
+
+import pytest
+
+from minfer.effects.text.chat import ChatTemplateError, render_chat
+from minfer.effects.text.template_limits import LONGEST, ROUNDS
+from minfer.effects.text.tokenizer import Tokenizer
+
+SAID = [{"role": "user", "content": "x"}]
+
+
+def render(tokenizer: Tokenizer, template: str, **values: Any) -> str:
+    tokenizer.chat_template = template
+    return render_chat(tokenizer, SAID, {"chat_template_kwargs": values})
+
+
+NESTED = "{% for a in range(n) %}{% for b in range(n) %}{% endfor %}{% endfor %}{{ n }}"
+
+
+def test_loops_of_all_levels_are_counted_together(tokenizer: Tokenizer) -> None:
+    assert render(tokenizer, NESTED, n=300) == "300"
+    begun = time.process_time()
+    with pytest.raises(ChatTemplateError, match=f"more than {ROUNDS} times"):
+        render(tokenizer, NESTED, n=99_999)
+    assert time.process_time() - begun < 1.0  # 10 ms on an idle machine
+    assert render(tokenizer, NESTED, n=300) == "300"  # each rendering anew
+
+
+def test_nobody_brings_a_range_of_their_own(tokenizer: Tokenizer) -> None:
+    assert render(tokenizer, NESTED, n=2, range=7) == "2"
+
+
+@pytest.mark.parametrize("template", ["{{ 'ab' * n }}", "{{ n * [1, 2] }}"])
+def test_products_are_bounded(tokenizer: Tokenizer, template: str) -> None:
+    assert len(render(tokenizer, template, n=3)) > 5
+    with pytest.raises(ChatTemplateError, match="repeats something"):
+        render(tokenizer, template, n=LONGEST)
+
+
+def test_powers_are_bounded(tokenizer: Tokenizer) -> None:
+    assert render(tokenizer, "{{ n ** 3 * 2 }}", n=3) == "54"
+    assert render(tokenizer, "{{ 2.0 ** n }}", n=3) == "8.0"
+    with pytest.raises(ChatTemplateError, match="too high a power"):
+        render(tokenizer, "{{ n ** n }}", n=99_999)

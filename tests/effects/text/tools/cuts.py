@@ -1,0 +1,119 @@
+"""Recorded answers, cut in every way: what comes of them must be the same."""
+
+import json
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attrs import define, field
+
+from minfer.effects.text.tools.deltas import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Delta,
+    Reasoning,
+    merged,
+)
+from minfer.effects.text.tools.formats import REASONING, TOOLS
+from minfer.effects.text.tools.parser import Parser
+
+NAMES = frozenset({"get_weather", "add", "now"})
+
+
+@define
+class Found:
+    """All that a parser told of an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: list[tuple[str, str]] = field(factory=list)  # name and arguments
+    whole: list[bool] = field(factory=list)
+
+    @property
+    def parsed(self) -> list[tuple[str, Any]]:
+        """Calls, with what their arguments say."""
+        return [(name, json.loads(text)) for name, text in self.calls]
+
+
+def parser(
+    tools: str | None, reasoning: str | None = None, *, opened: bool = False
+) -> Parser:
+    form = None if tools is None else TOOLS[tools]
+    thinking = None if reasoning is None else REASONING[reasoning]
+    return Parser(form, NAMES, thinking, opened=opened)
+
+
+def fed(one: Parser, pieces: Iterable[str]) -> list[Delta]:
+    """What a parser tells of pieces, as few deltas as it can be, and ids left out."""
+    deltas: list[Delta] = []
+    ids = set()
+    for delta in [d for p in pieces for d in one.push(p)] + one.push("", final=True):
+        if isinstance(delta, CallStart):
+            assert delta.id not in ids
+            ids.add(delta.id)
+            deltas.append(CallStart(delta.index, "", delta.name))
+        elif deltas and (both := merged(deltas[-1], delta)) is not None:
+            deltas[-1] = both
+        else:
+            deltas.append(delta)
+    return deltas
+
+
+def cuts(text: str, rolls: int = 8) -> Iterable[Sequence[str]]:
+    """The text in one piece, in two at every border, in characters, and by chance."""
+    yield [text]
+    yield list(text)
+    for at in range(1, len(text)):
+        yield [text[:at], text[at:]]
+    for seed in range(rolls):
+        draw = random.Random(seed)
+        at, pieces = 0, []
+        while at < len(text):
+            size = draw.choice((0, 1, 1, 2, 3, 5, 8, 20))
+            pieces.append(text[at : at + size])
+            at += size
+        yield pieces
+
+
+def found(text: str, tools: str | None, *more: str, opened: bool = False) -> Found:
+    """What is found in an answer, however it is cut."""
+    first = fed(parser(tools, *more, opened=opened), [text])
+    for pieces in cuts(text):
+        assert fed(parser(tools, *more, opened=opened), pieces) == first, pieces
+    return told(first)
+
+
+def told(deltas: Iterable[Delta]) -> Found:
+    """Deltas put together, as a client does; they must be in order."""
+    all_of = Found()
+    running = False
+    for delta in deltas:
+        match delta:
+            case Content(text):
+                assert text
+                assert not running
+                all_of.content += text
+            case Reasoning(text):
+                assert text
+                assert not running
+                all_of.reasoning += text
+            case CallStart(index, _, name):
+                assert not running
+                assert index == len(all_of.calls)
+                running = True
+                all_of.calls.append((name, ""))
+            case Arguments(index, text):
+                assert running
+                assert text
+                assert index == len(all_of.calls) - 1
+                name, before = all_of.calls[-1]
+                all_of.calls[-1] = (name, before + text)
+            case CallEnd(index, whole):
+                assert running
+                assert index == len(all_of.calls) - 1
+                running = False
+                all_of.whole.append(whole)
+    assert not running
+    return all_of

@@ -1,0 +1,68 @@
+"""Which format a model has: what its template shows, or what it is told."""
+
+import pytest
+
+from minfer.effects.text.tools.deltas import CallStart, Content
+from minfer.effects.text.tools.formats import NONE, Parsers, Parsing, UnknownFormatError
+
+CALL = '<tool_call>{"name": "f"}</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("template", "tools", "reasoning"),
+    [
+        (None, NONE, NONE),
+        ("{{ messages }}", NONE, NONE),
+        ("{% if tools %}<tool_call>{% endif %}", "hermes", NONE),
+        ("{% if tools %}<tool_call>{% endif %}.split('</think>')", "hermes", "think"),
+        ("{{ tools }}<|python_tag|>", "llama3_json", NONE),
+        (
+            '{{ tools }} {"name": function name, "parameters": dictionary',
+            "llama3_json",
+            NONE,
+        ),
+        ("[AVAILABLE_TOOLS]{{ tools }}[TOOL_CALLS]", "mistral", NONE),
+        ("[THINK]{{ tools }}[TOOL_CALLS]", "mistral", "mistral"),
+        ("<|start|>{{ tools }}<|channel|></think>", "openai", NONE),
+        ("{{ tools | tojson }}", "json", NONE),
+        ("{{ tools }}<tool_call><function=f><parameter=a>", NONE, NONE),
+        ("{{ tools }}tool▁calls▁begin", NONE, NONE),
+    ],
+)
+def test_what_a_template_shows(template: str | None, tools: str, reasoning: str) -> None:
+    assert Parsers().settled(template) == Parsers(tools, reasoning)
+
+
+def test_what_it_is_told() -> None:
+    told = Parsers("mistral", "none").settled("<tool_call></think>")
+    assert told == Parsers("mistral", NONE)
+    assert Parsers(reasoning="think").settled(None) == Parsers(NONE, "think")
+    with pytest.raises(
+        UnknownFormatError, match="no tool parser 'x'; use one of auto, n"
+    ):
+        Parsers("x")
+    with pytest.raises(UnknownFormatError, match="no reasoning parser 'x'"):
+        Parsers(reasoning="x")
+
+
+def test_what_is_looked_for() -> None:
+    assert Parsers("hermes", NONE).parsing((), "") is None
+    assert Parsers(NONE, NONE).parsing(("f",), "") is None
+    one = Parsers("hermes", "think").parsing((), "<think>\n")
+    assert one == Parsing(reasoning="think", opened=True)
+    one = Parsers("hermes", "think").parsing(("f",), "\n", parallel=False)
+    assert one == Parsing(tools="hermes", reasoning="think", names=("f",), parallel=False)
+    assert Parsers("openai", NONE).parsing((), "") == Parsing(tools="openai")
+
+
+def test_what_a_parser_has_to_see() -> None:
+    assert Parsing(reasoning="mistral").markers == ("[THINK]", "[/THINK]")
+    markers = Parsing(tools="mistral", reasoning="think").markers
+    assert {"[TOOL_CALLS]", "[ARGS]", "<think>"} < set(markers)
+    assert "<|channel|>" in Parsing(tools="openai").markers
+
+
+def test_calls_are_looked_for_where_there_are_tools() -> None:
+    first = Parsing(tools="hermes", names=("f",)).parser().push(CALL, final=True)[0]
+    assert isinstance(first, CallStart)
+    assert Parsing(reasoning="think").parser().push(CALL, final=True) == [Content(CALL)]

@@ -1,0 +1,98 @@
+"""Answers in Harmony, as gpt-oss writes them."""
+
+import re
+
+import pytest
+
+from tests.effects.text.tools.cuts import fed, found, parser, told
+
+THOUGHT = "<|channel|>analysis<|message|>User asks.\nCall it.<|end|>"
+CALL = (
+    "<|start|>assistant<|channel|>commentary to=functions.get_weather "
+    '<|constrain|>json<|message|>{"city": "Zürich", "days": [1]}<|call|>'
+)
+FINAL = "<|start|>assistant<|channel|>final<|message|>It rains.<|return|>"
+
+
+def test_channels() -> None:
+    one = found(THOUGHT + FINAL, "openai")
+    assert (one.reasoning, one.content) == ("User asks.\nCall it.", "It rains.")
+    assert one.calls == []
+
+
+@pytest.mark.parametrize("end", ["", "<|call|>"])
+def test_a_call(end: str) -> None:
+    one = found(THOUGHT + CALL.removesuffix("<|call|>") + end, "openai")
+    assert one.parsed == [("get_weather", {"city": "Zürich", "days": [1]})]
+    assert (one.reasoning, one.content) == ("User asks.\nCall it.", "")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        " to=functions.add<|channel|>commentary<|message|>",
+        " to=functions.add<|channel|>commentary json<|message|>",
+        "<|channel|>commentary to=functions.add<|message|>",
+        "<|channel|>analysis to=functions.add code<|message|>",
+        (
+            "<|start|>assistant<|channel|>commentary to=functions.add <|constrain|>json"
+            "<|message|>"
+        ),
+    ],
+)
+def test_where_a_recipient_may_be(header: str) -> None:
+    one = found(header + ' {"a": "<|end|>"} ', "openai")
+    assert one.calls == [("add", '{"a": "<|end|>"}')]
+    assert (one.reasoning, one.content) == ("", "")
+
+
+def test_parts_stand_apart() -> None:
+    preamble = "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+    again = "<|start|>assistant" + THOUGHT
+    one = found(THOUGHT + preamble + again + CALL + CALL + FINAL, "openai")
+    assert one.reasoning == "User asks.\nCall it.\n\nUser asks.\nCall it."
+    assert one.content == "I look.\n\nIt rains."
+    assert len(one.calls) == 2
+
+
+def test_a_call_without_arguments() -> None:
+    one = found("<|channel|>commentary to=functions.now<|message|><|call|>", "openai")
+    assert one.calls == [("now", "{}")]
+
+
+def test_an_answer_that_breaks_off() -> None:
+    tokens = re.split(r"(<\|\w+\|>| )", THOUGHT + CALL + FINAL)
+    for count in range(len(tokens)):
+        one = told(fed(parser("openai"), tokens[:count]))
+        assert "It rains.".startswith(one.content)
+    one = found(THOUGHT + CALL[:-12], "openai")
+    assert (one.whole, one.content) == ([False], "")
+
+
+def test_end_marks_that_were_left_out() -> None:
+    one = found(
+        "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>Hi", "openai"
+    )
+    assert (one.reasoning, one.content) == ("Hm.", "Hi")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "Hello\n\n", " to be", " to=me {x}", " to=me", "a < b <|end", "{}", "a to=b"],
+)
+def test_text_without_channels_is_content(text: str) -> None:
+    one = found(text, "openai")
+    assert (one.content, one.calls, one.reasoning) == (text, [], "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<|channel|>final {oops}",
+        "<|channel|>" + "long " * 60,
+        "<|channel|>commentary to=functions.add<|message|>no object",
+    ],
+)
+def test_headers_and_calls_that_are_none(text: str) -> None:
+    one = found(text, "openai")
+    assert (one.content, one.calls) == (text, [])

@@ -1,0 +1,112 @@
+"""The end of a JSON value: the same as the json module says."""
+
+import json
+import random
+
+import pytest
+
+from minfer.effects.text.tools.json_scanner import JsonScanner
+
+VALUES = [
+    "{}",
+    "[]",
+    '""',
+    '{"a": [1, -2.5e+3, 0, {"b": null}], "ü🙂": true}',
+    "[[], [[]], {}, [{}]]",
+    '"\\u00e9\\"\\\\\\/\\b\\f\\n\\r\\t"',
+    ' \r\n\t{ "a" :\n1 , "b" : false }',
+]
+WRONG = [
+    "{,}",
+    "[1,]",
+    '{"a": 1,}',
+    '{"a" 1}',
+    "{a: 1}",
+    "{1: 1}",
+    "[1 2]",
+    "{]",
+    "[}",
+    "[01]",
+    "[1.]",
+    "[.5]",
+    "[+1]",
+    "[1e]",
+    "[NaN]",
+    "[True]",
+    "[--1]",
+    "[nul]",
+    "'a'",
+    '"\\x"',
+    '"\\u12g4"',
+    '{"a": }',
+    '{"a": 1]',
+    "[" + "9" * 600 + "]",
+]
+
+
+def scanned(text: str, size: int = 10**6) -> tuple[JsonScanner, int]:
+    scanner = JsonScanner()
+    at = 0
+    while at < len(text) and not (scanner.done or scanner.broken):
+        at += scanner.feed(text[at : at + size])
+    return scanner, at
+
+
+@pytest.mark.parametrize("text", VALUES)
+@pytest.mark.parametrize("size", [1, 2, 10**6])
+def test_values(text: str, size: int) -> None:
+    scanner, at = scanned(text + " ,", size)
+    assert (scanner.done, scanner.broken, at) == (True, False, len(text))
+    assert scanner.taken() == text
+    assert scanner.taken() == ""
+
+
+@pytest.mark.parametrize("text", [one[:-1] for one in VALUES])
+def test_a_value_that_breaks_off(text: str) -> None:
+    scanner, _ = scanned(text)
+    assert not scanner.done
+    scanner.end()
+    assert scanner.broken
+
+
+@pytest.mark.parametrize("text", WRONG)
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_what_is_no_json(text: str, size: int) -> None:
+    scanner, at = scanned(text, size)
+    assert (scanner.done, scanner.broken) == (False, True)
+    assert at < len(text)
+
+
+@pytest.mark.parametrize("text", ["1", "-0.5e9", "true", "null"])
+def test_words_end_with_what_follows_or_with_the_text(text: str) -> None:
+    scanner, at = scanned(text + "}")
+    assert (scanner.done, at) == (True, len(text))
+    scanner, _ = scanned(text)
+    assert not scanner.done
+    scanner.end()
+    assert scanner.done
+
+
+def test_control_characters_in_strings_become_escapes() -> None:
+    scanner, _ = scanned('{"a\n": "\x00\t"\n}')
+    assert json.loads(scanner.taken()) == {"a\n": "\x00\t"}
+
+
+def test_it_agrees_with_the_json_module() -> None:
+    """On mutations of good values."""
+    draw = random.Random(5)
+    for _ in range(3000):
+        text = draw.choice(VALUES).strip()
+        at = draw.randrange(len(text))
+        text = (
+            text[:at] + draw.choice('{}[]",:\\ 1ae-') * draw.randrange(2) + text[at + 1 :]
+        )
+        scanner, end = scanned(text)
+        scanner.end()
+        try:
+            json.loads(text)
+        except ValueError:
+            assert not (scanner.done and end == len(text)), text
+        else:
+            assert scanner.done, text
+            assert text[end:].strip() == "", text

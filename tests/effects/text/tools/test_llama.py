@@ -1,0 +1,68 @@
+"""Answers in Llama 3's format: with its tag, and without."""
+
+import pytest
+
+from tests.effects.text.tools.cuts import found
+
+ADD = '{"name": "add", "parameters": {"a": "1;2", "b": [{}]}}'
+NOW = '{"name": "now", "parameters": {}}'
+OTHER = '{"name": "search.web", "parameters": {"q": "<|python_tag|>"}}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ADD,
+        f"\n\n{ADD}\n",
+        f"<|python_tag|>{ADD}",
+        f"<|python_tag|> {ADD}",
+    ],
+)
+def test_a_call(text: str) -> None:
+    one = found(text, "llama3_json")
+    assert one.parsed == [("add", {"a": "1;2", "b": [{}]})]
+    assert one.content == ""
+
+
+@pytest.mark.parametrize("between", ["; ", ";", "\n", ", ", "", "<|python_tag|>"])
+def test_several(between: str) -> None:
+    one = found(ADD + between + NOW, "llama3_json")
+    assert [name for name, _ in one.calls] == ["add", "now"]
+    assert one.content == ""
+
+
+def test_the_tag_behind_text_and_a_name_that_was_not_offered() -> None:
+    one = found(f"Let me see. <|python_tag|>{OTHER}", "llama3_json")
+    assert one.content == "Let me see."
+    assert one.parsed == [("search.web", {"q": "<|python_tag|>"})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "Bob", "age": 3}',
+        '{"name": "Bob", "parameters": {}}',
+        '{"name": "now"}',
+        '{"colour": "red", "name": "add"}',
+        '{"name": "add", "para',
+        f"Call {ADD}",
+        '[1, 2, {"name": "add"}]',
+        "<|python_tag|>import os\nprint(1)",
+        '<|python_tag|>brave_search.call(query="x")',
+        "<|python_t",
+        "  {",
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    one = found(text, "llama3_json")
+    assert (one.content, one.calls) == (text, [])
+
+
+def test_text_behind_a_call() -> None:
+    one = found(f"{ADD} ; and more", "llama3_json")
+    assert (one.content, len(one.calls)) == ("; and more", 1)
+
+
+def test_an_answer_that_breaks_off() -> None:
+    one = found(ADD[:-10], "llama3_json")
+    assert (one.content, one.whole) == ("", [False])

@@ -1,0 +1,63 @@
+"""Answers in Mistral's formats, older and newer."""
+
+import pytest
+
+from tests.effects.text.tools.cuts import found
+
+WHOLE = [("add", {"a": "[ARGS]", "b": 2}), ("now", {})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        (
+            '[TOOL_CALLS] [{"name": "add", "arguments": {"a": "[ARGS]", "b": 2}}, '
+            '{"name": "now", "arguments": {}}]'
+        ),
+        (
+            '[TOOL_CALLS][{"arguments": {"a": "[ARGS]", "b": 2}, "name": "add"},\n'
+            '{"name": "now", "arguments": {}}]\n'
+        ),
+        '[TOOL_CALLS]add[ARGS]{"a": "[ARGS]", "b": 2}[TOOL_CALLS]now[ARGS]{}',
+        '[TOOL_CALLS]add{"a": "[ARGS]", "b": 2}[TOOL_CALLS]now{}',
+        (
+            '[TOOL_CALLS]add[CALL_ID]a1b2c3d4e[ARGS] {"a": "[ARGS]", "b": 2} '
+            "[TOOL_CALLS]now[CALL_ID]000000001[ARGS]{}"
+        ),
+    ],
+)
+def test_calls(text: str) -> None:
+    one = found(text, "mistral")
+    assert one.parsed == WHOLE
+    assert one.content == ""
+
+
+def test_text_before_calls() -> None:
+    one = found('Sure [1].\n[TOOL_CALLS]add[ARGS]{"a": 1}', "mistral")
+    assert (one.content, one.parsed) == ("Sure [1].", [("add", {"a": 1})])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[TOOL_CALL] [TOOL_CALLS",
+        "[TOOL_CALLS] []",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS]add",
+        "[TOOL_CALLS]add[ARGS]",
+        "[TOOL_CALLS]add[ARGS]5",
+        "[TOOL_CALLS]add of it",
+        "[TOOL_CALLS][ARGS]{}",
+        '[TOOL_CALLS] [{"name": "add", "arguments": 5}]',
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    one = found(text, "mistral")
+    assert (one.content, one.calls) == (text, [])
+
+
+def test_an_answer_that_breaks_off() -> None:
+    one = found('[TOOL_CALLS] [{"name": "add", "arguments": {"a": "x', "mistral")
+    assert (one.calls, one.whole) == ([("add", '{"a": "x')], [False])
+    one = found('[TOOL_CALLS] [{"name": "add", "arguments": {}}, {"na', "mistral")
+    assert (one.calls, one.content) == ([("add", "{}")], ', {"na')

@@ -1,0 +1,132 @@
+"""All formats at once: chance texts, cost, ids."""
+
+import random
+import re
+import time
+
+import pytest
+
+from minfer.effects.text.tools.deltas import CallStart
+from minfer.effects.text.tools.formats import TOOLS
+from minfer.effects.text.tools.parser import Parser
+from tests.effects.text.tools.cuts import NAMES, fed, parser, told
+
+PIECES = [
+    "<tool_call>",
+    "</tool_call>",
+    "<|python_tag|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+    "<think>",
+    "</think>",
+    '{"name": "add", "arguments": ',
+    '{"name": "add", "arguments": {"a": 1}}',
+    '"name": "now"',
+    '"arguments"',
+    '"parameters": ',
+    "{",
+    "}",
+    "[",
+    "]",
+    ",",
+    ":",
+    '"',
+    "\\",
+    "null",
+    "12",
+    " ",
+    "\n",
+    ";",
+    "<",
+    "<tool",
+    "é🙂",
+    '{"a": "x"}',
+    "add",
+]
+CHANNELS = [
+    "<|channel|>",
+    "<|message|>",
+    "<|start|>assistant",
+    "<|end|>",
+    "analysis",
+    "final",
+    "commentary to=functions.add",
+    "<|constrain|>json",
+    "<|call|>",
+    '{"a": 1}',
+    " ",
+    "{",
+    "}",
+]
+
+
+def pieces(text: str, draw: random.Random) -> list[str]:
+    cut = []
+    while text:
+        size = draw.choice((1, 1, 2, 3, 7, 30))
+        cut.append(text[:size])
+        text = text[size:]
+    return cut
+
+
+@pytest.mark.parametrize("name", [None, *TOOLS])
+def test_chance_texts(name: str | None) -> None:
+    """Nothing raises, cuts change nothing, and no word is lost."""
+    for seed in range(300):
+        draw = random.Random(seed)
+        markers = CHANNELS if name == "openai" else PIECES
+        there = [draw.choice(markers) for _ in range(draw.randrange(1, 14))]
+        for word in range(draw.randrange(4)):
+            there.insert(draw.randrange(len(there) + 1), f"w{word}w")
+        text = "".join(there)
+        reasoning = None if name == "openai" or draw.random() < 0.5 else "think"
+        opened = draw.random() < 0.5
+        first = fed(parser(name, reasoning, opened=opened), [text])
+        for cut in (list(text), pieces(text, draw), pieces(text, draw)):
+            assert fed(parser(name, reasoning, opened=opened), cut) == first, text
+        one = told(first)
+        said = one.content + one.reasoning + "".join(map("".join, one.calls))
+        for word in re.findall(r"w\dw", text if name != "openai" else ""):
+            assert word in said, text
+
+
+@pytest.mark.parametrize("name", list(TOOLS))
+def test_cost_is_linear(name: str) -> None:
+    """Four times the text takes about four times as long, one character at a time."""
+    begins = {
+        "hermes": '<tool_call>{"arguments": {"a": "',
+        "llama3_json": '{"name": "add", "parameters": {"a": "',
+        "mistral": '[TOOL_CALLS]add[ARGS]{"a": "',
+        "json": '[{"parameters": {"a": "',
+        "openai": "<|channel|>final<|message|>",
+    }
+
+    def seconds(size: int) -> float:
+        one = parser(name)
+        start = time.process_time()
+        one.push(begins[name])
+        for _ in range(size):
+            one.push("x ")
+        one.push("", final=True)
+        return time.process_time() - start
+
+    few, many = (min(seconds(size) for _ in range(3)) for size in (4_000, 32_000))
+    assert many < 30 * few
+
+
+def test_ids() -> None:
+    text = "[TOOL_CALLS]add[ARGS]{}[TOOL_CALLS]add[ARGS]{}"
+    first, second = (
+        one.id
+        for one in Parser(TOOLS["mistral"], NAMES).push(text, final=True)
+        if isinstance(one, CallStart)
+    )
+    assert first != second
+    assert re.fullmatch("[a-zA-Z0-9]{9}", first)
+    assert re.fullmatch("call_[a-zA-Z0-9]{24}", TOOLS["hermes"].new_id())
+
+
+def test_nothing_comes_after_the_end() -> None:
+    one = parser("hermes")
+    one.push("x", final=True)
+    assert one.push("y", final=True) == []

@@ -1,0 +1,56 @@
+"""A text that is read while it comes."""
+
+from minfer.effects.text.tools.source import Reading, Source, ahead, char, until
+
+
+def step(reading: Reading[str]) -> str | None:
+    """What is read, or None if there is not enough text."""
+    try:
+        next(reading)
+    except StopIteration as done:
+        return str(done.value)
+    return None
+
+
+def test_what_was_taken_is_kept_if_asked_for() -> None:
+    source = Source()
+    source.push("abcd")
+    source.take(1)
+    source.keep("<")
+    source.take(2)
+    assert source.kept() == "<bc"
+    source.take(1)
+    assert source.kept() == ""
+
+
+def test_words_ahead() -> None:
+    source = Source()
+    reading = ahead(source, ["<a>", "<bb>"])
+    assert step(reading) is None
+    source.push("<b")
+    assert step(reading) is None
+    source.push("b>x")
+    assert step(reading) == "<bb>"
+    assert step(char(source)) == "<"
+    assert step(ahead(source, ["x"])) == ""
+
+
+def test_words_ahead_of_an_end() -> None:
+    source = Source()
+    source.push("<b", final=True)
+    assert step(ahead(source, ["<bb>"])) == ""
+    source.take(2)
+    assert step(char(source)) == ""
+
+
+def test_until_a_marker() -> None:
+    source = Source()
+    said: list[str] = []
+    reading = until(source, ["<a>", "<ab>"], said.append)
+    source.push("x<<a")
+    assert step(reading) is None
+    assert said == ["x<"]
+    source.push("c<ab>rest")
+    assert step(reading) == "<ab>"
+    assert "".join(said) == "x<<ac"
+    assert source.text[source.at :] == "rest"

@@ -1,0 +1,65 @@
+"""Reasoning before answers, and before calls."""
+
+import pytest
+
+from minfer.effects.text.tools.thinking import BRACKETS, THINK
+from tests.effects.text.tools.cuts import found
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("opened", [False, True])
+def test_reasoning_comes_before_the_answer(opened: bool) -> None:
+    text = "\n<think>\nSo 1 < 2.\n\nYes.\n</think>\n\nIt is.\n"
+    one = found(text, None, "think", opened=opened)
+    assert (one.reasoning, one.content) == ("So 1 < 2.\n\nYes.", "It is.\n")
+
+
+def test_reasoning_that_the_template_opened() -> None:
+    one = found("Hm,\n</think>\n\nit is.", None, "think", opened=True)
+    assert (one.reasoning, one.content) == ("Hm,", "it is.")
+
+
+def test_reasoning_and_calls() -> None:
+    one = found(f"<think>\nI </tool_call> add.\n</think>\n\n{CALL}", "hermes", "think")
+    assert (one.reasoning, one.content) == ("I </tool_call> add.", "")
+    assert one.parsed == [("add", {"a": 1})]
+
+
+def test_a_call_that_is_thought_of_is_none() -> None:
+    one = found(f"<think>{CALL}</think>No.", "hermes", "think")
+    assert (one.reasoning, one.content, one.calls) == (CALL, "No.", [])
+
+
+def test_reasoning_that_is_empty_or_breaks_off() -> None:
+    one = found("<think>\n\n</think>\n\nYes", None, "think")
+    assert (one.reasoning, one.content) == ("", "Yes")
+    one = found("<think>\nso </thi", None, "think")
+    assert (one.reasoning, one.content) == ("so </thi", "")
+    assert found(" \n", None, "think", opened=True).content == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["", " \n", "No <think>x</think>", "x</think>y", " <thi"]
+)
+def test_an_answer_without_reasoning(text: str) -> None:
+    one = found(text, None, "think")
+    assert (one.content, one.reasoning) == (text, "")
+
+
+def test_brackets() -> None:
+    one = found("[THINK]so[/THINK]Yes [1]", None, "mistral")
+    assert (one.reasoning, one.content) == ("so", "Yes [1]")
+
+
+def test_json_behind_reasoning_is_at_the_beginning() -> None:
+    one = found(
+        'so</think>\n{"name": "now", "parameters": {}}', "json", "think", opened=True
+    )
+    assert (one.reasoning, one.calls, one.content) == ("so", [("now", "{}")], "")
+
+
+def test_whether_a_prompt_opens_it() -> None:
+    assert THINK.open_at_end("<|im_start|>assistant\n<think>\n")
+    assert not THINK.open_at_end("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+    assert BRACKETS.open_at_end("x[THINK]")
