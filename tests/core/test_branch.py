@@ -199,6 +199,7 @@ def test_a_search_is_cancelled_as_any_request_and_no_beam_ends_alone() -> None:
     [
         (search("a", 5), "up to 16, and as many as sequences run at once"),
         (evolve(search("a", 2), lockstep=False), "in lockstep"),
+        (evolve(search("a", 2), reads_cache=False), "reads the cache"),
         (evolve(search("a", 1), output=(1,)), "without pooling and output"),
         (search("a", 4, 20, 20), "of which each beam may take 7"),
     ],

@@ -190,7 +190,19 @@ def test_a_beam_search_writes_the_best(
     assert second.removesuffix("\n") != best.removesuffix("\n")
 
 
-@pytest.mark.parametrize("option", ["--temperature", "--top-k", "--stop-token-ids"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--temperature",
+        "--top-k",
+        "--repetition-penalty",
+        "--stop-token-ids",
+        "--min-tokens",
+        "--allowed-token-ids",
+        "--bad-words",
+        "--regex",
+    ],
+)
 def test_a_beam_search_draws_nothing(
     folder: Path, capsys: pytest.CaptureFixture[str], option: str
 ) -> None:

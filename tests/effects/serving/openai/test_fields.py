@@ -9,6 +9,7 @@ from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
 from minfer.params import ADVISED, SamplingParams
+from minfer.request import ParameterError
 from tests.effects.serving.openai.asked import HI, chat, completion, refused
 
 
@@ -192,6 +193,29 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
         assert words in str(error)
 
 
+def test_a_beam_search_goes_with_fields_that_ask_for_nothing() -> None:
+    nothing: dict[str, Any] = {
+        "response_format": {"type": "text"},
+        "frequency_penalty": 0,
+        "repetition_penalty": 1,
+        "min_tokens": 0,
+        "logit_bias": {},
+        "bad_words": [],
+        "stop": [],
+    }
+    for body in (completion, chat):
+        assert body(use_beam_search=True, n=2, **nothing).search(4) is not None
+    assert completion(use_beam_search=True, echo=True).search(4) is not None
+
+
+def test_best_of_is_the_width_of_a_search_and_no_number_of_samples() -> None:
+    asked = completion(use_beam_search=True, best_of=4)
+    assert "best_of" not in asked.sampling()
+    assert completion(best_of=4).sampling()["best_of"] == 4
+    with pytest.raises(ParameterError, match="max_tokens"):
+        asked.search(0)
+
+
 def test_a_beam_search_is_asked_for_as_in_vllm() -> None:
     asked = completion(use_beam_search=True, n=3, max_tokens=5)
     assert asked.search(5) == BeamSearchParams(beam_width=3, n=3, max_tokens=5)
@@ -235,7 +259,20 @@ def test_a_beam_search_is_asked_for_as_in_vllm() -> None:
         ({"stop": "x"}, "stop"),
         ({"stop_token_ids": [5]}, "stop_token_ids"),
         ({"presence_penalty": 1}, "presence_penalty"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"typical_p": 0.5}, "typical_p"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"max_tokens": 0, "prompt_logprobs": 1}, "prompt_logprobs"),
         ({"early_stopping": "soon"}, "early_stopping"),
         ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
         ({"use_beam_search": False, "early_stopping": True}, "early_stopping"),
