@@ -109,7 +109,7 @@ def _seat(
     if held is not None:
         return state, held
     change = Transaction(state.blocks)
-    hit = _hit(config, state, change, seq.keys, _readable(seq, full))
+    hit = hit_of(config, state, change, seq.keys, _readable(seq, full))
     taken = change.take(-(-known // size) - hit.blocks)
     table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
     copy = None
@@ -227,7 +227,7 @@ class Hit:
     low: int = 0  # leading ones that are out of the window
 
 
-def _hit(
+def hit_of(
     config: EngineConfig, state: EngineState, change: Transaction, keys: Keys, full: int
 ) -> Hit:
     """Take hold of what is cached of the first `full` blocks."""

@@ -8,6 +8,7 @@ is persistent, is made anew once.
 from collections.abc import Iterable
 
 from minfer import consult
+from minfer.beam import MAX_BEAMS, Search
 from minfer.blocks import blocks_for
 from minfer.config import EngineConfig
 from minfer.keys import extend_keys
@@ -48,6 +49,8 @@ def objection(
         )
     if known >= most:
         return f"the request was resumed with all of its {most - prompt} output tokens"
+    if request.beams is not None and (why := _too_wide(config, request, needs)):
+        return why
     if needs > config.num_blocks:
         what = f"prompt and output of up to {most} tokens need {needs} KV blocks"
         return f"{what}; the cache has {config.num_blocks}"
@@ -58,8 +61,33 @@ def objection(
     return ""
 
 
+def _too_wide(config: EngineConfig, request: Request, needs: int) -> str:
+    """Why the beams of a search, each of which `needs` so many blocks, cannot run
+    together, or nothing.
+    """
+    if request.n > min(MAX_BEAMS, config.max_num_seqs):
+        most = f"{MAX_BEAMS}, and as many as sequences run at once"
+        return f"a beam search may have up to {most} ({config.max_num_seqs}) beams"
+    if needs > (share := beam_share(config, request.n)):
+        what = f"prompt and output need {needs} KV blocks; the cache has"
+        return f"{what} {config.num_blocks}, of which each beam may take {share}"
+    return ""
+
+
+def beam_share(config: EngineConfig, beams: int) -> int:
+    """Blocks that each of so many beams may take, so that all of them can run at once,
+    whatever they share.
+    """
+    spare = max(1, config.watermark) if beams > 1 else 0  # as for whoever is not alone
+    return (config.num_blocks - spare) // max(1, beams)
+
+
 def _misfit(request: Request) -> str:
     """Where a request's end and what it asks for besides do not fit, or nothing."""
+    if request.beams is not None and not _is_search(request):
+        return (
+            "a beam search is in lockstep and reads the cache, without pooling and output"
+        )
     if request.max_tokens < 0:
         return "max_tokens must be at least 0"
     if not (request.pooling or request.ends_with_prompt):
@@ -70,6 +98,11 @@ def _misfit(request: Request) -> str:
             "max_tokens must be 0 and n 1, without output and lockstep"
         )
     return ""
+
+
+def _is_search(request: Request) -> bool:
+    bound = request.lockstep and request.reads_cache
+    return bound and not (request.pooling or request.output)
 
 
 def submitted(
@@ -84,12 +117,18 @@ def submitted(
     return came.done()
 
 
+def being_served(name: str) -> str:
+    """What is said of a request that is ignored as one of its id has not ended."""
+    return f"{clip(repr(name))} is being served"
+
+
 class _Arrivals:
     """Requests on their way into the line. Never kept, never shared."""
 
     def __init__(self, config: EngineConfig, state: EngineState) -> None:
         self.config, self.state = config, state
         self.live, self.new = state.requests.mutate(), list[Sequence]()
+        self.searches = state.searches
         self.arrivals, self.last = state.arrivals, consult.last_rank(state)
         self.rejected, self.reasons = list[Finished](), list[Reason]()
 
@@ -97,8 +136,7 @@ class _Arrivals:
         """Place a request's samples in line, or say why it could never run."""
         config = self.config
         if request.id in self.live:  # its end would be taken for that of the other one
-            detail = f"{clip(repr(request.id))} is being served"
-            self.reasons.append(Ignored("submit", detail))
+            self.reasons.append(Ignored("submit", being_served(request.id)))
             return
         why = objection(config, self.state, request, len(self.new))
         if why:
@@ -116,6 +154,8 @@ class _Arrivals:
             self.new.append(
                 Sequence(request, sample, place, self.state.time, history, keys)
             )
+        if request.beams is not None:
+            self.searches = self.searches.set(request.id, Search.of(request.n))
         self.live[request.id] = Live((rank, self.arrivals, 0), request.n)
         self.arrivals += 1
 
@@ -128,6 +168,7 @@ class _Arrivals:
             waiting=self.state.waiting.insert_many(self.new),
             requests=self.live.finish(),
             arrivals=self.arrivals,
+            searches=self.searches,
         )
         emits = (Emit((), (), tuple(self.rejected)),) if self.rejected else ()
         return Transition(state, emits, tuple(self.reasons))

@@ -6,13 +6,15 @@ block or finish a chunk of their prompt are looked at one by one. Sealing is spr
 engine.
 """
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from itertools import compress, count, islice, repeat
 from operator import add, ge, ne, sub
 
+from minfer.beam import Hypothesis
+from minfer.branch import beams_in, flaw_in, found, searched
 from minfer.config import EngineConfig, Thresholds
-from minfer.ending import end, leaver
-from minfer.messages import Executed, Failed, Finished, clip
+from minfer.ending import Leaver, end, leaver
+from minfer.messages import Executed, Failed, Finished, Reason, clip
 from minfer.plan import Logprobs, Plan, Pooled, Yields, flaw_beside, tokens_of
 from minfer.publish import sealed
 from minfer.record import evolve
@@ -49,25 +51,56 @@ def over(
     sizes = tuple(map(len, event.yields))  # tokens per row
     flaw = _flaw(config, plan, sizes, tokens)
     flaw = flaw or flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
+    beams = beams_in(state, plan) if state.searches else {}
+    flaw = flaw or flaw_in(config, beams, event.candidates)
     if flaw:
         return void(config, state, plan.step, flaw)
-    advanced, new = _advanced(config.thresholds, state.running, plan, event.yields, sizes)
+    return _good(config, state, event, tokens, sizes, beams)
+
+
+def _good(
+    config: EngineConfig,
+    state: EngineState,
+    event: Executed,
+    tokens: tuple[int, ...],
+    sizes: tuple[int, ...],
+    beams: Mapping[int, int],
+) -> Transition:
+    """Commit results that can be: `sizes` are of all `tokens`; `beams` as `beams_in`
+    says.
+    """
+    plan, yields = state.inflight[0], event.yields
+    if beams:  # a beam knows a token once it is chosen
+        yields = tuple(() if at in beams else some for at, some in enumerate(yields))
+        sizes = tuple(map(len, yields))
+    advanced, new = _advanced(config.thresholds, state.running, plan, yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
     if state.faults:
         ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))
-    ripe = tuple(compress(range(len(advanced)), map(ge, advanced.known, advanced.ripe)))
+    outputs: dict[int, Hypothesis] = {}
+    forked: tuple[Reason, ...] = ()
+    if beams:
+        heard = searched(config, state, beams, event.candidates)
+        state, outputs, forked = heard.state, heard.outputs, heard.reasons
+        new = tuple(
+            outputs[i].tokens if i in outputs else some for i, some in enumerate(new)
+        )
+    known, due = state.running.known, state.running.ripe
+    ripe = tuple(compress(range(len(advanced)), map(ge, known, due)))
     ends = _endings(state, tokens, new, ripe) | _silent_ends(advanced, plan)
+    ends = {i: end for i, end in ends.items() if i not in outputs}
     if ends:
         run, new = _cut(state.running, new, ends)
         state = evolve(state, running=run)
-    state = sealed(config, state, _fillings(config, state.running, plan, ripe, ends))
+    gone = ends.keys() | outputs.keys()
+    state = sealed(config, state, _fillings(config, state.running, plan, ripe, gone))
     finished: tuple[Finished, ...] = ()
-    if ends:
-        leavers = [leaver(state.running, i, why) for i, (_, why) in sorted(ends.items())]
+    if gone:
+        leavers = _leavers(state.running, ends, outputs)
         state, finished = end(config, state, leavers)
     state = open_fences(state, plan.step)
-    return emitted(
+    turn = emitted(
         state,
         finished,
         ids=advanced.ids,
@@ -75,6 +108,19 @@ def over(
         logprobs=_kept_logprobs(plan, event.logprobs, advanced, new),
         pooled=_kept_pooled(plan, event.pooled, advanced),
     )
+    return evolve(turn, reasons=(*forked, *turn.reasons)) if forked else turn
+
+
+def _leavers(
+    run: Running, ends: dict[int, tuple[int, str]], outputs: dict[int, Hypothesis]
+) -> list[Leaver]:
+    """Who ends: those with `ends` of their own, and beams with the `outputs` of their
+    searches.
+    """
+    return [
+        found(run, i, outputs[i]) if i in outputs else leaver(run, i, ends[i][1])
+        for i in sorted(ends.keys() | outputs.keys())
+    ]
 
 
 def _advanced(
@@ -254,5 +300,6 @@ def _fillings(
     for i in positions(run, done):
         # Who computes all anew may have to begin again, in blocks that nobody reads.
         if i not in ends and not run.seqs[i].request.begins_anew:
-            upto[i] = done[run.gens[i]]
+            # The last input of a beam does not count before its next one is known.
+            upto[i] = min(done[run.gens[i]], (run.known[i] - 1) // size)
     return upto

@@ -123,9 +123,11 @@ def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
 
 
 def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
-    """The places of rows that are sampled apart: those that yield and may not
-    run ahead.
+    """The places of rows that are sampled apart: those that yield and may not run ahead,
+    but for beams, whose tokens are chosen by what they offer.
     """
     each = zip(run.gens, run.seqs, strict=True)
-    bound = {gen for gen, seq in each if seq.request.lockstep}
+    bound = {
+        gen for gen, seq in each if seq.request.lockstep and seq.request.beams is None
+    }
     return tuple(at for at, gen in enumerate(gens) if gen in bound and most[at])

@@ -6,7 +6,9 @@ from math import inf
 
 from minfer import consult
 from minfer.admit import admit, displace, load
+from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
+from minfer.preempt import preempt
 from minfer.record import evolve
 from minfer.state import Hold
 from minfer.work import Work
@@ -46,7 +48,8 @@ def _wait_is_wanted(work: Work) -> bool:
     state = work.state
     now = load(work.config, state, len(work.newcomers))
     start, work.state = consult.admit_from(work.config, state, now)
-    if start <= state.time or not (now.running or start < inf):
+    runs = now.running and not _stuck(work)
+    if start <= state.time or not (runs or start < inf):
         return False
     if start < inf:
         work.wakes = (WakeAt(start),)
@@ -60,7 +63,29 @@ def _make_way(work: Work, held: Held) -> Reason | None:
     """
     if held.cause not in ("blocks", "rows") or work.state.fences:
         return None
+    if _stuck(work):
+        return _unstuck(work)
     work.state, gave_way = displace(work.config, work.state)
+    return gave_way
+
+
+def _stuck(work: Work) -> bool:
+    """Whether all who run wait for somebody in line: beams for others of their search."""
+    run, searches = work.state.running, work.state.searches
+    if not searches or work.newcomers or work.state.inflight:
+        return False
+    return 0 < len(run) == len(work.idle.intersection(waiting_beams(work.state)))
+
+
+def _unstuck(work: Work) -> Reason | None:
+    """The last who waits for somebody else in line gives way to the first, whatever the
+    policy says. No search is in need of it that has all there is: its beams fit.
+    """
+    first, run = work.state.waiting.first().id, work.state.running
+    others = [i for i, (name, _) in enumerate(run.ids) if name != first[0]]
+    if not others:
+        return None
+    work.state, gave_way = preempt(work.config, work.state, others[-1], first)
     return gave_way
 
 

@@ -6,6 +6,7 @@ from typing import Final
 
 from attrs import field, frozen
 
+from minfer.beam import BeamSearch
 from minfer.checks import MOST, check_number, check_text, check_whole
 from minfer.checks import ParameterError as ParameterError
 from minfer.keys import Key, Keys
@@ -66,6 +67,9 @@ class Request:
     # positions, and log-probabilities are wanted of each: such a request computes them
     # all.
     reads_cache: bool = True
+    # Its samples are the beams of a search: they advance together, and what they come to
+    # is told at the end, the best first. It is bound to the host.
+    beams: BeamSearch | None = None
     largest: int = field(
         init=False, eq=False, repr=False
     )  # token id: looked up once, at the edge
@@ -101,6 +105,8 @@ class Request:
         for param in ("lockstep", "reads_cache"):
             if not isinstance(getattr(self, param), bool):
                 raise ParameterError(param, "must be true or false")
+        if not (self.beams is None or isinstance(self.beams, BeamSearch)):
+            raise ParameterError("beams", "must be a BeamSearch or None")
         if not isinstance(self.root, bytes):
             raise ParameterError("root", "must be bytes")
         if not isinstance(self.keys, tuple) or not set(map(type, self.keys)) <= {bytes}:

@@ -37,9 +37,9 @@ def retire(
     fences = [*state.fences]
     until = state.inflight[-1].step if state.inflight else None
     for i, sure in all_committed(config, state, gone).items():
-        left = _left(config, change, run, i, sure // config.block_size)
+        left = left_by(config, change, run, i, sure // config.block_size)
         if until is None:
-            _give_back(change, left)
+            give_back(change, left)
         else:
             fences.append(Fence(until, left.held, left.private))
     return evolve(
@@ -59,7 +59,7 @@ class Left:
     private: tuple[int, ...]
 
 
-def _left(
+def left_by(
     config: EngineConfig, change: Transaction, run: Running, i: int, upto: int
 ) -> Left:
     """Publish what the sequence at `i` has in its first `upto` blocks."""
@@ -78,7 +78,8 @@ def _left(
     return Left(stood_on(chain, config.window) + mine, twins + rest)
 
 
-def _give_back(change: Transaction, left: Left | Fence) -> None:
+def give_back(change: Transaction, left: Left | Fence) -> None:
+    """Let go of blocks that a sequence had."""
     for key in reversed(left.held):  # the last ones are evicted first: least used
         change.prefix.release(key)
     change.pool.give(left.private)
@@ -92,7 +93,7 @@ def open_fences(state: EngineState, step: int | None) -> EngineState:
     kept: list[Fence] = []
     for fence in state.fences:
         if step is None or fence.until <= step:
-            _give_back(change, fence)
+            give_back(change, fence)
         else:
             kept.append(fence)
     return evolve(state, blocks=change.done(), fences=tuple(kept))

@@ -18,6 +18,7 @@ from operator import ge, lt
 
 from minfer import consult
 from minfer.admit import load
+from minfer.branch import waiting_beams
 from minfer.config import EngineConfig
 from minfer.grow import grow, stretch
 from minfer.lay_out import laid_out
@@ -76,13 +77,16 @@ def _who_runs(work: Work, alone: int | None) -> None:
     """Find who sits this step out, and grow the tables of the others.
 
     Nothing is due for whoever has its last token planned; who may not run ahead waits for
-    a token in flight; and beside one that has to run `alone`, nobody runs.
+    a token in flight, or for the other beams of its search; and beside one that has to
+    run `alone`, nobody runs.
     """
     run = work.state.running
     due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
     work.idle.update(run.gens[i] for i in due if run.sched[i] >= run.last[i])
     if work.state.lockstep:
         work.idle.update(_in_lockstep(work))
+    if work.state.searches:
+        work.idle.update(waiting_beams(work.state))
     if alone is not None:
         work.idle.update(gen for gen in run.gens if gen != alone)
     work.state, work.grown, reasons = grow(work.config, work.state, due, work.idle)

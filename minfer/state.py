@@ -4,6 +4,7 @@ from typing import Any
 
 from attrs import frozen
 
+from minfer.beam import Search
 from minfer.blocks import Blocks
 from minfer.config import ConfigError, EngineConfig
 from minfer.keys import Keys
@@ -82,6 +83,7 @@ class EngineState:
     filling: bool = False  # whether some that run may have inputs from the host to take
     lockstep: bool = False  # whether some that run may be unable to run ahead
     requests: Map[str, Live] = Map()
+    searches: Map[str, Search] = Map()  # by request
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one

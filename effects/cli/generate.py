@@ -5,7 +5,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from minfer.config import ConfigError
 from minfer.effects.cli.options import (
@@ -18,8 +18,24 @@ from minfer.effects.cli.options import (
 )
 from minfer.effects.cli.streams import say, show_stats, take_any_text, write
 from minfer.effects.text.outputs import CompletionOutput, RequestOutput
+from minfer.params import ADVISED
+from minfer.request import ParameterError
+
+if TYPE_CHECKING:
+    from minfer.effects.live.beam_search import BeamSearchParams
 
 DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it."
+# Options besides those of `ADVISED` that a beam search has no use for.
+_NOT_OF_BEAMS: Final = (
+    "stop",
+    "stop_token_ids",
+    "min_tokens",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+    "json_schema",
+    "regex",
+)
 # Under which the bundled model shows what it can do.
 PROMPT: Final = 'def find_file(name, path):\n    """Find'
 STANDARD_INPUT: Final = "-"
@@ -42,6 +58,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="how many continuations to write (default: %(default)s)",
     )
+    add(
+        "--beams",
+        type=int,
+        default=0,
+        metavar="K",
+        help="search for the likeliest continuation with K beams, instead of drawing",
+    )
+    add(
+        "--length-penalty",
+        type=float,
+        default=1.0,
+        metavar="P",
+        help="with --beams: above 1 favours longer continuations (default: %(default)s)",
+    )
     add("--echo", action="store_true", help="write the prompt before each continuation")
     sampling_options(parser)
     structured_options(parser)
@@ -54,21 +84,48 @@ def run(options: argparse.Namespace) -> int:
     from minfer.effects.live.llm import LLM  # it imports the tokenizer
 
     settings = llm_settings(options)
+    search = _search(options)
     take_any_text()
     prompt = _prompt(options.prompt)
     echo = options.echo or options.prompt is None
     started = time.monotonic()
     with LLM(**settings) as llm:
         loading = time.monotonic() - started
-        params = sampling_params(options, llm.setup.default_params)
-        with contextlib.closing(llm.stream(prompt, params)) as stream:
-            output, errors = _show(stream, options.n, prompt if echo else "")
+        shown = prompt if echo else ""
+        if search is not None:
+            (found,) = llm.beam_search(prompt, search, use_tqdm=False)
+            output, errors = _show(iter([found.request]), options.n, shown)
+        else:
+            params = sampling_params(options, llm.setup.default_params)
+            with contextlib.closing(llm.stream(prompt, params)) as stream:
+                output, errors = _show(stream, options.n, shown)
         write("\n")
     if options.stats:
         show_stats(output, loading)
     for error in errors:
         say(f"the request failed: {error}")
     return 1 if errors else 0
+
+
+def _search(options: argparse.Namespace) -> "BeamSearchParams | None":
+    """The beam search that the options say, if any. Raises ParameterError."""
+    if not options.beams:
+        return None
+    from minfer.effects.live.beam_search import BeamSearchParams
+
+    for name in ADVISED:
+        if getattr(options, name) is not None:
+            raise ParameterError(name, "does not go with --beams; leave it out")
+    for name in _NOT_OF_BEAMS:
+        if getattr(options, name) not in (None, 0, []):
+            raise ParameterError(name, "does not go with --beams; leave it out")
+    return BeamSearchParams(
+        beam_width=options.beams,
+        n=options.n,
+        max_tokens=options.max_tokens or None,
+        length_penalty=options.length_penalty,
+        ignore_eos=options.ignore_eos,
+    )
 
 
 def _prompt(given: str | None) -> str:

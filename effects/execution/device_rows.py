@@ -45,9 +45,10 @@ def asked(sampling: RowSampling, vocab: int) -> int:
     """1 + of how many likeliest tokens log-probabilities are wanted; 0: not even of the
     token drawn.
     """
-    if sampling.logprobs is None:
+    most = max(sampling.logprobs or 0, sampling.candidates)
+    if sampling.logprobs is None and not most:
         return int(sampling.scores)
-    return 1 + min(sampling.logprobs, vocab)
+    return 1 + min(most, vocab)
 
 
 def kept(sampling: RowSampling, vocab: int) -> dict[str, float]:

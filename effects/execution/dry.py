@@ -9,7 +9,7 @@ preemption, chunking and neighbours change nothing, as with a model.
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from minfer.runs.oracle import Oracle, Row, vector_of
+from minfer.runs.oracle import Offer, Oracle, Row, vector_of
 from minfer.sample import RowSampling
 
 PASSAGE: Final = (
@@ -67,6 +67,13 @@ class Dry(Oracle):
 
     def _vector(self, row: Row) -> bytes:
         return vector_of(hash((row.prompt, row.pooling == "mean")))
+
+    def _likeliest(self, row: Row, count: int) -> Offer:
+        """The passage is by far the likeliest; its other tokens might follow as well."""
+        token = self._draw(row)
+        others = {one for sentence in self.sentences for one in sentence} - {token}
+        tokens = (token, *sorted(others)[: count - 1])
+        return tokens, tuple(-0.1 - 5.0 * place for place in range(len(tokens)))
 
     def _draw(self, row: Row) -> int:
         return self.token(row.sampling, row.prompt, row.next)

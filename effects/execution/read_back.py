@@ -14,6 +14,7 @@ import torch
 from attrs import define, field
 from torch import Tensor
 
+from minfer.beam import Candidates
 from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.executor import not_finite
 from minfer.effects.execution.packing import Draw
@@ -105,6 +106,7 @@ class Beside:
     vocab: int
     logprobs: dict[int, list[TokenLogprobs]] = field(factory=dict)
     scores: dict[int, list[float]] = field(factory=dict)
+    candidates: list[Candidates] = field(factory=list)
 
     def read(self, words: Words, draw: Draw) -> None:
         """Add what a forward found: `words` as `Slot.scores` has them."""
@@ -118,6 +120,10 @@ class Beside:
         if sampling.scores:
             own = float(words[1, :1].view(np.float32)[0])
             self.scores.setdefault(place, []).append(own)
+        if sampling.candidates:
+            ids, bits = words[:, 1 : 1 + min(sampling.candidates, self.vocab)]
+            likely = tuple(bits.view(np.float32).tolist())
+            self.candidates.append(Candidates(place, tuple(ids.tolist()), likely))
         if sampling.logprobs is not None:
             ids, bits = words[:, : 1 + min(sampling.logprobs, self.vocab)]
             rank, *likeliest = ids.tolist()
@@ -149,7 +155,14 @@ def results(
         if slot.scored and slot.draw is not None:
             beside.read(slot.scores.numpy(), slot.draw)
     scores, logprobs = beside.columns()
-    return Executed(plan.step, yields, scores=scores, logprobs=logprobs, pooled=pooled)
+    return Executed(
+        plan.step,
+        yields,
+        scores=scores,
+        logprobs=logprobs,
+        pooled=pooled,
+        candidates=tuple(beside.candidates),
+    )
 
 
 def _of_prompts(slots: Sequence[Slot], rows: int) -> Pooled:

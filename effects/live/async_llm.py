@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.edge import (
     Asked,
@@ -53,7 +54,7 @@ class AsyncLLM(ServedModel):
     def generate(
         self,
         prompt: Prompt | Asked,
-        sampling_params: SamplingParams | None = None,
+        sampling_params: SamplingParams | BeamSearchParams | None = None,
         *,
         request_id: str | None = None,
         urgency: Urgency = Urgency(),
@@ -63,8 +64,9 @@ class AsyncLLM(ServedModel):
         """Complete a prompt, and yield what is new of it (vLLM's DELTA); the last is
         `finished`.
 
-        Without `streaming` there is one output, at the end. Special tokens are left out
-        of the text, but for those that are `shown`. Other arguments are as for
+        Without `streaming` there is one output, at the end; a beam search has no other,
+        with the best sequences in their order. Special tokens are left out of the text,
+        but for those that are `shown`. Other arguments are as for
         `LLM.generate`; ids of live requests must differ. Raises RequestError,
         OverloadedError if too many wait, and EngineDeadError, at once or, if things
         changed since, at the first output: only then the request enters the engine.
@@ -72,7 +74,9 @@ class AsyncLLM(ServedModel):
         """
         if sampling_params is None:
             sampling_params = self.get_default_sampling_params()
-        params = params_for(sampling_params, 1)[0]
+        params = sampling_params
+        if not isinstance(params, BeamSearchParams):
+            params = params_for(params, 1)[0]
         _check_id(request_id)
         news = asyncio.Event()
         with self.numbers:

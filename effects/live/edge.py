@@ -13,8 +13,10 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.arrive import objection
+from minfer.arrive import beam_share, objection
+from minfer.beam import MAX_CANDIDATES
 from minfer.blocks import blocks_for
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.errors import OverloadedError as OverloadedError
 from minfer.effects.live.errors import RequestError as RequestError
 from minfer.effects.live.errors import TooLongError as TooLongError
@@ -100,7 +102,7 @@ def urgencies_for(priority: Sequence[int] | None, count: int) -> list[Urgency]:
 def make_request(
     setup: Setup,
     asked: Asked,
-    params: SamplingParams,
+    wanted: SamplingParams | BeamSearchParams,
     count: int,
     urgency: Urgency,
     name: str = "",
@@ -113,28 +115,35 @@ def make_request(
     cache was reset: what was cached before the last time is not found.
     """
     config = setup.config
+    beams = wanted if isinstance(wanted, BeamSearchParams) else None
+    params = wanted.sampling if isinstance(wanted, BeamSearchParams) else wanted
+    width = 1 if beams is None else beams.beam_width
     stops = frozenset(params.stop_token_ids)
     stops = stops if params.ignore_eos else stops | setup.stop_ids
     _check_params(setup, params)
     check_shape(config.vocab_size, params, stops, bad_words)
+    if beams is not None:
+        _check_beams(setup, width, len(stops))
     prompt = tuple(asked.ids)
     root = _root(setup, asked, count, resets)
     request = Request(
         id=name or str(count),
         prompt=prompt,
-        max_tokens=_most(setup, len(prompt), params),
-        n=params.samples,
+        max_tokens=_most(setup, len(prompt), params, width),
+        n=params.samples if beams is None else width,
         sampling=params,
         stop_ids=stops,
         bad_words=bad_words,
         seed=_seed(setup, count) if params.seed is None else params.seed,
-        lockstep=params.structured_outputs is not None and params.max_tokens != 0,
+        lockstep=beams is not None
+        or (params.structured_outputs is not None and params.max_tokens != 0),
         priority=urgency.priority,
         client=urgency.client,
         deadline=float(urgency.deadline),
         root=root,
         keys=block_keys(root, prompt, config.block_size),
         reads_cache=params.prompt_logprobs is None,
+        beams=None if beams is None else beams.how,
     )
     if why := objection(config, initial(config), request):
         raise RequestError(why)
@@ -231,12 +240,27 @@ def _check_params(setup: Setup, params: SamplingParams) -> None:
             raise RequestError(f"{why} say how likely a token is; leave it out", 0, field)
 
 
-def _most(setup: Setup, length: int, params: SamplingParams) -> int:
-    """Output tokens at most, after a prompt of `length`. TooLongError if none fits."""
+def _check_beams(setup: Setup, width: int, stop_ids: int) -> None:
+    """Raise RequestError for a search that is wider than what can be had."""
+    most = setup.config.max_num_seqs
+    if width > most:
+        why = f"{width} beams need as many sequences at once; max_num_seqs is {most}"
+        raise RequestError(why, param="n")
+    if width + stop_ids > MAX_CANDIDATES:
+        most = MAX_CANDIDATES - stop_ids
+        why = f"{width} beams are too many where {stop_ids} token ids end a sequence"
+        raise RequestError(f"{why}; at most {most} can be searched", param="n")
+
+
+def _most(setup: Setup, length: int, params: SamplingParams, beams: int = 1) -> int:
+    """Output tokens at most, after a prompt of `length`, for so many beams that share the
+    cache. TooLongError if none fits.
+    """
     if params.max_tokens == 0:
         _check_prompt(setup, length)
         return 0
     config = setup.config
+    blocks = beam_share(config, beams)
     whole = config.max_model_len
     able = setup.spec.max_position_embeddings
     if length >= whole:
@@ -251,14 +275,17 @@ def _most(setup: Setup, length: int, params: SamplingParams) -> int:
             if whole < able
             else why
         )
-    slots = config.num_blocks * config.block_size + 1  # the last token needs none
+    slots = blocks * config.block_size + 1  # the last token needs none
     most = max(1, min(whole - length, params.max_tokens or slots - length))
     needs = blocks_for(length + most, config.block_size)
-    if needs > config.num_blocks:
+    if needs > blocks:
+        has = f"the cache has {config.num_blocks}"
+        if beams > 1:
+            has += f", of which each of {beams} beams may take {blocks}"
         raise TooLongError(
             f"prompt ({length} tokens) and output (up to {most}) need {needs} KV blocks "
-            f"of {config.block_size} tokens; the cache has {config.num_blocks}: shorten "
-            f"the prompt, lower max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
+            f"of {config.block_size} tokens; {has}: shorten the prompt, lower "
+            f"max_tokens, or enlarge the cache (kv_cache_memory_bytes)"
         )
     return most
 

@@ -19,6 +19,11 @@ from typing import TYPE_CHECKING, Any, Self
 from attrs import frozen
 
 from minfer.effects.live import edge
+from minfer.effects.live.beam_search import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    searches_for,
+)
 from minfer.effects.live.edge import Asked
 from minfer.effects.live.prompts import Prompt, as_list
 from minfer.effects.live.served import ServedModel as ServedModel
@@ -75,6 +80,24 @@ class LLM(ServedModel):
         return self._complete(
             self._jobs(as_list(prompts), sampling_params, priority), use_tqdm
         )
+
+    def beam_search(
+        self,
+        prompts: Prompts,
+        params: BeamSearchParams | Sequence[BeamSearchParams],
+        *,
+        use_tqdm: Progress = True,
+        priority: Priorities = None,
+    ) -> list[BeamSearchOutput]:
+        """Find the likeliest continuations of prompts; the outputs come in their order.
+
+        `params` are one for all or one for each; prompts and errors are as for
+        `generate`.
+        """
+        wanted = as_list(prompts)
+        searches = searches_for(params, len(wanted))
+        found = self._complete(self._made(wanted, searches, priority), use_tqdm)
+        return [BeamSearchOutput.of(one, self.tokenizer) for one in found]
 
     def chat(
         self,
@@ -241,6 +264,17 @@ class LLM(ServedModel):
         if params is None:
             params = self.get_default_sampling_params()
         each = edge.params_for(params, len(wanted))
+        return self._made(wanted, each, priority, streaming=streaming)
+
+    def _made(
+        self,
+        wanted: Sequence[Prompt | Asked],
+        each: Sequence[SamplingParams | BeamSearchParams],
+        priority: Priorities,
+        *,
+        streaming: bool = False,
+    ) -> Jobs:
+        """The requests for prompts, with the parameters of each."""
         urgencies = edge.urgencies_for(priority, len(wanted))
         inbox: Inbox = SimpleQueue()
         with self.numbers:

@@ -11,13 +11,14 @@ import attrs
 
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.live import edge, opening
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
 from minfer.effects.live.masks import GrammarMasks
 from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
-from minfer.effects.live.shapes import read_bad_words
+from minfer.effects.live.shapes import BadWords, read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs
@@ -222,7 +223,7 @@ class ServedModel(Renders):
         self,
         prompt: Prompt | Asked,
         sink: Sink,
-        wanted: SamplingParams | str,
+        wanted: SamplingParams | BeamSearchParams | str,
         *,
         count: int,
         urgency: Urgency,
@@ -230,28 +231,28 @@ class ServedModel(Renders):
         name: str = "",
         shown: Iterable[str] = (),
     ) -> Assembly:
-        """A request after `count` others, checked: for samples, or by a way of pooling,
-        for a vector. Raises RequestError.
+        """A request after `count` others, checked: for samples, for a search, or by a way
+        of pooling, for a vector. Raises RequestError.
         """
         asked = read_prompt(prompt, self.tokenizer, self.setup.spec.vocab_size)
         setup, resets = self.setup, self.client.resets
+        if isinstance(wanted, str):
+            request = edge.make_pooled_request(
+                setup, asked, wanted, count, urgency, name, resets
+            )
+            return Assembly(request, sink, asked.text)
+        words: BadWords = ()
         if isinstance(wanted, SamplingParams):
             if streaming and wanted.chooses:
                 why = "best_of: the best samples are known once all have ended; do not"
                 raise edge.RequestError(f"{why} stream, or leave it out", 0, "best_of")
             self.check_constraint(wanted)
             words = read_bad_words(wanted.bad_words, self.tokenizer)
-            request = edge.make_request(
-                setup, asked, wanted, count, urgency, name, resets, words
-            )
-            special = (
-                self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
-            )
-            return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
-        request = edge.make_pooled_request(
-            setup, asked, wanted, count, urgency, name, resets
+        request = edge.make_request(
+            setup, asked, wanted, count, urgency, name, resets, words
         )
-        return Assembly(request, sink, asked.text)
+        special = self.tokenizer.special(shown) if self.tokenizer else frozenset[int]()
+        return Assembly(request, sink, asked.text, self.tokenizer, streaming, special)
 
 
 def _refuse(owner: str, unknown: Mapping[str, object]) -> None:

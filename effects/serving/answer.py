@@ -79,7 +79,7 @@ class Answer:
                 outputs = await self._begun()
                 in_order = iter(enumerate(outputs))
                 several = range(
-                    min(len(outputs), self.backend.window(self.request.params.samples))
+                    min(len(outputs), self.backend.window(self.request.width))
                 )
                 parts = [self._follow_all(in_order) for _ in several]
                 await asyncio.wait([*map(group.create_task, parts)])
@@ -113,7 +113,7 @@ class Answer:
             )
         return self.backend.llm.generate(
             request.prompts[prompt],
-            request.params,
+            request.beams or request.params,
             request_id=self._name(prompt),
             urgency=request.urgency,
             streaming=request.stream,

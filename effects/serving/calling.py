@@ -107,9 +107,12 @@ def bound_to(
 
 
 def with_calls(request: GenerationRequest, bound: Bound | None) -> GenerationRequest:
-    """A request whose answer has to match that, too."""
+    """A request whose answer has to match that, too. Raises ApiError."""
     if bound is None:
         return request
+    if request.beams is not None:
+        why = "does not go with use_beam_search; leave one of them out"
+        raise ApiError(f"{bound.field}: {why}", bound.field)
     params = attrs.evolve(request.params, structured_outputs=bound.asked)
     return attrs.evolve(
         request, params=params, constrained_by=bound.field, parts=bound.parts

@@ -58,8 +58,8 @@ class Limits:
 
     def check_samples(self, request: GenerationRequest) -> None:
         """Refuse what an idle server could not take either. Raises ApiError."""
-        n, prompts = request.params.samples, len(request.prompts)
-        field = "best_of" if request.params.chooses else "n"
+        n, prompts = request.width, len(request.prompts)
+        field = "best_of" if n > request.params.n else "n"
         if n > self.line:
             why = f"{field}: {n} samples cannot wait in line, which holds {self.line}"
             raise ApiError(f"{why} (max_waiting); ask for fewer at once", field)

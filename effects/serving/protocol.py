@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import field, frozen
 from pydantic import BaseModel
 
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.errors import ApiError
@@ -75,10 +76,16 @@ class GenerationRequest:
     stream: bool
     include: Include
     pooled: Pooled | None = None  # then nothing is generated
+    beams: BeamSearchParams | None = None  # then nothing is drawn
     constrained_by: str = ""  # the field that says what the answer must look like
     parts: tuple[Part, ...] = ()  # of what the answer must look like
     parsing: Parsing | None = None  # what is looked for in each answer, if anything is
     wanted_by: str = ""  # the field that says how many tokens to write, if one does
+
+    @property
+    def width(self) -> int:
+        """Sequences that each prompt takes in the engine."""
+        return self.params.samples if self.beams is None else self.beams.beam_width
 
 
 @frozen

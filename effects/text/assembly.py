@@ -83,6 +83,15 @@ class Assembly:
         return Detokenizer(self.tokenizer, shown=self.shown)
 
     @property
+    def given(self) -> list[Pieces]:
+        """The samples that whoever asked is to have, or to choose from: of beams, the
+        best.
+        """
+        request = self.request
+        most = request.n if request.beams is None else request.sampling.n
+        return self.samples[:most]
+
+    @property
     def rejected(self) -> str:
         """Why the engine did not let it in, or nothing."""
         done = self.samples[0].done
@@ -166,9 +175,9 @@ class Assembly:
             self.told = False
             stops = self.request.sampling.stop_token_ids
             begun_with = len(self.request.output)  # of the only sample
-            made = sum(sample.count for sample in self.samples) - begun_with
-            parts = enumerate(self.samples)
-            new = tuple(s.take(i, stops) for i, s in parts if s.news)
+            given = self.given
+            made = sum(sample.count for sample in given) - begun_with
+            new = tuple(s.take(i, stops) for i, s in enumerate(given) if s.news)
             prompt = None if self.scores is None else self.scores.told()
             first = self.samples[0].done
             return RequestOutput(
@@ -176,13 +185,13 @@ class Assembly:
                 prompt=self.prompt,
                 finished=self.finished,
                 prompt_token_ids=self.request.prompt,
-                outputs=self._given(new, prompt),
+                outputs=self._chosen(new, prompt),
                 metrics=self.times.metrics(made),
                 num_cached_tokens=0 if first is None else first.cached,
                 prompt_logprobs=prompt,
             )
 
-    def _given(
+    def _chosen(
         self, new: tuple[CompletionOutput, ...], prompt: PromptLogprobs | None
     ) -> tuple[CompletionOutput, ...]:
         """What is new of samples, as whoever asked is given it."""

@@ -123,6 +123,8 @@ class Pieces:
             return evolve(
                 last, finish_reason="stop", stop_reason=self.stop, error=done.error
             )
+        if done.logprob is not None:  # a beam's, of which no token was told before
+            last = evolve(last, cumulative_logprob=done.logprob)
         ending = last.token_ids[-1:]
         stopped = done.reason == "stop" and ending and ending[0] in stop_token_ids
         return evolve(

@@ -27,6 +27,7 @@ from typing import Any, Final
 import attrs
 
 from minfer import (
+    beam,
     blocks,
     config,
     log,
@@ -49,6 +50,7 @@ from minfer.pmap import Map
 _MANY: Final = 16  # whole numbers in a row that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
 _MODULES: Final = (
+    beam,
     blocks,
     config,
     log,

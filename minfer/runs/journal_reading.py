@@ -9,6 +9,7 @@ from typing import Any
 
 from attrs import evolve, frozen
 
+from minfer.beam import Candidates
 from minfer.keys import block_keys
 from minfer.messages import Event, Executed, Submit, Tick
 from minfer.plan import Yields
@@ -213,7 +214,9 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
             sizes = tuple(rest.get("sizes", plan.most))
             begin = sum(sizes)
             scores = tuple(map(tuple, rest.get("scores", ())))
-            events.append(Executed(plan.step, _split(ids[:begin], sizes), scores))
+            yields = _split(ids[:begin], sizes)
+            candidates = tuple(_candidates(rest.get("candidates", ())))
+            events.append(Executed(plan.step, yields, scores, candidates=candidates))
         for told in rest.get("events", ()):
             event, begin = _read_event(told, ids, begin, block_size)
             events.append(event)
@@ -227,6 +230,11 @@ def read_turn(payload: bytes, state: EngineState, block_size: int) -> Written:
         struct.error,
     ) as error:
         raise JournalError(f"it is no turn of this state: {error!r}") from error
+
+
+def _candidates(told: Any) -> Iterator[Candidates]:
+    for index, tokens, logprobs in told:
+        yield Candidates(index, tuple(tokens), tuple(logprobs))
 
 
 def _unpacked(payload: bytes, width: int, count: int) -> tuple[int, ...]:

@@ -3,10 +3,11 @@
 import zlib
 from array import array
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from attrs import evolve
 
+from minfer.beam import flaw_of
 from minfer.config import EngineConfig
 from minfer.messages import EVENTS, Event, Executed, Failed, Submit, Tick
 from minfer.plan import Plan, flaw_beside, tokens_of
@@ -26,6 +27,8 @@ from minfer.runs.journal import (
 )
 from minfer.runs.projection import state_digest
 from minfer.state import EngineState, Turn
+
+_IDS: Final = 2**32  # token ids that can be written
 
 
 def head_record(head: Head) -> bytes:
@@ -102,12 +105,16 @@ def _yielded(plan: Plan, event: Executed, rest: dict[str, Any]) -> "array[int] |
     if ids is None or len(event.yields) != len(plan.most):
         return None
     sizes = tuple(map(len, event.yields))
-    if flaw_beside(event.scores, event.logprobs, event.pooled, sizes):
+    if _flaw(event, sizes):
         return None
     if sizes != plan.most:
         rest["sizes"] = sizes
     if event.scores:
         rest["scores"] = event.scores
+    if event.candidates:
+        rest["candidates"] = [
+            [one.index, one.tokens, one.logprobs] for one in event.candidates
+        ]
     return ids
 
 
@@ -137,9 +144,15 @@ def as_written(event: Any) -> Event | None:
     if _packed_ids(event.yields) is None:
         return Executed(step, ())
     sizes = tuple(map(len, event.yields))
-    if flaw_beside(event.scores, event.logprobs, event.pooled, sizes):
+    if _flaw(event, sizes):
         return Executed(step, ())
-    return Executed(step, event.yields, event.scores)
+    return Executed(step, event.yields, event.scores, candidates=event.candidates)
+
+
+def _flaw(event: Executed, sizes: tuple[int, ...]) -> str:
+    """What is wrong with what comes beside tokens, or nothing."""
+    flaw = flaw_beside(event.scores, event.logprobs, event.pooled, sizes)
+    return flaw or flaw_of(event.candidates, _IDS)
 
 
 def state_record(turns: int, state: EngineState) -> bytes:

@@ -12,10 +12,11 @@ same in every process.
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import accumulate, islice
 
 from attrs import define
 
+from minfer.beam import Candidates
 from minfer.messages import Executed, Failed
 from minfer.plan import DEVICE, MEAN, Open, Plan, Pooled, SampleApart, Scores, Yields
 from minfer.prompt_logprobs import PromptPart, packed
@@ -24,6 +25,7 @@ from minfer.sequence import SampleId
 from minfer.window import outside
 
 START = 7  # the digest before the first slot of a block
+Offer = tuple[tuple[int, ...], tuple[float, ...]]
 # what reading memory that nobody wrote looks like, with the place mixed in
 _GARBAGE = 0x5EED
 
@@ -31,6 +33,14 @@ _GARBAGE = 0x5EED
 def vector_of(digest: int) -> bytes:
     """Four numbers that say which digest it was, modulo 2^64, as float32."""
     return struct.pack("<4f", *(digest >> 16 * part & 0xFFFF for part in range(4)))
+
+
+def offer_of(digest: int, vocab: int, count: int) -> Offer:
+    """Tokens and their log-probabilities after a digest; the first is what it draws."""
+    count = min(count, vocab)
+    tokens = tuple((digest + more) % vocab for more in range(count))
+    falls = (-(1 + hash((digest, more)) % 999) / 512 for more in range(count))
+    return tokens, tuple(accumulate(falls))
 
 
 def part_of(first: int, digests: Sequence[int]) -> PromptPart:
@@ -89,8 +99,13 @@ class Oracle:
             raise AssertionError(f"nobody said that step {plan.step} may be sampled")
         yields = tuple(self._run(plan))
         self.masks.pop(plan.step, None)
-        scores = self._scores(plan, yields)
-        return Executed(plan.step, yields, scores, pooled=self._pooled(plan))
+        return Executed(
+            plan.step,
+            yields,
+            self._scores(plan, yields),
+            pooled=self._pooled(plan),
+            candidates=tuple(self._candidates(plan)),
+        )
 
     def fail(self, error: str, *, halfway: bool) -> Failed:
         """Fail the next plan and forget all after it; rows lose what the device kept for
@@ -195,6 +210,16 @@ class Oracle:
             tuple(-float(token) for token in some) if row in self.scored else ()
             for row, some in zip(plan.rows, yields, strict=True)
         )
+
+    def _candidates(self, plan: Plan) -> Iterator[Candidates]:
+        """What the rows offer that were opened with candidates."""
+        for at, index in enumerate(plan.rows):
+            count = self.rows[index].sampling.candidates
+            if count and plan.most[at]:
+                yield Candidates(at, *self._likeliest(self.rows[index], count))
+
+    def _likeliest(self, row: Row, count: int) -> Offer:
+        return offer_of(self._digest(row), self.vocab, count)
 
     def _pooled(self, plan: Plan) -> Pooled:
         """For rows whose prompts have ended, a vector; for scored ones, what was seen

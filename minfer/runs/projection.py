@@ -18,6 +18,7 @@ from hashlib import blake2b
 from operator import attrgetter
 from typing import Any
 
+from minfer.beam import Search
 from minfer.blocks import Blocks
 from minfer.keys import Key
 from minfer.plan import Plan
@@ -36,7 +37,9 @@ def state_digest(state: EngineState) -> bytes:
 def projected(state: EngineState) -> dict[str, Any]:
     """The facts of a state, in JSON's own types."""
     held, prefix = state.held, state.blocks.prefix
+    searches = {name: _search(state.searches[name]) for name in state.searches}
     return {
+        **({"searches": searches} if searches else {}),
         "time": state.time,
         "next step": state.next_step,
         "next generation": state.next_gen,
@@ -60,6 +63,19 @@ def projected(state: EngineState) -> dict[str, Any]:
         else {"place": list(held.place), "cause": held.cause},
         "requests": {name: _live(state.requests[name]) for name in state.requests},
         "policy": dump(state.policy),
+    }
+
+
+def _search(search: Search) -> dict[str, Any]:
+    return {
+        "log-probabilities": list(map(repr, search.logprobs)),
+        "offers": [
+            None if one is None else list(map(repr, one.logprobs))
+            for one in search.offers
+        ],
+        "hypotheses": [
+            [len(one.tokens), repr(one.logprob), one.reason] for one in search.done
+        ],
     }
 
 

@@ -17,10 +17,12 @@ cannot be replayed.
 
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
+from itertools import chain
 from typing import Final, cast
 
 import attrs
 
+from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.keys import Key, Keys, block_keys, extend_keys
 from minfer.messages import Event, Executed, Failed, Finish, Submit
@@ -129,10 +131,29 @@ def _results(
             tuple(_yielded(config, state, place.get(gen), some, secret))
             for gen, some in zip(plan.gens, event.yields, strict=True)
         ]
+        candidates = tuple(
+            redacted_offer(config, state, place.get(plan.gens[one.index]), one, secret)
+            for one in event.candidates
+            if one.index < len(plan.gens)
+        )
     except TypeError:  # results that cannot be: the step failed
         return Executed(event.step, ())
     right = all(type(some) is tuple for some in event.yields)
-    return Executed(event.step, tuple(told) if right else ())
+    if not right:
+        return Executed(event.step, ())
+    return Executed(event.step, tuple(told), candidates=candidates)
+
+
+def redacted_offer(
+    config: EngineConfig,
+    state: EngineState,
+    i: int | None,
+    offer: Candidates,
+    secret: bytes,
+) -> Candidates:
+    """What a row offers, each token as it is written if it is the next."""
+    each = (_yielded(config, state, i, (one,), secret) for one in offer.tokens)
+    return attrs.evolve(offer, tokens=tuple(chain.from_iterable(each)))
 
 
 def _yielded(

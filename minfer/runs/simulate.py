@@ -13,12 +13,13 @@ Turns can be folded as they come, so a simulation keeps no more than what it is 
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import compress, count
+from itertools import compress, count, islice
 from operator import add, gt
 from typing import Final
 
 from attrs import Factory, define, frozen
 
+from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Cancel, Event, Execute, Submit, Tick, WakeAt
@@ -27,6 +28,7 @@ from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.oracle import Oracle
 from minfer.runs.turns import Step, blamed
+from minfer.sample import RowSampling, row_sampling
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn, initial
 
@@ -78,6 +80,7 @@ class Simulated(Oracle):
         super().__init__(block_size=1, vocab=0)  # both are of the memory
         self.lengths = {} if lengths is None else lengths
         self.odd: dict[int, _Odd] = {}  # by row
+        self.offers: dict[int, RowSampling] = {}  # of rows that are beams
         self.most: tuple[int, ...] = ()  # of the last plan, and what that yields
         self.plain: Yields = ()
         if state is not None:
@@ -85,6 +88,8 @@ class Simulated(Oracle):
             for row, seq, last in zip(run.rows, run.seqs, run.last, strict=True):
                 request = seq.request
                 self._seat(row, seq.id, len(request.prompt), last, request.stop_ids)
+                if request.beams is not None:
+                    self.offers[row] = row_sampling(request, seq.sample)
             self.plans.extend(state.inflight)
 
     def _seat(
@@ -101,6 +106,14 @@ class Simulated(Oracle):
         if end < math.inf or other:
             self.odd[row] = _Odd(end, min(stop_ids), other)
 
+    def _candidates(self, plan: Plan) -> Iterator[Candidates]:
+        """Beams offer tokens that do not end them, so they run to their limit."""
+        for at, row in enumerate(plan.rows) if self.offers else ():
+            if (how := self.offers.get(row)) is not None and plan.most[at]:
+                free = (token for token in count() if token not in how.stop_ids)
+                tokens = tuple(islice(free, how.candidates))
+                yield Candidates(at, tokens, tuple(-1.0 - token for token in tokens))
+
     def _pooled(self, plan: Plan) -> Pooled:  # noqa: ARG002  # it has no vectors
         return ()
 
@@ -110,6 +123,9 @@ class Simulated(Oracle):
             stop_ids = opened.sampling.stop_ids
             row = plan.rows[opened.index]
             self._seat(row, opened.name, opened.prompt, opened.last, stop_ids)
+            self.offers.pop(row, None)
+            if opened.sampling.candidates:
+                self.offers[row] = opened.sampling
         if plan.most is not self.most:
             self.most = plan.most
             self.plain = tuple([_PLAIN[m] if m < 65 else (0,) * m for m in plan.most])

@@ -91,15 +91,16 @@ def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account
 
 
 def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning) -> None:
-    """Raise InvariantError unless `plan` may be made now; updates what the
-    device knows.
-    """
+    """Raise InvariantError unless `plan` may be made now; learn what devices know."""
     config = books.config
     here = _seated(books, plan, after)
     _opens(plan, here)
     _grows(plan, books.seats)
     _rows(config, plan, here)
-    _repeat(config, plan, here, after)
+    # Who gave way in this turn may have been bound when the plan was begun.
+    gone = (books.accounts[name] for name, _ in planning.preempted)
+    surely = not any(one.request.lockstep for one in gone)
+    _repeat(config, plan, here, after, surely)
     _apart(plan, here)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
@@ -207,15 +208,20 @@ def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
         start = plan.starts[at]
         known = len(seat.account.known)
         require(start < known, "ahead", f"a row starts at {start}, knows {known} tokens")
-    due = tuple(at for at in sorted(bound) if plan.most[at])
+    late = {at for at in bound if bound[at].account.request.beams is None}
+    due = tuple(at for at in sorted(late) if plan.most[at])
     require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
 
 
 def _repeat(
-    config: EngineConfig, plan: Plan, here: Mapping[int, Seat], after: EngineState
+    config: EngineConfig,
+    plan: Plan,
+    here: Mapping[int, Seat],
+    after: EngineState,
+    surely: bool,
 ) -> None:
     """Several forwards in one plan: as many as each row has room for, while nobody is
-    filled or bound to the host.
+    filled or bound to the host; or one, where somebody may have been: not `surely`.
     """
     right = plan.repeat == max((1, *plan.most))
     require(right, "repeat", f"{plan.repeat} for {plan.most}")
@@ -226,7 +232,11 @@ def _repeat(
             single = plan.fills or after.lockstep
             room = 1 if single else min(config.max_repeat, end - start)
             most, due = plan.most[at], max(1, room)
-            require(most == due, "repeat", f"{most} tokens, not {due}")
+            require(
+                most == due or (most == 1 and not surely),
+                "repeat",
+                f"{most} tokens, not {due}",
+            )
 
 
 def _copies(
@@ -300,10 +310,12 @@ def _members(
 
 
 def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
-    """Why a running sample has no input due: "end", "blocks", "host" (it may not run
-    ahead of a token in flight); nothing if it could run.
+    """Why a running sample has no input due: "end", "blocks", "host" (it awaits a token
+    in flight), "beams" (it awaits others of its search); nothing if it could run.
     """
     seat = one.seat
+    if one.offered:
+        return "beams"
     if seat is None or seat.sched >= one.last:
         return "end"
     if one.request.lockstep and seat.sched >= len(one.known):

@@ -43,7 +43,9 @@ def measure(accounts: Mapping[SampleId, Account], state: EngineState) -> Measure
         if seat is None:
             found.append((seq.id, (tokens, known, 2 + behind)))
         else:
-            found.append((seq.id, (tokens, known - seat.kv, int(seat.sched == seat.kv))))
+            # A beam that has offered has KV of all it knows, of which one does not count.
+            left = known - seat.kv - one.offered
+            found.append((seq.id, (tokens, left, int(seat.sched == seat.kv))))
             behind += 1
     return dict(reversed(found))
 

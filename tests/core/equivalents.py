@@ -111,7 +111,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "With as many keys as are asked for, none is made and no token leaves the tail: "
         "the chain is equal."
     ),
-    ("retire.py | _left | comparison | upto <= chain.sealed -> upto < chain.sealed"): (
+    ("retire.py | left_by | comparison | upto <= chain.sealed -> upto < chain.sealed"): (
         "A shortcut: where all is published, there is nothing to name or to publish."
     ),
     "log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (

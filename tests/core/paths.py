@@ -65,6 +65,7 @@ EXECUTING = (
     "pooled: last",
     "pooled: mean",
     "scored",
+    "beams",
 )
 PATHS = (*LARGE, *RARE, *BIG, *EXECUTING)
 

@@ -80,7 +80,7 @@ BUGS: Final = (
         "cancelled final step pins blocks",
         "v#26400, v#29987: a step whose rows were all cancelled is not taken for an end",
         "commit.py",
-        "over",
+        "_good",
         "state = open_fences(state, plan.step)",
         "state = open_fences(state, plan.step) if any(new) else state",
     ),
@@ -90,12 +90,12 @@ BUGS: Final = (
         "admit.py",
         "_seat",
         (
-            "hit = _hit(config, state, change, seq.keys, _readable(seq, full))\n"
+            "hit = hit_of(config, state, change, seq.keys, _readable(seq, full))\n"
             "taken = change.take(-(-known // size) - hit.blocks)"
         ),
         (
             "unheld = Transaction(state.blocks)\n"
-            "hit = _hit(config, state, unheld, seq.keys, _readable(seq, full))\n"
+            "hit = hit_of(config, state, unheld, seq.keys, _readable(seq, full))\n"
             "taken = change.take(-(-known // size) - hit.blocks)\n"
             "change.prefix.hold(hit.leaf)"
         ),
@@ -105,7 +105,7 @@ BUGS: Final = (
         "v#41400: prompt blocks are findable once planned, not once computed",
         "commit.py",
         "_fillings",
-        "upto[i] = done[run.gens[i]]",
+        "upto[i] = min(done[run.gens[i]], (run.known[i] - 1) // size)",
         "upto[i] = min(run.sched[i], run.base[i]) // size",
     ),
     Bug(
@@ -138,7 +138,7 @@ BUGS: Final = (
         "s#11970, s#6888: blocks whose content is cached already are neither kept nor "
         "freed",
         "retire.py",
-        "_left",
+        "left_by",
         "Left((leaf,), twins + rest)",
         "Left((leaf,), rest)",
     ),
@@ -147,14 +147,14 @@ BUGS: Final = (
         "v#46283: cancelled while something is in flight, the cached prefix stays pinned",
         "retire.py",
         "open_fences",
-        "_give_back(change, fence)",
+        "give_back(change, fence)",
         "change.pool.give(fence.private)",
     ),
     Bug(
         "double free",
         "sglang-jax #982: blocks just given to the cache are freed as well",
         "retire.py",
-        "_left",
+        "left_by",
         "Left((leaf,), twins + rest)",
         "Left((leaf,), twins + table[new.start :])",
     ),
@@ -501,6 +501,38 @@ BUGS: Final = (
         "event.step < plan.step",
     ),
     Bug(
+        "the last block of a beam that waits is published",
+        "a beam's last input counts before the token after it is known",
+        "commit.py",
+        "_fillings",
+        "min(done[run.gens[i]], (run.known[i] - 1) // size)",
+        "done[run.gens[i]]",
+    ),
+    Bug(
+        "a child goes on in its own blocks",
+        "a fork stands on what it had itself, not on its parent's blocks",
+        "branch.py",
+        "_as_child",
+        "run.chains[origin].keys",
+        "run.chains[i].keys",
+    ),
+    Bug(
+        "a preempted beam has offered",
+        "a choice is made of what a beam said that has lost its seat",
+        "preempt.py",
+        "preempt",
+        "withdrawn(state, seq.id)",
+        "state",
+    ),
+    Bug(
+        "tables of seats that were left are read",
+        "a child takes its parent's table, though the parent gave a twin up",
+        "branch.py",
+        "_seated_again",
+        "evolve(state, running=Running())",
+        "state",
+    ),
+    Bug(
         "newcomer behind all others",
         "v#41951: who comes back from a preemption runs at the end of the batch's order",
         "sequence.py",
@@ -627,7 +659,7 @@ ESCAPED: Final = (
         "faults are never cleared",
         _LET,
         "commit.py",
-        "over",
+        "_good",
         "f[0] not in ran",
         "f[0] is not ran",
         "test_void.py",
@@ -636,7 +668,7 @@ ESCAPED: Final = (
         "a good step clears everybody's faults",
         _LET,
         "commit.py",
-        "over",
+        "_good",
         "tuple(f for f in state.faults if f[0] not in ran)",
         "()",
         "test_void.py",

@@ -1,5 +1,7 @@
 """Runs of hostile worlds as turns."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from random import Random
 from typing import Any
@@ -17,7 +19,7 @@ from minfer.runs.journal_writing import as_written
 from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Turn, initial
 from tests.core import world as worlds
-from tests.core.world import VOCAB, Sparing, run_swarm, tiny_config
+from tests.core.world import VOCAB, Sparing, World, run_swarm, tiny_config
 
 
 def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
@@ -28,6 +30,30 @@ def recorded(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
 
 @lru_cache(maxsize=64)  # tests ask for the same few worlds again and again
 def _ran(seed: int, turns: int) -> tuple[EngineConfig, tuple[Turn, ...]]:
+    with _watched() as log:
+        world = run_swarm(seed, turns)
+    return world.config, (*log,)
+
+
+def searched(seed: int, turns: int = 60) -> tuple[EngineConfig, list[Turn]]:
+    """As `recorded`, a world of beam searches, without a sliding window."""
+    rng = Random(seed)
+    config = evolve(tiny_config(rng), window=0)
+    with _watched() as log:
+        world = World(config, rng, searching=0.7)
+        for _ in range(turns):
+            if rng.random() < 0.2:
+                world.burst(2)
+            if rng.random() < 0.05:
+                world.fail()
+            world.turn()
+        world.drain()
+    return config, log
+
+
+@contextmanager
+def _watched() -> Iterator[list[Turn]]:
+    """The turns of worlds that run meanwhile, as a journal keeps them."""
     log: list[Turn] = []
 
     def spy(config: EngineConfig, state: Any, events: Any) -> Any:
@@ -38,8 +64,7 @@ def _ran(seed: int, turns: int) -> tuple[EngineConfig, tuple[Turn, ...]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(worlds, "step", spy)
-        world = run_swarm(seed, turns)
-    return world.config, (*log,)
+        yield log
 
 
 def _with_vectors(written: Any, event: Any) -> Any:

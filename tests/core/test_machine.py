@@ -21,10 +21,12 @@ class EngineMachine(RuleBasedStateMachine):
         rng=st.randoms(use_true_random=False),
         variable=st.booleans(),
         pooled=st.booleans(),
+        searching=st.booleans(),
     )
-    def begin(self, rng: Random, variable: bool, pooled: bool) -> None:
+    def begin(self, rng: Random, variable: bool, pooled: bool, searching: bool) -> None:
         self.world = World(tiny_config(rng), rng, Habits(variable=variable))
         self.world.pooled = 0.3 if pooled else 0.0
+        self.world.searching = 0.4 if searching else 0.0
 
     @rule(count=st.integers(1, 6))
     def burst(self, count: int) -> None:

@@ -53,7 +53,7 @@ BAD: tuple[
     ({"temperature": -1}, 400),
     ({"model": "other"}, 404),
     ({"suffix": "a"}, 400),
-    ({"max_tokens": 0}, 400),
+    ({"max_tokens": -1}, 400),
     ("media", 415),
     ({"stop_token_ids": [5000]}, 400),
     ({"n": 128, "prompt": ["a"] * 99}, 400),

@@ -5,7 +5,10 @@ say which of several it was. So the events of the turn are followed, and at each
 who is served.
 """
 
+from collections import Counter
+
 import minfer.messages as say
+from minfer.arrive import being_served
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn
@@ -26,10 +29,13 @@ def _followed(turn: Turn) -> list[Request]:
     """Likewise, event by event."""
     taken = list[Request]()
     served = set(_served(turn.before))
+    ignored = _ignored_altogether(turn)
     stepped = _ended_by_steps(turn)
     refused = _refused(turn)
     for event in turn.events:
         match event:
+            case say.Submit(one) if one.id in ignored:
+                pass
             case say.Submit(one) if not any(name == one.id for name, _ in served):
                 taken.append(one)
                 if one.id in refused and not _could_be(one, turn):
@@ -43,6 +49,17 @@ def _followed(turn: Turn) -> list[Request]:
             case say.Executed() | say.Failed():
                 served -= stepped
     return taken
+
+
+def _ignored_altogether(turn: Turn) -> set[str]:
+    """The ids of which this turn took no request: it ignored as many as came."""
+    came = Counter(one.request.id for one in turn.events if isinstance(one, say.Submit))
+    said = Counter(
+        reason.detail
+        for reason in turn.transition.reasons
+        if isinstance(reason, say.Ignored) and reason.event == "submit"
+    )
+    return {name for name, count in came.items() if said[being_served(name)] == count}
 
 
 def _served(state: EngineState) -> list[SampleId]:

@@ -51,7 +51,7 @@ class ChatBody(GenerationBody):
 
     @model_validator(mode="after")
     def _samples_fit(self) -> Self:
-        if self.best_of not in (None, self.n):
+        if not self.use_beam_search and self.best_of not in (None, self.n):
             raise wrong("is not supported here; leave it out", "best_of")
         for name in ("max_tokens", "max_completion_tokens"):
             if getattr(self, name) == 0:

@@ -79,7 +79,7 @@ class CompletionBody(GenerationBody):
     def sampling(self) -> dict[str, Any]:
         """The sampling parameters; what is echoed is scored as the output is."""
         found = super().sampling()
-        if self.best_of not in (None, self.n):
+        if not self.use_beam_search and self.best_of not in (None, self.n):
             found["best_of"] = self.best_of
         if self.echo and self.logprobs is not None:
             most = max(self.logprobs, self.prompt_logprobs or 0)

@@ -4,8 +4,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
+import attrs
 from pydantic import BeforeValidator, Field, model_validator
 
+from minfer.beam import MAX_BEAMS
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import MAX_CLIENT, Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
@@ -18,6 +21,7 @@ from minfer.params import (
     MAX_ALLOWED,
     MAX_LOGPROBS,
     MAX_SAMPLES,
+    RowValues,
     SamplingParams,
 )
 
@@ -66,6 +70,20 @@ _SAMPLING: Final = {
 }
 
 
+# Fields that a beam search has no use for, with the values at which they ask for nothing:
+# it ranks tokens by the probabilities that the model gives, and all that end by itself.
+_UNSEARCHED: Final[Mapping[str, Any]] = {
+    **{one.name: one.default for one in attrs.fields(RowValues)},
+    "temperature": 0,
+    "stop": [],
+    "stop_token_ids": [],
+    "min_tokens": 0,
+    "logit_bias": {},
+    "allowed_token_ids": None,
+    "bad_words": [],
+    "prompt_logprobs": None,
+    **dict.fromkeys(ConstrainedBody.model_fields),
+}
 # Fields that say how many tokens to write.
 _WANTED: Final = ("max_tokens", "max_completion_tokens")
 
@@ -145,6 +163,9 @@ class GenerationBody(ConstrainedBody):
     bad_words: Annotated[list[str], Few] | None = None
     priority: Annotated[int, Field(gt=-(2**53), lt=2**53)] = 0
     cache_salt: str = ""
+    use_beam_search: bool = False  # then `best_of`, or `n`, is its width
+    length_penalty: float | None = None
+    early_stopping: bool | Literal["never"] | None = None
     prompt_logprobs: Top | None = None
     # minfer's:
     typical_p: float | None = None
@@ -155,9 +176,52 @@ class GenerationBody(ConstrainedBody):
     def _fits(self) -> Self:
         if None not in (self.max_tokens, self.max_completion_tokens):
             raise wrong("leave it out; max_completion_tokens is set", "max_tokens")
+        if self.use_beam_search:
+            self._check_search()
+            return self
+        for name in ("length_penalty", "early_stopping"):
+            if getattr(self, name) is not None:
+                raise wrong("needs use_beam_search to be true", name)
         if self.prompt_logprobs is not None and self.stream:
             raise wrong("comes with whole answers; leave stream out", "prompt_logprobs")
         return self
+
+    def _check_search(self) -> None:
+        """Refuse what a beam search has no use for."""
+        if self.stream:
+            why = "a beam search is not streamed, as it ends before anything is known"
+            raise wrong(f"must be false: {why}", "stream")
+        if self.best_of is not None and self.best_of < self.n:
+            raise wrong("must not be below n", "best_of")
+        if self.width > MAX_BEAMS:
+            field = "n" if self.best_of is None else "best_of"
+            raise wrong(f"must be at most {MAX_BEAMS} with use_beam_search", field)
+        given = {name: getattr(self, name, None) for name in _UNSEARCHED}
+        given["logprobs"] = self.scored
+        if self.response_format is not None and self.response_format.type == "text":
+            given["response_format"] = None
+        for name, value in given.items():
+            if value is not None and value != _UNSEARCHED[name]:
+                raise wrong("does not go with use_beam_search; leave it out", name)
+
+    @property
+    def width(self) -> int:
+        """The beams of a search."""
+        return self.n if self.best_of is None else self.best_of
+
+    def search(self, max_tokens: int | None) -> BeamSearchParams | None:
+        """The beam search that is asked for, if it is one. Raises ParameterError."""
+        if not self.use_beam_search:
+            return None
+        penalty = self.length_penalty
+        return BeamSearchParams(
+            beam_width=self.width,
+            n=self.n,
+            max_tokens=max_tokens,
+            length_penalty=1.0 if penalty is None else penalty,
+            early_stopping=self.early_stopping or False,
+            ignore_eos=bool(self.ignore_eos),
+        )
 
     @property
     def scored(self) -> int | None:
@@ -189,6 +253,7 @@ class GenerationBody(ConstrainedBody):
             client=self.safety_identifier or self.user,
             deadline=self.deadline,
         )
+        beams = self.search(params.max_tokens)
         options = self.stream_options
         include = Include(
             usage=options is not None and options.include_usage,
@@ -200,11 +265,12 @@ class GenerationBody(ConstrainedBody):
         asked = self.constraint()
         return GenerationRequest(
             prompts=tuple(prompts),
-            params=params,
+            params=params if beams is None else beams.sampling,
             constrained_by="" if asked is None else asked.field,
             urgency=urgency,
             stream=self.stream,
             include=include,
+            beams=beams,
             wanted_by=next(filter(self._gives, _WANTED), ""),
         )
 

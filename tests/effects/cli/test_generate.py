@@ -176,3 +176,36 @@ def test_the_bundled_model_writes_within_seconds() -> None:
     assert len(said.stdout) > len(cli.PROMPT) + 1
     written = [line.strip() for line in said.stdout.splitlines() if line.strip()]
     assert all(written.count(line) < 3 for line in written)  # it does not loop
+
+
+def test_a_beam_search_writes_the_best(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert generate(folder, "abc", "--max-tokens", "6", "--beams", "3") == 0
+    best = capsys.readouterr().out
+    several = ("--max-tokens", "6", "--beams", "3", "--n", "2")
+    assert generate(folder, "abc", *several) == 0
+    first, second = capsys.readouterr().out.split("\n--- sample 1 ---\n")
+    assert first == "--- sample 0 ---\n" + best.removesuffix("\n")
+    assert second.removesuffix("\n") != best.removesuffix("\n")
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--temperature",
+        "--top-k",
+        "--repetition-penalty",
+        "--stop-token-ids",
+        "--min-tokens",
+        "--allowed-token-ids",
+        "--bad-words",
+        "--regex",
+    ],
+)
+def test_a_beam_search_draws_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    assert generate(folder, "abc", "--beams", "3", option, "1") != 0
+    name = option.removeprefix("--").replace("-", "_")
+    assert f"{name}: does not go with --beams" in capsys.readouterr().err

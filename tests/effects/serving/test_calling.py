@@ -214,6 +214,17 @@ WHERE: Final = "tools[1].function"
             "make it smaller",
         ),
         (
+            {
+                "tools": function(),
+                "use_beam_search": True,
+                "n": 2,
+                "seed": None,
+                **REQUIRED,
+            },
+            "tool_choice",
+            "does not go with use_beam_search",
+        ),
+        (
             {"tools": function(strict=True), "guided_regex": "a"},
             "guided_regex",
             f"cannot be combined with {WHERE}.strict",

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.errors import OverloadedError
 from minfer.effects.live.prompts import Asked
@@ -49,6 +50,15 @@ def test_more_samples_than_an_idle_server_could_take() -> None:
     assert (caught.value.status, caught.value.param) == (400, "n")
     with pytest.raises(ApiError, match="81 prompts of 1 samples each"):
         LIMITS.check_samples(request(1, 81))
+
+
+def test_beams_need_places_as_samples_do() -> None:
+    beams = BeamSearchParams(beam_width=8, n=2)
+    search = evolve(request(2, 1), params=beams.sampling, beams=beams)
+    LIMITS.check_samples(search)
+    with pytest.raises(ApiError, match="best_of: 8 samples") as caught:
+        evolve(LIMITS, line=7).check_samples(search)
+    assert caught.value.param == "best_of"
 
 
 def asked(*lengths: int, wanted: int | None, by: str = "max_tokens") -> GenerationRequest:

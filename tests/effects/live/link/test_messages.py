@@ -7,6 +7,7 @@ import attrs
 import msgspec
 import pytest
 
+from minfer.beam import BeamSearch
 from minfer.effects.live.client import News, Snapshot
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.totals import Histogram, Totals
@@ -61,6 +62,7 @@ REQUEST = other(
     lockstep=True,
     pooling="mean",
     reads_cache=False,
+    beams=BeamSearch(length_penalty=0.5, early_stopping="never"),
 )
 FINISHED = other(
     Finished("", 0, "", 0),
@@ -70,6 +72,7 @@ FINISHED = other(
     length=5,
     error="é",
     cached=64,
+    logprob=-2.5,
 )
 TOTALS = other(
     Totals({}, {}),

@@ -10,7 +10,7 @@ import openai
 import pytest
 from openai import OpenAI
 
-from minfer import LLM, SamplingParams
+from minfer import LLM, BeamSearchParams, SamplingParams
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.openai.completions import CompletionBody
@@ -113,6 +113,27 @@ def test_completions_are_those_of_the_library(client: OpenAI) -> None:
     assert (
         both.usage.total_tokens == both.usage.prompt_tokens + both.usage.completion_tokens
     )
+
+
+def test_a_beam_search_is_that_of_the_library(client: OpenAI) -> None:
+    with LLM(num_gpu_blocks_override=64) as llm:
+        (best,) = llm.beam_search(
+            "def add(a", BeamSearchParams(beam_width=4, n=2, max_tokens=8)
+        )
+    wanted = [one.text for one in best.request.outputs]
+    search = {"use_beam_search": True, "best_of": 4}
+    asked: Any = {"model": "bundled", "max_tokens": 8, "n": 2, "extra_body": search}
+    done = client.completions.create(prompt="def add(a", **asked)
+    assert [one.text for one in done.choices] == wanted
+    assert done.usage is not None
+    assert done.usage.completion_tokens <= 16
+    hello: Any = [{"role": "user", "content": "hello"}]
+    answer = client.chat.completions.create(messages=hello, **asked)
+    assert len({one.message.content for one in answer.choices}) == 2
+    asked["extra_body"] = {**search, "length_penalty": 2.0**60}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(prompt="x", **asked)
+    assert caught.value.param == "length_penalty"
 
 
 def test_what_min_p_leaves_is_greedy_if_only_the_likeliest_may_come(

@@ -5,9 +5,11 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.live.beam_search import BeamSearchParams
 from minfer.effects.serving.openai.chat import ChatBody
 from minfer.effects.serving.openai.completions import CompletionBody
-from minfer.params import ADVISED
+from minfer.params import ADVISED, SamplingParams
+from minfer.request import ParameterError
 from tests.effects.serving.openai.asked import HI, chat, completion, refused
 
 
@@ -189,3 +191,95 @@ def test_log_probabilities_are_asked_for_in_two_ways() -> None:
         error = refused(ChatBody, json.dumps({"messages": HI, **fields}).encode())
         assert error.param == param
         assert words in str(error)
+
+
+def test_a_beam_search_goes_with_fields_that_ask_for_nothing() -> None:
+    nothing: dict[str, Any] = {
+        "response_format": {"type": "text"},
+        "frequency_penalty": 0,
+        "repetition_penalty": 1,
+        "min_tokens": 0,
+        "logit_bias": {},
+        "bad_words": [],
+        "stop": [],
+    }
+    for body in (completion, chat):
+        assert body(use_beam_search=True, n=2, **nothing).search(4) is not None
+    assert completion(use_beam_search=True, echo=True).search(4) is not None
+
+
+def test_best_of_is_the_width_of_a_search_and_no_number_of_samples() -> None:
+    asked = completion(use_beam_search=True, best_of=4)
+    assert "best_of" not in asked.sampling()
+    assert completion(best_of=4).sampling()["best_of"] == 4
+    with pytest.raises(ParameterError, match="max_tokens"):
+        asked.search(0)
+
+
+def test_a_beam_search_is_asked_for_as_in_vllm() -> None:
+    asked = completion(use_beam_search=True, n=3, max_tokens=5)
+    assert asked.search(5) == BeamSearchParams(beam_width=3, n=3, max_tokens=5)
+    fields: dict[str, Any] = {
+        "use_beam_search": True,
+        "best_of": 4,
+        "n": 2,
+        "length_penalty": 0.5,
+        "early_stopping": "never",
+        "ignore_eos": True,
+        "temperature": 0,
+        "top_p": 1,
+    }
+    for body in (completion(**fields), chat(**fields)):
+        assert body.search(None) == BeamSearchParams(
+            beam_width=4,
+            n=2,
+            max_tokens=None,
+            length_penalty=0.5,
+            early_stopping="never",
+            ignore_eos=True,
+        )
+        request = body.request([], SamplingParams(temperature=0.7))
+        assert request.params == request.beams.sampling if request.beams else False
+        assert (request.width, request.params.n, request.params.temperature) == (4, 2, 0)
+    assert completion(n=3).search(5) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True}, "stream"),
+        ({"n": 17}, "n"),
+        ({"best_of": 17}, "best_of"),
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"temperature": 0.7}, "temperature"),
+        ({"top_p": 0.9}, "top_p"),
+        ({"top_k": 5}, "top_k"),
+        ({"min_p": 0.1}, "min_p"),
+        ({"logprobs": 2}, "logprobs"),
+        ({"stop": "x"}, "stop"),
+        ({"stop_token_ids": [5]}, "stop_token_ids"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"frequency_penalty": 0.5}, "frequency_penalty"),
+        ({"repetition_penalty": 1.2}, "repetition_penalty"),
+        ({"typical_p": 0.5}, "typical_p"),
+        ({"min_tokens": 2}, "min_tokens"),
+        ({"logit_bias": {"5": 1}}, "logit_bias"),
+        ({"allowed_token_ids": [5]}, "allowed_token_ids"),
+        ({"bad_words": ["x"]}, "bad_words"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_json": {}}, "guided_json"),
+        ({"max_tokens": 0, "prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"early_stopping": "soon"}, "early_stopping"),
+        ({"use_beam_search": False, "length_penalty": 2}, "length_penalty"),
+        ({"use_beam_search": False, "early_stopping": True}, "early_stopping"),
+        ({"use_beam_search": "yes"}, "use_beam_search"),
+    ],
+)
+def test_a_beam_search_that_makes_no_sense(fields: dict[str, Any], param: str) -> None:
+    body = {"prompt": "x", "use_beam_search": True, **fields}
+    error = refused(CompletionBody, json.dumps(body).encode())
+    assert (error.param or "").split(".")[0] == param

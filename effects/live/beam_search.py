@@ -1,0 +1,106 @@
+"""What users say of a beam search, and what they get. Names are vLLM's.
+
+A search is asked for as a request of its own kind: no token is drawn, so of all sampling
+parameters only those are here that say how far it goes.
+"""
+
+from typing import Any
+
+from attrs import frozen
+
+from minfer.beam import MAX_BEAMS, BeamSearch
+from minfer.checks import ParameterError, check_number
+from minfer.effects.text.outputs import RequestOutput
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.request import SamplingParams
+
+
+@frozen(kw_only=True)
+class BeamSearchParams:
+    """How to search. Raises ParameterError.
+
+    Hypotheses are ranked by log-probability / length^`length_penalty`, where the length
+    is that of the output, the token that ends it included. `early_stopping` is true (the
+    search is over once there are `beam_width` hypotheses), false (once no beam's score is
+    above the worst of theirs) or "never" (once no beam's could come to be), as in
+    transformers.
+    """
+
+    beam_width: int
+    max_tokens: int | None = 16  # of the output; None: as many as the context holds
+    n: int | None = None  # sequences to return, the best first; None: `beam_width`
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    ignore_eos: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        check_number(self.beam_width, "beam_width", 1, MAX_BEAMS, whole=True)
+        if self.n is not None and self.n > self.beam_width:
+            raise ParameterError("n", f"must not exceed the {self.beam_width} beams")
+        if self.max_tokens is not None:
+            check_number(self.max_tokens, "max_tokens", 1, 2**31, whole=True)
+        _ = self.how, self.sampling  # which check the rest
+
+    @property
+    def how(self) -> BeamSearch:
+        """What the engine is told."""
+        return BeamSearch(
+            length_penalty=self.length_penalty, early_stopping=self.early_stopping
+        )
+
+    @property
+    def sampling(self) -> SamplingParams:
+        """What is the same for a request that samples; `n` are the sequences returned."""
+        return SamplingParams(
+            temperature=0.0,
+            n=self.beam_width if self.n is None else self.n,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+        )
+
+
+@frozen(kw_only=True)
+class BeamSearchSequence:
+    """One of the best sequences: a prompt, and what follows it."""
+
+    tokens: tuple[int, ...]  # prompt and output
+    text: str  # of both
+    cum_logprob: float | None  # natural, of the output; None if it failed
+    finish_reason: str | None
+
+
+@frozen(kw_only=True)
+class BeamSearchOutput:
+    """What a search has found."""
+
+    sequences: tuple[BeamSearchSequence, ...]  # the best first
+    request: RequestOutput  # the same without the prompt, and what serving it took
+
+    @classmethod
+    def of(cls, found: RequestOutput, tokenizer: Tokenizer | None) -> "BeamSearchOutput":
+        """What a request came to, once it has ended."""
+        ids, prompt = found.prompt_token_ids, found.prompt
+        if prompt is None:
+            prompt = "" if tokenizer is None else tokenizer.decode(ids)
+        sequences = tuple(
+            BeamSearchSequence(
+                tokens=(*ids, *one.token_ids),
+                text=prompt + one.text,
+                cum_logprob=one.cumulative_logprob,
+                finish_reason=one.finish_reason,
+            )
+            for one in found.outputs
+        )
+        return cls(sequences=sequences, request=found)
+
+
+def searches_for(params: Any, count: int) -> list[BeamSearchParams]:
+    """One set of parameters for each of `count` prompts. Raises ParameterError."""
+    several = [params] * count if isinstance(params, BeamSearchParams) else params
+    if not isinstance(several, list | tuple) or len(several) != count:
+        why = "must be BeamSearchParams: one, or one for each prompt"
+        raise ParameterError("params", why)
+    for one in several:
+        if not isinstance(one, BeamSearchParams):
+            raise ParameterError("params", "must be BeamSearchParams")
+    return list(several)
