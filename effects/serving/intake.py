@@ -28,7 +28,9 @@ from minfer.effects.serving.preparing.pool import Pool
 from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prepare
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
 from minfer.effects.serving.transports.transport import Connection, see_nothing
+from minfer.effects.text.grammars.protocol import GrammarError, MissingLibraryError
 from minfer.policy_fair import FairQueue
+from minfer.structured import StructuredOutputs
 
 LONG: Final = 4096  # bytes of a body that is prepared away from the event loop
 Found = TypeVar("Found")
@@ -90,19 +92,26 @@ class Intake:
         """Have what an answer must look like compiled, away from the event loop. Raises
         RequestError.
         """
-        llm = self._backend.llm
-        params = request.params
-        if params.structured_outputs is None:
+        asked = request.params.structured_outputs
+        if asked is None or (why := await self._refusal(asked)) is None:
             return
-        begun = asyncio.wrap_future(llm.grammars.begin(params.structured_outputs))
+        param = named(asked.param, request.constrained_by)
+        if not isinstance(why, MissingLibraryError):
+            for part in request.parts:
+                if (within := await self._refusal(part.asked)) is not None:
+                    why, param, asked = within, part.field, part.asked
+                    break
+        said = str(why).removeprefix(f"{asked.param}: ")
+        raise RequestError(f"{param}: {said}", param=param)
+
+    async def _refusal(self, asked: StructuredOutputs) -> GrammarError | None:
+        """Why a constraint cannot be compiled, if so."""
+        begun = asyncio.wrap_future(self._backend.llm.grammars.begin(asked))
         await asyncio.wait((begun,))  # which, if it is cancelled, does not cancel that
-        begun.exception()  # it was looked at: nobody else will
-        try:
-            llm.check_constraint(params)
-        except RequestError as error:
-            param = named(error.param, request.constrained_by)
-            said = str(error).removeprefix(f"{error.param}: ")
-            raise RequestError(f"{param}: {said}", param=param) from None
+        error = begun.exception()
+        if error is None or isinstance(error, GrammarError):
+            return error
+        raise error
 
     def close(self) -> None:
         """End what prepares."""

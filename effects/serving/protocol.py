@@ -29,6 +29,7 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.effects.text.tools.formats import Parsers, Parsing
 from minfer.plan import LAST
 from minfer.request import SamplingParams
+from minfer.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from minfer.effects.text.chat import Conversation, Tools
@@ -55,6 +56,16 @@ class Pooled:
     base64: bool = False  # float32 in little-endian order, instead of a list
 
 
+@frozen
+class Part:
+    """Something that an answer has to match in a part of it, and the field that says so.
+    If the whole cannot be compiled, errors of its parts say why.
+    """
+
+    field: str
+    asked: StructuredOutputs
+
+
 @frozen(kw_only=True)
 class GenerationRequest:
     """What a client of any protocol asks the engine for."""
@@ -67,6 +78,7 @@ class GenerationRequest:
     pooled: Pooled | None = None  # then nothing is generated
     beams: BeamSearchParams | None = None  # then nothing is drawn
     constrained_by: str = ""  # the field that says what the answer must look like
+    parts: tuple[Part, ...] = ()  # of what the answer must look like
     parsing: Parsing | None = None  # what is looked for in each answer, if anything is
     wanted_by: str = ""  # the field that says how many tokens to write, if one does
 

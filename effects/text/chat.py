@@ -126,6 +126,7 @@ def _left_open(text: str) -> str:
 
 def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:
     try:
+        # Values come before tokens of the same name, as in transformers.
         shown = {**_plain(ours), **_plain(values), "range": Rounds().range}
         return _compile(template).render(shown)
     except RecursionError as error:

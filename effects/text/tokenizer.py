@@ -74,6 +74,7 @@ class Tokenizer:
         _set_template(backend, config, self.special_tokens)
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self.added_ids = frozenset(added)
         # Ids that end a sequence: of generation_config, config, and the tokenizer itself.
         own = backend.token_to_id(self.special_tokens.get("eos_token", ""))
         self.eos_ids = tuple(
@@ -127,6 +128,11 @@ class Tokenizer:
         """Ids of those of these texts that are special tokens."""
         found = map(self._backend.token_to_id, texts)
         return self.special_ids.intersection(one for one in found if one is not None)
+
+    def added(self, text: str) -> int | None:
+        """Id of the token that a text is by itself, special or not, if one was added."""
+        found = self._backend.token_to_id(text)
+        return found if found in self.added_ids else None
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary spells them; nothing for ids without a token."""

@@ -6,11 +6,12 @@ messages with calls, and messages of tools instead. `turns_of` makes these of th
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.serving.calling import CHOICE, Offer, Wish
 from minfer.effects.serving.typed import TypedObject, as_parts
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
@@ -147,12 +148,12 @@ class Tool(StrictObject):
         "defer_loading": (False,),
         "eager_input_streaming": (ANYTHING,),
         "input_examples": (ANYTHING,),
-        "strict": (False,),
         "type": ("custom",),
     }
     name: Annotated[str, Field(min_length=1, max_length=128)]
     description: str | None = None
     input_schema: dict[str, Any]
+    strict: bool = False
 
     def told(self) -> Turn:
         """As chat templates take it."""
@@ -162,7 +163,49 @@ class Tool(StrictObject):
 
 
 class ToolChoice(TypedObject):
-    """Whether tools may be called. That one must be cannot be had yet."""
+    """Whether tools may be called, or must be: any of them, or the one named."""
 
-    kinds = ("auto", "none")
+    kinds = ("auto", "none", "any", "tool")
+    name: str | None = None
     disable_parallel_tool_use: bool = False
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.name is None and self.type == "tool":
+            raise wrong("is missing: which tool is it?", "name")
+        if self.name is not None and self.type != "tool":
+            raise wrong(f"is not of {shown(self.type)}; leave it out", "name")
+        return self
+
+    def wish(self) -> Wish:
+        """Which calls are wanted."""
+        return Wish(
+            must=self.type in ("any", "tool"),
+            only=None if self.name is None else frozenset([self.name]),
+            several=not (self.disable_parallel_tool_use or self.type == "tool"),
+        )
+
+
+def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
+    """Raise what is wrong with what is said of tools."""
+    if choice is None or not choice.wish().must:
+        return
+    if not tools:
+        raise wrong("needs tools", CHOICE)
+    if choice.name is not None and choice.name not in [one.name for one in tools]:
+        there = f"there is no tool {shown(choice.name)}"
+        raise wrong(f"{there}; name one of tools", f"{CHOICE}.name")
+
+
+def offers_of(tools: Sequence[Tool]) -> list[Offer]:
+    """Tools as they are enforced."""
+    return [
+        Offer(
+            name=tool.name,
+            parameters=tool.input_schema,
+            where=f"tools[{at}]",
+            schema="input_schema",
+            strict=tool.strict,
+        )
+        for at, tool in enumerate(tools)
+    ]

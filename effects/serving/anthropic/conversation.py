@@ -17,6 +17,7 @@ from minfer.effects.serving.anthropic.blocks import (
     Texts,
     Tool,
     ToolChoice,
+    check_choice,
     check_role,
     joined,
     turns_of,
@@ -66,6 +67,11 @@ class ConversationBody(StrictObject):
     messages: Annotated[list[MessageTurn], Few, Field(min_length=1)]
     tools: Annotated[list[Tool], Few] | None = None
     tool_choice: ToolChoice | None = None
+
+    @model_validator(mode="after")
+    def _choice_fits(self) -> Self:
+        check_choice(self.tools or (), self.tool_choice)
+        return self
 
     @property
     def offered(self) -> list[Tool]:

@@ -7,10 +7,12 @@ from pydantic import Field
 
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
+from minfer.effects.serving.anthropic.blocks import offers_of
 from minfer.effects.serving.anthropic.conversation import ConversationBody, Metadata
 from minfer.effects.serving.anthropic.errors import failure
 from minfer.effects.serving.anthropic.message_writing import writer
 from minfer.effects.serving.bodies import read_body
+from minfer.effects.serving.calling import Wish, bound_to, with_calls
 from minfer.effects.serving.parsed import parsing_of
 from minfer.effects.serving.protocol import (
     Endpoint,
@@ -37,8 +39,8 @@ class MessagesBody(ConversationBody):
     top_p: float | None = None
 
     def generation(self, llm: Grounds) -> GenerationRequest:
-        """The conversation as one prompt. Raises ChatTemplateError, RequestError and
-        ParameterError.
+        """The conversation as one prompt. Raises ChatTemplateError, RequestError,
+        ParameterError and ApiError.
         """
         names = {"max_tokens", "temperature", "top_k", "top_p"}
         given = self.model_dump(include=names, exclude_none=True)
@@ -46,17 +48,19 @@ class MessagesBody(ConversationBody):
         params = llm.setup.default_sampling_params(**given, stop=stops)
         ids = self.ids(llm)
         offered = tuple(tool.name for tool in self.offered)
-        choice = self.tool_choice
-        alone = choice is not None and choice.disable_parallel_tool_use
-        return GenerationRequest(
+        wish = Wish() if self.tool_choice is None else self.tool_choice.wish()
+        parsing = parsing_of(llm, ids, offered, parallel=wish.several)
+        request = GenerationRequest(
             prompts=(Asked(None, ids),),
             params=params,
             urgency=Urgency(client=self.metadata.user_id if self.metadata else ""),
             stream=self.stream,
             include=Include(),
-            parsing=parsing_of(llm, ids, offered, parallel=not alone),
+            parsing=parsing,
             wanted_by="max_tokens",
         )
+        bound = bound_to(llm, offers_of(self.offered), wish, parsing)
+        return with_calls(request, bound)
 
 
 ENDPOINT: Final = Endpoint(

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import read_body, wrong
+from minfer.effects.serving.calling import bound_to, with_calls
 from minfer.effects.serving.openai.chat_writing import writer
 from minfer.effects.serving.openai.conversation import (
     Message,
@@ -20,7 +21,8 @@ from minfer.effects.serving.openai.tools import (
     Tool,
     ToolChoice,
     check_tools,
-    constraint,
+    offers_of,
+    wish_of,
 )
 from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
@@ -60,7 +62,6 @@ class ChatBody(GenerationBody):
     def _calls_fit(self) -> Self:
         check_calls(self.messages)
         check_tools(self.tools or (), self.tool_choice)
-        constraint(self.tools or (), self.tool_choice)
         return self
 
     @property
@@ -84,13 +85,17 @@ class ChatBody(GenerationBody):
         elif speaks_of_tools(self.messages):
             check_template(llm.parsers, "messages")
         ids = self._ids(llm)
+        several = self.parallel_tool_calls
+        names = tuple(tool.function.name for tool in self.offered)
+        parsing = parsing_of(llm, ids, names, parallel=several)
         # Unless told otherwise, an answer takes what room the context has.
         given = {"max_tokens": None, **self.sampling()}
         params = llm.setup.default_sampling_params(**given)
         request = self.request([Asked(None, ids, self.cache_salt.encode())], params)
-        names = tuple(tool.function.name for tool in self.offered)
-        parsing = parsing_of(llm, ids, names, parallel=self.parallel_tool_calls)
-        return attrs.evolve(request, parsing=parsing)
+        wish = wish_of(self.tool_choice, several=several)
+        offers = offers_of(self.offered)
+        bound = bound_to(llm, offers, wish, parsing, self.constraint())
+        return attrs.evolve(with_calls(request, bound), parsing=parsing)
 
     def _ids(self, llm: Grounds) -> list[int]:
         goes_on = self.continue_final_message

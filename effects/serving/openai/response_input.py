@@ -13,8 +13,11 @@ from pydantic import BeforeValidator, Field
 from minfer.effects.serving.bodies import ANYTHING, shown, wrong
 from minfer.effects.serving.openai.fields import Few
 from minfer.effects.serving.openai.tools import (
+    Allowed,
+    AllowedTools,
     Choice,
     Function,
+    Mode,
     Name,
     NamedTool,
     Tool,
@@ -234,15 +237,33 @@ class NamedFunction(TypedObject):
         return NamedTool(type="function", function=Name(name=self.name))
 
 
+class AllowedFunctions(TypedObject):
+    """Only these functions may be called, whatever the model is shown."""
+
+    kinds = ("allowed_tools",)
+    mode: Mode
+    tools: Annotated[list[NamedFunction], Few, Field(min_length=1)]
+
+    def named(self) -> AllowedTools:
+        """As a chat has it."""
+        tools = [one.named() for one in self.tools]
+        return AllowedTools(
+            type="allowed_tools", allowed_tools=Allowed(mode=self.mode, tools=tools)
+        )
+
+
 def _choice(given: object) -> object:
     if isinstance(given, dict):
-        return NamedFunction.model_validate(given)
+        some = given.get("type") in AllowedFunctions.kinds
+        return (AllowedFunctions if some else NamedFunction).model_validate(given)
     if given in ("none", "auto", "required"):
         return given
     raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
 
 
 FunctionChoice = Annotated[
-    Choice | NamedFunction,
-    BeforeValidator(_choice, json_schema_input_type=Choice | NamedFunction),
+    Choice | NamedFunction | AllowedFunctions,
+    BeforeValidator(
+        _choice, json_schema_input_type=Choice | NamedFunction | AllowedFunctions
+    ),
 ]

@@ -13,10 +13,12 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from minfer.effects.live.edge import Urgency
 from minfer.effects.live.prompts import Asked
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, read_body, shown, wrong
+from minfer.effects.serving.calling import bound_to, with_calls
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.errors import stream_failure
 from minfer.effects.serving.openai.fields import Client, Few
 from minfer.effects.serving.openai.response_input import (
+    AllowedFunctions,
     AnyItem,
     FunctionChoice,
     FunctionTool,
@@ -27,7 +29,12 @@ from minfer.effects.serving.openai.response_input import (
 )
 from minfer.effects.serving.openai.response_writing import writer
 from minfer.effects.serving.openai.structured import Constraint, schema_in
-from minfer.effects.serving.openai.tools import ToolChoice, check_tools, constraint
+from minfer.effects.serving.openai.tools import (
+    ToolChoice,
+    check_tools,
+    offers_of,
+    wish_of,
+)
 from minfer.effects.serving.parsed import check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
 
@@ -137,13 +144,12 @@ class ResponsesBody(StrictObject):
         check_outputs(self.input)
         tools = [one.tool() for one in self.tools or ()]
         check_tools(tools, self._choice)
-        constraint(tools, self._choice, inside="")
         return self
 
     @property
     def _choice(self) -> ToolChoice | None:
         choice = self.tool_choice
-        return choice.named() if isinstance(choice, NamedFunction) else choice
+        return choice if isinstance(choice, str | None) else choice.named()
 
     @property
     def offered(self) -> list[FunctionTool]:
@@ -162,17 +168,22 @@ class ResponsesBody(StrictObject):
         params = llm.setup.default_sampling_params(
             **given, max_tokens=self.max_output_tokens
         )
+        several = self.parallel_tool_calls
         names = tuple(tool.name for tool in self.offered)
-        return GenerationRequest(
+        parsing = parsing_of(llm, ids, names, parallel=several)
+        request = GenerationRequest(
             prompts=(Asked(None, ids),),
             params=params,
             urgency=Urgency(client=self.safety_identifier or self.user),
             stream=self.stream,
             include=Include(repeat=self._repeated()),
             constrained_by="" if asked is None else asked.field,
-            parsing=parsing_of(llm, ids, names, parallel=self.parallel_tool_calls),
+            parsing=parsing,
             wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
         )
+        wish = wish_of(self._choice, several=several)
+        offers = offers_of([one.tool() for one in self.offered], inside="")
+        return with_calls(request, bound_to(llm, offers, wish, parsing, asked))
 
     def _ids(self, llm: Grounds) -> list[int]:
         turns = turns_of(self.input)
@@ -189,7 +200,7 @@ class ResponsesBody(StrictObject):
         """What a response says of its request, as it was given."""
         form = None if self.text is None else self.text.format
         choice: object = self.tool_choice
-        if isinstance(choice, NamedFunction):
+        if isinstance(choice, NamedFunction | AllowedFunctions):
             choice = choice.model_dump()
         return {
             "text": {"format": form or {"type": "text"}},

@@ -1,7 +1,4 @@
-"""Tools of a chat: which are offered, which may or must be called, and calls of before.
-
-`constraint` is the one place where a request gets what its output must match.
-"""
+"""Tools of a chat: which are offered, may or must be called, and calls of before."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -11,12 +8,14 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import from_json
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
+from minfer.effects.serving.calling import CHOICE, Offer, Wish
 from minfer.effects.serving.typed import TypedObject
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _OF_CALLS: Final[Mapping[str, tuple[Any, ...]]] = {"index": (ANYTHING,)}
 _OF_CALLED: Final[Mapping[str, tuple[Any, ...]]] = {"parsed_arguments": (ANYTHING,)}
 Choice = Literal["none", "auto", "required"]
+Mode = Literal["auto", "required"]
 
 
 def _named(name: str) -> str:
@@ -67,17 +66,32 @@ class NamedTool(TypedObject):
     function: Name
 
 
+class Allowed(StrictObject):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Mode
+    tools: Annotated[list[NamedTool], Field(min_length=1)]
+
+
+class AllowedTools(TypedObject):
+    """Only these tools may be called, whatever the model is shown."""
+
+    kinds = ("allowed_tools",)
+    allowed_tools: Allowed
+
+
 def _choice(given: object) -> object:
     if isinstance(given, dict):
-        return NamedTool.model_validate(given)
+        some = given.get("type") in AllowedTools.kinds
+        return (AllowedTools if some else NamedTool).model_validate(given)
     if given in ("none", "auto", "required"):
         return given
     raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
 
 
 ToolChoice = Annotated[
-    Choice | NamedTool,
-    BeforeValidator(_choice, json_schema_input_type=Choice | NamedTool),
+    Choice | NamedTool | AllowedTools,
+    BeforeValidator(_choice, json_schema_input_type=Choice | NamedTool | AllowedTools),
 ]
 
 
@@ -90,27 +104,36 @@ def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     if choice in (None, "none", "auto"):
         return
     if not names:
-        raise wrong("needs tools", "tool_choice")
-    if isinstance(choice, NamedTool) and choice.function.name not in names:
-        there = f"there is no tool {shown(choice.function.name)}"
-        raise wrong(f"{there}; name one of tools", "tool_choice")
+        raise wrong("needs tools", CHOICE)
+    only = wish_of(choice, several=True).only or frozenset()
+    for name in sorted(only.difference(names)):
+        raise wrong(f"there is no tool {shown(name)}; name one of tools", CHOICE)
 
 
-def constraint(
-    tools: Sequence[Tool], choice: ToolChoice | None, inside: str = ".function"
-) -> None:
-    """What an answer must match so that it calls what must be called, and so that the
-    arguments of strict functions fit their schemas. A function is `inside` its tool.
+def wish_of(choice: ToolChoice | None, *, several: bool) -> Wish:
+    """Which calls are wanted; `several`, whether there may be more than one."""
+    match choice:
+        case NamedTool():
+            name = frozenset([choice.function.name])
+            return Wish(must=True, only=name, several=False)
+        case AllowedTools():
+            said = choice.allowed_tools
+            only = frozenset(one.function.name for one in said.tools)
+            return Wish(must=said.mode == "required", only=only, several=several)
+    return Wish(must=choice == "required", several=several)
 
-    Answers cannot be constrained yet: raises an error that names what asks for it.
-    """
-    if choice not in (None, "none", "auto"):
-        said = 'is not supported but for "none" and "auto"; leave it out'
-        raise wrong(said, "tool_choice")
-    for at, tool in enumerate(tools):
-        if tool.function.strict:
-            where = f"tools[{at}]{inside}.strict"
-            raise wrong("is not supported; set it to false, or leave it out", where)
+
+def offers_of(tools: Sequence[Tool], inside: str = ".function") -> list[Offer]:
+    """Tools as they are enforced. A function is `inside` its tool."""
+    return [
+        Offer(
+            name=tool.function.name,
+            parameters=tool.function.parameters,
+            where=f"tools[{at}]{inside}",
+            strict=tool.function.strict,
+        )
+        for at, tool in enumerate(tools)
+    ]
 
 
 def as_arguments(given: object) -> object:

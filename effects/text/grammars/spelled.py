@@ -15,7 +15,7 @@ from minfer.structured import StructuredOutputs
 
 # A blank, or a new line and its indentation.
 WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
-_TEXT: Final = r"(.|\n)*"
+TEXT: Final = r"(.|\n)*"  # any, as a regular expression
 
 
 @frozen
@@ -53,11 +53,24 @@ def _whole_regex(text: str, param: str) -> str:
     return text
 
 
+def json_rule(schema: str, *, whitespace: bool = True) -> str:
+    """What matches a schema that was checked, as a part of a rule of Lark; without
+    `whitespace`, there is none between tokens.
+    """
+    options: dict[str, Any] = {"whitespace_flexible": whitespace, "lenient": False}
+    if whitespace:
+        options["whitespace_pattern"] = WHITESPACE
+    made = json.loads(schema)
+    if isinstance(made, dict):
+        made["x-guidance"] = options
+    return f"%json {json.dumps(made)}"
+
+
 def _either(texts: tuple[str, ...]) -> str:
-    return " | ".join(map(_quoted, dict.fromkeys(texts)))
+    return " | ".join(map(quoted, dict.fromkeys(texts)))
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """A text as a terminal of Lark, which reads the escapes of JSON."""
     return json.dumps(text, ensure_ascii=False)
 
@@ -101,13 +114,13 @@ def _tags(text: str, param: str) -> str:
             param,
         ) from None
     names = " | ".join(f"tag_{i}" for i in range(len(tags)))
-    lines = [f"start: ({names})* rest", "rest: TEXT", f"TEXT: /{_TEXT}/"]
+    lines = [f"start: ({names})* rest", "rest: TEXT", f"TEXT: /{TEXT}/"]
     for i, tag in enumerate(tags):
         parts = [tag.begin[len(tag.trigger) :], tag.end]
-        begin, end = (_quoted(part) if part else "" for part in parts)
+        begin, end = (quoted(part) if part else "" for part in parts)
         lines += [
-            f"head_{i}[lazy]: TEXT {_quoted(tag.trigger)}",
-            f"tag_{i}: head_{i} {begin} %json {tag.schema} {end}",
+            f"head_{i}[lazy]: TEXT {quoted(tag.trigger)}",
+            f"tag_{i}: head_{i} {begin} {json_rule(tag.schema)} {end}",
         ]
     return "\n".join(lines)
 

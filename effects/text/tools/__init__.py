@@ -11,4 +11,7 @@ after the other, and yields where there are none yet. So it cannot see where the
 cut, and what it finds does not depend on that. What could still turn out to be a marker,
 or the head of a call, is not taken until it is known; a head that is no call after all is
 given back as content. Each character is looked at a bounded number of times.
+
+Where calls must be made, or must fit, `forms.py` has the other direction: grammars that
+let through nothing but what readers will take for such calls.
 """

@@ -60,6 +60,17 @@ def test_chats_render_as_in_transformers(tmp_path: Path, mode: str, tools: Any) 
     assert mode == "continue" or str(datetime.now().year) in got  # noqa: DTZ005
 
 
+def test_a_value_comes_before_a_token_of_its_name_as_in_transformers(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, chat_template="{{ eos_token }}{{ messages[0].content }}")
+    ours, theirs = Tokenizer(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    hi = [{"role": "user", "content": "hi"}]
+    given: dict[str, Any] = {"eos_token": "x"}
+    got = render_chat(ours, hi, {"chat_template_kwargs": given})
+    assert got == theirs.apply_chat_template(hi, tokenize=False, **given) == "xhi"
+
+
 @pytest.mark.parametrize(
     "template",
     [

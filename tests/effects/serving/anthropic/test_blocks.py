@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from minfer.effects.serving.anthropic.blocks import turns_of
+from minfer.effects.serving.anthropic.blocks import offers_of, turns_of
+from minfer.effects.serving.calling import Wish
 from tests.effects.serving.anthropic.asked import HI, body, refused
 
 USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": [1, None]}}
@@ -66,3 +67,54 @@ def test_tools_as_templates_take_them() -> None:
     assert body(tools=[tool], tool_choice={"type": "none"}).offered == []
     (described,) = body(tools=[{**tool, "description": "F."}]).offered
     assert described.told()["function"]["description"] == "F."
+
+
+TOOL = {"name": "f", "input_schema": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("choice", "wish"),
+    [
+        ({"type": "auto"}, Wish()),
+        ({"type": "auto", "disable_parallel_tool_use": True}, Wish(several=False)),
+        ({"type": "any"}, Wish(must=True)),
+        (
+            {"type": "any", "disable_parallel_tool_use": True},
+            Wish(must=True, several=False),
+        ),
+        (
+            {"type": "tool", "name": "f"},
+            Wish(must=True, only=frozenset("f"), several=False),
+        ),
+    ],
+)
+def test_what_is_wanted(choice: dict[str, Any], wish: Wish) -> None:
+    given = body(tools=[TOOL], tool_choice=choice).tool_choice
+    assert given is not None
+    assert given.wish() == wish
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"tool_choice": {"type": "any"}}, "tool_choice"),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}},
+            "tool_choice.name",
+        ),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, "tool_choice.name"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "any", "name": "f"}},
+            "tool_choice.name",
+        ),
+        ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
+    ],
+)
+def test_what_cannot_be_wanted(fields: dict[str, Any], param: str) -> None:
+    assert refused(**fields).param == param
+
+
+def test_tools_as_they_are_offered() -> None:
+    (offer,) = offers_of(body(tools=[{**TOOL, "strict": True}]).offered)
+    assert (offer.name, offer.strict, offer.param) == ("f", True, "tools[0].input_schema")

@@ -44,6 +44,9 @@ def test_what_the_assistant_does_at_once_is_one_message() -> None:
     assert turns(THOUGHT, CALL) == [{**alone, "reasoning_content": "hm"}]
 
 
+SOME: dict[str, Any] = {"type": "allowed_tools", "mode": "required"}
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -56,13 +59,28 @@ def test_what_the_assistant_does_at_once_is_one_message() -> None:
             "input[0].encrypted_content",
         ),
         ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
-        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].strict"),
+        ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
         ({"tools": [TOOL, TOOL]}, "tools"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {**TOOL}}, "tool_choice.parameters"),
         ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice"),
         (
-            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "f"}},
+            {"tools": [TOOL], "tool_choice": {"type": "allowed_tools", "mode": "any"}},
+            "tool_choice.mode",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {**SOME, "tools": []}},
+            "tool_choice.tools",
+        ),
+        (
+            {
+                "tools": [TOOL],
+                "tool_choice": {**SOME, "tools": [{"type": "function", "name": "g"}]},
+            },
+            "tool_choice",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "name": "g"}},
             "tool_choice",
         ),
     ],

@@ -221,6 +221,16 @@ def test_markers_that_are_special_tokens_are_seen_and_others_hidden(
     assert len(calls[0]["id"]) == 9
 
 
+def test_markers_that_are_special_tokens_are_written_where_a_call_must_be(
+    mistral: Serving,
+) -> None:
+    say(mistral.llm, 'Well, [TOOL_CALLS]sub[ARGS]{"a": 1}')
+    done = whole(mistral, tools=[ADD], tool_choice="required", max_tokens=400)
+    assert done["message"]["content"] is None
+    first = done["message"]["tool_calls"][0]["function"]
+    assert (first["name"], first["arguments"][0]) == ("add", "{")
+
+
 def test_special_tokens_are_hidden_where_nobody_looks_for_them(mistral: Serving) -> None:
     say(mistral.llm, "[TOOL_CALLS]x[ARGS]<|other|>y")
     assert whole(mistral)["message"]["content"] == "xy"

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.serving.calling import Wish
 from minfer.effects.serving.openai.chat import ChatBody
+from minfer.effects.serving.openai.tools import offers_of, wish_of
 from tests.effects.serving.openai.asked import HI, chat, refused
 
 SCHEMA = {"type": "object", "properties": {"a": {"default": None}}}
@@ -15,6 +17,15 @@ NOW = {"type": "function", "function": {"name": "now", "description": "The time.
 
 def tool(**fields: Any) -> list[Any]:
     return [ADD, {"type": "function", "function": {"name": "f", **fields}}]
+
+
+def some(*tools: Any, mode: str = "auto") -> dict[str, Any]:
+    """A choice of some tools."""
+    named = [
+        {"type": "function", "function": {"name": one["function"]["name"]}}
+        for one in tools
+    ]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": named}}
 
 
 NAMED = {"type": "function", "function": {"name": "add"}}
@@ -35,9 +46,8 @@ WHERE = "tools[1].function"
         ({"tools": tool(name=5)}, f"{WHERE}.name", "must be a string"),
         ({"tools": tool(parameters=[])}, f"{WHERE}.parameters", "must be an object"),
         ({"tools": tool(colour=1)}, f"{WHERE}.colour", "is not a field here"),
-        ({"tools": tool(strict=True)}, f"{WHERE}.strict", "is not supported"),
-        ({"tools": [ADD], "tool_choice": "required"}, "tool_choice", "is not supported"),
-        ({"tools": [ADD], "tool_choice": NAMED}, "tool_choice", "is not supported"),
+        ({"tools": tool(strict=1)}, f"{WHERE}.strict", "must be true or false"),
+        ({"tools": [NOW], "tool_choice": some(ADD)}, "tool_choice", 'is no tool "add"'),
         ({"tools": [NOW], "tool_choice": NAMED}, "tool_choice", 'is no tool "add"'),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"tool_choice": NAMED}, "tool_choice", "needs tools"),
@@ -57,6 +67,8 @@ def test_what_a_named_tool_may_be() -> None:
     for choice, where in (
         ({"type": "custom"}, "tool_choice.type"),
         ({"type": "function", "function": {}}, "tool_choice.function.name"),
+        (some(), "tool_choice.allowed_tools.tools"),
+        (some(ADD, mode="none"), "tool_choice.allowed_tools.mode"),
     ):
         body = {"messages": HI, "tools": [ADD], "tool_choice": choice}
         assert refused(ChatBody, json.dumps(body).encode()).param == where
@@ -67,3 +79,30 @@ def test_tools_as_templates_take_them() -> None:
     assert [one.told() for one in body.offered] == [ADD, NOW]
     assert chat(tools=[ADD], tool_choice="none").offered == []
     assert chat().offered == []
+
+
+@pytest.mark.parametrize(
+    ("choice", "several", "wish"),
+    [
+        (None, True, Wish()),
+        ("auto", False, Wish(several=False)),
+        ("required", True, Wish(must=True)),
+        (NAMED, True, Wish(must=True, only=frozenset(["add"]), several=False)),
+        (some(ADD), True, Wish(only=frozenset(["add"]))),
+        (
+            some(ADD, NOW, mode="required"),
+            False,
+            Wish(must=True, only=frozenset(["add", "now"]), several=False),
+        ),
+    ],
+)
+def test_what_is_wanted(choice: Any, several: bool, wish: Wish) -> None:
+    body = chat(tools=[ADD, NOW], tool_choice=choice)
+    assert wish_of(body.tool_choice, several=several) == wish
+
+
+def test_tools_as_they_are_offered() -> None:
+    first, second = offers_of(chat(tools=tool(strict=True)).offered)
+    assert (first.parameters, first.strict) == (SCHEMA, False)
+    assert first.param == "tools[0].function.parameters"
+    assert (second.parameters, second.strict, second.where) == (None, True, WHERE)

@@ -185,6 +185,17 @@ def _(servers: Servers) -> None:
     assert [block.input for block in last.content[1:]] == [{"a": 1}, {"a": 2}]
 
 
+@case("messages.create(tool_choice=...): a call that must be made, after reasoning")
+def _(servers: Servers) -> None:
+    one = hermes(("add", {"a": 1}))
+    for choice in ({"type": "any"}, {"type": "tool", "name": "add"}):
+        client, fields = calling(servers, f"<think>Hm.</think>{one}")
+        first = client.messages.create(**fields, tool_choice=choice)
+        assert first.stop_reason == "tool_use"
+        thought, call = first.content
+        assert (thought.thinking, call.input) == ("Hm.", {"a": 1})
+
+
 @case("messages.count_tokens(tools=...): tools count")
 def _(servers: Servers) -> None:
     client, fields = calling(servers, "")

@@ -96,7 +96,7 @@ def _(servers: Servers) -> None:
         to(servers, model="gpt-9").invoke(ASKED)
 
 
-def talking(servers: Servers, text: str) -> Any:
+def talking(servers: Servers, text: str, **bound: Any) -> Any:
     """A chat model with a tool, whose answers are a text."""
     add = {
         "name": "add",
@@ -106,7 +106,7 @@ def talking(servers: Servers, text: str) -> Any:
     say(servers.talker.llm, text)
     url = f"{servers.talker.url}/v1"
     limit = {"max_completion_tokens": 400}
-    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add])
+    return to(servers, model="tiny", base_url=url, **limit).bind_tools([add], **bound)
 
 
 ADDED: Final = hermes(("add", {"a": 1, "b": 2}), ("add", {"a": 3, "b": 4}))
@@ -136,3 +136,27 @@ def _(servers: Servers) -> None:
     assert [call["args"] for call in whole.tool_calls] == WANTED
     assert len({call["id"] for call in whole.tool_calls}) == 2
     assert whole.response_metadata["finish_reason"] == "tool_calls"
+
+
+@case("ChatOpenAI.bind_tools(tool_choice=...): any, a name; strict")
+def _(servers: Servers) -> None:
+    one = hermes(("add", {"a": 1}))
+    for bound in ({"tool_choice": "any"}, {"tool_choice": "add"}, {"strict": True}):
+        message = talking(servers, one, **bound).invoke("Add.")
+        assert [call["args"] for call in message.tool_calls] == [{"a": 1}]
+
+
+@case("ChatOpenAI.with_structured_output: by a call")
+def _(servers: Servers) -> None:
+    from pydantic import BaseModel
+
+    class Sum(BaseModel):
+        """A sum."""
+
+        total: int
+
+    say(servers.talker.llm, hermes(("Sum", {"total": 5})))
+    model = to(servers, model="tiny", base_url=f"{servers.talker.url}/v1")
+    model.max_tokens = 400
+    reads = model.with_structured_output(Sum, method="function_calling")
+    assert reads.invoke("Add.") == Sum(total=5)

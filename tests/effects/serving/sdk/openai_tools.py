@@ -1,10 +1,7 @@
 """OpenAI's SDK: calls of tools, and reasoning."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, Final
-from unittest.mock import patch
 
 import openai
 import pytest
@@ -40,15 +37,6 @@ def to(servers: Servers) -> OpenAI:
     """A client of the model that says what it is told."""
     url = f"{servers.talker.url}/v1"
     return servers.kept(OpenAI(base_url=url, api_key="-", max_retries=0))
-
-
-@contextmanager
-def unconstrained() -> Iterator[None]:
-    """Strict tools, as the SDK's helpers send them, are let in though nothing makes
-    answers fit their schemas: this is about what helpers read of answers.
-    """
-    with patch("minfer.effects.serving.openai.chat.constraint"):
-        yield
 
 
 @case("chat.completions.create(tools=...): calls, and an answer to their answers")
@@ -88,7 +76,7 @@ def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, f"I look.\n{TWO}")
     tool = pydantic_function_tool(Weather, name="weather")
-    with unconstrained(), client.chat.completions.stream(**ASKED, tools=[tool]) as stream:
+    with client.chat.completions.stream(**ASKED, tools=[tool]) as stream:
         kinds = {event.type for event in stream}
         last = stream.get_final_completion().choices[0]
     done = "tool_calls.function.arguments.done"
@@ -106,8 +94,7 @@ def _(servers: Servers) -> None:
     client = to(servers)
     say(servers.talker.llm, TWO)
     tool = pydantic_function_tool(Weather, name="weather")
-    with unconstrained():
-        done = client.chat.completions.parse(**ASKED, tools=[tool]).choices[0]
+    done = client.chat.completions.parse(**ASKED, tools=[tool]).choices[0]
     calls = done.message.tool_calls or []
     assert calls[0].function.parsed_arguments == Weather(city="Zürich")
     again: Any = [*ASKED["messages"], done.message]
@@ -127,16 +114,29 @@ def _(servers: Servers) -> None:
         assert len(choice.message.tool_calls or []) == 2
 
 
-@case("tools that cannot be had yet are refused by name")
+@case("chat.completions.create(tool_choice=...): calls that must be made, as named")
 def _(servers: Servers) -> None:
     client = to(servers)
-    for more, param in (
-        ({"tools": [WEATHER], "tool_choice": "required"}, "tool_choice"),
-        ({"tools": [pydantic_function_tool(Weather)]}, "tools[0].function.strict"),
-    ):
-        with pytest.raises(openai.BadRequestError) as caught:
-            client.chat.completions.create(**ASKED, **more)
-        assert caught.value.param == param
+    named: Any = {"type": "function", "function": {"name": "weather"}}
+    say(servers.talker.llm, hermes(("weather", {"city": "Bern"})))
+    for choice in ("required", named):
+        asked = {**ASKED, "tools": [WEATHER], "tool_choice": choice}
+        done = client.chat.completions.create(**asked).choices[0]
+        assert done.finish_reason == "tool_calls"
+        (call,) = done.message.tool_calls or []
+        assert call.type == "function"
+        assert json.loads(call.function.arguments) == {"city": "Bern"}
+
+
+@case("tools whose arguments cannot be made to fit are refused by name")
+def _(servers: Servers) -> None:
+    client = to(servers)
+    odd: Any = {"name": "f", "parameters": {"not": {}}, "strict": True}
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(
+            **ASKED, tools=[{"type": "function", "function": odd}]
+        )
+    assert caught.value.param == "tools[0].function.parameters"
 
 
 FUNCTION: Final[Any] = {"type": "function", **WEATHER["function"], "strict": False}

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from minfer.effects.text.grammars import by_llguidance
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.structured import StructuredOutputs
@@ -96,11 +97,16 @@ def test_white_space_between_tokens_of_json_is_bounded() -> None:
     assert takes('{"a":1}', json=schema, disable_any_whitespace=True)
 
 
+def one_of_ten(i: int) -> dict[str, object]:
+    """A schema that six of, together, unfold to a million."""
+    return {"anyOf": [{"required": [f"a{i}_{j}"]} for j in range(10)]}
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
         ({"regex": "("}, "unclosed group"),
-        ({"regex": "(a{1000}){1000}"}, "make it simpler"),
+        ({"json": {"allOf": [one_of_ten(i) for i in range(6)]}}, "too large"),
         ({"regex": "(" * 2000 + ")" * 2000}, "invalid regex"),
         ({"grammar": "start: b"}, "unknown name"),
         ({"grammar": 'start: start "x"'}, "there is no text that it allows"),
@@ -128,6 +134,14 @@ def test_what_cannot_be_compiled_is_refused_by_its_field(
     assert len(str(error)) < 400
 
 
+def test_a_mask_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    walk = matcher(regex="a+")
+    monkeypatch.setattr(by_llguidance, "MOST_SECONDS", 0)
+    with pytest.raises(GrammarError, match="at most 0; make it simpler"):
+        walk.mask()
+    assert "make it simpler" in str(refusal(regex="a+"))
+
+
 def _doubling() -> dict[str, object]:
     """A schema of 40 lines that unfolds to 2^20 schemas."""
     defs: dict[str, object] = {"d20": {"type": "string", "maxLength": 3}}
@@ -146,14 +160,7 @@ def _doubling() -> dict[str, object]:
         {"json": {"type": "string", "maxLength": 10**9}},
         {"json": {"type": "array", "minItems": 10**5, "items": {"type": "null"}}},
         {"json": _doubling()},
-        {
-            "json": {
-                "allOf": [
-                    {"anyOf": [{"required": [f"a{i}_{j}"]} for j in range(10)]}
-                    for i in range(6)
-                ]
-            }
-        },
+        {"json": {"allOf": [one_of_ten(i) for i in range(6)]}},
         {"grammar": 'start: s\ns: s s s | s s | "a" | ""'},
         {"json": {"enum": [f"{i:050d}" for i in range(1000)]}},
     ],

@@ -1,0 +1,170 @@
+"""Calls that must be made, and calls that must fit: what an answer has to match then.
+
+    tools, what is wanted of them --> a grammar in the model's own format
+
+Every protocol says in fields of its own which tools there are (`Offer`) and what is
+wanted (`Wish`); errors name those. Where nothing has to be enforced, answers are free.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import attrs
+from attrs import frozen
+
+from minfer.effects.serving.errors import ApiError
+from minfer.effects.serving.openai.structured import Constraint, named
+from minfer.effects.serving.protocol import GenerationRequest, Grounds, Part
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.effects.text.grammars.spelled import json_rule
+from minfer.effects.text.tools.formats import REASONING, Parsing
+from minfer.effects.text.tools.forms import (
+    FORMS,
+    MARKED,
+    OBJECT,
+    Callee,
+    Calling,
+    arguments_schema,
+    grammar,
+)
+from minfer.structured import FIELD, StructuredOutputs
+
+CHOICE: Final = "tool_choice"  # the field that says what is wanted, in every protocol
+
+
+@frozen(kw_only=True)
+class Offer:
+    """A tool that the model is shown."""
+
+    name: str
+    parameters: Mapping[str, Any] | None
+    where: str  # it is in the body: what has its fields
+    schema: str = "parameters"  # the field that has those
+    strict: bool = False  # its arguments fit, whenever it is called
+
+    @property
+    def param(self) -> str:
+        """The field of its schema, as errors name it."""
+        return f"{self.where}.{self.schema}"
+
+
+@frozen(kw_only=True)
+class Wish:
+    """Which calls are wanted."""
+
+    must: bool = False  # at least one
+    only: frozenset[str] | None = None  # of these tools; None: of all
+    several: bool = True  # there may be more than one
+
+
+@frozen
+class Bound:
+    """What an answer has to match, and the field that asks for it."""
+
+    asked: StructuredOutputs
+    field: str
+    parts: tuple[Part, ...]
+
+
+def bound_to(
+    llm: Grounds,
+    offers: Sequence[Offer],
+    wish: Wish,
+    parsing: Parsing | None,
+    answer: Constraint | None = None,
+) -> Bound | None:
+    """What an answer has to match for its calls; None: nothing but what was asked of it
+    as an `answer`. Raises ApiError, which names who asks for what cannot be had.
+    """
+    offers = [one for one in offers if wish.only is None or one.name in wish.only]
+    asking = _asking(offers, wish)
+    if parsing is None or not offers or not (asking or answer):
+        return None
+    if asking and parsing.tools not in FORMS:
+        why = f"cannot be had of a model whose calls have the format {parsing.tools!r}"
+        raise ApiError(f"{asking}: {why}", asking)
+    said = None if wish.must else _answer(answer, parsing.tools, asking)
+    if not asking and said is None:
+        return None
+    parts = [_part(one, wish) for one in offers]
+    callees = [
+        Callee(one.name, part.asked.json or OBJECT)
+        for one, part in zip(offers, parts, strict=True)
+    ]
+    calling = Calling(
+        format=parsing.tools,
+        callees=tuple(callees),
+        must=wish.must,
+        several=wish.several,
+        thinking=REASONING.get(parsing.reasoning),
+        opened=parsing.opened,
+        answer=None if said is None else _rule(said.asked),
+        token=llm.tokenizer.added if llm.tokenizer else lambda _: None,
+    )
+    field = asking or (said.field if said is not None else "")
+    return Bound(_grammar(calling), field, (*parts, *([said] if said else [])))
+
+
+def with_calls(request: GenerationRequest, bound: Bound | None) -> GenerationRequest:
+    """A request whose answer has to match that, too. Raises ApiError."""
+    if bound is None:
+        return request
+    if request.beams is not None:
+        why = "does not go with use_beam_search; leave one of them out"
+        raise ApiError(f"{bound.field}: {why}", bound.field)
+    params = attrs.evolve(request.params, structured_outputs=bound.asked)
+    return attrs.evolve(
+        request, params=params, constrained_by=bound.field, parts=bound.parts
+    )
+
+
+def _asking(offers: Sequence[Offer], wish: Wish) -> str:
+    """The field that asks for calls to be made, or to fit."""
+    if wish.must or wish.only is not None:
+        return CHOICE
+    return next((f"{one.where}.strict" for one in offers if one.strict), "")
+
+
+def _grammar(calling: Calling) -> StructuredOutputs:
+    try:
+        given = {"grammar": grammar(calling)}
+    except GrammarError as error:
+        raise ApiError(f"tools: {error}", "tools") from None
+    return Constraint(given, "tools").made()
+
+
+def _part(offer: Offer, wish: Wish) -> Part:
+    """What arguments of a tool have to match: its schema, if that is enforced."""
+    schema = OBJECT
+    if wish.must or offer.strict:
+        try:
+            schema = arguments_schema(offer.parameters, offer.param)
+        except GrammarError as error:
+            raise ApiError(str(error), offer.param) from None
+    return Part(offer.param, Constraint({"json": schema}, offer.param).made())
+
+
+def _answer(answer: Constraint | None, form: str, asking: str) -> Part | None:
+    """What an answer without calls has to match, if it can be told from one with calls.
+    If not, it is refused where something is `asking` for calls.
+    """
+    if answer is None:
+        return None
+    asked = answer.made()
+    param = named(asked.param, answer.field)
+    if form not in MARKED or asked.kind not in ("json", "json_object"):
+        if asking:
+            why = f"cannot be combined with {asking}; leave one of them out"
+            raise ApiError(f"{param}: {why}", param)
+        return None
+    try:
+        checked_schema(asked.json or OBJECT, param)
+    except GrammarError as error:
+        raise ApiError(str(error), param) from None
+    return Part(param, asked)
+
+
+def _rule(asked: StructuredOutputs) -> str:
+    whitespace = not asked.disable_any_whitespace
+    return json_rule(checked_schema(asked.json or OBJECT, FIELD), whitespace=whitespace)

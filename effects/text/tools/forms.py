@@ -1,0 +1,215 @@
+"""How answers look that call tools, as grammars: for calls that must be made or fit.
+
+    must         thought? call+                  the answer is calls, and nothing else
+    otherwise    thought? (text call)* text      a marker begins a call, which is whole
+                 thought? (call+ | text)         of formats without markers
+                 thought? (call+ | JSON)         with markers, of answers with a schema
+
+A call is as the model was trained to write it, but for its arguments, which are as their
+schema says. Markers that are tokens of their own are matched as tokens: their text, in
+other tokens, is not what the model was trained on, and grammars do not take one for the
+other. Free text has no such tokens.
+"""
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
+from minfer.effects.text.tools import hermes, llama, mistral
+from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.thinking import Thinking
+
+OBJECT: Final = '{"type": "object"}'
+_NO_ARGUMENTS: Final = (
+    '{"type": "object", "properties": {}, "additionalProperties": false}'
+)
+# An answer that begins with one of these is a call, where formats have no markers.
+_BRACE: Final = "{"
+_BRACES: Final = r"{\["
+_GAP: Final = r"GAP: /\n{0,2}/"  # behind reasoning
+
+
+@frozen
+class Callee:
+    """A tool that may be called, and the schema of its arguments, as text."""
+
+    name: str
+    schema: str
+
+
+@frozen(kw_only=True)
+class Calling:
+    """Which calls an answer has."""
+
+    format: str  # a name among `FORMS`
+    callees: tuple[Callee, ...]
+    must: bool  # there are calls; else there may be
+    several: bool = True  # there may be more than one
+    thinking: Thinking | None = None  # what may come before
+    opened: bool = False  # the prompt ends within that
+    # The rule of an answer without calls, for a format among `MARKED`; None: any text.
+    answer: str | None = None
+    token: Callable[[str], int | None]  # that a text is by itself, if it was added
+
+
+@frozen
+class _Form:
+    """A format's rules. With a marker, each call begins with it, or all of them do."""
+
+    calls: str  # what comes behind the marker
+    rules: tuple[str, ...]  # that it is made of
+    marker: str = ""
+    between: str | None = None  # two calls; None: all are behind one marker
+    begins: str = _BRACE  # without a marker: the characters by which a call is known
+
+
+def arguments_schema(parameters: Mapping[str, Any] | None, where: str) -> str:
+    """The schema of a call's arguments, of which all will be enforced. Raises
+    GrammarError, which names `where`.
+    """
+    if parameters is None:
+        return _NO_ARGUMENTS
+    kind = parameters.get("type", "object")
+    if kind != "object" and "object" not in (kind if isinstance(kind, list) else ()):
+        raise GrammarError(f'{where}: must be a schema of the type "object"', where)
+    return checked_schema(json.dumps({**parameters, "type": "object"}), where)
+
+
+def grammar(calling: Calling) -> str:
+    """Calls, and what may be around them, in Lark. Raises GrammarError for a name that
+    no call could have.
+    """
+    for callee in calling.callees:
+        if not any_name(callee.name):
+            raise GrammarError(f"a call cannot have the name {callee.name!r}")
+    form = FORMS[calling.format](calling)
+    lines = [*_answer(calling, form), *form.rules, f"TEXT: /{TEXT}/"]
+    for i, callee in enumerate(calling.callees):
+        lines.append(f"arguments_{i}: {json_rule(callee.schema)}")
+    # By these signs llama.cpp's grammars are known. They can be in strings only.
+    return "\n".join(lines).replace("::=", r"\u003a:=")
+
+
+# --- answers ----------------------------------------------------------------------------
+
+
+def _answer(calling: Calling, form: _Form) -> list[str]:
+    """The rules from the beginning of an answer down to its calls."""
+    thought = _thought(calling)
+    before = ("thought" if calling.opened else "thought?") if thought else ""
+    rules = [*thought, f"behind: {form.calls}"]
+    several = calling.several and form.between is not None
+    if form.marker and not calling.must and calling.answer is None:
+        times = "*" if several else "?"
+        ending = _ending("begin", form.marker, calling)
+        return [f"start: {before} (begin behind){times} TEXT", ending, *rules]
+    rules.append(f"one: {_marker(calling, form.marker)} behind")
+    rules.append(f"calls: one ({form.between} one)*" if several else "calls: one")
+    gap = "GAP" if thought else ""
+    if thought:
+        rules.append(_GAP)
+    if calling.must:
+        return [f"start: {before} {gap} calls", *rules]
+    if calling.answer is None:
+        text = _text_without(form.begins, calling.thinking)
+        return [f"start: {before} ({gap} calls | FREE)", f"FREE: {text}", *rules]
+    rules.append(f"answer: {calling.answer}")
+    return [f"start: {before} {gap} (calls | answer)", *rules]
+
+
+def _thought(calling: Calling) -> list[str]:
+    """The rules of reasoning, if there may be any."""
+    thinking = calling.thinking
+    if thinking is None:
+        return []
+    opens = _marker(calling, thinking.opens)
+    if calling.opened:  # some models open it once more
+        opens = f"{opens}?" if calling.token(thinking.opens) is not None else ""
+    return [f"thought: {opens} thoughts", _ending("thoughts", thinking.closes, calling)]
+
+
+def _ending(rule: str, marker: str, calling: Calling) -> str:
+    """A rule for text up to a marker. Where that is text, too, the first one counts."""
+    lazy = "" if calling.token(marker) is not None else "[lazy]"
+    return f"{rule}{lazy}: TEXT {_marker(calling, marker)}"
+
+
+def _text_without(begins: str, thinking: Thinking | None) -> str:
+    """A terminal of text that begins with none of these characters, nor with reasoning,
+    and has no tag.
+    """
+    tag = re.escape(llama.TAG)
+    text = rf"/\s*([^\s{begins}]{TEXT})?/ & ~/{TEXT}{tag}{TEXT}/"
+    if thinking is not None:
+        text += rf" & ~/\s*{re.escape(thinking.opens)}{TEXT}/"
+    return text
+
+
+def _marker(calling: Calling, marker: str) -> str:
+    token = calling.token(marker) if marker else None
+    if token is not None:
+        return f"<[{token}]>"
+    return quoted(marker) if marker else ""
+
+
+# --- formats ----------------------------------------------------------------------------
+
+
+def _objects(calling: Calling, key: str = "arguments") -> tuple[str, ...]:
+    """The rule of a call as an object."""
+    heads = [
+        quoted(f'{{"name": {json.dumps(one.name)}, "{key}": ') for one in calling.callees
+    ]
+    calls = [f'{head} arguments_{i} "}}"' for i, head in enumerate(heads)]
+    return (f"call: {' | '.join(calls)}",)
+
+
+def _repeated(calling: Calling, between: str) -> str:
+    return f"call ({quoted(between)} call)*" if calling.several else "call"
+
+
+def _hermes(calling: Calling) -> _Form:
+    closes = _marker(calling, hermes.CLOSES)
+    calls = rf'"\n" call "\n" {closes}'
+    return _Form(calls, _objects(calling), hermes.OPENS, r'"\n"')
+
+
+def _llama(calling: Calling) -> _Form:
+    calls = _repeated(calling, "; ")
+    if calling.token(llama.TAG) is not None:
+        calls = f"{_marker(calling, llama.TAG)}? {calls}"
+    return _Form(calls, _objects(calling, "parameters"))
+
+
+def _mistral(calling: Calling) -> _Form:
+    """As lists, or where there is a token before arguments, by name."""
+    if calling.token(mistral.ARGUMENTS) is None:
+        calls = f'" "? "[" {_repeated(calling, ", ")} "]"'
+        return _Form(calls, _objects(calling), mistral.CALLS)
+    arguments = _marker(calling, mistral.ARGUMENTS)
+    named = [
+        f"{quoted(one.name)} {arguments} arguments_{i}"
+        for i, one in enumerate(calling.callees)
+    ]
+    return _Form("call", (f"call: {' | '.join(named)}",), mistral.CALLS, "")
+
+
+def _bare(calling: Calling) -> _Form:
+    listed = f' | "[" {_repeated(calling, ", ")} "]"' if calling.several else ""
+    return _Form(f"call{listed}", _objects(calling), begins=_BRACES)
+
+
+FORMS: Final[Mapping[str, Callable[[Calling], _Form]]] = {
+    "hermes": _hermes,
+    "llama3_json": _llama,
+    "mistral": _mistral,
+    "json": _bare,
+}
+# Of these, by their markers calls are told from answers that are JSON.
+MARKED: Final = frozenset({"hermes", "mistral"})

@@ -1,0 +1,223 @@
+"""What grammars of calls let through, with markers as text and as tokens."""
+
+import json
+from functools import cache
+from typing import Any, Final
+
+import pytest
+from attrs import evolve
+from tokenizers import AddedToken, Tokenizer
+
+from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.spelled import json_rule
+from minfer.effects.text.tools.formats import TOOLS
+from minfer.effects.text.tools.forms import (
+    FORMS,
+    MARKED,
+    OBJECT,
+    Callee,
+    Calling,
+    arguments_schema,
+    grammar,
+)
+from minfer.effects.text.tools.thinking import BRACKETS, THINK
+from minfer.structured import StructuredOutputs
+from tests.effects.text.grammars.bundled import ENDS, VOCAB, allowed, tokenizer
+from tests.effects.text.tools.cuts import found
+
+ADD: Final = Callee(
+    "add",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {"a": {"$ref": "#/$defs/n", "description": "x ::= y"}},
+            "required": ["a"],
+            "additionalProperties": False,
+            "$defs": {"n": {"type": "integer"}},
+        }
+    ),
+)
+NOW: Final = Callee("now", arguments_schema(None, ""))
+SPECIAL: Final = ("[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[THINK]", "[/THINK]")
+ADDED: Final = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+
+
+class Vocabulary:
+    """The bundled model's tokens; with `marked`, markers are tokens of their own."""
+
+    def __init__(self, *, marked: bool) -> None:
+        self.tokens = Tokenizer.from_str(tokenizer().as_json())
+        self.added: dict[str, int] = {}
+        if marked:
+            self.tokens.add_special_tokens([AddedToken(one) for one in SPECIAL])
+            self.tokens.add_tokens([AddedToken(one, special=False) for one in ADDED])
+            for one in (*SPECIAL, *ADDED):
+                token = self.tokens.token_to_id(one)
+                assert token is not None
+                self.added[one] = token
+        size = VOCAB + len(self.added)
+        self.compiler = LlguidanceCompiler(self.tokens.to_str(), size, ENDS)
+
+    def takes(self, text: str, calling: Calling) -> bool:
+        """Whether an answer may be this text."""
+        asked = StructuredOutputs(grammar=grammar(evolve(calling, token=self.added.get)))
+        walk = self.compiler.compile(asked).matcher()
+        for one in self.tokens.encode(text, add_special_tokens=False).ids:
+            if one not in allowed(walk.mask()):
+                return False
+            walk.advance([one])
+        return walk.may_end
+
+
+@cache
+def vocabulary(*, marked: bool) -> Vocabulary:
+    return Vocabulary(marked=marked)
+
+
+def calling(form: str, *, must: bool = True, **more: Any) -> Calling:
+    return Calling(
+        format=form, callees=(ADD, NOW), must=must, token=lambda _: None, **more
+    )
+
+
+def call(name: str, arguments: object, key: str = "arguments") -> str:
+    return json.dumps({"name": name, key: arguments})
+
+
+def hermes(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in calls)
+
+
+ONE: Final = call("add", {"a": 1})
+TWO: Final = call("now", {})
+BAD: Final = call("add", {"a": "x"})
+STRANGE: Final = call("sub", {"a": 1})
+LLAMA: Final = [call("add", {"a": 1}, "parameters"), call("now", {}, "parameters")]
+# By format: an answer with one call, one with two, and one whose arguments do not fit.
+ANSWERS: Final = {
+    "hermes": (hermes(ONE), hermes(ONE, TWO), hermes(BAD)),
+    "llama3_json": (LLAMA[0], "; ".join(LLAMA), call("add", {"a": "x"}, "parameters")),
+    "mistral": (
+        f"[TOOL_CALLS] [{ONE}]",
+        f"[TOOL_CALLS] [{ONE}, {TWO}]",
+        f"[TOOL_CALLS] [{BAD}]",
+    ),
+    "json": (ONE, f"[{ONE}, {TWO}]", BAD),
+}
+NAMED: Final = (
+    '[TOOL_CALLS]add[ARGS]{"a": 1}',
+    '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]now[ARGS]{}',
+    '[TOOL_CALLS]add[ARGS]{"a": "x"}',
+)
+both = pytest.mark.parametrize("marked", [False, True])
+each = pytest.mark.parametrize("form", sorted(FORMS))
+
+
+def answers(form: str, *, marked: bool) -> tuple[str, str, str]:
+    return NAMED if marked and form == "mistral" else ANSWERS[form]
+
+
+@both
+@each
+def test_calls_that_must_be_made_are_made_and_fit(form: str, marked: bool) -> None:
+    takes = vocabulary(marked=marked).takes
+    one, two, bad = answers(form, marked=marked)
+    assert takes(one, calling(form))
+    assert takes(two, calling(form))
+    assert takes(one, calling(form, several=False))
+    assert not takes(two, calling(form, several=False))
+    for wrong in (bad, one.replace("add", "sub"), "Well. " + one, one + " x", "", "Hi."):
+        assert not takes(wrong, calling(form))
+
+
+@each
+@both
+def test_what_must_be_written_is_read(form: str, marked: bool) -> None:
+    one, two, _ = answers(form, marked=marked)
+    assert found(one, form).parsed == [("add", {"a": 1})]
+    assert found(two, form).parsed == [("add", {"a": 1}), ("now", {})]
+
+
+@both
+@each
+def test_calls_that_may_be_made_fit_and_text_is_free(form: str, marked: bool) -> None:
+    takes = vocabulary(marked=marked).takes
+    one, two, bad = answers(form, marked=marked)
+    free = calling(form, must=False)
+    for right in (one, two, "", "Hi.\n\n{1: 2}", " Well, <tool"):
+        assert takes(right, free)
+    assert not takes(bad, free)
+    assert not takes(one.replace("add", "sub"), free)
+    if TOOLS[form].markers and form != "llama3_json":
+        assert takes(f"I look.\n{two}", free)
+        assert not takes(f"I look.\n{bad}", free)
+
+
+@both
+def test_a_tag_begins_no_text(marked: bool) -> None:
+    takes = vocabulary(marked=marked).takes
+    assert not takes(f"Hi.<|python_tag|>{ONE}", calling("llama3_json", must=False))
+
+
+@both
+@pytest.mark.parametrize("form", sorted(MARKED))
+def test_an_answer_without_calls_may_have_a_schema(form: str, marked: bool) -> None:
+    takes = vocabulary(marked=marked).takes
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "name": {"type": "string"}},
+        "additionalProperties": False,
+    }
+    rule = json_rule(json.dumps(schema))
+    bound = calling(form, must=False, answer=rule)
+    one, two, bad = answers(form, marked=marked)
+    for right in (one, two, '{"ok": true}', '{"name": "now"}'):
+        assert takes(right, bound)
+    for wrong in ("Hi.", bad, '{"ok": 1}', '{"ok": true}' + one):
+        assert not takes(wrong, bound)
+
+
+@both
+@each
+@pytest.mark.parametrize("thinking", [THINK, BRACKETS])
+def test_reasoning_comes_before(form: str, marked: bool, thinking: Any) -> None:
+    takes = vocabulary(marked=marked).takes
+    one, _, bad = answers(form, marked=marked)
+    thought = f"\nHm: {{.\n{thinking.closes}"
+    for must in (True, False):
+        for opened in (True, False):
+            bound = calling(form, must=must, thinking=thinking, opened=opened)
+            begun = thought if opened else thinking.opens + thought
+            assert takes(begun + one, bound)
+            assert takes(f"{begun}\n\n{one}", bound)
+            assert not takes(f"{begun}\n\n{bad}", bound)
+            assert takes(one, bound) is not opened
+            assert takes(f"{begun}\n\nHi.", bound) is not must
+
+
+def test_any_object_may_be_the_arguments_of_who_is_not_strict() -> None:
+    loose = evolve(calling("json", must=False), callees=(Callee("add", OBJECT),))
+    takes = vocabulary(marked=False).takes
+    assert takes(BAD, loose)
+    assert not takes(STRANGE, loose)
+    assert not takes(call("add", [1]), loose)
+
+
+def test_no_arguments_but_those_of_an_object() -> None:
+    assert json.loads(arguments_schema({"minProperties": 1}, "x"))["type"] == "object"
+    assert json.loads(arguments_schema({"type": ["object", "null"]}, "x")) == {
+        "type": "object"
+    }
+    with pytest.raises(GrammarError, match='must be a schema of the type "object"'):
+        arguments_schema({"type": "string"}, "tools[0].parameters")
+    with pytest.raises(GrammarError, match="'not' cannot be enforced") as caught:
+        arguments_schema({"properties": {"a": {"not": {}}}}, "tools[0].parameters")
+    assert caught.value.param == "tools[0].parameters"
+    assert "(at /properties/a)" in str(caught.value)
+
+
+def test_a_name_that_no_call_could_have() -> None:
+    strange = evolve(calling("hermes"), callees=(Callee("a b", OBJECT),))
+    with pytest.raises(GrammarError, match="cannot have the name 'a b'"):
+        grammar(strange)
