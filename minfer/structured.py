@@ -16,6 +16,7 @@ from minfer.checks import ParameterError
 MAX_CONSTRAINT: Final = 2**16  # characters
 KINDS: Final = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 FIELD: Final = "structured_outputs"
+_SCHEMA: Final = "an object, true or false, as it is or as text"
 
 
 def _as_json(value: Any) -> Any:
@@ -56,8 +57,10 @@ class StructuredOutputs:
             raise ParameterError(
                 FIELD, f"must have one of {', '.join(KINDS)}; it has {what}"
             )
-        for name in ("json", "regex", "grammar", "structural_tag"):
-            self._check_text(name, getattr(self, name))
+        for name in ("json", "structural_tag"):
+            _check_text(name, getattr(self, name), _SCHEMA)
+        for name in ("regex", "grammar"):
+            _check_text(name, getattr(self, name), "a text that is not empty")
         for name in ("json_object", "disable_any_whitespace"):
             if not isinstance(getattr(self, name), bool):
                 raise ParameterError(f"{FIELD}.{name}", "must be true or false")
@@ -82,10 +85,6 @@ class StructuredOutputs:
         said = getattr(self, self.kind)
         return "\n".join(said) if isinstance(said, tuple) else str(said)
 
-    def _check_text(self, name: str, value: Any) -> None:
-        if value is not None and (type(value) is not str or not value):
-            raise ParameterError(f"{FIELD}.{name}", "must be a text that is not empty")
-
     def _check_choice(self, value: Any) -> None:
         if value is None:
             return
@@ -94,3 +93,19 @@ class StructuredOutputs:
             raise ParameterError(
                 f"{FIELD}.choice", "must be a list of texts that are not empty"
             )
+        for text in value:
+            _check_text("choice", text, "texts")
+
+
+def _check_text(name: str, value: Any, kind: str) -> None:
+    """Raise ParameterError unless it is text that can be encoded, or absent."""
+    if value is None:
+        return
+    if type(value) is not str or not value:
+        raise ParameterError(f"{FIELD}.{name}", f"must be {kind}")
+    if not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            why = "has half of a surrogate pair, which is no character"
+            raise ParameterError(f"{FIELD}.{name}", why) from None

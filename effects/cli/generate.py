@@ -61,16 +61,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--beams",
         type=int,
-        default=0,
         metavar="K",
         help="search for the likeliest continuation with K beams, instead of drawing",
     )
     add(
         "--length-penalty",
         type=float,
-        default=1.0,
         metavar="P",
-        help="with --beams: above 1 favours longer continuations (default: %(default)s)",
+        help="with --beams: above 1 favours longer continuations (default: 1)",
     )
     add("--echo", action="store_true", help="write the prompt before each continuation")
     sampling_options(parser)
@@ -109,7 +107,9 @@ def run(options: argparse.Namespace) -> int:
 
 def _search(options: argparse.Namespace) -> "BeamSearchParams | None":
     """The beam search that the options say, if any. Raises ParameterError."""
-    if not options.beams:
+    if options.beams is None:
+        if options.length_penalty is not None:
+            raise ParameterError("length_penalty", "needs --beams; leave it out")
         return None
     from minfer.effects.live.beam_search import BeamSearchParams
 
@@ -123,7 +123,7 @@ def _search(options: argparse.Namespace) -> "BeamSearchParams | None":
         beam_width=options.beams,
         n=options.n,
         max_tokens=options.max_tokens or None,
-        length_penalty=options.length_penalty,
+        length_penalty=1.0 if options.length_penalty is None else options.length_penalty,
         ignore_eos=options.ignore_eos,
     )
 

@@ -185,9 +185,9 @@ class Answer:
         """
         for delta in output.outputs:
             if delta.finish_reason == "error":
-                self.backend.log.error("%s failed: %s", self.stamp.id, delta.error)
                 if delta.error.startswith(STUCK):  # which is the client's own
                     raise ApiError(delta.error, self.request.constrained_by)
+                self.backend.log.error("%s failed: %s", self.stamp.id, delta.error)
                 raise ApiError(_FAILED, None, "engine_error", INTERNAL)
             if self.backend.closing:
                 raise EngineDeadError(SHUTTING_DOWN)

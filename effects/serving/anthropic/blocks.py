@@ -150,7 +150,7 @@ class Tool(StrictObject):
         "input_examples": (ANYTHING,),
         "type": ("custom",),
     }
-    name: Annotated[str, Field(min_length=1, max_length=128)]
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
     description: str | None = None
     input_schema: dict[str, Any]
     strict: bool = False
@@ -187,7 +187,11 @@ class ToolChoice(TypedObject):
 
 
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
-    """Raise what is wrong with what is said of tools."""
+    """Raise what is wrong with tools, or with what is said of them."""
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
     if choice is None or not choice.wish().must:
         return
     if not tools:

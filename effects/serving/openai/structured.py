@@ -38,7 +38,8 @@ class Constraint:
             name = f"{self.field}.{strangers[0][:_LONGEST_NAME]}"
             raise ApiError(f"{name}: is not a field here; leave it out", name)
         try:
-            return StructuredOutputs(**self.values)
+            given = {name: one for name, one in self.values.items() if one is not None}
+            return StructuredOutputs(**given)
         except ParameterError as error:
             param = named(error.param, self.field)
             said = str(error).removeprefix(f"{error.param}: ")

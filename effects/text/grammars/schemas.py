@@ -64,7 +64,10 @@ def checked_schema(text: str, param: str) -> str:
         except GrammarError as error:
             where = f" (at {place.path})" if place.path else ""
             raise GrammarError(f"{param}: {error}{where}", param) from None
-    return json.dumps(schema)
+    if schema is False:
+        raise GrammarError(f"{param}: there is no text that false allows", param)
+    # The compiler takes objects alone at the top; this one allows as much as `true`.
+    return json.dumps({} if schema is True else schema)
 
 
 def _parts(place: _Place) -> list[_Place]:

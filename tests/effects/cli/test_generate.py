@@ -209,3 +209,17 @@ def test_a_beam_search_draws_nothing(
     assert generate(folder, "abc", "--beams", "3", option, "1") != 0
     name = option.removeprefix("--").replace("-", "_")
     assert f"{name}: does not go with --beams" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--beams", "0"), "beam_width: must be from 1"),
+        (("--length-penalty", "2"), "length_penalty: needs --beams"),
+    ],
+)
+def test_what_makes_no_beam_search_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...], why: str
+) -> None:
+    assert generate(folder, "abc", *options) != 0
+    assert why in capsys.readouterr().err

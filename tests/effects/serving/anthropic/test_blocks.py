@@ -109,6 +109,8 @@ def test_what_is_wanted(choice: dict[str, Any], wish: Wish) -> None:
             "tool_choice.name",
         ),
         ({"tools": [{**TOOL, "strict": 1}]}, "tools[0].strict"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{**TOOL, "name": "a b"}]}, "tools[0].name"),
     ],
 )
 def test_what_cannot_be_wanted(fields: dict[str, Any], param: str) -> None:

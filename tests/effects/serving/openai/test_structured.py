@@ -48,6 +48,11 @@ def asked(body: Any) -> Any:
             {"json_object": True, "disable_any_whitespace": True},
         ),
         ({"structured_outputs": {"regex": "a", "choice": None}}, {"regex": "a"}),
+        (
+            {"structured_outputs": {"regex": "a", "disable_any_whitespace": None}},
+            {"regex": "a"},
+        ),
+        ({"guided_json": True}, {"json": "true"}),
         ({"guided_json": SCHEMA}, {"json": SCHEMA}),
         ({"guided_json": json.dumps(SCHEMA)}, {"json": SCHEMA}),
         ({"guided_regex": "a+"}, {"regex": "a+"}),

@@ -106,6 +106,7 @@ def one_of_ten(i: int) -> dict[str, object]:
     ("asked", "why"),
     [
         ({"regex": "("}, "unclosed group"),
+        ({"json": False}, "there is no text that false allows"),
         ({"json": {"allOf": [one_of_ten(i) for i in range(6)]}}, "too large"),
         ({"regex": "(" * 2000 + ")" * 2000}, "invalid regex"),
         ({"grammar": "start: b"}, "unknown name"),
@@ -177,3 +178,10 @@ def test_hostile_constraints_take_a_bounded_time(asked: dict[str, object]) -> No
     except GrammarError:
         pass
     assert time.thread_time() - begun < 2.5  # processor seconds
+
+
+@pytest.mark.parametrize("schema", [True, " true ", "{}"])
+def test_a_schema_may_allow_any_json(schema: bool | str) -> None:
+    for text in ("[1, true]", "null", '{"a": "b"}'):
+        assert takes(text, json=schema)
+    assert not takes("nul", json=schema)
