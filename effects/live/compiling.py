@@ -28,6 +28,10 @@ class Compiling:
     def __len__(self) -> int:
         return len(self._held)
 
+    def __contains__(self, name: str) -> bool:
+        """Whether a request waits."""
+        return name in self._held
+
     def hold(
         self, requests: Sequence[Request], then: Callable[[list[str]], object]
     ) -> bool:

@@ -187,7 +187,9 @@ class Worker:
 
     def _enter(self, requests: Sequence[Request]) -> None:
         """Have requests come in line; the caller holds the lock."""
+        now = self.driver.clock()
         for request in requests:
+            self.served[request.id] = now
             self.driver.post(Submit(request))
         self._wake()
 
@@ -216,7 +218,9 @@ class Worker:
 
     def _stalled(self, now: float) -> float:
         """Seconds without a step although somebody waits for one; see `Snapshot`."""
-        came = list(self.served.values())
+        served = list(self.served.items())
+        # Who waits for a grammar waits for no step.
+        came = [at for name, at in served if name not in self.compiling]
         policy_waits = self.driver.wake is not None and self.driver.wake > now
         if not came or policy_waits:
             return 0.0

@@ -16,7 +16,7 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.edge import Urgency
-from minfer.effects.live.errors import EngineDeadError, RequestError
+from minfer.effects.live.errors import EngineDeadError, OverloadedError, RequestError
 from minfer.effects.serving.authentication import Caller, caller_of, pay_prompt
 from minfer.effects.serving.backend import Backend
 from minfer.effects.serving.bounds import Bounds
@@ -29,6 +29,7 @@ from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prep
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
 from minfer.effects.serving.transports.transport import Connection, see_nothing
 from minfer.effects.text.grammars.protocol import GrammarError, MissingLibraryError
+from minfer.effects.text.grammars.store import MOST_PENDING
 from minfer.policy_fair import FairQueue
 from minfer.structured import StructuredOutputs
 
@@ -106,7 +107,11 @@ class Intake:
 
     async def _refusal(self, asked: StructuredOutputs) -> GrammarError | None:
         """Why a constraint cannot be compiled, if so."""
-        begun = asyncio.wrap_future(self._backend.llm.grammars.begin(asked))
+        grammars = self._backend.llm.grammars
+        if grammars.pending >= MOST_PENDING:
+            why = f"{MOST_PENDING} constraints are being compiled; try again later"
+            raise OverloadedError(why)
+        begun = asyncio.wrap_future(grammars.begin(asked))
         await asyncio.wait((begun,))  # which, if it is cancelled, does not cancel that
         error = begun.exception()
         if error is None or isinstance(error, GrammarError):

@@ -69,6 +69,10 @@ class LlguidanceCompiler:
             grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
+        # Whatever the library raises, a panic of its own language included: it is about
+        # what was asked.
+        except BaseException as error:
+            raise GrammarError(f"{param}: {_cut(error)}", param) from None
         return grammar
 
 

@@ -15,6 +15,8 @@ from minfer.structured import StructuredOutputs
 
 # A blank, or a new line and its indentation.
 WHITESPACE: Final = r"(?: |\r?\n[ \t]{0,32})"
+# Characters: translating takes Python's time by their square, while nobody else has it.
+MOST_GBNF: Final = 8192
 TEXT: Final = r"(.|\n)*"  # any, as a regular expression
 
 
@@ -77,17 +79,29 @@ def quoted(text: str) -> str:
 
 def _as_lark(text: str, param: str) -> str:
     """A grammar in Lark's form; what looks like llama.cpp's is translated."""
-    if "::=" not in text:
+    if "::=" not in text or any(map(_is_larks, text.splitlines())):
         return text
-    from llguidance.gbnf_to_lark import any_to_lark  # of the optional library
+    if len(text) > MOST_GBNF:
+        why = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
+        raise GrammarError(f"{param}: {why}; write it in Lark", param)
+    from llguidance.gbnf_to_lark import gbnf_to_lark  # of the optional library
 
     try:
-        return any_to_lark(text)
+        return gbnf_to_lark(text)
     # It has an error of its own, and raises others for what it does not expect.
     except Exception as error:
         raise GrammarError(
             f"{param}: cannot be translated from GBNF to Lark: {error}", param
         ) from None
+
+
+def _is_larks(line: str) -> bool:
+    """Whether a line can only be Lark's: its options, or its rule of where to start."""
+    line = line.lstrip()
+    if line.startswith("%"):
+        return True
+    rest = line.removeprefix("start").lstrip()
+    return line.startswith("start") and rest[:1] == ":" and rest[:3] != "::="
 
 
 # --- structural tags --------------------------------------------------------------------

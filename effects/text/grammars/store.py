@@ -11,11 +11,12 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from minfer.effects.text.grammars.protocol import Compiler, Grammar
+from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError
 from minfer.structured import StructuredOutputs
 
-KEPT: Final = 16  # grammars; one may take tens of megabytes
+KEPT: Final = 256  # grammars: what was asked for, and that it compiles
 THREADS: Final = 2
+MOST_PENDING: Final = 64  # beyond which a server should take no more
 
 
 class Grammars:
@@ -43,15 +44,31 @@ class Grammars:
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(THREADS, "minfer-grammars")
                 known = self._pool.submit(self._compile, asked)
-                self._kept[asked] = known
-            self._kept.move_to_end(asked)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
+            self._keep(asked, known)
             return known
 
     def get(self, asked: StructuredOutputs) -> Grammar:
-        """A constraint, compiled. Raises GrammarError, which names the field."""
-        return self.begin(asked).result()
+        """A constraint, compiled: by who asks, if it is not kept, as others may be in
+        line for the threads. Raises GrammarError, which names the field.
+        """
+        with self._lock:
+            if (known := self._kept.get(asked)) is not None:
+                self._kept.move_to_end(asked)
+        if known is None:
+            known = Future()
+            try:
+                known.set_result(self._compile(asked))
+            except GrammarError as error:
+                known.set_exception(error)
+            with self._lock:
+                self._keep(asked, known)
+        return known.result()
+
+    @property
+    def pending(self) -> int:
+        """How many constraints wait to be compiled."""
+        with self._lock:
+            return sum(not one.done() for one in self._kept.values())
 
     def close(self) -> None:
         """Let go of all; what is being compiled ends by itself."""
@@ -60,6 +77,17 @@ class Grammars:
             self._kept.clear()
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
+
+    def _keep(self, asked: StructuredOutputs, known: "Future[Grammar]") -> None:
+        """Keep it as the newest, and no more of those that are done than there may be;
+        the caller holds the lock.
+        """
+        self._kept[asked] = known
+        self._kept.move_to_end(asked)
+        if len(self._kept) > KEPT:
+            oldest = next((one for one, at in self._kept.items() if at.done()), None)
+            if oldest is not None:
+                del self._kept[oldest]
 
     def _loaded(self) -> Compiler:
         with self._loading:

@@ -1,5 +1,6 @@
 """What llguidance's matchers allow, refuse and bound."""
 
+import json
 import time
 
 import pytest
@@ -107,6 +108,8 @@ def one_of_ten(i: int) -> dict[str, object]:
     [
         ({"regex": "("}, "unclosed group"),
         ({"json": False}, "there is no text that false allows"),
+        ({"json": {"const": json.loads("[" * 140 + "]" * 140)}}, "recursion"),
+        ({"grammar": "\n" * 9000 + 'root ::= "a"'}, "of at most 8192 in GBNF"),
         ({"json": {"allOf": [one_of_ten(i) for i in range(6)]}}, "too large"),
         ({"regex": "(" * 2000 + ")" * 2000}, "invalid regex"),
         ({"grammar": "start: b"}, "unknown name"),

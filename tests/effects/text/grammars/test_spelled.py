@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from minfer.effects.text.grammars.spelled import spelled
+from minfer.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import matcher, refusal, takes
 
 CALL = {
@@ -104,3 +106,20 @@ def test_what_is_no_structural_tag_is_refused(change: dict[str, Any], why: str) 
     error = refusal(structural_tag={**TAGS, **change})
     assert error.param == "structured_outputs.structural_tag"
     assert why in str(error)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '%llguidance {}\nstart: "::="',
+        '  start : "::="',
+        'x: "::="\nstart: x',
+    ],
+)
+def test_a_grammar_of_larks_may_speak_of_gbnf(text: str) -> None:
+    assert spelled(StructuredOutputs(grammar=text)).text == text
+
+
+def test_gbnf_with_a_rule_called_start_is_translated() -> None:
+    text = 'start ::= "a"\nroot ::= start'
+    assert spelled(StructuredOutputs(grammar=text)).text != text
