@@ -141,6 +141,8 @@ def flaw_of(candidates: Any, vocab_size: int) -> str:
 def _is_offer(value: Any, vocab_size: int) -> bool:
     if type(value) is not Candidates or type(value.index) is not int:
         return False
+    if value.index < 0:
+        return False
     tokens, logprobs = value.tokens, value.logprobs
     if type(tokens) is not tuple or type(logprobs) is not tuple:
         return False

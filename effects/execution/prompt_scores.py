@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minfer.effects.execution.backend import Backend
-from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.executor import LogitsError, names_of
 from minfer.effects.execution.streams import is_gpu
 from minfer.effects.models.batch import Scored
@@ -81,7 +81,7 @@ class Targets:
     def _filled(
         cls, inputs: list[NDArray[np.int32]], stretches: list[Stretch]
     ) -> "Targets":
-        tokens = [one.owner.known[one.first :][: one.count] for one in stretches]
+        tokens = [one.owner.known[one.first : one.first + one.count] for one in stretches]
         widths = np.array([one.width for one in stretches], np.int32)
         return cls(
             np.concatenate(inputs),
@@ -120,7 +120,7 @@ class Scorer:
     def __init__(self, backend: Backend, seqs: int) -> None:
         """`seqs` is how many sequences can be sampled at once."""
         self.backend = backend
-        self.few = max(AT_ONCE, seqs)
+        self.few = aligned(max(AT_ONCE, seqs))  # as kernels are compiled for
 
     def scored(self, targets: Targets) -> tuple[Scored, Tensor]:
         """What the model is to be asked for, and where the scores will be, as

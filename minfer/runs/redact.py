@@ -134,7 +134,7 @@ def _results(
         candidates = tuple(
             redacted_offer(config, state, place.get(plan.gens[one.index]), one, secret)
             for one in event.candidates
-            if one.index < len(plan.gens)
+            if 0 <= one.index < len(plan.gens)
         )
     except TypeError:  # results that cannot be: the step failed
         return Executed(event.step, ())

@@ -122,6 +122,7 @@ def test_children_sit_where_their_parents_do() -> None:
         (Candidates("0", (1,), (-1.0,)),),  # type: ignore[arg-type]
         (Candidates(0, [1], [-1.0]),),  # type: ignore[arg-type]
         (Candidates(0, (1,) * 21, (-1.0,) * 21),),
+        (Candidates(-1000, (1,), (-1.0,)),),
     ],
 )
 def test_candidates_that_cannot_be(wrong: Any) -> None:
