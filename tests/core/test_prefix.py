@@ -200,3 +200,16 @@ def test_eviction_is_in_order_of_last_use_after_many_uses_of_some() -> None:
         change = Transaction(pool)
         assert take(change, 8) == tuple(order[at : at + 8])
         pool = change.done()
+
+
+def test_who_leaves_takes_the_next_ticket() -> None:
+    """Digests of journals hold it, so its steps are not anybody's to choose."""
+    change = Transaction(Blocks(Pool(4)))
+    table = take(change, 2)
+    assert table is not None
+    leaf, _ = change.prefix.publish(ROOT, KEYS[:2], table)
+    for left in range(3):
+        assert change.prefix.next_use == left
+        change.prefix.release(leaf)
+        change.prefix.hold(leaf)
+    assert change.done().prefix.next_use == 3
