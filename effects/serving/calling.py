@@ -12,6 +12,7 @@ from typing import Any, Final
 import attrs
 from attrs import frozen
 
+from minfer.effects.serving.bodies import shown, wrong
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.openai.structured import Constraint, named
 from minfer.effects.serving.protocol import GenerationRequest, Grounds, Part
@@ -47,6 +48,13 @@ class Offer:
     def param(self) -> str:
         """The field of its schema, as errors name it."""
         return f"{self.where}.{self.schema}"
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Raise what is wrong with `tools` of these names."""
+    if len(set(names)) < len(names):
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
 
 
 @frozen(kw_only=True)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
-from minfer.effects.serving.calling import CHOICE, Offer, Wish
+from minfer.effects.serving.calling import CHOICE, Offer, Wish, check_names
 from minfer.effects.serving.typed import TypedObject, as_parts
 
 MAX_ITEMS: Final = 4096  # messages; blocks of one
@@ -189,14 +189,12 @@ class ToolChoice(TypedObject):
 def check_choice(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Raise what is wrong with tools, or with what is said of them."""
     names = [tool.name for tool in tools]
-    if len(set(names)) < len(names):
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
+    check_names(names)
     if choice is None or not choice.wish().must:
         return
     if not tools:
         raise wrong("needs tools", CHOICE)
-    if choice.name is not None and choice.name not in [one.name for one in tools]:
+    if choice.name is not None and choice.name not in names:
         there = f"there is no tool {shown(choice.name)}"
         raise wrong(f"{there}; name one of tools", f"{CHOICE}.name")
 

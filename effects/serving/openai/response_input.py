@@ -23,6 +23,7 @@ from minfer.effects.serving.openai.tools import (
     Tool,
     ToolName,
     as_arguments,
+    read_choice,
 )
 from minfer.effects.serving.typed import TypedObject, as_parts
 
@@ -252,18 +253,10 @@ class AllowedFunctions(TypedObject):
         )
 
 
-def _choice(given: object) -> object:
-    if isinstance(given, dict):
-        some = given.get("type") in AllowedFunctions.kinds
-        return (AllowedFunctions if some else NamedFunction).model_validate(given)
-    if given in ("none", "auto", "required"):
-        return given
-    raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
-
-
 FunctionChoice = Annotated[
     Choice | NamedFunction | AllowedFunctions,
     BeforeValidator(
-        _choice, json_schema_input_type=Choice | NamedFunction | AllowedFunctions
+        partial(read_choice, one=NamedFunction, some=AllowedFunctions),
+        json_schema_input_type=Choice | NamedFunction | AllowedFunctions,
     ),
 ]

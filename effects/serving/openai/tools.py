@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import from_json
 
 from minfer.effects.serving.bodies import ANYTHING, StrictObject, shown, wrong
-from minfer.effects.serving.calling import CHOICE, Offer, Wish
+from minfer.effects.serving.calling import CHOICE, Offer, Wish, check_names
 from minfer.effects.serving.typed import TypedObject
 
 _NAME: Final = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -80,10 +81,15 @@ class AllowedTools(TypedObject):
     allowed_tools: Allowed
 
 
-def _choice(given: object) -> object:
+def read_choice(
+    given: object, *, one: type[TypedObject], some: type[TypedObject]
+) -> object:
+    """What is wanted: a word, or as an object `one` function or `some`. Raises what is
+    wrong with it.
+    """
     if isinstance(given, dict):
-        some = given.get("type") in AllowedTools.kinds
-        return (AllowedTools if some else NamedTool).model_validate(given)
+        kind = some if given.get("type") in some.kinds else one
+        return kind.model_validate(given)
     if given in ("none", "auto", "required"):
         return given
     raise wrong(f'must be "none", "auto", "required" or a function, not {shown(given)}')
@@ -91,16 +97,17 @@ def _choice(given: object) -> object:
 
 ToolChoice = Annotated[
     Choice | NamedTool | AllowedTools,
-    BeforeValidator(_choice, json_schema_input_type=Choice | NamedTool | AllowedTools),
+    BeforeValidator(
+        partial(read_choice, one=NamedTool, some=AllowedTools),
+        json_schema_input_type=Choice | NamedTool | AllowedTools,
+    ),
 ]
 
 
 def check_tools(tools: Sequence[Tool], choice: ToolChoice | None) -> None:
     """Raise what is wrong with tools, or with what is said of them."""
     names = [tool.function.name for tool in tools]
-    if len(set(names)) < len(names):
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise wrong(f"must differ in their names; there are two {shown(twice)}", "tools")
+    check_names(names)
     if choice in (None, "none", "auto"):
         return
     if not names:

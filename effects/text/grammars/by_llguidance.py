@@ -63,8 +63,9 @@ class LlguidanceCompiler:
     def compile(self, asked: StructuredOutputs) -> "LlguidanceGrammar":
         """As `Compiler` says."""
         param = asked.param
-        make = partial(_matcher, self, spelled(asked), asked)
+        told = spelled(asked)
         try:
+            make = partial(self._matcher, _as_library_has_it(told, asked))
             grammar = LlguidanceGrammar(make, self.stand_in)
             grammar.matcher().mask()
         except GrammarError as error:
@@ -74,6 +75,11 @@ class LlguidanceCompiler:
         except BaseException as error:
             raise GrammarError(f"{param}: {_cut(error)}", param) from None
         return grammar
+
+    def _matcher(self, grammar: str) -> "LLMatcher":
+        from llguidance import LLMatcher
+
+        return LLMatcher(self.vocabulary, grammar, log_level=0, limits=self.limits)
 
 
 class LlguidanceGrammar:
@@ -141,9 +147,8 @@ class LlguidanceMatcher:
         return allowed.bit_length() - 1 if allowed.bit_count() == 1 else None
 
 
-def _matcher(
-    compiler: LlguidanceCompiler, told: Spelled, asked: StructuredOutputs
-) -> "LLMatcher":
+def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:
+    """A constraint as the library's matchers take it."""
     from llguidance import LLMatcher
 
     match told.kind:
@@ -152,12 +157,10 @@ def _matcher(
             options: Any = {"lenient": False, "whitespace_flexible": flexible}
             if flexible:
                 options["whitespace_pattern"] = WHITESPACE
-            grammar = LLMatcher.grammar_from_json_schema(told.text, overrides=options)
+            return LLMatcher.grammar_from_json_schema(told.text, overrides=options)
         case "regex":
-            grammar = LLMatcher.grammar_from_regex(told.text)
-        case _:
-            grammar = LLMatcher.grammar_from_lark(told.text)
-    return LLMatcher(compiler.vocabulary, grammar, log_level=0, limits=compiler.limits)
+            return LLMatcher.grammar_from_regex(told.text)
+    return LLMatcher.grammar_from_lark(told.text)
 
 
 def _without(bits: bytes, token: int) -> bytes:
