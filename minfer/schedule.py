@@ -25,6 +25,7 @@ from minfer.lay_out import laid_out
 from minfer.messages import Execute
 from minfer.move_up import move_up
 from minfer.record import evolve
+from minfer.request import Request
 from minfer.sequence import joined
 from minfer.state import EngineState, Transition
 from minfer.work import Work
@@ -94,12 +95,23 @@ def _who_runs(work: Work, alone: int | None) -> None:
 
 
 def _in_lockstep(work: Work) -> list[int]:
-    """Who may not run ahead and has a token in flight."""
+    """Who is bound to the host and as far ahead of its known tokens as it may be."""
     run = work.state.running
     bound = [i for i, seq in enumerate(run.seqs) if seq.request.lockstep]
     if not bound:
         work.state = evolve(work.state, lockstep=False)
-    return [run.gens[i] for i in bound if run.sched[i] >= run.known[i]]
+    return [
+        run.gens[i]
+        for i in bound
+        if run.sched[i] >= run.known[i] + _most_ahead(work.config, run.seqs[i].request)
+    ]
+
+
+def _most_ahead(config: EngineConfig, request: Request) -> int:
+    """How many tokens that are not known yet a request which is bound to the host may
+    be ahead of.
+    """
+    return int(config.late_masks and request.beams is None)
 
 
 def _who_gets_tokens(work: Work) -> None:

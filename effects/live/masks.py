@@ -7,7 +7,7 @@ what does not count any more. Who is resumed, or comes back after a preemption, 
 or gets a new one that is fed from the beginning.
 
     driver's thread    begin: whose rows, and which tokens are new to their matchers
-    threads            advance, mask: the library lets other threads run meanwhile
+    another thread     matchers are moved there, and make their masks, on all processors
     driver's thread    Masked: masks for the executor, and ends for the engine
 
 Whoever has a matcher that cannot go on ends, by name, and the row draws what it likes
@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 from attrs import define, frozen
 
-from minfer.effects.text.grammars.protocol import Matcher
+from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Finish
 from minfer.plan import Mask, Plan
@@ -30,9 +30,8 @@ from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState
 
-THREADS: Final = min(16, cpu_count() or 1)
+OPENERS: Final = min(16, cpu_count() or 1)  # threads in which matchers are made
 STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
-FEW: Final = 4  # rows, for which it is not worth it to wake one more thread
 
 
 @frozen
@@ -107,9 +106,8 @@ class GrammarMasks:
         self._block_size = block_size
         self._ends = ends
         self._walks: dict[SampleId, Walk] = {}
-        # One that waits for the others: rows of a plan are divided between these.
-        self._one = ThreadPoolExecutor(1, "minfer-masks")
-        self._many = ThreadPoolExecutor(THREADS, "minfer-mask")
+        self._maker = ThreadPoolExecutor(1, "minfer-masks")
+        self._openers = ThreadPoolExecutor(OPENERS, "minfer-matchers")
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -123,7 +121,7 @@ class GrammarMasks:
             for i, gen in enumerate(run.gens)
             if gen in gens and run.seqs[i].request.sampling.structured_outputs
         ]
-        return self._one.submit(self._masked, due)
+        return self._maker.submit(self._masked, due)
 
     def forget(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
@@ -132,8 +130,8 @@ class GrammarMasks:
 
     def close(self) -> None:
         """As `MaskMaker` says."""
-        self._one.shutdown(wait=False, cancel_futures=True)
-        self._many.shutdown(wait=False, cancel_futures=True)
+        self._maker.shutdown(wait=False, cancel_futures=True)
+        self._openers.shutdown(wait=False, cancel_futures=True)
         self._walks.clear()
 
     def _due(self, state: EngineState, i: int, index: int) -> Due:
@@ -151,31 +149,50 @@ class GrammarMasks:
         return Due(index, seq.id, walk, back, new, length)
 
     def _masked(self, due: Sequence[Due]) -> Masked:
-        """All masks; in the thread that waits for the others."""
-        count = max(1, min(THREADS, len(due) // FEW))
-        parts = [due[at::count] for at in range(count)]
-        if len(parts) > 1:
-            found = [*self._many.map(self._each, parts)]
-        else:
-            found = [self._each(part) for part in parts]
-        every = [one for part in found for one in part]
+        """All masks; in a thread of its own."""
+        new = [one for one in due if one.walk.matcher is None]
+        failed = dict(zip(new, self._openers.map(self._opened, new), strict=True))
+        going = [one for one in due if failed.get(one) is None]
+        moves = [
+            Move(one.walk.matcher, one.back, one.tokens)
+            for one in going
+            if one.walk.matcher is not None
+        ]
+        found = dict(zip(going, self._made(moves), strict=True))
+        told = [self._told(one, failed.get(one) or found[one]) for one in due]
         return Masked(
-            tuple(one for one in every if isinstance(one, Mask)),
-            tuple(one for one in every if isinstance(one, Finish)),
+            tuple(one for one in told if isinstance(one, Mask)),
+            tuple(one for one in told if isinstance(one, Finish)),
         )
 
-    def _each(self, due: Sequence[Due]) -> list[Mask | Finish]:
-        return [self._row(one) for one in due]
-
-    def _row(self, due: Due) -> Mask | Finish:
-        """A row's mask, or why its sample is at its end."""
+    def _made(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
         try:
-            bits = self._barred(due, _moved(self._grammars, due).mask())
+            return self._grammars.masks(moves)
+        # A library's panic, which is of no other kind: those of the step that have a
+        # grammar end, and the others go on.
+        except BaseException as error:
+            return [GrammarError(str(error)) for _ in moves]
+
+    def _opened(self, due: Due) -> GrammarError | None:
+        """Make a sample's matcher, at the beginning; or say why that cannot be."""
+        asked = due.walk.request.sampling.structured_outputs
+        if asked is None:
+            raise AssertionError(f"{due.name} has no constraint")
+        try:
+            due.walk.matcher = self._grammars.get(asked).matcher()
+        except GrammarError as error:
+            return error
         # Whatever it is, the others of the step go on; and a library's panic is of no
         # other kind.
         except BaseException as error:
-            why = f"{STUCK}: {error}"
-            return Finish(*due.name, due.length, "error", why)
+            return GrammarError(str(error))
+        return None
+
+    def _told(self, due: Due, bits: bytes | GrammarError) -> Mask | Finish:
+        """A row's mask, or why its sample is at its end."""
+        if isinstance(bits, GrammarError):
+            return Finish(*due.name, due.length, "error", f"{STUCK}: {bits}")
+        bits = self._barred(due, bits)
         if bits.count(0) == len(bits):  # `any` would look at 19,000 bytes one by one
             return Finish(*due.name, due.length)
         return Mask(due.index, bits)
@@ -196,16 +213,3 @@ class GrammarMasks:
             if token < 8 * len(allowed):
                 allowed[token // 8] &= ~(1 << token % 8)
         return bytes(allowed)
-
-
-def _moved(grammars: Grammars, due: Due) -> Matcher:
-    """A sample's matcher, where the sample is. Raises GrammarError."""
-    walk = due.walk
-    asked = walk.request.sampling.structured_outputs
-    if walk.matcher is None:
-        if asked is None:
-            raise AssertionError(f"{due.name} has no constraint")
-        walk.matcher = grammars.get(asked).matcher()
-    walk.matcher.rollback(due.back)
-    walk.matcher.advance(due.tokens)
-    return walk.matcher

@@ -101,7 +101,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     gone = (books.accounts[name] for name, _ in planning.preempted)
     surely = not any(one.request.lockstep for one in gone)
     _repeat(config, plan, here, after, surely)
-    _apart(plan, here)
+    _apart(config, plan, here)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
     _budget(config, plan, here, planning)
@@ -199,18 +199,26 @@ def _filled(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None
     require(right, "feed", "not the history's inputs")
 
 
-def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
-    """Who may not run ahead is planned once its last token is known, and sampled
-    apart.
+def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+    """Who is bound to the host is planned as far ahead of its known tokens as it may be,
+    and sampled apart.
     """
     bound = {at: seat for at, seat in here.items() if seat.account.request.lockstep}
     for at, seat in bound.items():
         start = plan.starts[at]
         known = len(seat.account.known)
-        require(start < known, "ahead", f"a row starts at {start}, knows {known} tokens")
+        most = known + _ahead(config, seat.account)
+        require(start < most, "ahead", f"a row starts at {start}, knows {known} tokens")
     late = {at for at in bound if bound[at].account.request.beams is None}
     due = tuple(at for at in sorted(late) if plan.most[at])
     require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
+
+
+def _ahead(config: EngineConfig, one: Account) -> int:
+    """How many tokens that are not known a sample which is bound to the host may be
+    ahead of.
+    """
+    return int(config.late_masks and one.request.beams is None)
 
 
 def _repeat(
@@ -318,7 +326,7 @@ def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
         return "beams"
     if seat is None or seat.sched >= one.last:
         return "end"
-    if one.request.lockstep and seat.sched >= len(one.known):
+    if one.request.lockstep and seat.sched >= len(one.known) + _ahead(config, one):
         return "host"
     run = after.running
     table = len(seat.table)

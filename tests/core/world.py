@@ -206,6 +206,7 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_repeat=rng.choice((1, 1, 2, 5)),
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
+        late_masks=(seqs + size) % 3 > 0,  # not drawn: seeds keep their worlds
         max_waiting=rng.choice((2**20, 2**20, 6)),
         policy=rng.choice(
             (

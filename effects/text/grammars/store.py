@@ -7,11 +7,11 @@ event loop, should wait for it. `begin` is for them, and `get` for who may wait.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
-from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError
+from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError, Move
 from minfer.structured import StructuredOutputs
 
 KEPT: Final = 256  # grammars: what was asked for, and that it compiles
@@ -63,6 +63,10 @@ class Grammars:
             with self._lock:
                 self._keep(asked, known)
         return known.result()
+
+    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+        """As `Compiler` says, of matchers that were made here."""
+        return self._loaded().masks(moves)
 
     @property
     def pending(self) -> int:

@@ -9,9 +9,10 @@ from minfer.effects.live.compiling import Compiling
 from minfer.effects.text.grammars.store import Grammars
 from minfer.request import Request, SamplingParams
 from minfer.structured import StructuredOutputs
+from tests.effects.text.grammars.one_by_one import OneByOne
 
 
-class Compiler:
+class Compiler(OneByOne):
     """Compiles once it may."""
 
     def __init__(self) -> None:

@@ -9,9 +9,10 @@ import pytest
 from minfer.effects.text.grammars.protocol import Grammar, GrammarError
 from minfer.effects.text.grammars.store import KEPT, Grammars
 from minfer.structured import StructuredOutputs
+from tests.effects.text.grammars.one_by_one import OneByOne
 
 
-class Compiler:
+class Compiler(OneByOne):
     """Counts, and waits if it is told to."""
 
     def __init__(self) -> None:
