@@ -8,6 +8,8 @@ nobody's if it was given to another generation meanwhile: the first one's result
 then, so it gets any token, and the row is left alone.
 """
 
+from typing import Final
+
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
@@ -17,7 +19,12 @@ from minfer.effects.execution.executor import ExecutorError, names_of
 from minfer.effects.execution.packing import Draw
 from minfer.plan import Mask, Plan
 
-Bits = NDArray[np.uint8]  # [draws, bytes]: a bit for each token id, the lowest first
+# [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
+# what the device reads.
+Bits = NDArray[np.int32]
+
+
+WORD: Final = 32  # tokens of a word of a mask
 
 
 class MaskError(ExecutorError):
@@ -68,13 +75,20 @@ def _allowed(plan: Plan, draw: Draw, masks: tuple[Mask, ...], vocab: int) -> Bit
     found = [by_place.get(place, b"") for place in draw.places]
     if not any(found):
         return None
-    allowed = np.full((len(found), -(-vocab // 8)), 0xFF, np.uint8)
-    for line, bits, owner in zip(allowed, found, draw.owners, strict=True):
+    allowed = np.full((len(found), mask_words(vocab)), -1, np.int32)
+    of_bytes = allowed.view(np.uint8)
+    for line, bits, owner in zip(of_bytes, found, draw.owners, strict=True):
         if bits:
             given = np.frombuffer(bits, np.uint8)[: len(line)]
             line[: len(given)] = given
             line[len(given) :] = 0
-        line[-1] &= 0xFF >> -vocab % 8  # ids behind the vocabulary
+        line[-(-vocab // 8) :] = 0  # ids behind the vocabulary
+        line[-(-vocab // 8) - 1] &= 0xFF >> -vocab % 8
         if not line.any():
             raise MaskError(f"a mask allows no token for request {names_of([owner])}")
     return allowed
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a mask over a vocabulary."""
+    return -(-vocab // WORD)

@@ -17,7 +17,7 @@ from torch import Tensor
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.late_draws import Bits
-from minfer.effects.execution.streams import is_gpu
+from minfer.effects.execution.streams import host_words, new_stream
 from minfer.params import MAX_LOGPROBS
 from minfer.plan import Open
 
@@ -39,6 +39,7 @@ class Sampler:
         )
         # [device rows, vocab]: logits of rows that are sampled apart, once there are any
         self.kept: Tensor | None = None
+        self.copies = new_stream(device)  # of masks; None on the CPU
 
     def open(self, row: int, opened: Open) -> None:
         """A row is taken over."""
@@ -65,10 +66,11 @@ class Sampler:
         """`sample`, from what was kept for these rows; only tokens that are allowed."""
         if self.kept is None:
             raise AssertionError("no logits have been kept")
-        logits = self.kept.index_select(0, who)
-        masked = logits
+        logits = masked = self.kept
+        if allowed is None or wants.scored:
+            logits = masked = self.kept.index_select(0, who)
         if allowed is not None:
-            masked = logits.masked_fill(self._hidden(allowed), -torch.inf)
+            masked = self.backend.hide(self.kept, who, self._sent(allowed))
         self._draw(masked, logits, who, positions, wants)
 
     def _draw(
@@ -98,13 +100,19 @@ class Sampler:
         if wants.scored:
             self.backend.logprobs(unmasked, drawn.tokens, who, rows.asked, self.scores)
 
-    def _hidden(self, allowed: Bits) -> Tensor:
-        """[draws, vocab]: true for what is not allowed; copied without waiting."""
+    def _sent(self, allowed: Bits) -> Tensor:
+        """Masks on the device. They are copied beside the forward that still runs, and
+        what is launched from now on waits for them.
+        """
         device = self.backend.device
         # Torch keeps pinned memory for the next time, and until copies from it are done.
-        sent = torch.empty(allowed.shape, dtype=torch.uint8, pin_memory=is_gpu(device))
-        np.copyto(sent.numpy(), allowed)
-        bits = sent.to(device, non_blocking=True)
-        places = torch.arange(8, dtype=torch.uint8, device=device)
-        each = bits[:, :, None] >> places & 1
-        return each.flatten(1)[:, : self.rows.vocab] == 0
+        given = host_words(allowed.shape, device)
+        np.copyto(given.numpy(), allowed)
+        if self.copies is None:
+            return given
+        with torch.cuda.stream(self.copies):
+            sent = given.to(device, non_blocking=True)
+        now = torch.cuda.current_stream(device)
+        now.wait_stream(self.copies)
+        sent.record_stream(now)
+        return sent

@@ -122,10 +122,10 @@ def test_a_sampler_draws_what_it_kept_as_it_would_have_at_once(which: int) -> No
     assert later.out.tolist() == now.out.tolist()
     assert later.scores.equal(now.scores)
     assert later.rows.arena.equal(now.rows.arena)
-    nothing_hidden = np.full((6, 8), 0xFF, np.uint8)
+    nothing_hidden = np.full((6, 2), -1, np.int32)
     later.sample_kept(who, positions, wants, nothing_hidden)
     assert later.out.tolist() == now.out.tolist()
-    only_seven = np.zeros((6, 8), np.uint8)
+    only_seven = np.zeros((6, 2), np.int32)
     only_seven[:, 0] = 1 << 7
     later.sample_kept(who, positions, wants, only_seven)
     assert later.out[:6].tolist() == [7] * 6
