@@ -28,7 +28,6 @@ from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.cuda_backend import CudaBackend
 from minfer.effects.execution.device_rows import Wants, aligned
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
-from minfer.effects.execution.late_draws import mask_words
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.models.batch import Batch
@@ -182,8 +181,7 @@ def _besides(runner: ModelRunner) -> None:
     for draws in counts(most_draws(runner.config.max_num_seqs)):
         who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
         logits = torch.empty((draws, runner.spec.vocab_size), dtype=dtype, device=NOWHERE)
-        words = mask_words(runner.spec.vocab_size)
-        runner.backend.hide(logits, who, who.new_empty(draws, words))
+        runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
             runner.sampler.sample(logits, who, positions, wants)

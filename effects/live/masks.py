@@ -20,6 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from os import cpu_count
 from typing import Final, Protocol
 
+import numpy as np
 from attrs import define, frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
@@ -193,7 +194,7 @@ class GrammarMasks:
         if isinstance(bits, GrammarError):
             return Finish(*due.name, due.length, "error", f"{STUCK}: {bits}")
         bits = self._barred(due, bits)
-        if bits.count(0) == len(bits):  # `any` would look at 19,000 bytes one by one
+        if not np.frombuffer(bits, np.uint8).any():  # Python's takes bytes one by one
             return Finish(*due.name, due.length)
         return Mask(due.index, bits)
 
@@ -206,10 +207,14 @@ class GrammarMasks:
             barred |= self._ends
         if due.length < sampling.min_tokens:
             barred |= request.stop_ids
-        if not barred:
+        there = [
+            token
+            for token in barred
+            if token < 8 * len(bits) and bits[token // 8] >> token % 8 & 1
+        ]
+        if not there:  # as nearly always: masks are not copied for nothing
             return bits
         allowed = bytearray(bits)
-        for token in barred:
-            if token < 8 * len(allowed):
-                allowed[token // 8] &= ~(1 << token % 8)
+        for token in there:
+            allowed[token // 8] &= ~(1 << token % 8)
         return bytes(allowed)
