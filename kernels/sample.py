@@ -36,11 +36,14 @@ import triton
 from torch import Tensor
 
 from minfer.kernels import on_triton
+from minfer.kernels.buckets import BUCKETS, FACTS
 from minfer.kernels.pdl import early
-from minfer.kernels.sample_kernels import finish, gather, scan
+from minfer.kernels.sample_kernels import bound, finish, gather, scan, weigh
 
 SCAN_WARPS = 4
-GATHER_WARPS = 8
+BOUND_WARPS = 8
+WEIGH_WARPS = 8
+GATHER_WARPS = 4
 FINISH_WARPS = 8
 MOST_LOGITS = 1 << 20  # of a row: masses are added up in 63 bits, and ids have 20
 # Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
@@ -57,11 +60,12 @@ class Sizes(NamedTuple):
 
     chunk: int  # by a program of `scan`
     group: int  # of whose logits the largest, and the mass, is stored
-    span: int  # by a program of `gather`
     tile: int  # by a pass over a list
+    samples: int  # logits from which an edge is guessed
+    few: int  # groups: of no more than these a row's tokens are listed unweighed
 
 
-SIZES = Sizes(chunk=2048, group=128, span=4096, tile=1024)
+SIZES = Sizes(chunk=2048, group=128, tile=1024, samples=4096, few=64)
 
 
 def sample(
@@ -129,9 +133,7 @@ def _launch(
     groups = parts * SIZES.chunk // group
     pad = triton.next_power_of_2(groups)
     aligned = triton.cdiv(rows, 4) * 4  # to 16 bytes, so that a kernel is compiled once
-    tops, sums, moments, totals = logits.new_empty(
-        4, aligned, groups, dtype=torch.float32
-    )
+    tops, sums, moments = logits.new_empty(3, aligned, groups, dtype=torch.float32)
     counts, bad, out = who.new_empty(3, aligned)[:, :rows]
     asked = {
         "logits": logits,
@@ -146,8 +148,7 @@ def _launch(
         "launch_pdl": early(logits),
     }
     noise = {"streams": streams, "positions": positions}
-    found = {
-        "tops": tops,
+    listed = {
         "lists": who.new_empty(rows, width),
         "width": width,
         "counts": counts,
@@ -155,7 +156,8 @@ def _launch(
     scan[parts, rows](
         **asked,
         **noise,
-        **found,
+        **listed,
+        tops=tops,
         sums=sums,
         moments=moments,
         parts=parts,
@@ -164,24 +166,45 @@ def _launch(
         group=group,
         num_warps=SCAN_WARPS,
     )
+    known = {"tops": tops, "bounds": tops, "weights": streams}
     if filtered:
-        gather[triton.cdiv(vocab, SIZES.span), rows](
+        known["bounds"] = tops.new_empty(aligned, FACTS.value)
+        known["weights"] = who.new_empty(aligned, BUCKETS.value, dtype=torch.int64)
+        bound[rows,](
             **asked,
-            **found,
+            **known,
             sums=sums,
             moments=moments,
-            totals=totals,
             groups=groups,
-            chunk=SIZES.span,
             group=group,
             pad=pad,
+            samples=SIZES.samples,
+            few=SIZES.few,
+            num_warps=BOUND_WARPS,
+        )
+        weigh[parts, rows](
+            **asked,
+            **known,
+            groups=groups,
+            chunk=SIZES.chunk,
+            group=group,
+            num_warps=WEIGH_WARPS,
+        )
+        gather[parts, rows](
+            **asked,
+            **noise,
+            **known,
+            **listed,
+            groups=groups,
+            chunk=SIZES.chunk,
+            group=group,
             num_warps=GATHER_WARPS,
         )
     finish[rows,](
         **asked,
         **noise,
-        **found,
-        totals=totals,
+        **known,
+        **listed,
         out=out,
         bad=bad,
         groups=groups,

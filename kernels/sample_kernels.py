@@ -10,20 +10,24 @@ tokens may be kept at all; `finish` then finds which are, and draws.
 import triton
 import triton.language as tl
 
-from minfer.kernels.pdl import follow
-from minfer.kernels.quantiles import (
+from minfer.kernels.buckets import (
+    BUCKETS,
     DEEPEST_BOUND,
+    FACTS,
     MORE,
-    Edges,
-    Kept,
+    Bounds,
+    aim_of,
     asked_of,
-    edges_of,
-    left_by,
+    bucket_of,
+    depth_of,
+    guess_of,
     limit_of,
-    listed,
+    load_bounds,
+    mass_of,
     typical_alone,
-    typical_of,
 )
+from minfer.kernels.pdl import follow
+from minfer.kernels.quantiles import Edges, Kept, edges_of, left_by, listed, typical_of
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
 
@@ -109,7 +113,7 @@ def scan(
 
 
 @triton.jit
-def gather(
+def bound(
     logits,
     stride,
     who,
@@ -121,24 +125,21 @@ def gather(
     tops,
     sums,
     moments,
-    totals,
-    lists,
-    counts,
-    width,
+    bounds,
+    weights,
     vocab,
     groups,
-    chunk: tl.constexpr,
     group: tl.constexpr,
     pad: tl.constexpr,
+    samples: tl.constexpr,
+    few: tl.constexpr,
 ):
-    """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order.
+    """Grid [rows]: what restricted rows' groups tell: bounds [rows, FACTS] as `Bounds`.
 
-    totals [rows, 2] gets the mass of all of the row's tokens, and if typical-p alone
-    restricts it their mean depth.
+    weights [rows, BUCKETS] are made zero.
     """
     follow()
-    part = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
     asked = asked_of(
         who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
@@ -152,8 +153,8 @@ def gather(
         mass = tl.load(sums + row * groups + lanes, mask=lanes < groups, other=0.0)
         mass = mass * tl.exp(-depth)
         total = tl.sum(mass, 0)
-        tl.store(totals + 2 * row, total, mask=part == 0)
         limit = limit_of(asked, depth, mass, total, group)
+        mean = 0.0
         if typical_alone(asked):
             # Of a group without any mass nobody reads its depth, which may be infinite.
             moment = tl.load(
@@ -161,15 +162,122 @@ def gather(
             )
             moment = tl.where(mass > 0, moment * tl.exp(-depth) + mass * depth, 0.0)
             mean = tl.sum(moment, 0) / total
-            tl.store(totals + 2 * row + 1, mean, mask=part == 0)
             limit = tl.maximum(limit, 2 * MORE * mean)
-        ids = part * chunk + tl.arange(0, chunk)
-        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
-        keep = ids < vocab
-        keep &= tl.div_rn(largest - x.to(tl.float32), asked.temperature) <= limit
-        keep = keep.to(tl.int32)
-        base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
-        tl.store(lists + row * width + base + tl.cumsum(keep, 0) - 1, ids, mask=keep > 0)
+        low, scale = 0.0, 0.0
+        near = tl.sum((depth <= limit).to(tl.int32), 0)
+        some = (asked.top_k > 0) | (asked.top_p < 1)
+        if some & (asked.typical_p >= 1) & (near > few):
+            low, scale = guess_of(asked, logits + row * stride, largest, vocab, samples)
+        at = bounds + row * FACTS
+        tl.store(at, largest)
+        tl.store(at + 1, total)
+        tl.store(at + 2, mean)
+        tl.store(at + 3, limit)
+        tl.store(at + 4, low)
+        tl.store(at + 5, scale)
+        buckets = tl.arange(0, BUCKETS)
+        tl.store(weights + row * BUCKETS + buckets, tl.zeros([BUCKETS], tl.int64))
+
+
+@triton.jit
+def weigh(
+    logits,
+    stride,
+    who,
+    temperatures,
+    top_ks,
+    top_ps,
+    deepests,
+    typical_ps,
+    tops,
+    bounds,
+    weights,
+    vocab,
+    groups,
+    chunk: tl.constexpr,
+    group: tl.constexpr,
+):
+    """Grid [chunks, rows]: weights [rows, BUCKETS] of the tokens that a row may keep, of
+    rows that have a range: masses, or their number for top-k.
+    """
+    follow()
+    part = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    facts = load_bounds(bounds + row * FACTS)
+    asked = asked_of(
+        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+    )
+    if asked.restricted & (facts.scale > 0):
+        here = part * (chunk // group) + tl.arange(0, chunk // group)
+        top = tl.max(tl.load(tops + row * groups + here), 0)
+        if depth_of(top, facts.largest, asked.temperature) <= facts.limit:
+            ids = part * chunk + tl.arange(0, chunk)
+            x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
+            depth = depth_of(x, facts.largest, asked.temperature)
+            inside = (ids < vocab) & (depth <= facts.limit)
+            weight = tl.where(asked.top_k > 0, 1, mass_of(depth))
+            bucket = tl.where(inside, bucket_of(facts, depth), BUCKETS)
+            buckets = tl.arange(0, BUCKETS)
+            each = tl.where(bucket[None, :] == buckets[:, None], weight[None, :], 0)
+            made = tl.sum(each, 1)
+            at = weights + row * BUCKETS + buckets
+            tl.atomic_add(at, made, mask=made > 0, sem="relaxed")
+
+
+@triton.jit
+def gather(
+    logits,
+    stride,
+    who,
+    temperatures,
+    top_ks,
+    top_ps,
+    deepests,
+    typical_ps,
+    streams,
+    positions,
+    tops,
+    bounds,
+    weights,
+    lists,
+    counts,
+    width,
+    vocab,
+    groups,
+    chunk: tl.constexpr,
+    group: tl.constexpr,
+):
+    """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order;
+    of those it keeps for sure only each chunk's winner.
+    """
+    follow()
+    part = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    asked = asked_of(
+        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+    )
+    if asked.restricted:
+        facts = load_bounds(bounds + row * FACTS)
+        here = part * (chunk // group) + tl.arange(0, chunk // group)
+        top = tl.max(tl.load(tops + row * groups + here), 0)
+        if depth_of(top, facts.largest, asked.temperature) <= facts.limit:
+            ids = part * chunk + tl.arange(0, chunk)
+            x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
+            depth = depth_of(x, facts.largest, asked.temperature)
+            inside = (ids < vocab) & (depth <= facts.limit)
+            bucket = bucket_of(facts, depth)
+            aim = aim_of(asked, facts, weights + row * BUCKETS)
+            sure = inside & (bucket < aim.first)
+            keep = inside & (bucket >= aim.first) & (bucket <= aim.edge)
+            if tl.max(sure.to(tl.int32), 0) > 0:
+                times = waiting(who, streams, positions, row, ids)
+                score = tl.where(sure, -depth - tl.log(times), float("-inf"))
+                best = sure & (score == tl.max(score, 0))
+                keep |= ids == tl.min(tl.where(best, ids, vocab), 0)
+            keep = keep.to(tl.int32)
+            base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
+            at = lists + row * width + base + tl.cumsum(keep, 0) - 1
+            tl.store(at, ids, mask=keep > 0)
 
 
 @triton.jit
@@ -185,7 +293,8 @@ def finish(
     streams,
     positions,
     tops,
-    totals,
+    bounds,
+    weights,
     lists,
     counts,
     width,
@@ -208,16 +317,21 @@ def finish(
     largest = tl.max(top, 0)
     size = tl.load(counts + row)
     line = logits + row * stride
-    kept = Kept(line, lists + row * width, size, largest, asked.temperature)
+    none = tl.full([], 0.0, tl.float32)
+    facts = Bounds(largest, none, none, none, none, none)
+    first = tl.full([], 0, tl.int32)
+    kept = Kept(line, lists + row * width, size, facts, first, asked.temperature)
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
-    zero = tl.full([], 0.0, tl.float32)
-    edges = Edges(infinite, every, zero, infinite, every)
+    edges = Edges(infinite, every, none, infinite, every)
     if asked.restricted:
-        edges = edges_of(asked, kept, tl.load(totals + 2 * row), tile)
-        edges = Edges(edges.depth, edges.last, zero, infinite, every)
+        facts = load_bounds(bounds + row * FACTS)
+        aim = aim_of(asked, facts, weights + row * BUCKETS)
+        kept = Kept(line, lists + row * width, size, facts, aim.first, asked.temperature)
+        edges = edges_of(asked, kept, aim, tile)
+        edges = Edges(edges.depth, edges.last, none, infinite, every)
         if asked.typical_p < 1:
-            edges = typical_of(asked, kept, edges, totals + 2 * row, tile)
+            edges = typical_of(asked, kept, edges, tile)
     best = float("-inf")
     token = vocab
     for start in range(0, size, tile):

@@ -1,0 +1,217 @@
+"""How many of a row's tokens need be sorted out, kept few: bounds and buckets of depth,
+within the kernels of sample_kernels.py; sample.py has their theory.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+GREEDY_BELOW = tl.constexpr(1e-5)  # a temperature
+# Masses are added up as integers, so that their order does not show: in units of 2^-43,
+# as 2^20 of at most 1 then fit in 63 bits.
+MASS_UNITS = tl.constexpr(2.0**43)
+DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is nothing to float32
+HALVINGS = tl.constexpr(12)  # of that range, until its limit is near enough
+NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
+ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: room for that of its largest
+MORE = tl.constexpr(1.001)  # of a mean
+# What a row's tokens are weighed in: all above a range of depths, equal parts of the
+# range, all below.
+BUCKETS = tl.constexpr(8)
+PARTS = tl.constexpr(6)
+NARROWEST = tl.constexpr(1e-30)  # range: its scale is finite
+GUESS_HALVINGS = tl.constexpr(16)
+DEVIATIONS = tl.constexpr(3.5)  # of a sample: the range misses one row in 2,000
+# Where a row's `Bounds` lie.
+FACTS = tl.constexpr(8)
+
+
+class Asked(NamedTuple):
+    """How a row samples."""
+
+    temperature: tl.tensor  # 1 if greedy
+    top_k: tl.tensor  # 0: all
+    top_p: tl.tensor
+    deepest: tl.tensor  # a token's depth at most, from min-p
+    typical_p: tl.tensor
+    greedy: tl.tensor
+    restricted: tl.tensor
+
+
+class Bounds(NamedTuple):
+    """What is known of a restricted row before its tokens are weighed."""
+
+    largest: tl.tensor  # logit
+    total: tl.tensor  # mass of all tokens
+    mean: tl.tensor  # depth; if typical-p alone restricts the row
+    limit: tl.tensor  # no kept token is deeper
+    low: tl.tensor  # where the range of depths begins that is told apart
+    scale: tl.tensor  # its parts for a depth of 1; 0: nothing is weighed
+
+
+class Aim(NamedTuple):
+    """Where the edge is, by what its buckets weigh."""
+
+    edge: tl.tensor  # bucket; all before it are kept
+    first: tl.tensor  # bucket that is listed
+    held: tl.tensor  # weight of the buckets before the edge
+    target: tl.tensor  # weight of what is kept
+
+
+@triton.jit
+def asked_of(
+    who,
+    temperatures,
+    top_ks,
+    top_ps,
+    deepests,
+    typical_ps,
+    row,
+    vocab,
+    filtered: tl.constexpr,
+):
+    """How a row samples; `filtered` False promises that nothing restricts any."""
+    owner = tl.load(who + row)
+    temperature = tl.load(temperatures + owner)
+    top_k = tl.load(top_ks + owner)
+    top_p = tl.load(top_ps + owner)
+    greedy = temperature < GREEDY_BELOW
+    top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
+    deepest = tl.load(deepests + owner)
+    typical_p = tl.load(typical_ps + owner)
+    some = (top_k > 0) | (top_p < 1) | (deepest < float("inf")) | (typical_p < 1)
+    restricted = filtered & (greedy == 0) & some
+    temperature = tl.where(greedy, 1.0, temperature)
+    return Asked(temperature, top_k, top_p, deepest, typical_p, greedy, restricted)
+
+
+@triton.jit
+def typical_alone(asked):
+    """Whether typical-p is all that restricts a row."""
+    others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.deepest < float("inf"))
+    return (asked.typical_p < 1) & (others == 0)
+
+
+@triton.jit
+def depth_of(x, largest, temperature):
+    """Of logits, never -0."""
+    return tl.abs(tl.div_rn(largest - x.to(tl.float32), temperature))
+
+
+@triton.jit
+def mass_of(depth):
+    """exp(-depth), as an integer."""
+    return (tl.exp(-depth) * MASS_UNITS).to(tl.int64)
+
+
+@triton.jit
+def limit_of(asked, depth, mass, total, group: tl.constexpr):
+    """A depth that no kept token exceeds, from groups' least depths and their masses."""
+    less = 0.0
+    more = DEEPEST_BOUND
+    share = tl.where(typical_alone(asked), asked.typical_p, asked.top_p)
+    # Of all but a group's largest.
+    rest = tl.maximum(mass * (1 + ROUNDED) - tl.exp(-depth), 0.0)
+    for _step in range(HALVINGS):
+        limit = (less + more) / 2
+        # What is left beyond `limit`: all of a group, or all but its largest, which each
+        # are as deep at least.
+        near = depth <= limit
+        beyond = tl.minimum(tl.where(near, rest, mass), group * tl.exp(-limit))
+        light = tl.sum(beyond, 0) < NEARLY * (1 - share) * total
+        many = tl.sum(near.to(tl.int32), 0) >= asked.top_k
+        enough = tl.where(asked.top_k > 0, many, light)
+        less = tl.where(enough, less, limit)
+        more = tl.where(enough, limit, more)
+    # None found: all. What top-p keeps depends on the mass of all that min-p leaves.
+    found = (more < DEEPEST_BOUND) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
+    return tl.minimum(tl.where(found, more, float("inf")), asked.deepest)
+
+
+@triton.jit
+def guess_of(asked, line, largest, vocab, samples: tl.constexpr):
+    """A range of depths where the edge should be, from a sample: its start, its scale.
+
+    A wrong guess costs time alone.
+    """
+    ids = (tl.arange(0, samples).to(tl.int64) * vocab // samples).to(tl.int32)
+    depth = depth_of(tl.load(line + ids), largest, asked.temperature)
+    weight = tl.where(depth <= asked.deepest, tl.exp(-depth), 0.0)
+    weight = tl.where(asked.top_k > 0, 1.0, weight)
+    total = tl.sum(weight, 0)
+    share = tl.where(asked.top_k > 0, asked.top_k / vocab, asked.top_p)
+    spread = tl.sqrt(share * (1 - share) * tl.sum(weight * weight, 0))
+    fewest = share * total - spread * DEVIATIONS
+    most = share * total + spread * DEVIATIONS
+    finite = tl.where(depth < float("inf"), depth, 0.0)
+    low, low_end = 0.0, tl.max(finite, 0)
+    high, high_end = low, low_end
+    for _step in range(GUESS_HALVINGS):
+        middle = (low + low_end) / 2
+        enough = tl.sum(tl.where(depth <= middle, weight, 0.0), 0) >= fewest
+        low = tl.where(enough, low, middle)
+        low_end = tl.where(enough, middle, low_end)
+        middle = (high + high_end) / 2
+        enough = tl.sum(tl.where(depth <= middle, weight, 0.0), 0) >= most
+        high = tl.where(enough, high, middle)
+        high_end = tl.where(enough, middle, high_end)
+    return low, 1 / tl.maximum(high_end - low, NARROWEST) * PARTS
+
+
+@triton.jit
+def load_bounds(at):
+    """A row's `Bounds`, from where they lie."""
+    return Bounds(
+        tl.load(at),
+        tl.load(at + 1),
+        tl.load(at + 2),
+        tl.load(at + 3),
+        tl.load(at + 4),
+        tl.load(at + 5),
+    )
+
+
+@triton.jit
+def bucket_of(bounds, depth):
+    """The buckets of depths: deeper tokens are never in one before. All are in the first
+    if nothing is weighed.
+    """
+    place = tl.minimum((depth - bounds.low) * bounds.scale, PARTS).to(tl.int32)
+    place = tl.where(depth < bounds.low, 0, place + 1)
+    return tl.where(bounds.scale > 0, place, 0)
+
+
+@triton.jit
+def lists_whole(asked):
+    """Whether all tokens up to the edge are listed, as more than their mass counts."""
+    return (asked.top_k > 0) | (asked.typical_p < 1)
+
+
+@triton.jit
+def aim_of(asked, bounds, weights):
+    """The edge's bucket, and what is to be found in it."""
+    at = tl.arange(0, BUCKETS)
+    edge = tl.where(lists_whole(asked) | (asked.top_p < 1), 0, BUCKETS)
+    first = edge
+    held = tl.full([], 0, tl.int64)
+    target = tl.full([], 0, tl.int64)
+    if bounds.scale > 0:
+        weight = tl.load(weights + at)
+        total = bounds.total.to(tl.float64) * MASS_UNITS
+        if asked.deepest < float("inf"):  # all of these were weighed
+            total = tl.sum(weight, 0).to(tl.float64)
+        target = target_of(asked.top_p, total)
+        target = tl.where(asked.top_k > 0, asked.top_k.to(tl.int64), target)
+        before = tl.cumsum(weight, 0) < target
+        edge = tl.minimum(tl.sum(before.to(tl.int32), 0), BUCKETS - 1)
+        first = tl.where(lists_whole(asked), 0, edge)
+        held = tl.sum(tl.where(at < first, weight, 0), 0)
+    return Aim(edge, first, held, target)
+
+
+@triton.jit
+def target_of(share, total):
+    """How much mass the kept tokens hold at least."""
+    target = tl.ceil(share.to(tl.float64) * total).to(tl.int64)
+    return tl.maximum(target, 1)
