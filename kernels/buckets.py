@@ -15,7 +15,8 @@ DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is nothing to float32
 HALVINGS = tl.constexpr(12)  # of that range, until its limit is near enough
 NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
 ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: room for that of its largest
-MORE = tl.constexpr(1.001)  # of a mean
+MORE = tl.constexpr(1.001)  # of a depth
+DEEP = tl.constexpr(80.0)  # exp(-80) is still a normal float32
 # What a row's tokens are weighed in: all above a range of depths, equal parts of the
 # range, all below.
 BUCKETS = tl.constexpr(8)
@@ -48,6 +49,7 @@ class Bounds(NamedTuple):
     limit: tl.tensor  # no kept token is deeper
     low: tl.tensor  # where the range of depths begins that is told apart
     scale: tl.tensor  # its parts for a depth of 1; 0: nothing is weighed
+    floor: tl.tensor  # logit: no kept token's is lower; NaN of rows without restrictions
 
 
 class Aim(NamedTuple):
@@ -106,13 +108,21 @@ def mass_of(depth):
 
 
 @triton.jit
+def rest_of(depth, mass):
+    """The masses of groups without their largest, or a little more."""
+    return tl.maximum(mass * (1 + ROUNDED) - tl.exp(-depth), 0.0)
+
+
+@triton.jit
 def limit_of(asked, depth, mass, total, group: tl.constexpr):
     """A depth that no kept token exceeds, from groups' least depths and their masses."""
+    # That of k groups' largest is one of theirs.
+    deepest = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0) * MORE + NARROWEST
+    start = tl.minimum(tl.where(asked.top_k > 0, deepest, DEEPEST_BOUND), DEEPEST_BOUND)
     less = 0.0
-    more = DEEPEST_BOUND
+    more = start
     share = tl.where(typical_alone(asked), asked.typical_p, asked.top_p)
-    # Of all but a group's largest.
-    rest = tl.maximum(mass * (1 + ROUNDED) - tl.exp(-depth), 0.0)
+    rest = rest_of(depth, mass)
     for _step in range(HALVINGS):
         limit = (less + more) / 2
         # What is left beyond `limit`: all of a group, or all but its largest, which each
@@ -125,8 +135,22 @@ def limit_of(asked, depth, mass, total, group: tl.constexpr):
         less = tl.where(enough, less, limit)
         more = tl.where(enough, limit, more)
     # None found: all. What top-p keeps depends on the mass of all that min-p leaves.
-    found = (more < DEEPEST_BOUND) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
+    found = (more < start) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
     return tl.minimum(tl.where(found, more, float("inf")), asked.deepest)
+
+
+@triton.jit
+def most_within(depth, mass, limit, group: tl.constexpr):
+    """How many tokens are no deeper than this, at most: each of them has mass."""
+    least = tl.exp(-tl.minimum(limit, DEEP))
+    more = tl.minimum(rest_of(depth, mass) / least, group - 1)
+    return tl.sum(tl.where(depth <= limit, 1 + more, 0.0), 0)
+
+
+@triton.jit
+def floor_of(largest, limit, temperature):
+    """A logit that none of a token within this depth is below, roundings and all."""
+    return largest - limit * temperature * MORE
 
 
 @triton.jit
@@ -169,7 +193,20 @@ def load_bounds(at):
         tl.load(at + 3),
         tl.load(at + 4),
         tl.load(at + 5),
+        tl.load(at + 6),
     )
+
+
+@triton.jit
+def store_bounds(at, bounds):
+    """Where `load_bounds` takes a row's from."""
+    tl.store(at, bounds.largest)
+    tl.store(at + 1, bounds.total)
+    tl.store(at + 2, bounds.mean)
+    tl.store(at + 3, bounds.limit)
+    tl.store(at + 4, bounds.low)
+    tl.store(at + 5, bounds.scale)
+    tl.store(at + 6, bounds.floor)
 
 
 @triton.jit

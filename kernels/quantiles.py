@@ -90,17 +90,19 @@ def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
     for level in range(3 * ids_alone, 8):  # ids have 20 bits
         steps = (tl.arange(0, CHOICES) << (28 - BITS_A_PASS * level)).to(tl.uint32)
         sums = tl.zeros([CHOICES], tl.int64)
+        if (kind == BY_TOKENS) + (kind == BY_ID):  # weights are 1
+            sums = tl.zeros([CHOICES], tl.int32)
         for start in range(0, kept.size, tile):
             ids, inside, depth = listed(kept, start, tile)
             key = depth.to(tl.uint32, bitcast=True)
-            weight = inside.to(tl.int64)
+            weight = inside.to(sums.dtype)
             if kind == BY_MASS:  # of depths up to the edge
                 weight = _mass(depth, edges.depth)
                 sure = bucket_of(kept.bounds, depth) < kept.first
                 weight = tl.where(sure, 0, weight)
             if kind == BY_ID:
                 key = ids.to(tl.uint32)
-                weight = (inside & (depth == edges.depth)).to(tl.int64)
+                weight = (inside & (depth == edges.depth)).to(sums.dtype)
             if kind >= BY_DEVIATION:  # and of ids that are typical
                 far = tl.abs(depth - edges.mean)
                 key = far.to(tl.uint32, bitcast=True)
@@ -112,7 +114,7 @@ def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
             below = key[None, :] < (base + steps)[:, None]
             sums += tl.sum(tl.where(below, weight[None, :], 0), 1)
         base += tl.max(tl.where(sums < target, steps, 0), 0)
-        before = tl.max(tl.where(sums < target, sums, 0), 0)
+        before = tl.max(tl.where(sums < target, sums, 0), 0).to(tl.int64)
     return base, before
 
 
@@ -136,9 +138,20 @@ def edges_of(asked, kept, aim, tile: tl.constexpr):
         share = tl.maximum((tl.exp(-edge) * MASS_UNITS).to(tl.int64), 1)
         needed = (target - before + share - 1) // share
         edges = Edges(edge, every, infinite, infinite, every)
-        last, _ = _quantile(kept, edges, needed, BY_ID, tile)
-        edges = Edges(edge, last, infinite, infinite, every)
+        if needed < _ties(kept, edge, tile):
+            last, _ = _quantile(kept, edges, needed, BY_ID, tile)
+            edges = Edges(edge, last, infinite, infinite, every)
     return edges
+
+
+@triton.jit
+def _ties(kept, edge, tile: tl.constexpr):
+    """How many tokens are just as deep."""
+    count = tl.full([], 0, tl.int32)
+    for start in range(0, kept.size, tile):
+        _, inside, depth = listed(kept, start, tile)
+        count += tl.sum((inside & (depth == edge)).to(tl.int32), 0)
+    return count
 
 
 @triton.jit

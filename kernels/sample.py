@@ -58,14 +58,15 @@ WORD = 2**64  # int64 wraps: what is above its largest is negative
 class Sizes(NamedTuple):
     """How many tokens are worked on at once; powers of two."""
 
-    chunk: int  # by a program of `scan`
+    chunk: int  # by a program of `scan` and `weigh`
     group: int  # of whose logits the largest, and the mass, is stored
+    span: int  # by a program of `gather`
     tile: int  # by a pass over a list
     samples: int  # logits from which an edge is guessed
-    few: int  # groups: of no more than these a row's tokens are listed unweighed
+    few: int  # tokens that may be kept: no more than these are listed unweighed
 
 
-SIZES = Sizes(chunk=2048, group=128, tile=1024, samples=4096, few=64)
+SIZES = Sizes(chunk=2048, group=128, span=1024, tile=512, samples=4096, few=1024)
 
 
 def sample(
@@ -190,13 +191,13 @@ def _launch(
             group=group,
             num_warps=WEIGH_WARPS,
         )
-        gather[parts, rows](
+        gather[triton.cdiv(vocab, SIZES.span), rows](
             **asked,
             **noise,
             **known,
             **listed,
             groups=groups,
-            chunk=SIZES.chunk,
+            chunk=SIZES.span,
             group=group,
             num_warps=GATHER_WARPS,
         )

@@ -20,10 +20,13 @@ from minfer.kernels.buckets import (
     asked_of,
     bucket_of,
     depth_of,
+    floor_of,
     guess_of,
     limit_of,
     load_bounds,
     mass_of,
+    most_within,
+    store_bounds,
     typical_alone,
 )
 from minfer.kernels.pdl import follow
@@ -164,19 +167,19 @@ def bound(
             mean = tl.sum(moment, 0) / total
             limit = tl.maximum(limit, 2 * MORE * mean)
         low, scale = 0.0, 0.0
-        near = tl.sum((depth <= limit).to(tl.int32), 0)
-        some = (asked.top_k > 0) | (asked.top_p < 1)
-        if some & (asked.typical_p >= 1) & (near > few):
+        some = ((asked.top_k > 0) | (asked.top_p < 1)) & (asked.typical_p >= 1)
+        if some & (most_within(depth, mass, limit, group) > few):
             low, scale = guess_of(asked, logits + row * stride, largest, vocab, samples)
-        at = bounds + row * FACTS
-        tl.store(at, largest)
-        tl.store(at + 1, total)
-        tl.store(at + 2, mean)
-        tl.store(at + 3, limit)
-        tl.store(at + 4, low)
-        tl.store(at + 5, scale)
+        floor = floor_of(largest, limit, asked.temperature)
+        facts = Bounds(largest, total, mean, limit, low, scale, floor)
+        store_bounds(bounds + row * FACTS, facts)
         buckets = tl.arange(0, BUCKETS)
         tl.store(weights + row * BUCKETS + buckets, tl.zeros([BUCKETS], tl.int64))
+    else:
+        none = tl.full([], 0.0, tl.float32)
+        nan = tl.full([], float("nan"), tl.float32)
+        facts = Bounds(none, none, none, none, none, none, nan)
+        store_bounds(bounds + row * FACTS, facts)
 
 
 @triton.jit
@@ -204,24 +207,23 @@ def weigh(
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
     facts = load_bounds(bounds + row * FACTS)
-    asked = asked_of(
-        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
-    )
-    if asked.restricted & (facts.scale > 0):
-        here = part * (chunk // group) + tl.arange(0, chunk // group)
-        top = tl.max(tl.load(tops + row * groups + here), 0)
-        if depth_of(top, facts.largest, asked.temperature) <= facts.limit:
-            ids = part * chunk + tl.arange(0, chunk)
-            x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
-            depth = depth_of(x, facts.largest, asked.temperature)
-            inside = (ids < vocab) & (depth <= facts.limit)
-            weight = tl.where(asked.top_k > 0, 1, mass_of(depth))
-            bucket = tl.where(inside, bucket_of(facts, depth), BUCKETS)
-            buckets = tl.arange(0, BUCKETS)
-            each = tl.where(bucket[None, :] == buckets[:, None], weight[None, :], 0)
-            made = tl.sum(each, 1)
-            at = weights + row * BUCKETS + buckets
-            tl.atomic_add(at, made, mask=made > 0, sem="relaxed")
+    here = part * (chunk // group) + tl.arange(0, chunk // group)
+    top = tl.max(tl.load(tops + row * groups + here), 0)
+    if (facts.scale > 0) & (top >= facts.floor):
+        asked = asked_of(
+            who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+        )
+        ids = part * chunk + tl.arange(0, chunk)
+        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
+        depth = depth_of(x, facts.largest, asked.temperature)
+        inside = (ids < vocab) & (depth <= facts.limit)
+        weight = tl.where(asked.top_k > 0, 1, mass_of(depth))
+        bucket = tl.where(inside, bucket_of(facts, depth), BUCKETS)
+        buckets = tl.arange(0, BUCKETS)
+        each = tl.where(bucket[None, :] == buckets[:, None], weight[None, :], 0)
+        made = tl.sum(each, 1)
+        at = weights + row * BUCKETS + buckets
+        tl.atomic_add(at, made, mask=made > 0, sem="relaxed")
 
 
 @triton.jit
@@ -253,31 +255,32 @@ def gather(
     follow()
     part = tl.program_id(0)
     row = tl.program_id(1).to(tl.int64)
-    asked = asked_of(
-        who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
-    )
-    if asked.restricted:
-        facts = load_bounds(bounds + row * FACTS)
-        here = part * (chunk // group) + tl.arange(0, chunk // group)
-        top = tl.max(tl.load(tops + row * groups + here), 0)
-        if depth_of(top, facts.largest, asked.temperature) <= facts.limit:
-            ids = part * chunk + tl.arange(0, chunk)
-            x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
-            depth = depth_of(x, facts.largest, asked.temperature)
-            inside = (ids < vocab) & (depth <= facts.limit)
-            bucket = bucket_of(facts, depth)
-            aim = aim_of(asked, facts, weights + row * BUCKETS)
-            sure = inside & (bucket < aim.first)
-            keep = inside & (bucket >= aim.first) & (bucket <= aim.edge)
-            if tl.max(sure.to(tl.int32), 0) > 0:
-                times = waiting(who, streams, positions, row, ids)
-                score = tl.where(sure, -depth - tl.log(times), float("-inf"))
-                best = sure & (score == tl.max(score, 0))
-                keep |= ids == tl.min(tl.where(best, ids, vocab), 0)
-            keep = keep.to(tl.int32)
-            base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
-            at = lists + row * width + base + tl.cumsum(keep, 0) - 1
-            tl.store(at, ids, mask=keep > 0)
+    facts = load_bounds(bounds + row * FACTS)
+    here = part * (chunk // group) + tl.arange(0, chunk // group)
+    # The last span may end beyond the last chunk.
+    most = tl.load(tops + row * groups + here, mask=here < groups, other=float("-inf"))
+    top = tl.max(most, 0)
+    if top >= facts.floor:
+        asked = asked_of(
+            who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+        )
+        aim = aim_of(asked, facts, weights + row * BUCKETS)
+        ids = part * chunk + tl.arange(0, chunk)
+        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
+        depth = depth_of(x, facts.largest, asked.temperature)
+        inside = (ids < vocab) & (depth <= facts.limit)
+        bucket = bucket_of(facts, depth)
+        sure = inside & (bucket < aim.first)
+        keep = inside & (bucket >= aim.first) & (bucket <= aim.edge)
+        if tl.max(sure.to(tl.int32), 0) > 0:
+            times = waiting(who, streams, positions, row, ids)
+            score = tl.where(sure, -depth - tl.log(times), float("-inf"))
+            best = sure & (score == tl.max(score, 0))
+            keep |= ids == tl.min(tl.where(best, ids, vocab), 0)
+        keep = keep.to(tl.int32)
+        base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
+        at = lists + row * width + base + tl.cumsum(keep, 0) - 1
+        tl.store(at, ids, mask=keep > 0)
 
 
 @triton.jit
@@ -318,7 +321,7 @@ def finish(
     size = tl.load(counts + row)
     line = logits + row * stride
     none = tl.full([], 0.0, tl.float32)
-    facts = Bounds(largest, none, none, none, none, none)
+    facts = Bounds(largest, none, none, none, none, none, none)
     first = tl.full([], 0, tl.int32)
     kept = Kept(line, lists + row * width, size, facts, first, asked.temperature)
     every = tl.full([], 0xFFFFFFFF, tl.uint32)

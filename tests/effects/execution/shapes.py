@@ -3,7 +3,7 @@
 import random
 from typing import Any
 
-from minfer.params import SamplingParams
+from minfer.params import MAX_ALLOWED, SamplingParams
 from minfer.sample import RowSampling
 
 
@@ -23,7 +23,7 @@ def random_shape(rng: random.Random, vocab: int, **more: Any) -> RowSampling:
     )
     bad_words = maybe(words, ())
     gone = stops.union(word[-1] for word in bad_words)
-    allowed = sorted({*some(vocab), min(set(range(vocab)) - gone)})
+    allowed = sorted({*some(MAX_ALLOWED - 1), min(set(range(vocab)) - gone)})
     params = SamplingParams(
         repetition_penalty=maybe(rng.choice([0.7, 1.3, 2.0]), 1.0),
         frequency_penalty=maybe(rng.choice([-1.5, 0.1, 0.7]), 0.0),
