@@ -12,7 +12,7 @@ GREEDY_BELOW = tl.constexpr(1e-5)  # a temperature
 # as 2^20 of at most 1 then fit in 63 bits.
 MASS_UNITS = tl.constexpr(2.0**43)
 DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is nothing to float32
-HALVINGS = tl.constexpr(12)  # of that range, until its limit is near enough
+HALVINGS = tl.constexpr(12)  # of a range, until a depth is near enough
 NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
 ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: room for that of its largest
 MORE = tl.constexpr(1.001)  # of a depth
@@ -22,8 +22,7 @@ DEEP = tl.constexpr(80.0)  # exp(-80) is still a normal float32
 BUCKETS = tl.constexpr(8)
 PARTS = tl.constexpr(6)
 NARROWEST = tl.constexpr(1e-30)  # range: its scale is finite
-GUESS_HALVINGS = tl.constexpr(16)
-DEVIATIONS = tl.constexpr(3.5)  # of a sample: the range misses one row in 2,000
+DEVIATIONS = tl.constexpr(3.5)  # of what a sample says: two rows in 1,000 may be missed
 # Where a row's `Bounds` lie.
 FACTS = tl.constexpr(8)
 
@@ -154,33 +153,44 @@ def floor_of(largest, limit, temperature):
 
 
 @triton.jit
-def guess_of(asked, line, largest, vocab, samples: tl.constexpr):
-    """A range of depths where the edge should be, from a sample: its start, its scale.
+def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
+    """A range of depths where the edge should be: its start, its scale.
 
-    A wrong guess costs time alone.
+    A sample tells what weighs how much beyond a depth; of what is within, few tokens may
+    be most. A wrong guess costs time alone.
     """
     ids = (tl.arange(0, samples).to(tl.int64) * vocab // samples).to(tl.int32)
     depth = depth_of(tl.load(line + ids), largest, asked.temperature)
-    weight = tl.where(depth <= asked.deepest, tl.exp(-depth), 0.0)
-    weight = tl.where(asked.top_k > 0, 1.0, weight)
-    total = tl.sum(weight, 0)
-    share = tl.where(asked.top_k > 0, asked.top_k / vocab, asked.top_p)
-    spread = tl.sqrt(share * (1 - share) * tl.sum(weight * weight, 0))
-    fewest = share * total - spread * DEVIATIONS
-    most = share * total + spread * DEVIATIONS
-    finite = tl.where(depth < float("inf"), depth, 0.0)
-    low, low_end = 0.0, tl.max(finite, 0)
-    high, high_end = low, low_end
-    for _step in range(GUESS_HALVINGS):
-        middle = (low + low_end) / 2
-        enough = tl.sum(tl.where(depth <= middle, weight, 0.0), 0) >= fewest
-        low = tl.where(enough, low, middle)
-        low_end = tl.where(enough, middle, low_end)
-        middle = (high + high_end) / 2
-        enough = tl.sum(tl.where(depth <= middle, weight, 0.0), 0) >= most
-        high = tl.where(enough, high, middle)
-        high_end = tl.where(enough, middle, high_end)
-    return low, 1 / tl.maximum(high_end - low, NARROWEST) * PARTS
+    counted = asked.top_k > 0
+    weight = tl.where(counted, 1.0, tl.exp(-depth))
+    total = tl.where(counted, samples, total * samples / vocab)
+    share = tl.where(counted, asked.top_k / vocab, asked.top_p)
+    deepest = tl.where(counted, float("inf"), asked.deepest)
+    out = tl.sum(tl.where(depth > deepest, weight, 0.0), 0)
+    wanted = (1 - share) * (total - out) + out
+    end = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0)
+    end = tl.minimum(end, limit)
+    _, edge = _leaving(depth, weight, wanted, end)
+    beyond = tl.where(depth > edge, weight, 0.0)
+    sum_ = tl.sum(beyond, 0)
+    variance = tl.sum(beyond * beyond, 0) - sum_ * sum_ / samples
+    spread = tl.sqrt(tl.maximum(variance, 0.0)) * DEVIATIONS
+    low, _ = _leaving(depth, weight, wanted + spread, end)
+    _, high = _leaving(depth, weight, wanted - spread, end)
+    return low, 1 / tl.maximum(high - low, NARROWEST) * PARTS
+
+
+@triton.jit
+def _leaving(depth, weight, wanted, end):
+    """A depth beyond which just so much is, between two."""
+    less = 0.0
+    more = end
+    for _step in range(HALVINGS):
+        middle = (less + more) / 2
+        enough = tl.sum(tl.where(depth > middle, weight, 0.0), 0) <= wanted
+        less = tl.where(enough, less, middle)
+        more = tl.where(enough, middle, more)
+    return less, more
 
 
 @triton.jit

@@ -169,7 +169,8 @@ def bound(
         low, scale = 0.0, 0.0
         some = ((asked.top_k > 0) | (asked.top_p < 1)) & (asked.typical_p >= 1)
         if some & (most_within(depth, mass, limit, group) > few):
-            low, scale = guess_of(asked, logits + row * stride, largest, vocab, samples)
+            line = logits + row * stride
+            low, scale = guess_of(asked, line, largest, total, limit, vocab, samples)
         floor = floor_of(largest, limit, asked.temperature)
         facts = Bounds(largest, total, mean, limit, low, scale, floor)
         store_bounds(bounds + row * FACTS, facts)
