@@ -10,22 +10,34 @@ row's winners exactly. So only tokens of one chunk may swap, if their scores agr
 Min-p is a depth that may not be exceeded. Top-k and top-p are weighted quantiles of
 depth: the least that k tokens do not exceed; the least up to which tokens hold `top_p` of
 the mass; then one of the ids at just that depth. Each takes up to 8 passes, 4 bits a
-pass, over a list. For this `scan` stores the largest of every 128 logits and the sum of
-their exponentials, and `gather` bisects for a depth with k groups above, or below which,
-at most min(sum, 128 exp(-depth)) a group, less than 1 - top_p is left: it lists the ids
-above. A list's order is a race that nothing shows: counts and masses are integers (in
-units of 2^-43).
+pass, by one program, so what they go over must be few: a list of the tokens of which it
+is not yet clear whether they are kept. It is made in three steps:
+- `bound`, once a row: `scan` stores the largest of every 128 logits and the sum of their
+  exponentials. No kept token is deeper than a depth with k groups' largest within it, or
+  beyond which less than 1 - top_p is left: of a group all, or all but its largest where
+  that is within, and 128 exp(-depth) at most. If few tokens are kept, that is near the
+  edge: hardly a group has two. Else the edge is guessed: a sample of 4,096 logits says
+  what is beyond a depth, give or take a range.
+- `weigh`, of rows with such a range: what is before it, in its 6 parts, and behind it.
+  The edge is in one of these, which has some 1,000 tokens; if the guess was wrong, more,
+  which costs time alone.
+- `gather` lists the tokens of the edge's bucket. Those before it are kept for sure, and
+  only the winner of each 1,024 ids can be drawn: it is listed, too.
+A list's order is a race that nothing shows: counts and masses are integers (in units of
+2^-43). Where more filters follow (top-p after top-k, typical-p), a list has all tokens up
+to the edge.
 
 Typical-p is a quantile, too: not of depth, but of its distance from the mean depth of
 what the others leave (-log p is depth + log Z, and log Z cancels). Where it stands alone,
 the mean is made of what `scan` stores of each group, and the list is of ids above both
 the depth below which less than 1 - typical_p is left, and twice the mean: whoever is
-below these is farther from the mean than all above.
+below these is farther from the mean than all above. So a flat row's list is long.
 
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s, 132 x 128 lanes at 1.7 GHz: a row is 0.3
-MB in 75 programs and costs its 2 launches, 3 if filtered; if it is flat, 0.1 ms for each
-pass over its list. 256 rows are 78 MB, 19 us to read; noise, where `scan` makes it, is
-75 instructions, 100 us in all.
+MB in 75 programs and costs its 2 launches, 5 if filtered. 256 rows are 78 MB, 19 us to
+read; an instruction for each of their logits is 1.35 us: noise, where `scan` makes it,
+is 75, 100 us in all, and weighing in 8 buckets 130. Programs without a token near the
+edge end after one load, some 10 us for a launch; a pass over lists of 500 takes 2 us.
 """
 
 from typing import NamedTuple

@@ -2,9 +2,9 @@
 
 A row is sampled in two launches. `scan` reads its logits chunk by chunk: it stores the
 largest logit of every group, and each chunk's winner. `finish` compares the winners. A
-row that is restricted (by top-k, top-p, min-p or typical-p) takes a launch more: its
-chunks have no winners but the masses of their groups, from which `gather` finds which
-tokens may be kept at all; `finish` then finds which are, and draws.
+row that is restricted (by top-k, top-p, min-p or typical-p) takes three launches more:
+its chunks have no winners but the masses of their groups, from which `bound`, `weigh` and
+`gather` find which tokens may be kept at all; `finish` then finds which are, and draws.
 """
 
 import triton
@@ -29,29 +29,11 @@ from minfer.kernels.buckets import (
     store_bounds,
     typical_alone,
 )
+from minfer.kernels.noise import waiting
 from minfer.kernels.pdl import follow
 from minfer.kernels.quantiles import Edges, Kept, edges_of, left_by, listed, typical_of
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
-
-
-@triton.jit
-def waiting(who, streams, positions, row, ids):
-    """-log(1 - v): waiting times, whose negative logarithms are the noise.
-
-    The steps that mix bits are `STEPS64` and `STEPS32` of sample.py, written out.
-    """
-    key = tl.load(streams + tl.load(who + row)).to(tl.uint64)
-    key += (tl.load(positions + row) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
-    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9
-    key = (key ^ (key >> 27)) * 0x94D049BB133111EB
-    key = key ^ (key >> 31)
-    x = ids.to(tl.uint32) + key.to(tl.uint32)
-    x = ((x ^ (x >> 17)) * 0xED5AD4BB) ^ (key >> 32).to(tl.uint32)
-    x = (x ^ (x >> 11)) * 0xAC4C1B51
-    x = (x ^ (x >> 15)) * 0x31848BAB
-    v = tl.minimum(((x ^ (x >> 14)).to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -(tl.log(1 - v) + ((1 - (1 - v)) - v))  # the second term is what 1 - v lost
 
 
 @triton.jit

@@ -236,7 +236,7 @@ def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> 
 def test_the_last_token_kept_and_the_first_left_out(
     device: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = Sizes(chunk=128, group=16, span=64, tile=512, samples=64, few=0)
+    sizes = Sizes(chunk=128, group=16, span=128, tile=512, samples=64, few=0)
     monkeypatch.setattr(kernels, "SIZES", sizes)
     line = torch.randn(300, generator=torch.Generator().manual_seed(3))
     params = [
@@ -282,7 +282,9 @@ def test_the_lowest_id_of_the_largest_logits(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More chunks than a tile holds.
-    monkeypatch.setattr(kernels, "SIZES", Sizes(chunk=16, group=8, span=32, tile=8, samples=8, few=0))
+    monkeypatch.setattr(
+        kernels, "SIZES", Sizes(chunk=16, group=8, span=32, tile=8, samples=8, few=0)
+    )
     logits = torch.full((3, 200), -5.0)
     for row, ids in enumerate([(199, 70, 71), (0, 199), (130, 131)]):
         logits[row, list(ids)] = 3.0
