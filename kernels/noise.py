@@ -6,10 +6,29 @@ where it is needed, and kept nowhere.
 import triton
 import triton.language as tl
 
+SOON = tl.constexpr(0.125)  # up to where `soon` is precise
+
 
 @triton.jit
 def waiting(who, streams, positions, row, ids):
-    """-log(1 - v): waiting times, whose negative logarithms are the noise.
+    """-log(1 - v): waiting times, whose negative logarithms are the noise."""
+    v = uniform(who, streams, positions, row, ids)
+    return -(tl.log(1 - v) + ((1 - (1 - v)) - v))  # the second term is what 1 - v lost
+
+
+@triton.jit
+def soon(v):
+    """-log(1 - v) to float32's precision where v is below `SOON`; else less than that.
+
+    The first of its series' terms, of which none is negative.
+    """
+    more = 1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6 + v * (1 / 7))))
+    return v * (1 + v * (0.5 + v * more))
+
+
+@triton.jit
+def uniform(who, streams, positions, row, ids):
+    """v, between 0 and 1.
 
     The steps that mix bits are `STEPS64` and `STEPS32` of sample.py, written out.
     """
@@ -22,5 +41,4 @@ def waiting(who, streams, positions, row, ids):
     x = ((x ^ (x >> 17)) * 0xED5AD4BB) ^ (key >> 32).to(tl.uint32)
     x = (x ^ (x >> 11)) * 0xAC4C1B51
     x = (x ^ (x >> 15)) * 0x31848BAB
-    v = tl.minimum(((x ^ (x >> 14)).to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -(tl.log(1 - v) + ((1 - (1 - v)) - v))  # the second term is what 1 - v lost
+    return tl.minimum(((x ^ (x >> 14)).to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)

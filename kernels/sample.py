@@ -48,14 +48,13 @@ import triton
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.buckets import BUCKETS, FACTS
+from minfer.kernels.bounds import FACTS, MASSES
 from minfer.kernels.pdl import early
-from minfer.kernels.sample_kernels import bound, finish, gather, scan, weigh
+from minfer.kernels.sample_kernels import bound, finish, gather, scan
 
 SCAN_WARPS = 4
 BOUND_WARPS = 8
-WEIGH_WARPS = 8
-GATHER_WARPS = 4
+GATHER_WARPS = 8
 FINISH_WARPS = 8
 MOST_LOGITS = 1 << 20  # of a row: masses are added up in 63 bits, and ids have 20
 # Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
@@ -70,15 +69,15 @@ WORD = 2**64  # int64 wraps: what is above its largest is negative
 class Sizes(NamedTuple):
     """How many tokens are worked on at once; powers of two."""
 
-    chunk: int  # by a program of `scan` and `weigh`
+    chunk: int  # by a program of `scan`
     group: int  # of whose logits the largest, and the mass, is stored
     span: int  # by a program of `gather`
     tile: int  # by a pass over a list
     samples: int  # logits from which an edge is guessed
-    few: int  # tokens that may be kept: no more than these are listed unweighed
+    few: int  # tokens that may be kept: no more than these are listed without a guess
 
 
-SIZES = Sizes(chunk=2048, group=128, span=1024, tile=512, samples=4096, few=1024)
+SIZES = Sizes(chunk=2048, group=128, span=2048, tile=512, samples=4096, few=1024)
 
 
 def sample(
@@ -179,10 +178,10 @@ def _launch(
         group=group,
         num_warps=SCAN_WARPS,
     )
-    known = {"tops": tops, "bounds": tops, "weights": streams}
+    known = {"tops": tops, "bounds": tops, "masses": streams}
     if filtered:
         known["bounds"] = tops.new_empty(aligned, FACTS.value)
-        known["weights"] = who.new_empty(aligned, BUCKETS.value, dtype=torch.int64)
+        known["masses"] = who.new_empty(aligned, MASSES.value, dtype=torch.int64)
         bound[rows,](
             **asked,
             **known,
@@ -194,14 +193,6 @@ def _launch(
             samples=SIZES.samples,
             few=SIZES.few,
             num_warps=BOUND_WARPS,
-        )
-        weigh[parts, rows](
-            **asked,
-            **known,
-            groups=groups,
-            chunk=SIZES.chunk,
-            group=group,
-            num_warps=WEIGH_WARPS,
         )
         gather[triton.cdiv(vocab, SIZES.span), rows](
             **asked,

@@ -2,36 +2,42 @@
 
 A row is sampled in two launches. `scan` reads its logits chunk by chunk: it stores the
 largest logit of every group, and each chunk's winner. `finish` compares the winners. A
-row that is restricted (by top-k, top-p, min-p or typical-p) takes three launches more:
-its chunks have no winners but the masses of their groups, from which `bound`, `weigh` and
-`gather` find which tokens may be kept at all; `finish` then finds which are, and draws.
+row that is restricted (by top-k, top-p, min-p or typical-p) takes two launches more: its
+chunks have no winners but the masses of their groups, from which `bound` finds how deep
+tokens are that may be kept; `gather` lists them, `finish` finds which are, and draws.
 """
 
 import triton
 import triton.language as tl
 
-from minfer.kernels.buckets import (
-    BUCKETS,
+from minfer.kernels.bounds import (
     DEEPEST_BOUND,
     FACTS,
+    MASS_UNITS,
+    MASSES,
     MORE,
     Bounds,
-    aim_of,
     asked_of,
-    bucket_of,
     depth_of,
     floor_of,
     guess_of,
     limit_of,
     load_bounds,
-    mass_of,
+    min_p_alone,
     most_within,
     store_bounds,
     typical_alone,
 )
-from minfer.kernels.noise import waiting
+from minfer.kernels.noise import SOON, soon, uniform, waiting
 from minfer.kernels.pdl import follow
-from minfer.kernels.quantiles import Edges, Kept, edges_of, left_by, listed, typical_of
+from minfer.kernels.quantiles import (
+    Edges,
+    Kept,
+    edges_of,
+    left_by,
+    listed,
+    typical_of,
+)
 
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
 
@@ -111,7 +117,7 @@ def bound(
     sums,
     moments,
     bounds,
-    weights,
+    masses,
     vocab,
     groups,
     group: tl.constexpr,
@@ -121,7 +127,7 @@ def bound(
 ):
     """Grid [rows]: what restricted rows' groups tell: bounds [rows, FACTS] as `Bounds`.
 
-    weights [rows, BUCKETS] are made zero.
+    masses [rows, MASSES] are made zero.
     """
     follow()
     row = tl.program_id(0).to(tl.int64)
@@ -148,65 +154,27 @@ def bound(
             moment = tl.where(mass > 0, moment * tl.exp(-depth) + mass * depth, 0.0)
             mean = tl.sum(moment, 0) / total
             limit = tl.maximum(limit, 2 * MORE * mean)
-        low, scale = 0.0, 0.0
+        low, high = 0.0, float("inf")
+        if min_p_alone(asked):  # all within are kept for sure
+            low = float("inf")
         some = ((asked.top_k > 0) | (asked.top_p < 1)) & (asked.typical_p >= 1)
         if some & (most_within(depth, mass, limit, group) > few):
             line = logits + row * stride
-            low, scale = guess_of(asked, line, largest, total, limit, vocab, samples)
-        floor = floor_of(largest, limit, asked.temperature)
-        facts = Bounds(largest, total, mean, limit, low, scale, floor)
+            low, high = guess_of(asked, line, largest, total, limit, vocab, samples)
+        lowered = tl.where(high < limit, 1.0, 0.0)
+        guess = tl.minimum(limit, high)
+        # What top-p keeps depends on the mass of all that min-p leaves.
+        asks = tl.where(asked.deepest < float("inf"), limit, guess)
+        floor = floor_of(largest, asks, asked.temperature)
+        facts = Bounds(largest, total, mean, guess, low, lowered, floor)
         store_bounds(bounds + row * FACTS, facts)
-        buckets = tl.arange(0, BUCKETS)
-        tl.store(weights + row * BUCKETS + buckets, tl.zeros([BUCKETS], tl.int64))
+        each = tl.arange(0, MASSES)
+        tl.store(masses + row * MASSES + each, tl.zeros([MASSES], tl.int64))
     else:
         none = tl.full([], 0.0, tl.float32)
         nan = tl.full([], float("nan"), tl.float32)
         facts = Bounds(none, none, none, none, none, none, nan)
         store_bounds(bounds + row * FACTS, facts)
-
-
-@triton.jit
-def weigh(
-    logits,
-    stride,
-    who,
-    temperatures,
-    top_ks,
-    top_ps,
-    deepests,
-    typical_ps,
-    tops,
-    bounds,
-    weights,
-    vocab,
-    groups,
-    chunk: tl.constexpr,
-    group: tl.constexpr,
-):
-    """Grid [chunks, rows]: weights [rows, BUCKETS] of the tokens that a row may keep, of
-    rows that have a range: masses, or their number for top-k.
-    """
-    follow()
-    part = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
-    facts = load_bounds(bounds + row * FACTS)
-    here = part * (chunk // group) + tl.arange(0, chunk // group)
-    top = tl.max(tl.load(tops + row * groups + here), 0)
-    if (facts.scale > 0) & (top >= facts.floor):
-        asked = asked_of(
-            who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
-        )
-        ids = part * chunk + tl.arange(0, chunk)
-        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
-        depth = depth_of(x, facts.largest, asked.temperature)
-        inside = (ids < vocab) & (depth <= facts.limit)
-        weight = tl.where(asked.top_k > 0, 1, mass_of(depth))
-        bucket = tl.where(inside, bucket_of(facts, depth), BUCKETS)
-        buckets = tl.arange(0, BUCKETS)
-        each = tl.where(bucket[None, :] == buckets[:, None], weight[None, :], 0)
-        made = tl.sum(each, 1)
-        at = weights + row * BUCKETS + buckets
-        tl.atomic_add(at, made, mask=made > 0, sem="relaxed")
 
 
 @triton.jit
@@ -223,7 +191,7 @@ def gather(
     positions,
     tops,
     bounds,
-    weights,
+    masses,
     lists,
     counts,
     width,
@@ -232,8 +200,8 @@ def gather(
     chunk: tl.constexpr,
     group: tl.constexpr,
 ):
-    """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order;
-    of those it keeps for sure only each chunk's winner.
+    """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order; of
+    those it keeps for sure only each chunk's winner, and adds up their masses.
     """
     follow()
     part = tl.program_id(0)
@@ -247,23 +215,37 @@ def gather(
         asked = asked_of(
             who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
         )
-        aim = aim_of(asked, facts, weights + row * BUCKETS)
         ids = part * chunk + tl.arange(0, chunk)
         x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
         depth = depth_of(x, facts.largest, asked.temperature)
-        inside = (ids < vocab) & (depth <= facts.limit)
-        bucket = bucket_of(facts, depth)
-        sure = inside & (bucket < aim.first)
-        keep = inside & (bucket >= aim.first) & (bucket <= aim.edge)
-        if tl.max(sure.to(tl.int32), 0) > 0:
-            times = waiting(who, streams, positions, row, ids)
-            score = tl.where(sure, -depth - tl.log(times), float("-inf"))
-            best = sure & (score == tl.max(score, 0))
-            keep |= ids == tl.min(tl.where(best, ids, vocab), 0)
+        keep = (ids < vocab) & (depth <= facts.limit)
+        least = depth_of(top, facts.largest, asked.temperature)
+        guessed = (asked.top_p < 1) & (facts.low + facts.lowered > 0)
+        if guessed & (asked.deepest < float("inf")):
+            within = tl.where((ids < vocab) & (depth <= asked.deepest), tl.exp(-depth), 0)
+            _add(masses + row * MASSES + 1, within)
+        if least < facts.low:
+            sure = keep & (depth < facts.low)
+            _add(masses + row * MASSES, tl.where(sure, tl.exp(-depth), 0.0))
+            v = uniform(who, streams, positions, row, ids)
+            longer = tl.where(sure, tl.exp(depth), float("inf"))
+            score = soon(v) * longer
+            # Else the winner's v may be more than what `soon` is precise for.
+            if tl.min(score, 0) >= SOON * tl.exp(least):
+                score = waiting(who, streams, positions, row, ids) * longer
+            best = sure & (score == tl.min(score, 0))
+            winner = tl.min(tl.where(best, ids, vocab), 0)
+            keep = (keep & (depth >= facts.low)) | (ids == winner)
         keep = keep.to(tl.int32)
         base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
         at = lists + row * width + base + tl.cumsum(keep, 0) - 1
         tl.store(at, ids, mask=keep > 0)
+
+
+@triton.jit
+def _add(at, mass):
+    """Add masses up, in an order that does not show: a program's is always the same."""
+    tl.atomic_add(at, (tl.sum(mass, 0) * MASS_UNITS).to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -280,7 +262,7 @@ def finish(
     positions,
     tops,
     bounds,
-    weights,
+    masses,
     lists,
     counts,
     width,
@@ -305,22 +287,23 @@ def finish(
     line = logits + row * stride
     none = tl.full([], 0.0, tl.float32)
     facts = Bounds(largest, none, none, none, none, none, none)
-    first = tl.full([], 0, tl.int32)
-    kept = Kept(line, lists + row * width, size, facts, first, asked.temperature)
+    a_list = tl.full([], 0, tl.int32)
+    kept = Kept(line, lists + row * width, size, a_list, facts, asked.temperature)
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
     edges = Edges(infinite, every, none, infinite, every)
     if asked.restricted:
         facts = load_bounds(bounds + row * FACTS)
-        aim = aim_of(asked, facts, weights + row * BUCKETS)
-        kept = Kept(line, lists + row * width, size, facts, aim.first, asked.temperature)
-        edges = edges_of(asked, kept, aim, tile)
+        sure = tl.load(masses + row * MASSES)
+        within = tl.load(masses + row * MASSES + 1)
+        kept = Kept(line, lists + row * width, size, a_list, facts, asked.temperature)
+        edges, kept = edges_of(asked, kept, sure, within, vocab, width, tile)
         edges = Edges(edges.depth, edges.last, none, infinite, every)
         if asked.typical_p < 1:
             edges = typical_of(asked, kept, edges, tile)
     best = float("-inf")
     token = vocab
-    for start in range(0, size, tile):
+    for start in range(0, kept.size, tile):
         ids, inside, depth = listed(kept, start, tile)
         score = -depth - tl.where(
             asked.greedy, 0.0, tl.log(waiting(who, streams, positions, row, ids))

@@ -1,5 +1,5 @@
-"""How many of a row's tokens need be sorted out, kept few: bounds and buckets of depth,
-within the kernels of sample_kernels.py; sample.py has their theory.
+"""How many of a row's tokens need be sorted out, kept few: bounds of depth, proven or
+guessed, within the kernels of sample_kernels.py; sample.py has their theory.
 """
 
 from typing import NamedTuple
@@ -17,14 +17,15 @@ NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
 ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: room for that of its largest
 MORE = tl.constexpr(1.001)  # of a depth
 DEEP = tl.constexpr(80.0)  # exp(-80) is still a normal float32
-# What a row's tokens are weighed in: all above a range of depths, equal parts of the
-# range, all below.
-BUCKETS = tl.constexpr(8)
-PARTS = tl.constexpr(6)
-NARROWEST = tl.constexpr(1e-30)  # range: its scale is finite
-DEVIATIONS = tl.constexpr(3.5)  # of what a sample says: two rows in 1,000 may be missed
+NARROWEST = tl.constexpr(1e-30)  # range of depths: divisors are not 0
+# Of what a sample says: one row in a million may be missed. Besides these a few tokens of
+# the sample at the edge, as few deeper ones may be in it by chance.
+DEVIATIONS = tl.constexpr(5.0)
+STRAYS = tl.constexpr(10.0)
 # Where a row's `Bounds` lie.
 FACTS = tl.constexpr(8)
+# What is added up of a row: the mass of what is kept for sure, that of all within min-p.
+MASSES = tl.constexpr(2)
 
 
 class Asked(NamedTuple):
@@ -40,24 +41,15 @@ class Asked(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What is known of a restricted row before its tokens are weighed."""
+    """What is known of a restricted row before its tokens are listed."""
 
     largest: tl.tensor  # logit
     total: tl.tensor  # mass of all tokens
     mean: tl.tensor  # depth; if typical-p alone restricts the row
     limit: tl.tensor  # no kept token is deeper
-    low: tl.tensor  # where the range of depths begins that is told apart
-    scale: tl.tensor  # its parts for a depth of 1; 0: nothing is weighed
-    floor: tl.tensor  # logit: no kept token's is lower; NaN of rows without restrictions
-
-
-class Aim(NamedTuple):
-    """Where the edge is, by what its buckets weigh."""
-
-    edge: tl.tensor  # bucket; all before it are kept
-    first: tl.tensor  # bucket that is listed
-    held: tl.tensor  # weight of the buckets before the edge
-    target: tl.tensor  # weight of what is kept
+    low: tl.tensor  # all that are less deep are kept, and few of these listed
+    lowered: tl.tensor  # 1: `limit` is a guess
+    floor: tl.tensor  # logit: nobody asks for lower ones; NaN of rows not restricted
 
 
 @triton.jit
@@ -92,6 +84,13 @@ def typical_alone(asked):
     """Whether typical-p is all that restricts a row."""
     others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.deepest < float("inf"))
     return (asked.typical_p < 1) & (others == 0)
+
+
+@triton.jit
+def min_p_alone(asked):
+    """Whether min-p is all that restricts a row."""
+    others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.typical_p < 1)
+    return (asked.deepest < float("inf")) & (others == 0)
 
 
 @triton.jit
@@ -154,7 +153,7 @@ def floor_of(largest, limit, temperature):
 
 @triton.jit
 def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
-    """A range of depths where the edge should be: its start, its scale.
+    """Two depths between which the edge should be.
 
     A sample tells what weighs how much beyond a depth; of what is within, few tokens may
     be most. A wrong guess costs time alone.
@@ -174,10 +173,13 @@ def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
     beyond = tl.where(depth > edge, weight, 0.0)
     sum_ = tl.sum(beyond, 0)
     variance = tl.sum(beyond * beyond, 0) - sum_ * sum_ / samples
-    spread = tl.sqrt(tl.maximum(variance, 0.0)) * DEVIATIONS
+    stray = tl.where(counted, 1.0, tl.exp(-edge)) * STRAYS
+    spread = tl.sqrt(tl.maximum(variance, 0.0)) * DEVIATIONS + stray
     low, _ = _leaving(depth, weight, wanted + spread, end)
     _, high = _leaving(depth, weight, wanted - spread, end)
-    return low, 1 / tl.maximum(high - low, NARROWEST) * PARTS
+    # All up to the edge is listed where a token's number counts, not its mass alone.
+    low = tl.where(counted, 0.0, low)
+    return low, tl.where(wanted > spread, high, float("inf"))
 
 
 @triton.jit
@@ -215,46 +217,14 @@ def store_bounds(at, bounds):
     tl.store(at + 2, bounds.mean)
     tl.store(at + 3, bounds.limit)
     tl.store(at + 4, bounds.low)
-    tl.store(at + 5, bounds.scale)
+    tl.store(at + 5, bounds.lowered)
     tl.store(at + 6, bounds.floor)
 
 
 @triton.jit
-def bucket_of(bounds, depth):
-    """The buckets of depths: deeper tokens are never in one before. All are in the first
-    if nothing is weighed.
-    """
-    place = tl.minimum((depth - bounds.low) * bounds.scale, PARTS).to(tl.int32)
-    place = tl.where(depth < bounds.low, 0, place + 1)
-    return tl.where(bounds.scale > 0, place, 0)
-
-
-@triton.jit
-def lists_whole(asked):
-    """Whether all tokens up to the edge are listed, as more than their mass counts."""
-    return (asked.top_k > 0) | (asked.typical_p < 1)
-
-
-@triton.jit
-def aim_of(asked, bounds, weights):
-    """The edge's bucket, and what is to be found in it."""
-    at = tl.arange(0, BUCKETS)
-    edge = tl.where(lists_whole(asked) | (asked.top_p < 1), 0, BUCKETS)
-    first = edge
-    held = tl.full([], 0, tl.int64)
-    target = tl.full([], 0, tl.int64)
-    if bounds.scale > 0:
-        weight = tl.load(weights + at)
-        total = bounds.total.to(tl.float64) * MASS_UNITS
-        if asked.deepest < float("inf"):  # all of these were weighed
-            total = tl.sum(weight, 0).to(tl.float64)
-        target = target_of(asked.top_p, total)
-        target = tl.where(asked.top_k > 0, asked.top_k.to(tl.int64), target)
-        before = tl.cumsum(weight, 0) < target
-        edge = tl.minimum(tl.sum(before.to(tl.int32), 0), BUCKETS - 1)
-        first = tl.where(lists_whole(asked), 0, edge)
-        held = tl.sum(tl.where(at < first, weight, 0), 0)
-    return Aim(edge, first, held, target)
+def is_whole(asked, bounds):
+    """Whether all that may be kept is listed, and not what is near the edge alone."""
+    return (bounds.low == 0) & ((bounds.lowered == 0) | (asked.top_k > 0))
 
 
 @triton.jit
