@@ -11,18 +11,17 @@ Min-p is a depth that may not be exceeded. Top-k and top-p are weighted quantile
 depth: the least that k tokens do not exceed; the least up to which tokens hold `top_p` of
 the mass; then one of the ids at just that depth. Each takes up to 8 passes, 4 bits a
 pass, by one program, so what they go over must be few: a list of the tokens of which it
-is not yet clear whether they are kept. It is made in three steps:
+is not yet clear whether they are kept. It is made in two steps:
 - `bound`, once a row: `scan` stores the largest of every 128 logits and the sum of their
   exponentials. No kept token is deeper than a depth with k groups' largest within it, or
   beyond which less than 1 - top_p is left: of a group all, or all but its largest where
   that is within, and 128 exp(-depth) at most. If few tokens are kept, that is near the
   edge: hardly a group has two. Else the edge is guessed: a sample of 4,096 logits says
-  what is beyond a depth, give or take a range.
-- `weigh`, of rows with such a range: what is before it, in its 6 parts, and behind it.
-  The edge is in one of these, which has some 1,000 tokens; if the guess was wrong, more,
-  which costs time alone.
-- `gather` lists the tokens of the edge's bucket. Those before it are kept for sure, and
-  only the winner of each 1,024 ids can be drawn: it is listed, too.
+  what is beyond a depth, give or take a range that has a twentieth of the tokens.
+- `gather` lists the tokens within such a range. Those before it are kept for sure: their
+  masses are added up, and only the winner of each 2,048 ids can be drawn: it is listed,
+  too. `finish` sees whether the edge is in the range, looks for it in one of 16 parts
+  of the range, and where the guess was wrong, in all ids, which costs time alone.
 A list's order is a race that nothing shows: counts and masses are integers (in units of
 2^-43). Where more filters follow (top-p after top-k, typical-p), a list has all tokens up
 to the edge.
@@ -34,10 +33,11 @@ the depth below which less than 1 - typical_p is left, and twice the mean: whoev
 below these is farther from the mean than all above. So a flat row's list is long.
 
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s, 132 x 128 lanes at 1.7 GHz: a row is 0.3
-MB in 75 programs and costs its 2 launches, 5 if filtered. 256 rows are 78 MB, 19 us to
+MB in 75 programs and costs its 2 launches, 4 if filtered. 256 rows are 78 MB, 19 us to
 read; an instruction for each of their logits is 1.35 us: noise, where `scan` makes it,
-is 75, 100 us in all, and weighing in 8 buckets 130. Programs without a token near the
-edge end after one load, some 10 us for a launch; a pass over lists of 500 takes 2 us.
+is 75, 100 us in all. Where most are kept for sure, `gather` makes it: logarithms, half of
+it, are left out, as a winner's waiting time is short and a series of few terms. Programs
+without a token up to the edge end after one load, some 10 us for a launch.
 """
 
 from typing import NamedTuple

@@ -230,11 +230,12 @@ def gather(
             v = uniform(who, streams, positions, row, ids)
             longer = tl.where(sure, tl.exp(depth), float("inf"))
             score = soon(v) * longer
+            best = tl.min(score, 0)
             # Else the winner's v may be more than what `soon` is precise for.
-            if tl.min(score, 0) >= SOON * tl.exp(least):
+            if best >= SOON * tl.exp(least):
                 score = waiting(who, streams, positions, row, ids) * longer
-            best = sure & (score == tl.min(score, 0))
-            winner = tl.min(tl.where(best, ids, vocab), 0)
+                best = tl.min(score, 0)
+            winner = tl.min(tl.where(sure & (score == best), ids, vocab), 0)
             keep = (keep & (depth >= facts.low)) | (ids == winner)
         keep = keep.to(tl.int32)
         base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
