@@ -49,6 +49,7 @@ class Bounds(NamedTuple):
     limit: tl.tensor  # no kept token is deeper
     low: tl.tensor  # all that are less deep are kept, and few of these listed
     lowered: tl.tensor  # 1: `limit` is a guess
+    wait: tl.tensor  # times its mass: a token kept for sure is listed if it waits less
     floor: tl.tensor  # logit: nobody asks for lower ones; NaN of rows not restricted
 
 
@@ -153,7 +154,7 @@ def floor_of(largest, limit, temperature):
 
 @triton.jit
 def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
-    """Two depths between which the edge should be.
+    """Two depths between which the edge should be, and the mass before them.
 
     A sample tells what weighs how much beyond a depth; of what is within, few tokens may
     be most. A wrong guess costs time alone.
@@ -179,7 +180,8 @@ def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
     _, high = _leaving(depth, weight, wanted - spread, end)
     # All up to the edge is listed where a token's number counts, not its mass alone.
     low = tl.where(counted, 0.0, low)
-    return low, tl.where(wanted > spread, high, float("inf"))
+    held = tl.maximum((total - wanted - spread) * vocab / samples, 1.0)
+    return low, tl.where(wanted > spread, high, float("inf")), held
 
 
 @triton.jit
@@ -206,6 +208,7 @@ def load_bounds(at):
         tl.load(at + 4),
         tl.load(at + 5),
         tl.load(at + 6),
+        tl.load(at + 7),
     )
 
 
@@ -218,7 +221,8 @@ def store_bounds(at, bounds):
     tl.store(at + 3, bounds.limit)
     tl.store(at + 4, bounds.low)
     tl.store(at + 5, bounds.lowered)
-    tl.store(at + 6, bounds.floor)
+    tl.store(at + 6, bounds.wait)
+    tl.store(at + 7, bounds.floor)
 
 
 @triton.jit

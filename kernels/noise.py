@@ -6,24 +6,12 @@ where it is needed, and kept nowhere.
 import triton
 import triton.language as tl
 
-SOON = tl.constexpr(0.125)  # up to where `soon` is precise
-
 
 @triton.jit
 def waiting(who, streams, positions, row, ids):
     """-log(1 - v): waiting times, whose negative logarithms are the noise."""
     v = uniform(who, streams, positions, row, ids)
     return -(tl.log(1 - v) + ((1 - (1 - v)) - v))  # the second term is what 1 - v lost
-
-
-@triton.jit
-def soon(v):
-    """-log(1 - v) to float32's precision where v is below `SOON`; else less than that.
-
-    The first of its series' terms, of which none is negative.
-    """
-    more = 1 / 3 + v * (1 / 4 + v * (1 / 5 + v * (1 / 6 + v * (1 / 7))))
-    return v * (1 + v * (0.5 + v * more))
 
 
 @triton.jit

@@ -73,8 +73,9 @@ def all_of(kept, vocab):
     """All ids instead of a list."""
     none = tl.full([], 0.0, tl.float32)
     facts = kept.bounds
+    infinite = none + float("inf")
     bounds = Bounds(
-        facts.largest, facts.total, facts.mean, none + float("inf"), none, none, none
+        facts.largest, facts.total, facts.mean, infinite, none, none, none, none
     )
     one = tl.full([], 1, tl.int32)
     return Kept(kept.logits, kept.ids, vocab, one, bounds, kept.temperature)
@@ -252,7 +253,14 @@ def _one_part(kept, wanted, tile: tl.constexpr):
     tl.debug_barrier()  # other threads read what one has written
     facts = kept.bounds
     bounds = Bounds(
-        facts.largest, facts.total, facts.mean, most, least, facts.lowered, facts.floor
+        facts.largest,
+        facts.total,
+        facts.mean,
+        most,
+        least,
+        facts.lowered,
+        facts.wait,
+        facts.floor,
     )
     return Kept(kept.logits, behind, size, kept.every, bounds, kept.temperature)
 

@@ -54,7 +54,7 @@ from minfer.kernels.sample_kernels import bound, finish, gather, scan
 
 SCAN_WARPS = 4
 BOUND_WARPS = 8
-GATHER_WARPS = 8
+GATHER_WARPS = 4
 FINISH_WARPS = 8
 MOST_LOGITS = 1 << 20  # of a row: masses are added up in 63 bits, and ids have 20
 # Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
@@ -72,12 +72,23 @@ class Sizes(NamedTuple):
     chunk: int  # by a program of `scan`
     group: int  # of whose logits the largest, and the mass, is stored
     span: int  # by a program of `gather`
+    block: int  # of it at once
     tile: int  # by a pass over a list
     samples: int  # logits from which an edge is guessed
+    waits: float  # tokens kept for sure that are listed, about
     few: int  # tokens that may be kept: no more than these are listed without a guess
 
 
-SIZES = Sizes(chunk=2048, group=128, span=2048, tile=512, samples=4096, few=1024)
+SIZES = Sizes(
+    chunk=2048,
+    group=128,
+    span=4096,
+    block=1024,
+    tile=512,
+    samples=4096,
+    waits=24,
+    few=1024,
+)
 
 
 def sample(
@@ -192,6 +203,7 @@ def _launch(
             pad=pad,
             samples=SIZES.samples,
             few=SIZES.few,
+            waits=SIZES.waits,
             num_warps=BOUND_WARPS,
         )
         gather[triton.cdiv(vocab, SIZES.span), rows](
@@ -201,6 +213,7 @@ def _launch(
             **listed,
             groups=groups,
             chunk=SIZES.span,
+            block=min(SIZES.span, SIZES.block),
             group=group,
             num_warps=GATHER_WARPS,
         )

@@ -28,17 +28,19 @@ from minfer.kernels.bounds import (
     store_bounds,
     typical_alone,
 )
-from minfer.kernels.noise import SOON, soon, uniform, waiting
+from minfer.kernels.noise import uniform, waiting
 from minfer.kernels.pdl import follow
 from minfer.kernels.quantiles import (
     Edges,
     Kept,
+    all_of,
     edges_of,
     left_by,
     listed,
     typical_of,
 )
 
+ROUNDED = tl.constexpr(0.9999)  # of times that tokens wait
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
 
 
@@ -124,6 +126,7 @@ def bound(
     pad: tl.constexpr,
     samples: tl.constexpr,
     few: tl.constexpr,
+    waits: tl.constexpr,
 ):
     """Grid [rows]: what restricted rows' groups tell: bounds [rows, FACTS] as `Bounds`.
 
@@ -155,25 +158,27 @@ def bound(
             mean = tl.sum(moment, 0) / total
             limit = tl.maximum(limit, 2 * MORE * mean)
         low, high = 0.0, float("inf")
+        held = 1.0  # mass of what is kept for sure: of the largest logit
         if min_p_alone(asked):  # all within are kept for sure
             low = float("inf")
+            held = tl.sum(tl.where(depth <= limit, tl.exp(-depth), 0.0), 0)
         some = ((asked.top_k > 0) | (asked.top_p < 1)) & (asked.typical_p >= 1)
         if some & (most_within(depth, mass, limit, group) > few):
             line = logits + row * stride
-            low, high = guess_of(asked, line, largest, total, limit, vocab, samples)
+            low, high, held = guess_of(asked, line, largest, total, limit, vocab, samples)
         lowered = tl.where(high < limit, 1.0, 0.0)
         guess = tl.minimum(limit, high)
         # What top-p keeps depends on the mass of all that min-p leaves.
         asks = tl.where(asked.deepest < float("inf"), limit, guess)
         floor = floor_of(largest, asks, asked.temperature)
-        facts = Bounds(largest, total, mean, guess, low, lowered, floor)
+        facts = Bounds(largest, total, mean, guess, low, lowered, waits / held, floor)
         store_bounds(bounds + row * FACTS, facts)
         each = tl.arange(0, MASSES)
         tl.store(masses + row * MASSES + each, tl.zeros([MASSES], tl.int64))
     else:
         none = tl.full([], 0.0, tl.float32)
         nan = tl.full([], float("nan"), tl.float32)
-        facts = Bounds(none, none, none, none, none, none, nan)
+        facts = Bounds(none, none, none, none, none, none, none, nan)
         store_bounds(bounds + row * FACTS, facts)
 
 
@@ -198,10 +203,11 @@ def gather(
     vocab,
     groups,
     chunk: tl.constexpr,
+    block: tl.constexpr,
     group: tl.constexpr,
 ):
     """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order; of
-    those it keeps for sure only each chunk's winner, and adds up their masses.
+    those it keeps for sure, whose masses are added up, only the few that wait the least.
     """
     follow()
     part = tl.program_id(0)
@@ -215,32 +221,42 @@ def gather(
         asked = asked_of(
             who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
         )
-        ids = part * chunk + tl.arange(0, chunk)
-        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
-        depth = depth_of(x, facts.largest, asked.temperature)
-        keep = (ids < vocab) & (depth <= facts.limit)
+        line = logits + row * stride
         least = depth_of(top, facts.largest, asked.temperature)
         guessed = (asked.top_p < 1) & (facts.low + facts.lowered > 0)
-        if guessed & (asked.deepest < float("inf")):
-            within = tl.where((ids < vocab) & (depth <= asked.deepest), tl.exp(-depth), 0)
+        weighed = guessed & (asked.deepest < float("inf"))
+        sure = tl.zeros([block], tl.float32)
+        within = tl.zeros([block], tl.float32)
+        for start in range(part * chunk, part * chunk + chunk, block):
+            ids = start + tl.arange(0, block)
+            x = tl.load(line + ids, mask=ids < vocab, other=float("-inf"))
+            depth = depth_of(x, facts.largest, asked.temperature)
+            depth = tl.where(ids < vocab, depth, float("nan"))
+            keep = (depth <= facts.limit) & (depth >= facts.low)
+            if weighed:
+                within += tl.where(depth <= asked.deepest, tl.exp(-depth), 0.0)
+            if least < facts.low:
+                mass = tl.exp(-depth)
+                mass = tl.where((depth < facts.low) & (depth <= facts.limit), mass, 0.0)
+                sure += mass
+                # Never more than the time that it waits, or a rounding.
+                v = uniform(who, streams, positions, row, ids)
+                keep |= v < mass * facts.wait
+            _append(lists + row * width, counts + row, ids, keep)
+        if weighed:
             _add(masses + row * MASSES + 1, within)
         if least < facts.low:
-            sure = keep & (depth < facts.low)
-            _add(masses + row * MASSES, tl.where(sure, tl.exp(-depth), 0.0))
-            v = uniform(who, streams, positions, row, ids)
-            longer = tl.where(sure, tl.exp(depth), float("inf"))
-            score = soon(v) * longer
-            best = tl.min(score, 0)
-            # Else the winner's v may be more than what `soon` is precise for.
-            if best >= SOON * tl.exp(least):
-                score = waiting(who, streams, positions, row, ids) * longer
-                best = tl.min(score, 0)
-            winner = tl.min(tl.where(sure & (score == best), ids, vocab), 0)
-            keep = (keep & (depth >= facts.low)) | (ids == winner)
-        keep = keep.to(tl.int32)
-        base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
-        at = lists + row * width + base + tl.cumsum(keep, 0) - 1
-        tl.store(at, ids, mask=keep > 0)
+            _add(masses + row * MASSES, sure)
+
+
+@triton.jit
+def _append(line, count, ids, keep):
+    """Behind a list, in an order that is a race."""
+    keep = keep.to(tl.int32)
+    many = tl.sum(keep, 0)
+    if many > 0:
+        base = tl.atomic_add(count, many, sem="relaxed")
+        tl.store(line + base + tl.cumsum(keep, 0) - 1, ids, mask=keep > 0)
 
 
 @triton.jit
@@ -287,7 +303,7 @@ def finish(
     size = tl.load(counts + row)
     line = logits + row * stride
     none = tl.full([], 0.0, tl.float32)
-    facts = Bounds(largest, none, none, none, none, none, none)
+    facts = Bounds(largest, none, none, none, none, none, none, none)
     a_list = tl.full([], 0, tl.int32)
     kept = Kept(line, lists + row * width, size, a_list, facts, asked.temperature)
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
@@ -302,12 +318,28 @@ def finish(
         edges = Edges(edges.depth, edges.last, none, infinite, every)
         if asked.typical_p < 1:
             edges = typical_of(asked, kept, edges, tile)
+    noise = streams, positions, row
+    token, best = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
+    # Whoever is not listed waits longer than that.
+    if (kept.bounds.low > 0) & (tl.exp(-best) > ROUNDED * kept.bounds.wait):
+        kept = all_of(kept, vocab)
+        token, _ = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
+    fine = tl.abs(largest) < float("inf")
+    tl.store(out + row, tl.where(fine, token, 0))
+    tl.store(bad + row, tl.where(fine, 0, 1))
+
+
+@triton.jit
+def _drawn(
+    asked, kept, edges, who, noise, vocab, filtered: tl.constexpr, tile: tl.constexpr
+):
+    """The token of a list that wins, and its score."""
     best = float("-inf")
     token = vocab
     for start in range(0, kept.size, tile):
         ids, inside, depth = listed(kept, start, tile)
         score = -depth - tl.where(
-            asked.greedy, 0.0, tl.log(waiting(who, streams, positions, row, ids))
+            asked.greedy, 0.0, tl.log(waiting(who, noise[0], noise[1], noise[2], ids))
         )
         allowed = left_by(edges, ids, inside, depth)
         if filtered:
@@ -319,6 +351,4 @@ def finish(
         first = tl.min(tl.where(score == high, ids, vocab), 0)
         token = tl.where((high > best) | ((high == best) & (first < token)), first, token)
         best = tl.maximum(best, high)
-    fine = tl.abs(largest) < float("inf")
-    tl.store(out + row, tl.where(fine, token, 0))
-    tl.store(bad + row, tl.where(fine, 0, 1))
+    return token, best

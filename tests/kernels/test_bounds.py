@@ -19,7 +19,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:(overflow|invalid value) encount
 DEVICE = "cuda" if CUDA else "cpu"
 VOCAB = 20_000
 MOST = VOCAB // 10  # tokens that may be listed of a row, even where nearly all are kept
-SIZES = Sizes(chunk=2048, group=64, span=2048, tile=128, samples=2048, few=200)
+SIZES = Sizes(
+    chunk=2048, group=64, span=2048, block=1024, tile=128, samples=2048, waits=24, few=200
+)
 
 
 class Seen:
@@ -72,7 +74,7 @@ HOW = [{"top_p": 0.6}, {"top_p": 0.9, "min_p": 1e-3}, {"top_k": 900, "top_p": 0.
 def test_the_edge_is_where_it_was_guessed(
     how: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = SIZES._replace(chunk=512, span=512, tile=64, samples=1024, few=20)
+    sizes = SIZES._replace(chunk=512, span=512, block=256, tile=64, samples=1024, few=20)
     monkeypatch.setattr(kernels, "SIZES", sizes)
     finish = Seen(sample_kernels.finish)
     monkeypatch.setattr(kernels, "finish", finish)

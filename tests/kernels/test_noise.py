@@ -37,21 +37,3 @@ def test_noise_is_precise_where_it_is_large() -> None:
     error = out.double().cpu() / expected - 1
     assert error.abs().max() < 4e-7
     assert error.mean().abs() < 1e-8
-
-
-@triton.jit  # type: ignore[untyped-decorator]  # Triton ships no types
-# Its arguments' types are Triton's.
-def first_terms(values, out, count: tl.constexpr):  # type: ignore[no-untyped-def]
-    at = tl.arange(0, count)
-    tl.store(out + at, noise.soon(tl.load(values + at)))
-
-
-def test_what_is_soon_is_precise_and_else_no_later() -> None:
-    device, count = "cuda" if CUDA else "cpu", 1 << 16
-    v = (torch.arange(count) + 0.5).div(count).pow(3).float()
-    out = torch.empty(count, device=device)
-    first_terms[1,](v.to(device), out, count, num_warps=32)
-    ratio = out.double().cpu() / -torch.log1p(-v.double())
-    assert (ratio[v < noise.SOON.value] - 1).abs().max() < 4e-7
-    assert ratio.max() < 1 + 4e-7
-    assert ratio.min() < 0.5
