@@ -19,9 +19,12 @@ is not yet clear whether they are kept. It is made in two steps:
   edge: hardly a group has two. Else the edge is guessed: a sample of 4,096 logits says
   what is beyond a depth, give or take a range that has a twentieth of the tokens.
 - `gather` lists the tokens within such a range. Those before it are kept for sure: their
-  masses are added up, and only the winner of each 2,048 ids can be drawn: it is listed,
-  too. `finish` sees whether the edge is in the range, looks for it in one of 16 parts
-  of the range, and where the guess was wrong, in all ids, which costs time alone.
+  masses are added up, and of them only those can win that wait the least: whose E
+  exp(depth) is below some 24 over their mass, of which there are some 24 in any row (-log
+  (1 - v) is v at least, so that a comparison of v tells). `finish` sees whether the edge
+  is in the range, and looks for it in one of 16 parts of the range. Where the guess was
+  wrong, or nobody waited so little (one row in e^24), it takes all ids instead of the
+  list, which costs time alone.
 A list's order is a race that nothing shows: counts and masses are integers (in units of
 2^-43). Where more filters follow (top-p after top-k, typical-p), a list has all tokens up
 to the edge.
@@ -35,9 +38,9 @@ below these is farther from the mean than all above. So a flat row's list is lon
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s, 132 x 128 lanes at 1.7 GHz: a row is 0.3
 MB in 75 programs and costs its 2 launches, 4 if filtered. 256 rows are 78 MB, 19 us to
 read; an instruction for each of their logits is 1.35 us: noise, where `scan` makes it,
-is 75, 100 us in all. Where most are kept for sure, `gather` makes it: logarithms, half of
-it, are left out, as a winner's waiting time is short and a series of few terms. Programs
-without a token up to the edge end after one load, some 10 us for a launch.
+is 75, 100 us in all. `gather` needs no logarithms, and takes some 85 where most tokens
+are kept for sure. Its programs that have no token up to the edge end after one load, some
+10 us for a launch.
 """
 
 from typing import NamedTuple

@@ -98,6 +98,26 @@ def test_a_guess_that_is_wrong_harms_nobody(
     check_edges(line, [SamplingParams(**how)], DEVICE)
 
 
+@pytest.mark.parametrize("waits", [24, 0.01])
+@pytest.mark.parametrize("how", [{"top_p": 0.9}, {"min_p": 0.5}], ids=str)
+def test_nobody_wins_who_was_not_listed(
+    how: dict[str, Any], waits: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few of those that are kept for sure are listed, or none of them."""
+    sizes = SIZES._replace(chunk=512, span=512, samples=512, few=20, waits=waits)
+    monkeypatch.setattr(kernels, "SIZES", sizes)
+    finish = Seen(sample_kernels.finish)
+    monkeypatch.setattr(kernels, "finish", finish)
+    logits = 0.1 * torch.randn(4, 4096, generator=torch.Generator().manual_seed(4))
+    rows = [(SamplingParams(**how), seed, 0, 5) for seed in range(4)]
+    arguments = tensors(rows, DEVICE)
+    tokens, _ = kernels.sample(logits.to(DEVICE), *arguments)
+    assert torch.equal(tokens, kernels.reference(logits.to(DEVICE), *arguments)[0])
+    lists = finish.last["lists"].cpu(), finish.last["counts"].tolist()
+    listed = [t in line[:n] for t, line, n in zip(tokens.tolist(), *lists, strict=True)]
+    assert all(listed) == (waits > 1)
+
+
 def test_numbers_are_those_of_the_reference() -> None:
     assert bounds.GREEDY_BELOW.value == kernels.GREEDY_BELOW
 
