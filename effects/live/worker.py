@@ -185,6 +185,13 @@ class Worker:
 
     # --- the thread ---------------------------------------------------------------------
 
+    def _stir(self, event: Event) -> None:
+        """Have the engine told something that is not a client's."""
+        with self.posted:
+            self.driver.post(event)
+            if self.driver.busy:
+                self._wake()
+
     def _enter(self, requests: Sequence[Request]) -> None:
         """Have requests come in line; the caller holds the lock."""
         now = self.driver.clock()
