@@ -194,9 +194,11 @@ class Admitted(OfSample):
 
 @frozen
 class Held(OfSample):
-    """The first in line has to wait; said once until the cause changes."""
+    """Who is next in line has to wait; said once until the cause changes."""
 
-    cause: str  # "blocks", "rows", "budget", "sibling" or "policy"
+    # "blocks", "rows", "budget", "sibling", "policy" or "share": its client, and that of
+    # each that waits, has had its share of what runs or joins while others run
+    cause: str
     needs: int = 0  # blocks, where that is the cause
     available: int = 0
 
