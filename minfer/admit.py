@@ -1,5 +1,5 @@
-"""Admission: who is next in line gets a device row, blocks for all it knows, and its cached
-prefix.
+"""Admission: who is next in line gets a device row, blocks for all it knows, and its
+cached prefix.
 
 Blocks for the whole history are taken at once, so a sequence that was let in never has to
 stop in the middle of its prompt, and half-admitted sequences cannot block each other.

@@ -13,7 +13,7 @@ from typing import Any
 from minfer.checks import LEAST, MOST
 from minfer.config import EngineConfig
 from minfer.messages import Overruled
-from minfer.policy import Load, Rank
+from minfer.policy import Load, Policy, Rank
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import Place
@@ -138,6 +138,11 @@ def admit_from(
         config, state, "admit_from", load, read=_number, instead=load.time
     )
     return found, state
+
+
+def may_hold_back(config: EngineConfig) -> bool:
+    """Whether the policy has an answer of its own to who is held back."""
+    return getattr(type(config.policy), "holds_back", None) is not Policy.holds_back
 
 
 def holds_back(

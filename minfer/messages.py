@@ -196,8 +196,8 @@ class Admitted(OfSample):
 class Held(OfSample):
     """Who is next in line has to wait; said once until the cause changes."""
 
-    # "blocks", "rows", "budget", "sibling", "policy" or "share": its client, and that of
-    # each that waits, has had its share of what runs or joins while others run
+    # "blocks", "rows", "budget", "sibling", "policy" or "share": the client of each that
+    # waits is held back, as it has its share of what runs, or joins, beside others
     cause: str
     needs: int = 0  # blocks, where that is the cause
     available: int = 0

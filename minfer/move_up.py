@@ -58,7 +58,7 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
     """
     state = work.state
     runs = (len(state.running) or work.newcomers) and not _stuck(work)
-    if not runs:
+    if not runs or not consult.may_hold_back(work.config):
         shut.clear()
         return state.waiting.first()
     searches = begun(state, (name for one in work.newcomers for name in one.seat.ids))

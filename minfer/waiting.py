@@ -8,7 +8,7 @@ of clients that are held back unless there is somebody.
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Final
@@ -47,7 +47,7 @@ class Line:
         """Who is next; the line must not be empty."""
         return self.buckets[0][0]
 
-    def first_but(self, shut: Set[str], begun: Set[str]) -> Sequence | None:
+    def first_but(self, shut: Collection[str], begun: Collection[str]) -> Sequence | None:
         """The first that is not kept in line by its client being in `shut`, as who has
         been in is not, nor who is of the searches that have `begun`.
         """
@@ -120,7 +120,8 @@ class Line:
         """The counts with so many of each client more, or less."""
         counts = self.counts
         clients = [seq.request.client for seq in seqs if _may_be_held(seq)]
-        for client, many in Counter(clients).items():
+        each = Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
+        for client, many in each:
             now = counts.get(client, 0) + sign * many
             counts = counts.set(client, now) if now else counts.delete(client)
         return counts

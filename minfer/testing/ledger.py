@@ -31,9 +31,9 @@ from minfer.testing.books import Books
 from minfer.testing.content_laws import Contents
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import check_told, fold
-from minfer.testing.invariants import check
+from minfer.testing.invariants import check, holds
 from minfer.testing.line_laws import check_evictions, check_line
-from minfer.testing.plan_laws import Planning, holds
+from minfer.testing.plan_laws import Planning
 from minfer.testing.progress import Measure, check_progress, measure
 from minfer.testing.state_laws import check_state
 

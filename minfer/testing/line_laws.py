@@ -19,8 +19,8 @@ from minfer.record import evolve
 from minfer.sequence import Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
-from minfer.testing.invariants import InvariantError, require
-from minfer.testing.plan_laws import Planning, holds, left_out, suspects
+from minfer.testing.invariants import InvariantError, holds, require
+from minfer.testing.plan_laws import Planning, left_out, suspects
 from minfer.window import outside
 
 _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
@@ -149,7 +149,8 @@ def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
         if not seq.preempted and seq.request.client in after.shut:
             firsts.setdefault(seq.request.client, seq)
     come = [clients.get(name) for name in planning.lately]
-    before = evolve(after, next_step=planning.step(after))
+    last = planning.plans[-1] if planning.plans else None
+    before = after if last is None else evolve(after, next_step=last.step)
     for client, seq in firsts.items():
         now, many = load(config, before), come.count(client)
         held, _ = config.policy.holds_back(after.policy, seq.request, now, many)

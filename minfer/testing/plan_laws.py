@@ -15,7 +15,6 @@ from attrs import define, field
 from minfer.config import EngineConfig
 from minfer.messages import Admitted, Executed
 from minfer.plan import Copy, Plan
-from minfer.policy import Policy
 from minfer.sample import row_sampling
 from minfer.sequence import SampleId
 from minfer.state import EngineState
@@ -30,14 +29,12 @@ class Planning:
 
     # the policy's answers, one for each plan, if they are known
     budgets: list[int] | None
-    # of whom it said in this turn that others pass them, if that is known
-    held_back: Collection[str] | None = None
+    held_back: Collection[str] | None = None  # clients, as it said in this turn
     newcomers: dict[SampleId, Admitted] = field(factory=dict)  # let in, by the next plan
     lately: set[SampleId] = field(factory=set)  # let in by the last plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)  # who, for whom
-    # of them those who were the last that ran
-    gave_way: set[SampleId] = field(factory=set)
+    gave_way: set[SampleId] = field(factory=set)  # of them, who was the last that ran
     fresh: bool = False  # whether somebody was let in, or had others give way, at first
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
     # who was left out of a plan for want of a block
@@ -50,11 +47,6 @@ class Planning:
         answer: object = self.budgets[number]
         return min(answer, config.max_num_batched_tokens) if type(answer) is int else None
 
-    def step(self, after: EngineState) -> int:
-        """The step that was planned last, or could not be."""
-        last = self.plans[-1] if self.plans else None
-        return after.next_step if last is None else last.step
-
     def launched(self, plan: Plan | None) -> None:
         """A plan has been read, or none was made; the next one has newcomers
         of its own.
@@ -62,12 +54,6 @@ class Planning:
         self.plans.append(plan)
         self.lately = set(self.newcomers)
         self.newcomers.clear()
-
-
-def holds(config: EngineConfig) -> bool:
-    """Whether the policy may hold clients back at all."""
-    asked = getattr(type(config.policy), "holds_back", None)
-    return asked is not Policy.holds_back
 
 
 def good(config: EngineConfig, plan: Plan, done: Executed) -> bool:

@@ -148,7 +148,9 @@ class Crowd:
                 self.coming.append((max(due, later), self.probe(max(due, later))))
                 continue
             kind, number = done.id[0], int(done.id[1:].split(".")[0])
-            again = self.neighbour(number, later) if kind == "n" else self.attacker(number)
+            again = (
+                self.neighbour(number, later) if kind == "n" else self.attacker(number)
+            )
             self.coming.append((later, again))
 
 

@@ -18,7 +18,6 @@ from minfer.state import EngineState
 from tests.core.test_engine import CONFIG, Bench, ask
 
 
-
 class Says(FirstCome):
     """Answers every question alike, or raises."""
 

@@ -1,4 +1,4 @@
-"""What neighbours feel of one client that fills the batch: exact, on the virtual clock."""
+"""What neighbours feel of a client that fills the batch: exact, on the virtual clock."""
 
 import pytest
 
