@@ -10,6 +10,7 @@ from attrs import evolve
 from minfer.config import ConfigError
 from minfer.messages import Admitted, Cancel, Held, Submit
 from minfer.pmap import Map
+from minfer.policies import policy_named
 from minfer.policy import Load
 from minfer.policy_fair import FairQueue
 from minfer.policy_seats import JOIN_EVERY, LINGER, STALE, Beside, FairSeats, Seats
@@ -140,7 +141,7 @@ def test_accounts_that_are_forgotten_leave_the_seats() -> None:
 @pytest.mark.parametrize("name", ["least", "newcomers"])
 def test_nobody_can_be_kept_from_a_first_seat(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        evolve(FairSeats(), **{name: 0})
+        policy_named(f"fair:{name}=0")
 
 
 SMALL = evolve(CONFIG, num_blocks=200, max_num_seqs=16, depth=1)
