@@ -302,8 +302,8 @@ BUGS: Final = (
         "v#49674: requests of one priority take turns in throwing each other out",
         "consult.py",
         "displaces",
-        "if waiting > running:\n    return False, state",
-        "if waiting[0] == running[0]:\n    return True, state",
+        "if first > running:\n    return False, state",
+        "if first[0] == running[0]:\n    return True, state",
     ),
     Bug(
         "one token past the block end",
