@@ -21,7 +21,7 @@ from attrs import frozen
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import checked_schema
 from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
-from minfer.effects.text.tools import hermes, llama, mistral
+from minfer.effects.text.tools import deepseek, hermes, llama, mistral
 from minfer.effects.text.tools.calls import any_name
 from minfer.effects.text.tools.thinking import Thinking
 
@@ -171,7 +171,8 @@ def _objects(calling: Calling, key: str = "arguments") -> tuple[str, ...]:
 
 
 def _repeated(calling: Calling, between: str) -> str:
-    return f"call ({quoted(between)} call)*" if calling.several else "call"
+    gap = quoted(between) if between else ""
+    return f"call ({gap} call)*" if calling.several else "call"
 
 
 def _hermes(calling: Calling) -> _Form:
@@ -205,11 +206,44 @@ def _bare(calling: Calling) -> _Form:
     return _Form(f"call{listed}", _objects(calling), begins=_BRACES)
 
 
+def _deepseek(calling: Calling, kind: str, behind: str, closes: str) -> _Form:
+    """Between tokens, of which the model has all; `kind`, `behind` the name, and what
+    `closes` the arguments are text.
+    """
+    opens, between, ends, end = (
+        _marker(calling, one)
+        for one in (
+            deepseek.CALL,
+            deepseek.BETWEEN,
+            deepseek.CALL_ENDS,
+            deepseek.CALLS_END,
+        )
+    )
+    calls = []
+    for i, one in enumerate(calling.callees):
+        name = quoted(one.name + behind)
+        head = f"{quoted(kind)} {between} {name}" if kind else f"{name} {between}"
+        tail = quoted(closes) if closes else ""
+        calls.append(f"{opens} {head} arguments_{i} {tail} {ends}")
+    listed = _repeated(calling, "\n" if kind else "")
+    return _Form(f"{listed} {end}", (f"call: {' | '.join(calls)}",), deepseek.CALLS)
+
+
+def _deepseek_v3(calling: Calling) -> _Form:
+    return _deepseek(calling, "function", "\n```json\n", "\n```")
+
+
+def _deepseek_v31(calling: Calling) -> _Form:
+    return _deepseek(calling, "", "", "")
+
+
 FORMS: Final[Mapping[str, Callable[[Calling], _Form]]] = {
     "hermes": _hermes,
     "llama3_json": _llama,
     "mistral": _mistral,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v31": _deepseek_v31,
     "json": _bare,
 }
 # Of these, by their markers calls are told from answers that are JSON.
-MARKED: Final = frozenset({"hermes", "mistral"})
+MARKED: Final = frozenset({"hermes", "mistral", "deepseek_v3", "deepseek_v31"})
