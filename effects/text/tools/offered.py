@@ -10,7 +10,7 @@ from typing import Any, Final
 from attrs import frozen
 
 Tools = Mapping[str, Mapping[str, Any] | None]  # schemas of parameters, by name
-_DEEP: Final = 8  # references that are followed
+_DEEP: Final = 8  # references that are followed, and levels of choices
 _PARTS: Final = ("anyOf", "oneOf", "allOf")
 
 
@@ -29,24 +29,32 @@ def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
         properties = (schema or {}).get("properties")
         if isinstance(properties, Mapping):
             for key, one in properties.items():
-                if not _may_be_text(one, schema):
+                if not may_be_text(one, schema):
                     yield name, key
 
 
-def _may_be_text(schema: Any, root: Any, followed: int = 0) -> bool:
+def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:
     """Whether a string may match; what is not understood is text."""
-    if not isinstance(schema, Mapping) or followed > _DEEP:
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or within > _DEEP:
         return True
-    if "$ref" in schema:
-        return _may_be_text(_found(schema["$ref"], root), root, followed + 1)
     if (kinds := schema.get("type")) is not None:
         return "string" in (kinds if isinstance(kinds, list) else [kinds])
     for name in _PARTS:
         if isinstance(parts := schema.get(name), list):
-            return any(_may_be_text(one, root, followed + 1) for one in parts)
+            return any(may_be_text(one, root, within + 1) for one in parts)
     if isinstance(values := schema.get("enum"), list):
         return any(isinstance(one, str) for one in values)
     return "const" not in schema or isinstance(schema["const"], str)
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """A schema, or what it refers to; None for what is not there."""
+    for _ in range(_DEEP):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            return schema
+        schema = _found(schema["$ref"], root)
+    return None
 
 
 def _found(reference: Any, root: Any) -> Any:

@@ -28,6 +28,7 @@ from tests.effects.text.grammars.bundled import ENDS, VOCAB, allowed, tokenizer
 from tests.effects.text.tools.cuts import found
 from tests.effects.text.tools.test_deepseek import call as called
 from tests.effects.text.tools.test_deepseek import calls
+from tests.effects.text.tools.test_qwen_coder import call as tagged
 
 ADD: Final = Callee(
     "add",
@@ -112,6 +113,11 @@ ANSWERS: Final = {
         f"[TOOL_CALLS] [{BAD}]",
     ),
     "json": (ONE, f"[{ONE}, {TWO}]", BAD),
+    "qwen3_coder": (
+        tagged("add", ("a", "1")),
+        tagged("add", ("a", "1")) + "\n" + tagged("now"),
+        tagged("add", ("a", "x")),
+    ),
     **{
         form: (deep(form, *DEEP[:1]), deep(form, *DEEP[:2]), deep(form, *DEEP[2:]))
         for form in ("deepseek_v3", "deepseek_v31")
