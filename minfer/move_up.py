@@ -5,9 +5,10 @@ free for it.
 from math import inf
 
 from minfer import consult
-from minfer.admit import admit, displace, load
+from minfer.admit import Newcomer, admit, displace, load
 from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
+from minfer.pausing import fills
 from minfer.preempt import preempt
 from minfer.record import evolve
 from minfer.state import Hold
@@ -36,9 +37,21 @@ def move_up(work: Work) -> None:
             continue
         work.newcomers.append(got)
         work.reasons += got.reasons
-        share = min(work.room, got.seat.base[0] - got.seat.sched[0])
-        work.shares[got.seat.gens[0]] = share
-        work.room -= share
+        _share_out(work, got)
+
+
+def _share_out(work: Work, got: Newcomer) -> None:
+    """A newcomer has what is left of the budget to be filled; or it sits the step out, if
+    it is paused and has no use for it.
+    """
+    seat, (gen,) = got.seat, got.seat.gens
+    inputs = seat.base[0] - seat.sched[0]
+    share = min(work.room, fills(work.config, work.state, seat.ids[0], inputs))
+    if not share:
+        work.idle.add(gen)
+        return
+    work.shares[gen] = share
+    work.room -= share
 
 
 def _wait_is_wanted(work: Work) -> bool:
