@@ -112,7 +112,9 @@ def _seat(
     taken = change.take(-(-known // size) - hit.blocks)
     table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
     copy = None
-    if sibling is not None and hit.blocks == full:
+    # A copy goes with the plan that opens the row, which may not be the next one.
+    at_once = seq.id not in state.paused
+    if sibling is not None and hit.blocks == full and at_once:
         copy = _tail_of(config, state.running, sibling, table, known)
     start = known - 1 if copy else hit.blocks * size
     if not seq.preempted:  # its first admission: what counts for hit shares and usage

@@ -11,6 +11,7 @@ from minfer import consult
 from minfer.admit import Newcomer, admit, displace, load
 from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
+from minfer.pausing import fills
 from minfer.preempt import preempt
 from minfer.record import evolve
 from minfer.sequence import Sequence
@@ -77,12 +78,19 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
 
 
 def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
-    """It is in, with its share of the step's tokens."""
+    """It is in. It has what is left of the step's tokens to be filled; or it sits the step
+    out, if it is paused and has no use for them.
+    """
     work.newcomers.append(got)
     work.came[seq.request.client] += 1
     work.reasons += got.reasons
-    share = min(work.room, got.seat.base[0] - got.seat.sched[0])
-    work.shares[got.seat.gens[0]] = share
+    seat, (gen,) = got.seat, got.seat.gens
+    inputs = seat.base[0] - seat.sched[0]
+    share = min(work.room, fills(work.config, work.state, seat.ids[0], inputs))
+    if not share:
+        work.idle.add(gen)
+        return
+    work.shares[gen] = share
     work.room -= share
 
 

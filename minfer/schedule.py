@@ -24,6 +24,7 @@ from minfer.grow import grow, stretch
 from minfer.lay_out import laid_out
 from minfer.messages import Execute
 from minfer.move_up import move_up
+from minfer.pausing import accused, fills, resting
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import joined
@@ -53,12 +54,11 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
 
 def suspect(config: EngineConfig, state: EngineState) -> int | None:
     """Who has to run alone: one more failure could end it, and must not be a neighbour's
-    fault.
+    fault. Nobody waits for one that is paused: it has no part in the steps of others.
     """
-    few = min(2, config.max_failures - 1)
     run = state.running
-    for sample, count in state.faults:
-        if count >= few and sample in run.ids:
+    for sample in accused(config, state):
+        if sample in run.ids and sample not in state.paused:
             return run.gens[run.ids.index(sample)]
     return None
 
@@ -78,14 +78,16 @@ def _who_runs(work: Work, alone: int | None) -> None:
     """Find who sits this step out, and grow the tables of the others.
 
     Nothing is due for whoever has its last token planned; who may not run ahead waits for
-    a token in flight, or for the other beams of its search; and beside one that has to
-    run `alone`, nobody runs.
+    a token in flight, for the host (minfer/pausing.py), or for the other beams of its
+    search; and beside one that has to run `alone`, nobody runs.
     """
     run = work.state.running
     due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
     work.idle.update(run.gens[i] for i in due if run.sched[i] >= run.last[i])
     if work.state.lockstep:
         work.idle.update(_in_lockstep(work))
+    if work.state.paused:
+        work.idle.update(resting(work.config, work.state))
     if work.state.searches:
         work.idle.update(waiting_beams(work.state))
     if alone is not None:
@@ -128,7 +130,8 @@ def _who_gets_tokens(work: Work) -> None:
         work.state = evolve(state, filling=False)
     for i in filled:
         if run.gens[i] not in work.idle:
-            more = max(0, min(work.room, run.base[i] - run.sched[i] - 1))
+            left = fills(config, state, run.ids[i], run.base[i] - run.sched[i])
+            more = max(0, min(work.room, left - 1))
             work.shares[run.gens[i]] = 1 + more
             work.room -= more
 

@@ -89,6 +89,7 @@ class EngineState:
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
+    paused: frozenset[SampleId] = frozenset()  # for whom the host is not ready
     held: Hold | None = None  # who was held last
     shut: frozenset[str] = frozenset()  # clients that the last plan held back
     overruled: tuple[Overruled, ...] = ()  # within a turn; they leave as reasons

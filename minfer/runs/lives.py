@@ -9,8 +9,8 @@ says, so all its time is of some kind, and the kinds add up to its latency:
     prefill    in a step, without a token of its own; `recompute`: with, but their KV was
                given up
     decode     in a step, for its next token
-    stalled    runs, but is in no step in flight: it needs blocks, or another one runs
-               alone
+    stalled    runs, but is in no step in flight: it needs blocks, the host is not ready
+               for it, or another one runs alone
     failed     in a step that failed, or queued behind it; `before`: until the run's first
                turn
 

@@ -66,6 +66,9 @@ class _Reader:
     def admitted(self, got: Admitted) -> None:
         """A sample is let in: the next plan opens its row."""
         one = self._served(got)
+        if one.paused and not any(one.id in _opened(plan) for plan in self.plans):
+            self._sits(one, got)
+            return
         while self.plans and one.id not in _opened(self.plans[0]):
             self.launch()
         require(self.plans, "reason", f"{got}, but no plan opens its row")
@@ -86,6 +89,24 @@ class _Reader:
         )
         books.seats[one.seat.gen] = one.seat
         self.planning.newcomers[one.id] = got
+        self.planning.admitted.append(one.id)
+
+    def _sits(self, one: Account, got: Admitted) -> None:
+        """A paused sample takes a seat, of which nobody is told before it is planned."""
+        require(not got.copied, "reason", f"{got}, but no plan copies it")
+        self._check_admission(one, got)
+        one.cached = max(one.cached, got.cached)
+        self.books.move(one, Cause.ADMITTED)
+        one.seat = Seat(
+            account=one,
+            gen=NOT_SEEN,
+            row=NOT_SEEN,
+            base=len(one.known),
+            sched=got.hit,
+            kv=got.hit,
+            table=(),
+        )
+        self.planning.sitting.add(one.id)
         self.planning.admitted.append(one.id)
 
     def _check_admission(self, one: Account, got: Admitted) -> None:

@@ -311,5 +311,11 @@ def _requests(state: EngineState) -> None:
             f"{seq.id} is not found in line",
         )
     names = set(here)
+    bound = {
+        seq.id
+        for seq in (*state.waiting, *state.running.seqs)
+        if seq.request.lockstep and seq.request.beams is None
+    }
+    require(state.paused <= bound, "paused", "who is not here, or is not bound")
     for name, count in state.faults:
         require(name in names and count > 0, "faults", f"{count} of {name}")

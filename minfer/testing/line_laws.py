@@ -7,6 +7,7 @@ and if nothing stands in its way it should not be in line. Of clients that are h
 the policy is asked again.
 """
 
+from collections.abc import Collection
 from typing import Final
 
 from minfer.admit import load
@@ -16,7 +17,7 @@ from minfer.keys import Key
 from minfer.messages import Execute, Held, Overruled, WakeAt
 from minfer.prefix import Node, PrefixIndex, every_node, node_of
 from minfer.record import evolve
-from minfer.sequence import Sequence
+from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, holds, require
@@ -47,13 +48,14 @@ def check_line(
 
 def _waits(turn: Transition) -> None:
     """While there are requests something is in flight, or the engine waits for a time to
-    come.
+    come, or for the host.
     """
     after = turn.state
     waits = [command for command in turn.commands if isinstance(command, WakeAt)]
     for wake in waits:
         require(wake.time > after.time, "wake", "a wait that is over")
-    busy = waits or after.inflight or not after.requests
+    # Who is paused keeps its blocks and its row, which others may have to wait for.
+    busy = waits or after.inflight or not after.requests or after.paused
     require(busy, "work conservation", "requests, but nothing in flight")
 
 
@@ -224,13 +226,12 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
         _spent(config, seq, planning)
         return
     wants, there = needs(config, after, seq), after.blocks.available
-    cause = ""
-    if not after.free_rows:
-        cause = "rows"
-    elif _sibling(config, after, seq, planning):
-        cause = "sibling"
-    elif wants > there:
-        cause = "blocks"
+    lately = planning.lately
+    causes = [_cause(config, after, seq, lately, short=wants > there)]
+    if planning.sitting:  # by the last plan, or before it
+        lately = lately | planning.sitting
+        causes.append(_cause(config, after, seq, lately, short=wants > there))
+    cause = claim if claim in causes else causes[0]
     lacks = f"{seq.id} for {claim}, but it needs {wants} of {there} blocks"
     require(cause, "held", lacks)
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
@@ -238,6 +239,24 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
         _inversion(config, turn, seq, cause)
     if config.max_repeat == 1 and len(planning.plans) == 1:
         _figures(turn, seq, wants, there)
+
+
+def _cause(
+    config: EngineConfig,
+    after: EngineState,
+    seq: Sequence,
+    lately: Collection[SampleId],
+    *,
+    short: bool,
+) -> str:
+    """What the first in line has to wait for, if for anything; `lately` were let in by
+    the last plan, and blocks are `short` or not.
+    """
+    if not after.free_rows:
+        return "rows"
+    if _sibling(config, after, seq, lately):
+        return "sibling"
+    return "blocks" if short else ""
 
 
 def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
@@ -272,14 +291,14 @@ def _figures(turn: Transition, seq: Sequence, wants: int, there: int) -> None:
 
 
 def _sibling(
-    config: EngineConfig, after: EngineState, seq: Sequence, planning: Planning
+    config: EngineConfig, after: EngineState, seq: Sequence, lately: Collection[SampleId]
 ) -> bool:
     """Whether a sample waits for the prompt's KV, which a sibling is computing."""
     if seq.request.n == 1 or len(seq.history) != len(seq.request.prompt):
         return False
     owner, run = seq.request.id, after.running
     siblings = [i for i, name in enumerate(run.ids) if name[0] == owner]
-    first = next((i for i in siblings if run.ids[i] not in planning.lately), None)
+    first = next((i for i in siblings if run.ids[i] not in lately), None)
     if first is None:
         return bool(siblings)
     return committed(config, after, first) < len(seq.history) - 1

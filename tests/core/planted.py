@@ -487,10 +487,10 @@ BUGS: Final = (
     Bug(
         "neighbours blamed",
         "one bad request fatal to all: whoever shares its steps ends with it",
-        "schedule.py",
-        "suspect",
-        "count >= few and sample in run.ids",
-        "count > 9 and sample in run.ids",
+        "pausing.py",
+        "accused",
+        "count >= few",
+        "count > 9",
     ),
     Bug(
         "results of a skipped step",

@@ -37,6 +37,7 @@ from minfer.messages import (
     Failed,
     Finish,
     Finished,
+    Pause,
     Preempted,
     Submit,
     Tick,
@@ -266,6 +267,7 @@ class World:
     rng: Random
     habits: Habits = field(factory=Habits)
     bound: float = 0.0  # share of requests that never run ahead
+    pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
     pooled: float = 0.0  # share of requests that end with their prompts
     searching: float = 0.0  # share of requests whose samples are beams
     state: EngineState = field(init=False)
@@ -474,6 +476,22 @@ class World:
                 Finish(name, sample, length, self.rng.choice(("stop", "tool")))
             )
 
+    def pause_some(self) -> None:
+        """The host is late with the masks of some samples, and has those of others: of
+        any, and of some that wait for none. Draws of its own: seeds keep their worlds.
+        """
+        rng = Random(f"pause {self.turns}")
+        line = list(islice(self.state.waiting, 20))
+        names = [*self.state.running.ids, *(seq.id for seq in line)]
+        names += [("nobody", 0), *islice(self.ended, 1)]
+        for _ in range(rng.choice((1, 1, 3))):
+            if rng.random() < self.pausing:
+                name, sample = rng.choice(names)
+                self.inbox.append(Pause(name, sample))
+        for one in sorted(self.state.paused):
+            if rng.random() < 0.25:
+                self.inbox.append(Pause(*one, paused=False))
+
     def submit_again(self) -> None:
         """Somebody submits a request once more: it is being served, or was, or has just
         ended.
@@ -591,7 +609,11 @@ class World:
         )
         work += sum(5 * self.requests[name].n for name in self.poison)
         bound = self.turns + 50 + 4 * work
+        self.pausing = 0.0  # every mask comes
         while self.state.requests or self.state.inflight or self.inbox:
+            told = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
+            for name in sorted(self.state.paused | told):
+                self.inbox.append(Pause(*name, paused=False))
             assert self.turns < bound, f"not drained: {self.state.held}"
             self.turn()
         check(self.config, self.state)
@@ -605,6 +627,8 @@ class World:
 
     def _take(self, results: tuple[Event, ...]) -> None:
         self.turns += 1
+        if self.pausing:
+            self.pause_some()
         self.clock += self.rng.random()
         told = [*results, *self.inbox]
         if self.shuffled:
@@ -743,6 +767,8 @@ def run_swarm(seed: int, turns: int) -> World:
         wire=apart.random() < 0.2,
     )
     world.bound = 0.3 if apart.random() < 0.15 else 0.0
+    if world.bound:
+        world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
     world.pooled = 0.4 if apart.random() < 0.25 else 0.0
     world.searching = apart.choice((0.3, 0.8)) if apart.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (
