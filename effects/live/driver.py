@@ -31,7 +31,17 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
 from minfer.engine import step
-from minfer.messages import Emit, Event, Execute, Executed, Failed, Finish, Submit, Tick, WakeAt
+from minfer.messages import (
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Finish,
+    Submit,
+    Tick,
+    WakeAt,
+)
 from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
 

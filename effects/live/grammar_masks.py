@@ -94,7 +94,9 @@ class GrammarMasks:
         if not self._slow:
             return
         run = transition.state.running
-        slow = [(i, self._slow[name]) for i, name in enumerate(run.ids) if name in self._slow]
+        slow = [
+            (i, self._slow[name]) for i, name in enumerate(run.ids) if name in self._slow
+        ]
         if len(slow) < len(run):
             planned = _planned(transition)
             for i, walk in slow:
@@ -223,7 +225,9 @@ class GrammarMasks:
     def _told(self, due: Due) -> Mask | Finish:
         """A row's mask, or why its sample is at its end."""
         walk = due.walk
-        bits = walk.failed or (walk.allowed and walk.allowed.bits)
+        bits: bytes | GrammarError | None = walk.failed
+        if bits is None and walk.allowed is not None:
+            bits = walk.allowed.bits
         if bits is None:
             raise AssertionError(f"no mask was made for {walk.name}")
         if isinstance(bits, GrammarError):

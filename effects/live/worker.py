@@ -26,6 +26,7 @@ from minfer.messages import (
     Admitted,
     Cancel,
     Emit,
+    Event,
     Finish,
     Submit,
     clip,
@@ -51,6 +52,7 @@ class Worker:
         `grammars` compile what requests are constrained by, before they come in line.
         """
         self.driver = driver
+        driver.masks.listen(self._stir)
         self.compiling = Compiling(grammars)
         self.journal = journal
         self.listeners: list[Listener] = []

@@ -33,6 +33,7 @@ from minfer.messages import Submit
 from minfer.structured import StructuredOutputs
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.wire import NEIGHBOUR, SLOW, raw
+from tests.effects.text.grammars.one_by_one import OneByOne
 
 MODELS = Models(("m",), 0, 2048)
 
@@ -139,7 +140,7 @@ def test_who_leaves_while_its_body_is_prepared(llm: AsyncLLM) -> None:
         taken(llm, sent, workers=1)
 
 
-class Slowly:
+class Slowly(OneByOne):
     """Compiles once it may."""
 
     def __init__(self) -> None:
