@@ -78,8 +78,8 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
 
 
 def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
-    """It is in. It has what is left of the step's tokens to be filled; or it sits the step
-    out, if it is paused and has no use for them.
+    """It is in. It has what is left of the step's tokens to be filled; or it sits the
+    step out, if it is paused and has no use for them.
     """
     work.newcomers.append(got)
     work.came[seq.request.client] += 1

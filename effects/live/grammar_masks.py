@@ -95,7 +95,9 @@ class GrammarMasks:
             return
         run = transition.state.running
         slow = [
-            (i, self._slow[name]) for i, name in enumerate(run.ids) if name in self._slow
+            (i, walk)
+            for i, name in enumerate(run.ids)
+            if (walk := self._slow.get(name)) is not None  # threads take some out
         ]
         if len(slow) < len(run):
             planned = _planned(transition)

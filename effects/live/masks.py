@@ -22,7 +22,7 @@ class Masked:
 
 
 class MaskMaker(Protocol):
-    """Who says what rows that are sampled apart may draw. Asked in the driver's thread."""
+    """Who says what rows that are sampled apart may draw. In the driver's thread."""
 
     def listen(self, post: Callable[[Event], None]) -> None:
         """Learn how the engine is told that a mask is there; from any thread."""
