@@ -235,7 +235,7 @@ class GrammarMasks:
         if isinstance(bits, GrammarError):
             return Finish(*walk.name, due.length, "error", f"{STUCK}: {bits}")
         bits = without_barred(walk, due.length, bits, self._ends)
-        if not np.frombuffer(bits, np.uint8).any():  # Python's takes bytes one by one
+        if not np.frombuffer(bits, np.uint8).max():  # `any` takes bytes one by one
             return Finish(*walk.name, due.length)
         return Mask(due.index, bits)
 
