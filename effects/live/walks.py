@@ -28,6 +28,7 @@ class Walk:
     # Of one that is slow:
     paused: bool = False  # as the engine was told
     busy: bool = False  # its next mask is being made
+    quick_left: int = 1  # masks in a row that have to be quick until it is slow no more
 
 
 @frozen(eq=False)
