@@ -18,12 +18,13 @@ So the device waits for the host only where masks take longer than a forward.
 
 import contextlib
 import gc
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from itertools import compress
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import define
 
@@ -44,6 +45,8 @@ from minfer.messages import (
 )
 from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
+
+SWITCH: Final = 5e-4  # seconds
 
 
 class Recorder(Protocol):
@@ -228,6 +231,19 @@ class Driver:
         self.executor.close()
         if self.record is not None:
             self.record.close(self.state)
+
+
+@contextlib.contextmanager
+def prompt_switches() -> Iterator[None]:
+    """Threads that compute in Python let others have the interpreter ten times as soon,
+    while the loop runs: by default its step would wait 5 ms for each of them.
+    """
+    was = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(was)
 
 
 @contextlib.contextmanager

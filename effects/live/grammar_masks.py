@@ -49,7 +49,9 @@ THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
 STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
 QUICK: Final = 5e-4  # seconds of a processor, for one mask
 IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
-LONG: Final = 2e-3  # seconds: masks of a step that took more have a slow one among them
+# Seconds: masks of a step that took so long, and so much for each, have slow ones in it.
+LONG: Final = 2e-3
+LONG_EACH: Final = 3e-5
 
 
 class GrammarMasks:
@@ -187,7 +189,7 @@ class GrammarMasks:
         # grammar end, and the others go on.
         except BaseException as error:
             made = repeat(GrammarError(str(error)))
-        long = time.monotonic() - begun > LONG
+        long = time.monotonic() - begun > LONG + LONG_EACH * len(moves)
         for one in due:
             walk = one.walk
             if walk.matcher is not None:
