@@ -8,7 +8,7 @@ from minfer import consult
 from minfer.admit import Newcomer, admit, displace, load
 from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
-from minfer.pausing import fills
+from minfer.pausing import sits
 from minfer.preempt import preempt
 from minfer.record import evolve
 from minfer.state import Hold
@@ -41,12 +41,12 @@ def move_up(work: Work) -> None:
 
 
 def _share_out(work: Work, got: Newcomer) -> None:
-    """A newcomer has what is left of the budget to be filled; or it sits the step out, if
-    it is paused and has no use for it.
+    """A newcomer has what is left of the budget to be filled; or it sits the step out, as
+    it has to run alone, or is paused and has nothing to be filled but its last input.
     """
-    seat, (gen,) = got.seat, got.seat.gens
-    inputs = seat.base[0] - seat.sched[0]
-    share = min(work.room, fills(work.config, work.state, seat.ids[0], inputs))
+    seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
+    inputs = seat.base[0] - seat.sched[0] - (name in work.state.paused)
+    share = 0 if sits(work.config, work.state, name) else min(work.room, inputs)
     if not share:
         work.idle.add(gen)
         return

@@ -326,13 +326,14 @@ def _members(
     """Everybody who can run is in the plan."""
     running = books.running
     members = {seat.account.id for seat in here.values()}
-    accused = {one.id for one in suspects(books.config, running)}
+    # Who sits since this plan runs alone from the next one on.
+    accused = {one.id for one in suspects(books.config, running)} - planning.sitting
     if accused:
         right = len(members) == 1 and members <= accused and not books.flights
         require(right, "fault", f"{members} run, though {accused} should run alone")
         return
     for one in running:
-        if one.id not in members:
+        if one.id not in members | planning.sitting:
             why = left_out(books.config, one, after)
             could = f"{one.id} could run, but is not in step {plan.step}"
             require(why, "left out", could)
