@@ -19,7 +19,8 @@ from minfer.testing.accounts import NOT_SEEN, Account, Seat
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.lifetime import Cause, Stage
-from minfer.testing.plan_laws import Planning, check_plan, suspects
+from minfer.testing.plan_laws import Planning, check_plan
+from minfer.testing.sitting_out import suspects
 
 
 def read_decisions(

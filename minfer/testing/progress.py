@@ -17,8 +17,8 @@ outside, and of such turns there are at most as many as steps in flight.
 That holds if those who give way are the last in rank, as under all policies that come
 with minfer; what another choice of victims promises is that policy's own affair, except
 that the first in rank never gives way (`minfer.testing.line_laws`). Arrivals, failures of
-steps, cancels and stop strings come from outside: a turn that has them is where the
-measure starts anew.
+steps, cancels, stop strings and pauses come from outside: a turn that has them is where
+the measure starts anew.
 """
 
 from collections.abc import Container, Mapping
