@@ -329,3 +329,21 @@ def test_what_changes_nothing_leaves_the_state_as_it_is() -> None:
     bench = begun(bound("a"))
     for late in (Pause("a", 0, False), Pause("nobody", 0)):
         assert told_of_pauses(bench.state, [late]).state is bench.state
+
+
+def test_beside_one_that_is_paused_who_lacks_a_block_takes_its_results_first() -> None:
+    """If it gave way with steps in flight, it could do so again and again: nobody before
+    it in rank gets on.
+    """
+    config = evolve(LATE, num_blocks=8, depth=3)
+    bench = begun(bound("a", 9, 20), config=config, turns=2)
+    bench.turn(Pause("a", 0))
+    bench.turn(Submit(ask("bb", 11, 12)))
+    for _ in range(40):
+        for reason in bench.turn().reasons:
+            if isinstance(reason, Preempted):
+                assert reason.known > 11
+                assert not bench.state.fences, "nothing of it was in flight"
+    assert len(bench.out["bb", 0]) > 1
+    bench.turn(Pause("a", 0, paused=False))
+    bench.drain()
