@@ -215,9 +215,11 @@ class Admitted(OfSample):
 
 @frozen
 class Held(OfSample):
-    """The first in line has to wait; said once until the cause changes."""
+    """Who is next in line has to wait; said once until the cause changes."""
 
-    cause: str  # "blocks", "rows", "budget", "sibling" or "policy"
+    # "blocks", "rows", "budget", "sibling", "policy" or "share": the client of each that
+    # waits is held back, as it has its share of what runs, or joins, beside others
+    cause: str
     needs: int = 0  # blocks, where that is the cause
     available: int = 0
 

@@ -28,7 +28,7 @@ from minfer.pausing import accused, resting
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import joined
-from minfer.state import EngineState, Transition
+from minfer.state import EngineState, Transition, next_in_line
 from minfer.work import Work
 
 
@@ -75,14 +75,14 @@ def suspect(config: EngineConfig, state: EngineState) -> int | None:
 
 
 def waits_for(config: EngineConfig, state: EngineState) -> str:
-    """Why the first in line, if there is one, waits: the cause of `Held`; "step": none
-    was planned since it is the first; "fault": somebody runs alone, to see whose fault
+    """Why who is next in line, if anybody is, waits: the cause of `Held`; "step": none
+    was planned since it is next; "fault": somebody runs alone, to see whose fault
     failing steps are.
     """
     if state.faults and suspect(config, state) is not None:
         return "fault"
     held = state.held
-    return held.cause if held and held.place == state.waiting.first().place else "step"
+    return held.cause if held and held.place == next_in_line(state).place else "step"
 
 
 def _who_runs(work: Work, alone: int | None) -> None:
@@ -155,6 +155,8 @@ def _who_moves_up(work: Work) -> None:
         work.forget(set(before).difference(work.state.running.gens))
     if not work.newcomers:
         return
+    # In order of rank: one who was held back may have followed those who passed it.
+    work.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)
     run = joined(work.state.running, [newcomer.seat for newcomer in work.newcomers])
     stops = work.state.stops
     if len(stops) > work.config.thresholds.stop_ids:  # some are of sequences long gone

@@ -31,7 +31,17 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
 from minfer.engine import step
-from minfer.messages import Emit, Event, Execute, Executed, Failed, Finish, Tick, WakeAt
+from minfer.messages import (
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Finish,
+    Submit,
+    Tick,
+    WakeAt,
+)
 from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
 
@@ -95,6 +105,7 @@ class Driver:
         self.ends: list[Finish] = []  # that who makes masks asks for
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
+        self.masks.listen(self.post)
         self.turns = 0  # taken so far
         self.taken: tuple[Event, ...] = ()  # the events of the last one
         # When a turn is due even if nothing happens, on the clock.
@@ -117,7 +128,10 @@ class Driver:
         waiting = [self.inbox.popleft() for _ in range(len(self.inbox))]
         # Ends before results: what was drawn for these rows does not count.
         ends, self.ends = self.ends, []
-        events: tuple[Event, ...] = (Tick(self.clock()), *ends, *result, *waiting)
+        arrived = [one.request for one in waiting if isinstance(one, Submit)]
+        pauses = self.masks.arrived(arrived)
+        now = Tick(self.clock())
+        events: tuple[Event, ...] = (now, *ends, *result, *waiting, *pauses)
         transition = step(self.config, self.state, events)
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
@@ -126,6 +140,7 @@ class Driver:
         self.taken = events
         self.wake = None
         self._forget_void()
+        self.masks.turned(transition)
         self._begin_masks()
         if before is not None:
             before(transition)

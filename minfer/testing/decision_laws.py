@@ -7,7 +7,7 @@ was in the plans before), writes them into the books, and has each plan judged
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import define
 
@@ -24,14 +24,19 @@ from minfer.testing.sitting_out import suspects
 
 
 def read_decisions(
-    books: Books, before: EngineState, turn: Transition, budgets: Sequence[int] | None
+    books: Books,
+    before: EngineState,
+    turn: Transition,
+    budgets: Sequence[int] | None,
+    held_back: Collection[str] | None = None,
 ) -> Planning:
     """Read what was decided in a turn. Raises InvariantError.
 
-    `budgets`, if they were recorded, are what the policy answered for each plan.
+    `budgets`, if they were recorded, are what the policy answered for each plan, and
+    `held_back` the clients that it said others pass.
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
-    planning = Planning(budgets=None if budgets is None else list(budgets))
+    planning = Planning(None if budgets is None else list(budgets), held_back)
     reader = _Reader(books, before, turn, plans, planning)
     for number, reason in enumerate(turn.reasons):
         if isinstance(reason, Admitted):
@@ -72,6 +77,7 @@ class _Reader:
         books, plan = self.books, self.plans[0]
         self._check_admission(one, got)
         one.cached = max(one.cached, got.cached)
+        self.planning.fresh |= one.stage is Stage.WAITING
         books.move(one, Cause.ADMITTED)
         at = _opened(plan)[one.id]
         one.seat = Seat(
@@ -150,6 +156,8 @@ class _Reader:
             right = (why.known, why.computed) == (known, kv)
             require(right, "reason", f"{why}: it knows {known}, and has KV of {kv}")
         require(why.by in self.books.accounts, "reason", f"{why}: for nobody")
+        its = self.books.accounts[why.by]
+        self.planning.fresh |= its.stage is Stage.WAITING
         self.planning.preempted.append((one.id, why.by))
         self.books.leave(one, [plan.step for plan in self.plans])
 

@@ -1,28 +1,31 @@
 """The specification of the line: who is let in, who gives way, and who must not be left
 waiting.
 
-After the last plan of a turn the first in line is looked at once more: what it needs and
-what there is are computed here in the plainest way (block by block, from the index), and
-if nothing stands in its way it should not be in line.
+After the last plan of a turn who is next in line is looked at once more: what it needs
+and what there is are computed here in the plainest way (block by block, from the index),
+and if nothing stands in its way it should not be in line. Of clients that are held back,
+the policy is asked again.
 """
 
 from collections.abc import Collection
 from typing import Final
 
+from minfer.admit import load
 from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import Key
 from minfer.messages import Execute, Held, Overruled, WakeAt
-from minfer.prefix import Node, PrefixIndex, every_node, node_of
+from minfer.prefix import Node, PrefixIndex, every_node
+from minfer.record import evolve
 from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
-from minfer.testing.invariants import InvariantError, require
+from minfer.testing.invariants import InvariantError, holds, require
+from minfer.testing.needs import needs
 from minfer.testing.plan_laws import Planning
 from minfer.testing.sitting_out import left_out, suspects
-from minfer.window import outside
 
-_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy")
+_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 
 
 def check_line(
@@ -32,7 +35,7 @@ def check_line(
     config, after = books.config, turn.state
     _ranks(before, after)
     _shortage(before, after, planning)
-    _order(before, after, planning)
+    _order(config, before, after, planning)
     _waits(turn)
     room = len(after.inflight) < config.depth  # for one more step
     alone = bool(suspects(config, books.running))
@@ -86,16 +89,20 @@ def _shortage(before: EngineState, after: EngineState, planning: Planning) -> No
     require(right, "preemption", "though blocks were coming")
 
 
-def _order(before: EngineState, after: EngineState, planning: Planning) -> None:
+def _order(
+    config: EngineConfig, before: EngineState, after: EngineState, planning: Planning
+) -> None:
     """Whoever was let in ranks before all who still wait, save those that had
-    to go back.
+    to go back, and those of other clients who had to let others pass.
     """
     back = {victim for victim, _ in planning.preempted}
     admitted = set(planning.admitted) - back
-    line = [seq.place for seq in after.waiting if seq.id not in back]
-    inside = [seq.place for seq in after.running.seqs if seq.id in admitted]
-    right = not line or not inside or max(inside) < min(line)
-    require(right, "order", "somebody was overtaken")
+    line = [seq for seq in after.waiting if seq.id not in back]
+    inside = [seq for seq in after.running.seqs if seq.id in admitted]
+    if line and inside and max(one.place for one in inside) > line[0].place:
+        passed = [(one, by) for one in line for by in inside if by.place > one.place]
+        wrong = [one.id for one, by in passed if not _may_pass(config, planning, one, by)]
+        require(not wrong, "order", f"somebody was overtaken: {wrong[:3]}")
     if before.running.seqs and back:
         here = (*after.running.seqs, *after.waiting)
         # of who ended, the id may be somebody else's now
@@ -104,6 +111,58 @@ def _order(before: EngineState, after: EngineState, planning: Planning) -> None:
         stayed = [seq for seq in here if seq.id not in back]
         first = min((seq.place, seq.id) for seq in (*were, *stayed))
         require(first[1] not in back, "order", "the first in rank was preempted")
+
+
+def _may_pass(
+    config: EngineConfig, planning: Planning, one: Sequence, by: Sequence
+) -> bool:
+    """Whether `one` had to let `by` pass: its client was held back, and that of `by` not,
+    or `by` had been in before, itself or with others of its search.
+    """
+    again = by.preempted > 0 or by.request.beams is not None
+    if planning.held_back is None:  # it may have been, if that happens at all
+        held = holds(config)
+    else:
+        held = one.request.client in planning.held_back
+    other = by.request.client != one.request.client
+    return held and not one.preempted and (other or again)
+
+
+def _next(after: EngineState) -> Sequence | None:
+    """The first in line who is not held back with its client; None: all are."""
+    running = {name for name, _ in after.running.ids}
+    for seq in after.waiting:
+        begun = seq.request.beams is not None and seq.request.id in running
+        if seq.preempted or begun or seq.request.client not in after.shut:
+            return seq
+    return None
+
+
+def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
+    """Others run, or join, and the policy, asked once more, still says of each client
+    that is held back that others pass it.
+    """
+    after = turn.state
+    require(after.running.seqs, "held", "clients are held back, and nobody runs")
+    if any(isinstance(reason, Overruled) for reason in turn.reasons):
+        return
+    firsts = dict[str, Sequence]()
+    clients = {seq.id: seq.request.client for seq in after.running.seqs}
+    for seq in after.waiting:
+        if not seq.preempted and seq.request.client in after.shut:
+            firsts.setdefault(seq.request.client, seq)
+    come = [clients.get(name) for name in planning.lately]
+    sat = [clients.get(name) for name in planning.sitting]  # by the last plan, or before
+    last = planning.plans[-1] if planning.plans else None
+    before = after if last is None else evolve(after, next_step=last.step)
+    for client, seq in firsts.items():
+        now, many = load(config, before), come.count(client)
+        counts = range(many, many + sat.count(client) + 1)
+        each = (
+            config.policy.holds_back(after.policy, seq.request, now, n) for n in counts
+        )
+        held = any(answer for answer, _ in each)
+        require(held, "held", f"{seq.id} may be let in, and its client is held back")
 
 
 def _starved(after: EngineState, planning: Planning) -> None:
@@ -119,53 +178,23 @@ def _starved(after: EngineState, planning: Planning) -> None:
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
-def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
-    """Blocks that letting `seq` in takes, of those that are available."""
-    size, known = config.block_size, len(seq.history)
-    full = (known - 1) // size if _may_read(seq) else 0
-    cached = [node_of(after.blocks.prefix, key) for key in seq.keys[:full]]
-    hit = _hit(config, cached, full)
-    low = outside(hit * size, config.window, size)
-    idle = sum(node is not None and not node.users for node in cached[low:hit])
-    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
-    next_block = known % size == 0 and known + 1 < ends and seq.request.max_tokens > 0
-    spare = max(config.watermark, next_block) if len(after.running) else 0
-    return -(-known // size) - hit + idle + spare
-
-
-def _may_read(seq: Sequence) -> bool:
-    """Whether what is cached of it need not be computed: of the first sample of a request
-    that wants otherwise, not before it has output.
-    """
-    request = seq.request
-    wanted = request.reads_cache or seq.sample > 0
-    return wanted or len(seq.history) > len(request.prompt)
-
-
-def _hit(config: EngineConfig, cached: list[Node | None], full: int) -> int:
-    """Leading blocks, of `full` ones, that need not be computed: all are cached or,
-    behind a window, those that what comes next attends to.
-    """
-    if not config.window:
-        return cached.index(None) if None in cached else full
-    for hit in range(full, 0, -1):
-        low = outside(hit * config.block_size, config.window, config.block_size)
-        if None not in cached[low:hit]:
-            return hit
-    return 0
-
-
 def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     """The first in line could not be let in, and nobody had to make room for it."""
     after = turn.state
     if len(after.inflight) < config.depth:  # the last try made no plan
         planning.launched(None)
-    seq, said = after.waiting.first(), after.held
+    found, said = _next(after), after.held
+    seq = found or next(iter(after.waiting))
     if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is first in line, and nothing holds it")
     claim = said.cause
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
+    if after.shut:
+        _shares(config, turn, planning)
+    require((claim == "share") == (found is None), "held", f"{seq.id} for {claim}")
+    if found is None:
+        return
     if claim == "budget":
         _spent(config, seq, planning)
         return

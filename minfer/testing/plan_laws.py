@@ -6,7 +6,7 @@ and copies is all that the device needs to know.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import chain
 from operator import index
 
@@ -30,14 +30,15 @@ class Planning:
 
     # the policy's answers, one for each plan, if they are known
     budgets: list[int] | None
+    held_back: Collection[str] | None = None  # clients, as it said in this turn
     newcomers: dict[SampleId, Admitted] = field(factory=dict)  # let in, by the next plan
     lately: set[SampleId] = field(factory=set)  # let in by the last plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
     # of them those whom no plan opens: nobody can tell by which plan they were let in
     sitting: set[SampleId] = field(factory=set)
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)  # who, for whom
-    # of them those who were the last that ran
-    gave_way: set[SampleId] = field(factory=set)
+    gave_way: set[SampleId] = field(factory=set)  # of them, who was the last that ran
+    fresh: bool = False  # whether somebody was let in, or had others give way, at first
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
     # who was left out of a plan for want of a block
     starved: list[SampleId] = field(factory=list)

@@ -44,7 +44,7 @@ from minfer.messages import (
 )
 from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
-from minfer.policy_fair import FairQueue
+from minfer.policy_seats import FairSeats
 from minfer.prompt_logprobs import parts_of
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import START, offer_of, vector_of
@@ -76,7 +76,7 @@ POLICIES: tuple[Policy, ...] = (
     Ageing(4.0, 2),
     Deadline(9.0),
     Shortest(0.3),
-    FairQueue(),
+    FairSeats(least=2, newcomers=1),
     Window(4.0, 2, wait=1.5, fill=3, urgent=0),
     Static(2),
 )
@@ -215,8 +215,8 @@ def tiny_config(rng: Random) -> EngineConfig:
                 Priority(),
                 Priority(),
                 Sparing(),
-                FairQueue(clients=2),
-                FairQueue(clients=1),
+                FairSeats(clients=2, least=1, newcomers=2),
+                FairSeats(clients=1, least=1, newcomers=1),
             )
         ),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
@@ -277,6 +277,7 @@ class World:
         init=False
     )  # `config`, and what its policy answers: `budgets`
     budgets: list[int] = field(init=False)
+    held_back: set[str] = field(init=False)  # of whom it said that others pass them
     inbox: list[Event] = field(factory=list)
     requests: dict[str, Request] = field(factory=dict)
     out: dict[SampleId, list[int]] = field(factory=dict)
@@ -306,6 +307,7 @@ class World:
         self.ledger = Ledger(self.config, self.state)
         policy: Any = Watched(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
+        self.held_back = policy.held_back
         sizes = self.config.block_size, self.config.vocab_size, self.config.window
         rng = Random(self.rng.random() if self.habits.variable else 0)
         self.oracle = Busy(rng, self.habits, *sizes)
@@ -635,10 +637,11 @@ class World:
         events = (Tick(self.clock), *told)
         self.inbox.clear()
         self.budgets.clear()
+        self.held_back.clear()
         before, turn = self.state, step(self.watched, self.state, events)
         self.state = turn.state
         if self.audit:
-            self.ledger.take(events, turn, self.budgets)
+            self.ledger.take(events, turn, self.budgets, self.held_back)
             self.paths += taken(self.config, before, events, turn)
         self.preempted += sum(isinstance(r, Preempted) for r in turn.reasons)
         self._perform(turn)

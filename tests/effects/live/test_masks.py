@@ -6,7 +6,8 @@ from typing import Any
 from attrs import define, evolve, field
 
 from minfer.config import EngineConfig
-from minfer.effects.live.masks import STUCK, GrammarMasks, Masked
+from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
+from minfer.effects.live.masks import Masked
 from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step

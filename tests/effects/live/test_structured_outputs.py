@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.effects.live import masks
+from minfer.effects.live import grammar_masks
 from minfer.effects.text.grammars import walking
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.messages import Preempted
@@ -165,7 +165,7 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
         out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
     )
     assert ended.finish_reason == "error"
-    assert ended.error == f"{masks.STUCK}: took too long"
+    assert ended.error == f"{grammar_masks.STUCK}: took too long"
     assert ended.text.startswith("aaa")
     monkeypatch.undo()
     alone = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
