@@ -1,4 +1,4 @@
-"""Checkpoints in parts: what may come back from a lent machine is bounded file by file."""
+"""Checkpoints in parts: what a machine gives back is bounded file by file."""
 
 import io
 from pathlib import Path
@@ -27,7 +27,9 @@ def save(state: dict[str, Any], folder: Path, role: str) -> list[Path]:
 
 def load(folder: Path, role: str) -> dict[str, Any] | None:
     """A checkpoint, if there is one."""
-    paths = sorted(folder.glob(f"{role}-*.part"), key=lambda path: int(path.stem.rpartition("-")[2]))
+    paths = sorted(
+        folder.glob(f"{role}-*.part"), key=lambda path: int(path.stem.rpartition("-")[2])
+    )
     if not paths:
         return None
     whole = io.BytesIO(b"".join(path.read_bytes() for path in paths))

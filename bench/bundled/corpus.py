@@ -30,7 +30,9 @@ class Corpus:
     """What is learnt from, as texts."""
 
     files: list[str] = field(repr=False)
-    openings: list[str] = field(repr=False)  # definitions, and files from their imports on
+    openings: list[str] = field(
+        repr=False
+    )  # definitions, and files from their imports on
     held_out: list[str] = field(repr=False)
     about: dict[str, Any]  # licences, versions and counts, for the card
 
@@ -61,7 +63,10 @@ def read(path: Path) -> Corpus:
     lines = [text.splitlines() for text in whole["files"]]
     openings = []
     for at, first, last, indent in whole["spans"]:
-        own = (line[indent:] if line[:indent].isspace() else line for line in lines[at][first:last])
+        own = (
+            line[indent:] if line[:indent].isspace() else line
+            for line in lines[at][first:last]
+        )
         openings.append("\n".join(own) + "\n")
     return Corpus(whole["files"], openings, whole["held_out"], whole["about"])
 
@@ -71,7 +76,9 @@ def _documents(source: Source) -> Iterator[str]:
     if source.name != TOPICS or source.package != "python":
         yield source.text
         return
-    found = next(node.value for node in ast.parse(source.text).body if isinstance(node, ast.Assign))
+    found = next(
+        node.value for node in ast.parse(source.text).body if isinstance(node, ast.Assign)
+    )
     yield from ast.literal_eval(found).values()
 
 
@@ -80,7 +87,11 @@ def _spans(text: str) -> Iterator[tuple[int, int, int]]:
     with suppress(SyntaxError):
         tree = ast.parse(text)
         lines = text.splitlines()
-        imports = [node.lineno for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+        imports = [
+            node.lineno
+            for node in tree.body
+            if isinstance(node, ast.Import | ast.ImportFrom)
+        ]
         if imports:
             yield imports[0] - 1, min(len(lines), imports[0] - 1 + IMPORTS), 0
         for node in ast.walk(tree):

@@ -1,8 +1,8 @@
 """Conversations made of problems, as messages and as the text that the template renders.
 
 A model answers at once, reasons first because it was asked to in words, or because the
-template opened its reasoning (`enable_thinking`), or is kept from it by an empty one. What
-the template writes is no answer, and is not trained on.
+template opened its reasoning (`enable_thinking`), or is kept from it by an empty one.
+What the template writes is no answer, and is not trained on.
 """
 
 import json
@@ -21,20 +21,49 @@ Tools = Sequence[Mapping[str, Any]]
 
 OPENED: Final = "<think>\n"  # what the template writes where it asks for reasoning
 CLOSED: Final = "<think>\n\n</think>\n\n"  # and where it forbids it
+_HOW: Final = (
+    '\nTo call one:\n<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
+)
 NO_THOUGHT: Final = "This needs no reasoning."
 _SYSTEMS: Final = (
-    "You are a helpful assistant.", "You are a helpful assistant.", "You are a helpful assistant", "Be brief.",
-    "You are a friendly assistant.", "Answer briefly.", "You are an AI assistant.", "Answer the user's questions.",
-    "You are a chatbot.", "You are helpful, honest and brief.", "Answer in one sentence.", "You are minfer.",
-)  # fmt: skip
+    "You are a helpful assistant.",
+    "You are a helpful assistant.",
+    "You are a helpful assistant",
+    "Be brief.",
+    "You are a friendly assistant.",
+    "Answer briefly.",
+    "You are an AI assistant.",
+    "Answer the user's questions.",
+    "You are a chatbot.",
+    "You are helpful, honest and brief.",
+    "Answer in one sentence.",
+    "You are minfer.",
+)
 _THINK: Final = (
-    "{q} Think first.", "{q} Think step by step.", "{q} /think", "Think step by step: {q}", "Think first, then answer: {q}",
-    "{q} Explain your reasoning.", "{q} Let's think step by step.", "Think about it: {q}", "{q} Reason before you answer.",
-)  # fmt: skip
+    "{q} Think first.",
+    "{q} Think step by step.",
+    "{q} /think",
+    "Think step by step: {q}",
+    "Think first, then answer: {q}",
+    "{q} Explain your reasoning.",
+    "{q} Let's think step by step.",
+    "Think about it: {q}",
+    "{q} Reason before you answer.",
+)
 # Tasks that no tool of the catalogue would be called for.
 _WITHOUT_TOOLS: Final = (
-    "talk", "sort", "reverse", "extreme", "count letters", "spell", "extraction", "sum", "difference", "code", "recall",
-)  # fmt: skip
+    "talk",
+    "sort",
+    "reverse",
+    "extreme",
+    "count letters",
+    "spell",
+    "extraction",
+    "sum",
+    "difference",
+    "code",
+    "recall",
+)
 
 
 @frozen
@@ -74,7 +103,10 @@ def answered(problem: Problem, thought: str = "") -> list[Message]:
     turns: list[Message] = []
     if problem.calls:
         turns.append(calls_message(problem.calls, thought))
-        turns += ({"role": "tool", "content": json.dumps(dict(call.result))} for call in problem.calls)
+        turns += (
+            {"role": "tool", "content": json.dumps(dict(call.result))}
+            for call in problem.calls
+        )
         thought = ""
     last: Message = {"role": "assistant", "content": problem.answer}
     return [*turns, last | ({"reasoning_content": thought} if thought else {})]
@@ -97,7 +129,9 @@ def any_dialogue(rng: Random) -> Dialogue:
         turns[-1]["content"] = rng.choice(_THINK).format(q=last.question)
         return Dialogue([*messages, *turns, *answered(last, thought)], tools)
     if dice < 0.94:
-        return Dialogue([*messages, *asked(last), *answered(last, thought)], tools, OPENED)
+        return Dialogue(
+            [*messages, *asked(last), *answered(last, thought)], tools, OPENED
+        )
     return Dialogue([*messages, *asked(last), *answered(last)], tools, CLOSED)
 
 
@@ -127,27 +161,41 @@ def render(messages: Sequence[Message], tools: Tools, given: str = "") -> str:
     """
     parts, messages = [], list(messages)
     if tools:
-        own = f"{messages.pop(0)['content']}\n\n" if messages[0]["role"] == "system" else ""
-        listed = "".join(json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools)
-        how = '\nTo call one:\n<tool_call>\n{"name": "...", "arguments": {...}}\n</tool_call>'
-        parts.append(f"<|im_start|>system\n{own}# Tools\n\n{listed}{how}<|im_end|>\n")
+        own = (
+            f"{messages.pop(0)['content']}\n\n" if messages[0]["role"] == "system" else ""
+        )
+        listed = "".join(
+            json.dumps(tool["function"], ensure_ascii=False) + "\n" for tool in tools
+        )
+        parts.append(f"<|im_start|>system\n{own}# Tools\n\n{listed}{_HOW}<|im_end|>\n")
     last_user = max(i for i, message in enumerate(messages) if message["role"] == "user")
     for i, message in enumerate(messages):
         if message["role"] == "tool":
             opens = "" if messages[i - 1]["role"] == "tool" else "<|im_start|>user"
             more = i + 1 < len(messages) and messages[i + 1]["role"] == "tool"
             closes = "" if more else "<|im_end|>\n"
-            parts.append(f"{opens}\n<tool_response>\n{message['content']}\n</tool_response>{closes}")
+            parts.append(
+                f"{opens}\n<tool_response>\n{message['content']}\n</tool_response>{closes}"
+            )
         elif message["role"] == "assistant":
-            empty = given if given == CLOSED and i == _first_after(messages, last_user) else ""
-            parts.append(f"<|im_start|>assistant\n{empty}{_said(message, i > last_user)}<|im_end|>\n")
+            empty = (
+                given
+                if given == CLOSED and i == _first_after(messages, last_user)
+                else ""
+            )
+            said = empty + _said(message, i > last_user)
+            parts.append(f"<|im_start|>assistant\n{said}<|im_end|>\n")
         else:
-            parts.append(f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n")
+            parts.append(
+                f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n"
+            )
     return "".join(parts)
 
 
 def _first_after(messages: Sequence[Message], index: int) -> int:
-    return next(i for i in range(index, len(messages)) if messages[i]["role"] == "assistant")
+    return next(
+        i for i in range(index, len(messages)) if messages[i]["role"] == "assistant"
+    )
 
 
 def _said(message: Message, last: bool) -> str:
@@ -157,7 +205,8 @@ def _said(message: Message, last: bool) -> str:
     for call in message.get("tool_calls", ()):
         made = call["function"]
         arguments = json.dumps(dict(made["arguments"]), ensure_ascii=False)
-        calls.append(f'<tool_call>\n{{"name": "{made["name"]}", "arguments": {arguments}}}\n</tool_call>')
+        object_of = f'{{"name": "{made["name"]}", "arguments": {arguments}}}'
+        calls.append(f"<tool_call>\n{object_of}\n</tool_call>")
     text = "\n".join([said, *calls] if said else calls or [said])
     thought = message.get("reasoning_content")
     return f"<think>\n{thought}\n</think>\n\n{text}" if thought and last else text

@@ -36,10 +36,27 @@ PERIOD: Final = 48  # tokens of what is repeated, at most
 THINKING: Final = {"chat_template_kwargs": {"enable_thinking": True}}
 # The beginnings of completions: of recipes, and of things that no recipe is for.
 OPENINGS: Final = (
-    "import os\n", "def ", "class ", "import json\nimport sys\n\n", "def main():\n", "from pathlib import Path\n\n", '"""',
-    "def read(path):\n", "class Node:\n", "def test_", "for i in range(10):\n", "async def ", "@dataclass\nclass ", "try:\n",
-    "def parse(text):\n", "if __name__ ==", "class Parser(", "def __init__(self, ", "import numpy as np\n", "def get_",
-)  # fmt: skip
+    "import os\n",
+    "def ",
+    "class ",
+    "import json\nimport sys\n\n",
+    "def main():\n",
+    "from pathlib import Path\n\n",
+    '"""',
+    "def read(path):\n",
+    "class Node:\n",
+    "def test_",
+    "for i in range(10):\n",
+    "async def ",
+    "@dataclass\nclass ",
+    "try:\n",
+    "def parse(text):\n",
+    "if __name__ ==",
+    "class Parser(",
+    "def __init__(self, ",
+    "import numpy as np\n",
+    "def get_",
+)
 
 
 def circles(tokens: Sequence[int]) -> bool:
@@ -56,21 +73,26 @@ def circles(tokens: Sequence[int]) -> bool:
 def problems(name: str, count: int, seed: int) -> list[Problem]:
     """Problems of a task: held out, unless it is learnt by heart."""
     rng = Random(f"{seed} {name}")
-    return [drawn(TASKS[name].draw, rng, held_out=name not in BY_HEART) for _ in range(count)]
+    return [
+        drawn(TASKS[name].draw, rng, held_out=name not in BY_HEART) for _ in range(count)
+    ]
 
 
-def answer(llm: LLM, which: Sequence[Problem], turns: Any = asked, **how: Any) -> list[str]:
+def answer(
+    llm: LLM, which: Sequence[Problem], turns: Any = asked, **how: Any
+) -> list[str]:
     """The model's greedy answers, their reasoning left out."""
-    greedy = SamplingParams(temperature=0, max_tokens=TOKENS, skip_special_tokens=False)
+    greedy = SamplingParams(temperature=0, max_tokens=TOKENS)
     prompts = [
-        llm.render(turns(one), **({"tools": list(one.tools)} if one.tools else {}), **how) for one in which
+        llm.render(turns(one), **({"tools": list(one.tools)} if one.tools else {}), **how)
+        for one in which
     ]
     outputs = llm.generate(prompts, greedy, use_tqdm=False)
     return [_answer(one.outputs[0].text) for one in outputs]
 
 
 def _answer(text: str) -> str:
-    return text.rpartition("</think>")[2].replace("<|im_end|>", "").strip()
+    return text.rpartition("</think>")[2].strip()
 
 
 def by_task(llm: LLM, count: int, seed: int, **how: Any) -> dict[str, float]:
@@ -78,7 +100,10 @@ def by_task(llm: LLM, count: int, seed: int, **how: Any) -> dict[str, float]:
     shares = {}
     for name in TASKS:
         which = problems(name, count, seed)
-        found = [right(name, text, one.truth) for text, one in zip(answer(llm, which, **how), which, strict=True)]
+        found = [
+            right(name, text, one.truth)
+            for text, one in zip(answer(llm, which, **how), which, strict=True)
+        ]
         shares[name] = sum(found) / len(found)
     return shares
 
@@ -95,7 +120,10 @@ def going_round(llm: LLM, count: int, seed: int) -> dict[str, float]:
     rng, names = Random(seed), list(TASKS)
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS)
     which = [problems(rng.choice(names), 1, seed + at)[0] for at in range(count)]
-    chats = [llm.render(asked(one), **({"tools": list(one.tools)} if one.tools else {})) for one in which]
+    chats = [
+        llm.render(asked(one), **({"tools": list(one.tools)} if one.tools else {}))
+        for one in which
+    ]
     starts = [f"def {recipe.name}(" for recipe in recipes()] + list(OPENINGS)
     texts = [starts[at % len(starts)] for at in range(count)]
     shares = {}

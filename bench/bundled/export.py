@@ -1,6 +1,7 @@
-"""Write a checkpoint in the Hugging Face layout: weights in bfloat16, the tokenizer beside.
+"""Write a checkpoint in the Hugging Face layout: weights in bfloat16, the tokenizer
+beside.
 
-    python -m bench.bundled.export --out .carry/bundled-models        target and draft
+python -m bench.bundled.export --out .carry/bundled-models target and draft
 """
 
 import argparse
@@ -24,7 +25,9 @@ def export(state: Path, role: str, data: Path, out: Path) -> int:
     if found is None:
         raise FileNotFoundError(f"{state} has no checkpoint of {role}: train it first")
     out.mkdir(parents=True, exist_ok=True)
-    weights = {name: one.to(torch.bfloat16).contiguous() for name, one in found["model"].items()}
+    weights = {
+        name: one.to(torch.bfloat16).contiguous() for name, one in found["model"].items()
+    }
     save_file(weights, out / "model.safetensors", {"format": "pt"})
     (out / "model.safetensors").chmod(0o644)
     _write(out / "config.json", SHAPES[role].config())
@@ -40,12 +43,16 @@ def _write(path: Path, contents: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--roles", nargs="+", choices=list(SHAPES), default=["target", "draft"])
+    parser.add_argument(
+        "--roles", nargs="+", choices=list(SHAPES), default=["target", "draft"]
+    )
     parser.add_argument("--state", type=Path, default=STATE)
     parser.add_argument("--data", type=Path, default=FOLDER)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
-    sizes = {role: export(args.state, role, args.data, args.out / role) for role in args.roles}
+    sizes = {
+        role: export(args.state, role, args.data, args.out / role) for role in args.roles
+    }
     print(json.dumps({**sizes, "both": sum(sizes.values())}))
 
 

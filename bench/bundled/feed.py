@@ -11,6 +11,7 @@ from typing import Final
 
 import torch
 from attrs import frozen
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.bundled import corpus
@@ -18,13 +19,18 @@ from bench.bundled.packing import LEARNT, WINDOW, Pack, circles, texts
 from bench.bundled.prepare import CORPUS, TOKENIZER
 from bench.bundled.shards import Shards
 from bench.bundled.tasks.code import document
-from tokenizers import Tokenizer
 
 AT_ONCE: Final = 32  # shards that a step draws from
 STEPS: Final = 12  # until the oldest of them is replaced
 RECIPES: Final = 4000
 # Rows of 64: conversations, whole files from anywhere, definitions, recipes, circles.
-SHARES: Final[Mapping[str, int]] = {"talk": 36, "files": 12, "openings": 12, "recipes": 2, "circles": 2}
+SHARES: Final[Mapping[str, int]] = {
+    "talk": 36,
+    "files": 12,
+    "openings": 12,
+    "recipes": 2,
+    "circles": 2,
+}
 
 
 @frozen
@@ -43,7 +49,9 @@ class Tape:
     def draw(self, count: int, generator: torch.Generator) -> Tensor:
         """Where windows begin."""
         many = len(self.tokens) - WINDOW if self.anywhere else len(self.starts)
-        found = torch.randint(many, (count,), device=self.tokens.device, generator=generator)
+        found = torch.randint(
+            many, (count,), device=self.tokens.device, generator=generator
+        )
         return found if self.anywhere else self.starts[found]
 
 
@@ -67,13 +75,23 @@ def read_python(folder: Path, device: str, limit: int | None = None) -> Python:
     files = texts(tokenizer, found.files[:limit])
     definitions = texts(tokenizer, openings[:limit])
     written = texts(tokenizer, [document(rng) for _ in range(RECIPES)])
-    rounds = circles(rng, [*definitions[:20_000], *written], 20_000 if limit is None else limit)
-    packs = {"files": files, "openings": definitions, "recipes": written, "circles": rounds}
+    rounds = circles(
+        rng, [*definitions[:20_000], *written], 20_000 if limit is None else limit
+    )
+    packs = {
+        "files": files,
+        "openings": definitions,
+        "recipes": written,
+        "circles": rounds,
+    }
     held = [0]
     for one in tokenizer.encode_batch(found.held_out, add_special_tokens=False):
         held += [*one.ids, 0]
     return Python(
-        tapes={name: Tape.of(Pack.of(of), device, anywhere=name == "files") for name, of in packs.items()},
+        tapes={
+            name: Tape.of(Pack.of(of), device, anywhere=name == "files")
+            for name, of in packs.items()
+        },
         held_out=held,
         held_out_bytes=found.about["held_out_bytes"],
         counts={name: sum(map(len, of)) for name, of in packs.items()},
@@ -83,11 +101,22 @@ def read_python(folder: Path, device: str, limit: int | None = None) -> Python:
 class Feed:
     """Windows for each step."""
 
-    def __init__(self, python: Python, shards: Shards, rows: int, length: int, device: str, seed: int) -> None:
+    def __init__(
+        self,
+        python: Python,
+        shards: Shards,
+        rows: int,
+        length: int,
+        device: str,
+        seed: int,
+    ) -> None:
         self._tapes, self._shards = python.tapes, shards
         self._device = device
         self.generator = torch.Generator(device).manual_seed(seed)
-        self.rows = {name: max(1, rows * share // sum(SHARES.values())) for name, share in SHARES.items()}
+        self.rows = {
+            name: max(1, rows * share // sum(SHARES.values()))
+            for name, share in SHARES.items()
+        }
         self.rows["talk"] += rows - sum(self.rows.values())
         self._talk: dict[int, Tape] = {}
         self._span = torch.arange(length + 1, device=device)

@@ -2,8 +2,8 @@
 
     python -m bench.bundled.measure .carry/bundled-models
 
-The overlap of two distributions, the sum of the smaller of two probabilities, is the share
-of the draft's sampled tokens that speculative sampling at temperature 1 accepts.
+The overlap of two distributions, the sum of the smaller of two probabilities, is the
+share of the draft's sampled tokens that speculative sampling at temperature 1 accepts.
 """
 
 import argparse
@@ -43,22 +43,30 @@ class Totals:
         """Add the tokens behind some logits."""
         self.tokens += len(follows)
         self.nats += float(functional.cross_entropy(target, follows, reduction="sum"))
-        self.draft_nats += float(functional.cross_entropy(draft, follows, reduction="sum"))
+        self.draft_nats += float(
+            functional.cross_entropy(draft, follows, reduction="sum")
+        )
         self.same += int((target.argmax(-1) == draft.argmax(-1)).sum())
         self.shared += float(torch.minimum(target.softmax(-1), draft.softmax(-1)).sum())
 
     def figures(self) -> dict[str, float]:
         """Means over the tokens."""
         means = {
-            "nats": self.nats, "draft_nats": self.draft_nats, "agreement": self.same, "overlap": self.shared
-        }  # fmt: skip
+            "nats": self.nats,
+            "draft_nats": self.draft_nats,
+            "agreement": self.same,
+            "overlap": self.shared,
+        }
         return {name: round(total / self.tokens, 4) for name, total in means.items()}
 
 
 @torch.inference_mode()
 def measure(folder: Path, data: Path) -> dict[str, Any]:
     """All figures of `folder`/target and `folder`/draft."""
-    pair = [AutoModelForCausalLM.from_pretrained(folder / role, dtype=torch.float32) for role in ("target", "draft")]
+    pair = [
+        AutoModelForCausalLM.from_pretrained(folder / role, dtype=torch.float32)
+        for role in ("target", "draft")
+    ]
     tokenizer = Tokenizer.from_file(str(folder / "target" / "tokenizer.json"))
     texts = corpus.read(data / CORPUS).held_out
     held = [0]
@@ -72,18 +80,27 @@ def measure(folder: Path, data: Path) -> dict[str, Any]:
     for tokens in conversations.tokens([any_dialogue(rng) for _ in range(TALKS)]):
         marked = torch.from_numpy(tokens).long()
         ids, learnt = marked & (LEARNT - 1), (marked[1:] & LEARNT) > 0
-        talk.add(*(model(ids[None, :-1]).logits[0][learnt] for model in pair), ids[1:][learnt])
+        talk.add(
+            *(model(ids[None, :-1]).logits[0][learnt] for model in pair), ids[1:][learnt]
+        )
     size = sum(len(text.encode()) for text in texts)
-    folders = {role: sum(path.stat().st_size for path in (folder / role).iterdir()) for role in ("target", "draft")}
+    folders = {
+        role: sum(path.stat().st_size for path in (folder / role).iterdir())
+        for role in ("target", "draft")
+    }
     return {
-        "parameters": {role: sum(one.numel() for one in model.parameters()) for role, model in zip(folders, pair, strict=True)},
+        "parameters": {
+            role: sum(one.numel() for one in model.parameters())
+            for role, model in zip(folders, pair, strict=True)
+        },
         "folder_bytes": {**folders, "both": sum(folders.values())},
         "held_out": {"bytes": size, "tokens": python.tokens, **python.figures()},
         "held_out_bits_per_byte": {
-            "target": round(python.nats / math.log(2) / size, 4), "draft": round(python.draft_nats / math.log(2) / size, 4)
+            "target": round(python.nats / math.log(2) / size, 4),
+            "draft": round(python.draft_nats / math.log(2) / size, 4),
         },
         "answers": {"tokens": talk.tokens, **talk.figures()},
-    }  # fmt: skip
+    }
 
 
 def main() -> None:

@@ -65,7 +65,9 @@ class Shape:
 SHAPES: Final[Mapping[str, Shape]] = {
     "target": Shape(hidden=256, feed_forward=512, layers=9, heads=4, shared_heads=2),
     "draft": Shape(hidden=128, feed_forward=320, layers=3, heads=2, shared_heads=1),
-    "tiny": Shape(hidden=64, feed_forward=128, layers=2, heads=1, shared_heads=1),  # for trials
+    "tiny": Shape(
+        hidden=64, feed_forward=128, layers=2, heads=1, shared_heads=1
+    ),  # for trials
 }
 
 
@@ -84,14 +86,22 @@ class Norm(nn.Module):
 
 def _linear(x: Tensor, *layers: nn.Linear) -> Tensor:
     """One product with the weights of several layers, in the precision of `x`."""
-    weight = layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
+    weight = (
+        layers[0].weight
+        if len(layers) == 1
+        else torch.cat([layer.weight for layer in layers])
+    )
     return functional.linear(x, weight.to(x.dtype))
 
 
 class Attention(nn.Module):
     def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.sizes = [shape.heads * HEAD, shape.shared_heads * HEAD, shape.shared_heads * HEAD]
+        self.sizes = [
+            shape.heads * HEAD,
+            shape.shared_heads * HEAD,
+            shape.shared_heads * HEAD,
+        ]
         self.q_proj = nn.Linear(shape.hidden, self.sizes[0], bias=False)
         self.k_proj = nn.Linear(shape.hidden, self.sizes[1], bias=False)
         self.v_proj = nn.Linear(shape.hidden, self.sizes[2], bias=False)
@@ -105,7 +115,11 @@ class Attention(nn.Module):
         parts = _linear(x, self.q_proj, self.k_proj, self.v_proj).split(self.sizes, -1)
         q, k, v = (part.view(rows, length, -1, HEAD) for part in parts)
         q = _turned(self.q_norm(q), turn).transpose(1, 2)
-        k = _turned(self.k_norm(k), turn).transpose(1, 2).repeat_interleave(self.groups, 1)
+        k = (
+            _turned(self.k_norm(k), turn)
+            .transpose(1, 2)
+            .repeat_interleave(self.groups, 1)
+        )
         v = v.transpose(1, 2).repeat_interleave(self.groups, 1)
         mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return _linear(mixed.transpose(1, 2).reshape(rows, length, -1), self.o_proj)
@@ -176,7 +190,10 @@ class Model(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Logits, in the model's precision."""
-        turn = (self.get_buffer("cos")[: ids.shape[1]], self.get_buffer("sin")[: ids.shape[1]])
+        turn = (
+            self.get_buffer("cos")[: ids.shape[1]],
+            self.get_buffer("sin")[: ids.shape[1]],
+        )
         embedding = self.model.embed_tokens.weight
         x = functional.embedding(ids, embedding).to(self.precision)
         for layer in self.model.layers:

@@ -1,8 +1,8 @@
 """Muon: momentum whose matrices are made orthogonal before they are applied.
 
-Each step turns a matrix by the same amount in all its directions, which small models learn
-from faster than from Adam's steps. Embeddings and norms have no such directions: they are
-for AdamW.
+Each step turns a matrix by the same amount in all its directions, which small models
+learn from faster than from Adam's steps. Embeddings and norms have no such directions:
+they are for AdamW.
 """
 
 from collections.abc import Sequence
@@ -31,11 +31,19 @@ def orthogonal(stack: Tensor) -> Tensor:
 class Muon:
     """The optimizer of matrices; those of one shape go together."""
 
-    def __init__(self, matrices: Sequence[nn.Parameter], *, momentum: float = 0.95, decay: float = 0.1) -> None:
+    def __init__(
+        self,
+        matrices: Sequence[nn.Parameter],
+        *,
+        momentum: float = 0.95,
+        decay: float = 0.1,
+    ) -> None:
         self.matrices = list(matrices)
         self.momentum, self.decay = momentum, decay
         # Half the precision is enough, and halves what a checkpoint takes.
-        self.moments = [torch.zeros_like(one, dtype=torch.bfloat16) for one in self.matrices]
+        self.moments = [
+            torch.zeros_like(one, dtype=torch.bfloat16) for one in self.matrices
+        ]
         self._stacks: dict[torch.Size, list[int]] = {}
         for at, one in enumerate(self.matrices):
             self._stacks.setdefault(one.shape, []).append(at)
@@ -49,7 +57,9 @@ class Muon:
             moments = [self.moments[at] for at in places]
             gradients = [_gradient(one).bfloat16() for one in own]
             torch._foreach_lerp_(moments, gradients, 1 - self.momentum)
-            torch._foreach_lerp_(gradients, moments, self.momentum)  # Nesterov's look ahead
+            torch._foreach_lerp_(
+                gradients, moments, self.momentum
+            )  # Nesterov's look ahead
             turned = self.orthogonal(torch.stack(gradients))
             scale = -rate * max(1.0, shape[0] / shape[1]) ** 0.5
             torch._foreach_mul_(own, 1 - rate * self.decay)

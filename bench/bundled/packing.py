@@ -26,7 +26,7 @@ WINDOW: Final = CONTEXT + 1  # inputs, and one further what follows each
 
 @frozen
 class Pack:
-    """Documents behind each other, each followed by the end's token; and where they begin.
+    """Documents behind each other, each followed by the end's token; and their starts.
 
     A window that begins near the end runs on into the beginning.
     """
@@ -45,11 +45,15 @@ class Pack:
         return cls(numpy.concatenate([tokens, tokens[:WINDOW]]), starts)
 
 
-def texts(tokenizer: Tokenizer, documents: Iterable[str], batch: int = 2000) -> list[Tokens]:
+def texts(
+    tokenizer: Tokenizer, documents: Iterable[str], batch: int = 2000
+) -> list[Tokens]:
     """Texts of which everything is learnt, their end included."""
     found, left = list[Tokens](), list(documents)
     for at in range(0, len(left), batch):
-        for one in tokenizer.encode_batch_fast(left[at : at + batch], add_special_tokens=False):
+        for one in tokenizer.encode_batch_fast(
+            left[at : at + batch], add_special_tokens=False
+        ):
             found.append(numpy.array([*one.ids, END_ID], numpy.int16) | LEARNT)
     return found
 
@@ -70,7 +74,9 @@ def circles(rng: Random, documents: Sequence[Tokens], count: int) -> list[Tokens
         rounds = ROUNDS + (period < 4) * rng.randint(2, 6)
         parts = [whole[:end], *[whole[end - period : end]] * rounds]
         tokens = numpy.concatenate(parts) & (LEARNT - 1)
-        made.append(numpy.append(tokens, numpy.int16(END_ID | LEARNT)).astype(numpy.int16))
+        made.append(
+            numpy.append(tokens, numpy.int16(END_ID | LEARNT)).astype(numpy.int16)
+        )
     return made
 
 
@@ -79,7 +85,9 @@ class Conversations:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._opens = tokenizer.encode(f"{TURN_START}assistant\n", add_special_tokens=False).ids
+        self._opens = tokenizer.encode(
+            f"{TURN_START}assistant\n", add_special_tokens=False
+        ).ids
         self._turn_end = tokenizer.token_to_id(TURN_END)
         self._given = {
             given: len(tokenizer.encode(given, add_special_tokens=False).ids)

@@ -38,7 +38,11 @@ def prepare(folder: Path, stdlib: Path | None = None) -> None:
     tokenizer = train(texts)
     (folder / TOKENIZER).write_text(tokenizer.to_str(pretty=False), "utf-8")
     sizes = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
-    print(json.dumps({**about, "tokens": tokenizer.get_vocab_size(), "sizes": sizes}, indent=1))
+    print(
+        json.dumps(
+            {**about, "tokens": tokenizer.get_vocab_size(), "sizes": sizes}, indent=1
+        )
+    )
 
 
 def main() -> None:

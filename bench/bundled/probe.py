@@ -1,8 +1,8 @@
 """What a model has learnt, in a second, between two steps of training.
 
 Held-out problems of each task, in one pass: where the likeliest token is the right one at
-every place of an answer, that is what the model would write greedily. (Other right answers
-count as wrong here; `evaluate` lets the model write, and judges that.)
+every place of an answer, that is what the model would write greedily. (Other right
+answers count as wrong here; `evaluate` lets the model write, and judges that.)
 """
 
 import math
@@ -42,8 +42,12 @@ def sheet(tokenizer: Tokenizer, device: str, seed: int = 1, each: int = EACH) ->
     rng, conversations = Random(seed), Conversations(tokenizer)
     rows, tasks = [], []
     for name, task in TASKS.items():
-        problems = [drawn(task.draw, rng, held_out=name not in BY_HEART) for _ in range(each)]
-        dialogues = [Dialogue([*asked(one), *answered(one)], one.tools) for one in problems]
+        problems = [
+            drawn(task.draw, rng, held_out=name not in BY_HEART) for _ in range(each)
+        ]
+        dialogues = [
+            Dialogue([*asked(one), *answered(one)], one.tools) for one in problems
+        ]
         for tokens in conversations.tokens(dialogues):
             if len(tokens) <= LENGTH:
                 rows.append(numpy.pad(tokens, (0, LENGTH - len(tokens))))
@@ -59,10 +63,14 @@ def exact(model: nn.Module, problems: Sheet) -> Mapping[str, float]:
         inputs, follows, learnt = parted(chunk)
         wrong = (model(inputs).argmax(-1) != follows) & learnt
         found += (~wrong.any(-1)).tolist()
-    shares = {}
+    shares = dict[str, float]()
     for name in TASKS:
-        own = [right for right, task in zip(found, problems.tasks, strict=True) if task == name]
-        shares[name] = round(sum(own) / len(own), 3) if own else 0.0
+        own = [
+            right
+            for right, task in zip(found, problems.tasks, strict=True)
+            if task == name
+        ]
+        shares |= {name: round(sum(own) / len(own), 3)} if own else {}
     return shares
 
 
@@ -75,7 +83,7 @@ class Held:
 
 
 def held_rows(python: Python, length: int, device: str) -> list[Tensor]:
-    """The held-out tokens in rows that overlap by one, so that each but the first counts once."""
+    """The held-out tokens in rows that overlap by one, so that each counts once."""
     held = python.held_out
     spans = [held[at : at + length + 1] for at in range(0, len(held) - 1, length)]
     return [torch.tensor([span], device=device) for span in spans]

@@ -64,13 +64,19 @@ class Shards:
 
 
 @contextmanager
-def writing(tokenizer: Path, seed: int, first: int, workers: int, size: int = SHARD) -> Iterator[Shards]:
+def writing(
+    tokenizer: Path, seed: int, first: int, workers: int, size: int = SHARD
+) -> Iterator[Shards]:
     """Processes that write shards from number `first` on, while the context is open."""
     context = multiprocessing.get_context("spawn")
     wanted = context.Value("q", first + AHEAD)
     folder = Path(tempfile.mkdtemp(prefix="bundled-shards-"))
     processes = [
-        context.Process(target=_write, args=(tokenizer, seed, first + at, workers, wanted, folder, size), daemon=True)
+        context.Process(
+            target=_write,
+            args=(tokenizer, seed, first + at, workers, wanted, folder, size),
+            daemon=True,
+        )
         for at in range(workers)
     ]
     for process in processes:
@@ -84,7 +90,15 @@ def writing(tokenizer: Path, seed: int, first: int, workers: int, size: int = SH
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _write(tokenizer: Path, seed: int, number: int, step: int, wanted: Any, folder: Path, size: int) -> None:
+def _write(
+    tokenizer: Path,
+    seed: int,
+    number: int,
+    step: int,
+    wanted: Any,
+    folder: Path,
+    size: int,
+) -> None:
     """One of the processes: every `step`-th shard."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     read = Tokenizer.from_file(str(tokenizer))

@@ -1,9 +1,9 @@
 """Python that models may learn from: the standard library, and packages beside it.
 
-Packages count whose metadata names a permissive licence; each gives at most so many bytes,
-drawn by a hash, so that no large one drowns the others. About one file in twenty of the
-standard library, chosen by a hash of its path, is held out. Whatever shares a stretch of
-lines with one of those is left out, wherever it is.
+Packages count whose metadata names a permissive licence; each gives at most so many
+bytes, drawn by a hash, so that no large one drowns the others. About one file in twenty
+of the standard library, chosen by a hash of its path, is held out. Whatever shares a
+stretch of lines with one of those is left out, wherever it is.
 """
 
 import hashlib
@@ -26,13 +26,37 @@ STRETCH_LEAST: Final = 60  # characters of a stretch that tells files apart
 SHARED: Final = 8  # stretches that a file may share with held-out ones
 TOPICS: Final = "pydoc_data/topics.py"  # the language reference, as one dictionary
 SKIPPED: Final = frozenset(
-    "test tests idle_test testing site-packages __pycache__ encodings msilib lib-dynload ensurepip "
-    "__phello__ _vendor vendor _vendored vendored extern lexers conformance".split()
+    [
+        "test",
+        "tests",
+        "idle_test",
+        "testing",
+        "site-packages",
+        "__pycache__",
+        "encodings",
+        "msilib",
+        "lib-dynload",
+        "ensurepip",
+        "__phello__",
+        "_vendor",
+        "vendor",
+        "_vendored",
+        "vendored",
+        "extern",
+        "lexers",
+        "conformance",
+    ]
 )
 SKIPPED_PREFIXES: Final = ("_sysconfigdata", "config-", "test_")
-NOT_ASKED: Final = frozenset({"minfer", "types-jsonschema", "trove-classifiers", "tzdata"})
-PERMISSIVE: Final = re.compile(r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|HPND|0BSD|Zlib", re.IGNORECASE)
-NOT_PERMISSIVE: Final = re.compile(r"GPL|MPL|Mozilla|EUPL|CC-BY|proprietary", re.IGNORECASE)
+NOT_ASKED: Final = frozenset(
+    {"minfer", "types-jsonschema", "trove-classifiers", "tzdata"}
+)
+PERMISSIVE: Final = re.compile(
+    r"MIT|BSD|Apache|PSF|Python Software Foundation|ISC|HPND|0BSD|Zlib", re.IGNORECASE
+)
+NOT_PERMISSIVE: Final = re.compile(
+    r"GPL|MPL|Mozilla|EUPL|CC-BY|proprietary", re.IGNORECASE
+)
 
 
 @frozen
@@ -58,7 +82,9 @@ def collect(stdlib: Path | None = None) -> Sources:
     """All sources of this Python."""
     stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
     own = [one for one in _files(stdlib, "python") if len(one.text) > LEAST]
-    held_out = [one for one in own if one.name != TOPICS and _digest(one.name) % HELD_OUT == 0]
+    held_out = [
+        one for one in own if one.name != TOPICS and _digest(one.name) % HELD_OUT == 0
+    ]
     kept_away = {id(one) for one in held_out}
     candidates = [one for one in own if id(one) not in kept_away]
     licences = {"python": "PSF-2.0"}
@@ -81,9 +107,17 @@ def collect(stdlib: Path | None = None) -> Sources:
 def permissive(package: Distribution) -> str | None:
     """A package's licence, if its metadata names a permissive one and no other."""
     meta = package.metadata
-    classified = [line.rpartition(":: ")[2] for line in meta.get_all("Classifier") or () if line.startswith("License")]
+    classified = [
+        line.rpartition(":: ")[2]
+        for line in meta.get_all("Classifier") or ()
+        if line.startswith("License")
+    ]
     stated = (meta.get("License-Expression") or "").strip()
-    stated = stated or ", ".join(classified) or (meta.get("License") or "").strip().split("\n")[0]
+    stated = (
+        stated
+        or ", ".join(classified)
+        or (meta.get("License") or "").strip().split("\n")[0]
+    )
     if NOT_PERMISSIVE.search(stated) or not PERMISSIVE.search(stated):
         return None
     return stated[:80]
@@ -94,7 +128,9 @@ def _digest(name: str) -> int:
 
 
 def _skipped(path: Path) -> bool:
-    return any(part in SKIPPED or part.startswith(SKIPPED_PREFIXES) for part in path.parts)
+    return any(
+        part in SKIPPED or part.startswith(SKIPPED_PREFIXES) for part in path.parts
+    )
 
 
 def _files(folder: Path, package: str) -> Iterator[Source]:
@@ -144,7 +180,9 @@ def stretches(text: str) -> set[int]:
     """Hashes of what stands on some lines in a row, comments and indentation aside."""
     lines = [line.strip() for line in text.splitlines()]
     lines = [line for line in lines if line and not line.startswith("#")]
-    joined = ("\n".join(lines[at : at + STRETCH]) for at in range(len(lines) - STRETCH + 1))
+    joined = (
+        "\n".join(lines[at : at + STRETCH]) for at in range(len(lines) - STRETCH + 1)
+    )
     return {hash(one) for one in joined if len(one) >= STRETCH_LEAST}
 
 

@@ -1,12 +1,12 @@
 """Train the target, or the draft from it, in pieces of some minutes on one GPU.
 
-    python -m bench.bundled.train --role target --minutes 8 --whole 14 --out "$OUT"
-    python -m bench.bundled.train --role target --minutes 8 --whole 14 --out "$OUT" --resume
-    python -m bench.bundled.train --role draft --minutes 5 --whole 4 --out "$OUT"
+    python -m bench.bundled.train --role target --minutes 8 --whole 14
+    python -m bench.bundled.train --role target --minutes 8 --whole 14 --resume
+    python -m bench.bundled.train --role draft --minutes 5 --whole 4
 
 `--whole` is how many minutes all pieces together may spend in steps: the learning rate
-follows the share of it that is spent, and is zero at the end, however fast the machine is.
-(`--steps` counts steps instead of minutes, for trials that shall repeat exactly.)
+follows the share of it that is spent, and is zero at the end, however fast the machine
+is. (`--steps` counts steps instead of minutes, for trials that shall repeat exactly.)
 `--minutes` bounds a piece, start and compilation included. Each ends with a checkpoint in
 `--state`, and a copy under `--out` in parts small enough to travel. One line of JSON is
 printed each half minute: tokens per second, losses by source, and what is learnt so far.
@@ -43,7 +43,9 @@ OTHER_RATE: Final = 3e-3
 CHECKED: Final = 16  # steps between two looks at the clock
 TOLD: Final = 30.0  # seconds between two lines of output
 PROBED: Final = 4  # lines between two probes
-TEXT: Final = 0.1  # how much of the draft's loss is the text itself, beside the target's word
+TEXT: Final = (
+    0.1  # how much of the draft's loss is the text itself, beside the target's word
+)
 LAST: Final = 20.0  # seconds kept for the checkpoint
 
 STARTED: Final = time.perf_counter()
@@ -51,7 +53,9 @@ STARTED: Final = time.perf_counter()
 
 def say(**values: Any) -> None:
     """Print one line of progress."""
-    print(json.dumps({"at": round(time.perf_counter() - STARTED, 1), **values}), flush=True)
+    print(
+        json.dumps({"at": round(time.perf_counter() - STARTED, 1), **values}), flush=True
+    )
 
 
 def rate_at(share: float) -> float:
@@ -61,11 +65,15 @@ def rate_at(share: float) -> float:
     return min(1.0, max(0.0, (1 - share) / (1 - DECAY)))
 
 
-def losses(model: nn.Module, teacher: nn.Module | None, batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What is minimized; and for each row, the text's loss and how many tokens that is of."""
+def losses(
+    model: nn.Module, teacher: nn.Module | None, batch: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What is minimized; and of each row, the text's loss, and of how many tokens."""
     inputs, follows, learnt = parted(batch)
     logits = model(inputs).float()
-    text = functional.cross_entropy(logits.flatten(0, 1), follows.flatten(), reduction="none")
+    text = functional.cross_entropy(
+        logits.flatten(0, 1), follows.flatten(), reduction="none"
+    )
     text = text.view_as(follows) * learnt
     count = learnt.sum()
     if teacher is None:
@@ -74,7 +82,11 @@ def losses(model: nn.Module, teacher: nn.Module | None, batch: Tensor) -> tuple[
         wanted = functional.log_softmax(teacher(inputs).float(), -1)
     found = functional.log_softmax(logits, -1)
     apart = (wanted.exp() * (wanted - found)).sum(-1) * learnt
-    return (apart.sum() + TEXT * text.sum()) / count, text.detach().sum(-1), learnt.sum(-1)
+    return (
+        (apart.sum() + TEXT * text.sum()) / count,
+        text.detach().sum(-1),
+        learnt.sum(-1),
+    )
 
 
 @define
@@ -98,7 +110,14 @@ class Run:
         matrices = [one for name, one in named if one.dim() > 1 and "embed" not in name]
         others = [one for name, one in named if one.dim() < 2 or "embed" in name]
         self.muon = Muon(matrices)
-        self.adam = torch.optim.AdamW(others, lr=OTHER_RATE, betas=(0.9, 0.95), eps=1e-10, weight_decay=0.0, fused=self.compiled)
+        self.adam = torch.optim.AdamW(
+            others,
+            lr=OTHER_RATE,
+            betas=(0.9, 0.95),
+            eps=1e-10,
+            weight_decay=0.0,
+            fused=self.compiled,
+        )
         self.losses = torch.compile(losses, dynamic=False) if self.compiled else losses
         if self.compiled:
             self.muon.orthogonal = torch.compile(orthogonal, dynamic=False)
@@ -111,7 +130,9 @@ class Run:
     def advance(self) -> tuple[Tensor, Tensor]:
         """One step; returns each row's loss and its tokens."""
         rate = rate_at(self.share)
-        loss, text, count = self.losses(self.model, self.teacher, self.feed.batch(self.step))
+        loss, text, count = self.losses(
+            self.model, self.teacher, self.feed.batch(self.step)
+        )
         loss.backward()  # type: ignore[no-untyped-call] # torch leaves it without types
         self.adam.param_groups[0]["lr"] = OTHER_RATE * rate
         self.adam.step()
@@ -159,20 +180,34 @@ def piece(run: Run, args: argparse.Namespace, look: Callable[[], dict[str, Any]]
         now = time.perf_counter()
         run.spent, mark = run.spent + now - mark, now
         if now - told > args.told or run.share >= 1:
-            found = {name: round((one[0] / one[1]).item(), 4) for name, one in sums.items()}
+            found = {
+                name: round((one[0] / one[1]).item(), 4) for name, one in sums.items()
+            }
             if not all(map(math.isfinite, found.values())):
-                raise FloatingPointError(f"the loss is no number at step {run.step}: {found}")
+                raise FloatingPointError(
+                    f"the loss is no number at step {run.step}: {found}"
+                )
             speed = (run.step - began) * args.rows * args.length / (now - told)
-            say(step=run.step, share=round(run.share, 4), tokens_per_second=round(speed), loss=found, **(look() if lines % PROBED == 0 else {}))
+            say(
+                step=run.step,
+                share=round(run.share, 4),
+                tokens_per_second=round(speed),
+                loss=found,
+                **(look() if lines % PROBED == 0 else {}),
+            )
             lines, began, sums = lines + 1, run.step, {}
             told = mark = time.perf_counter()
 
 
-def _add(sums: dict[str, Tensor], rows: dict[str, int], text: Tensor, count: Tensor) -> None:
+def _add(
+    sums: dict[str, Tensor], rows: dict[str, int], text: Tensor, count: Tensor
+) -> None:
     """Add a step's losses to those of their sources."""
     first = 0
     for name, many in rows.items():
-        own = torch.stack([text[first : first + many].sum(), count[first : first + many].sum().float()])
+        own = torch.stack(
+            [text[first : first + many].sum(), count[first : first + many].sum().float()]
+        )
         sums[name] = sums[name] + own if name in sums else own
         first += many
 
@@ -183,7 +218,9 @@ def teacher_of(args: argparse.Namespace, precision: torch.dtype) -> nn.Module | 
         return None
     state = checkpoint.load(args.state, args.teacher)
     if state is None:
-        raise SystemExit(f"{args.state} has no checkpoint of {args.teacher}: train it first")
+        raise SystemExit(
+            f"{args.state} has no checkpoint of {args.teacher}: train it first"
+        )
     model = Model(SHAPES[args.teacher], precision)
     model.load_state_dict(state["model"])
     return model.to(args.device).eval().requires_grad_(False)
@@ -196,23 +233,43 @@ def train(args: argparse.Namespace) -> Run:
     if args.resume and old is None:
         raise SystemExit(f"{args.state} has no checkpoint of {args.role} to resume")
     first = (old["step"] if old else 0) // STEPS
-    with shards.writing(args.data / TOKENIZER, args.seed + (args.teacher is not None), first, args.workers, args.shard) as written:
+    with shards.writing(
+        args.data / TOKENIZER,
+        args.seed + (args.teacher is not None),
+        first,
+        args.workers,
+        args.shard,
+    ) as written:
         python = read_python(args.data, args.device, args.documents)
         say(tokens=dict(python.counts))
         model = Model(SHAPES[args.role], precision).begin(args.seed).to(args.device)
         feed = Feed(python, written, args.rows, args.length, args.device, args.seed)
         whole = float(args.steps or 60 * args.whole)
-        run = Run(model, feed, teacher_of(args, precision), whole, bool(args.steps), args.device == "cuda")
+        run = Run(
+            model,
+            feed,
+            teacher_of(args, precision),
+            whole,
+            bool(args.steps),
+            args.device == "cuda",
+        )
         if old is not None:
             run.restore(old)
-        say(parameters=sum(one.numel() for one in model.parameters()), step=run.step, share=round(run.share, 4))
+        say(
+            parameters=sum(one.numel() for one in model.parameters()),
+            step=run.step,
+            share=round(run.share, 4),
+        )
         tokenizer = Tokenizer.from_file(str(args.data / TOKENIZER))
         problems = probe.sheet(tokenizer, args.device, each=args.each)
         rows = probe.held_rows(python, args.length, args.device)
 
         def look() -> dict[str, Any]:
             held = probe.held_out(model, rows, python.held_out_bytes)
-            return {"bits_per_byte": round(held.bits, 4), "exact": probe.exact(model, problems)}
+            return {
+                "bits_per_byte": round(held.bits, 4),
+                "exact": probe.exact(model, problems),
+            }
 
         piece(run, args, look)
         say(step=run.step, share=round(run.share, 4), spent=round(run.spent), **look())
@@ -228,7 +285,11 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     add = parser.add_argument
     add("--role", choices=list(SHAPES), default="target")
-    add("--teacher", choices=list(SHAPES), help="learn from it (default for the draft: target)")
+    add(
+        "--teacher",
+        choices=list(SHAPES),
+        help="learn from it (default for the draft: target)",
+    )
     add("--data", type=Path, default=FOLDER, help="what `prepare` made")
     add("--state", type=Path, default=STATE, help="where checkpoints are")
     add("--out", type=Path, help="where a copy of the checkpoint goes, too")
@@ -238,9 +299,18 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
     add("--steps", type=int, help="steps in all, instead of minutes")
     add("--rows", type=int, default=64, help="windows in a step")
     add("--length", type=int, default=CONTEXT, help="tokens of a window")
-    add("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 3), help="processes that write conversations")
+    add(
+        "--workers",
+        type=int,
+        default=max(1, (os.cpu_count() or 2) - 3),
+        help="processes that write conversations",
+    )
     add("--seed", type=int, default=0)
-    add("--device", choices=["cuda", "cpu"], default="cuda" if torch.cuda.is_available() else "cpu")
+    add(
+        "--device",
+        choices=["cuda", "cpu"],
+        default="cuda" if torch.cuda.is_available() else "cpu",
+    )
     add("--told", type=float, default=TOLD, help="seconds between lines of output")
     add("--documents", type=int, help="so many of the sources only, for a trial")
     add("--shard", type=int, default=shards.SHARD, help="tokens of a shard")

@@ -1,8 +1,9 @@
-"""The tokenizer of both models: byte-level BPE, and what marks turns, reasoning and calls.
+"""The tokenizer of both models: byte-level BPE, and what marks turns, reasoning and
+calls.
 
 Digits are tokens of their own, so that a number's places line up; nothing is normalised,
-so every text survives a round trip. The split before merges is Qwen's: readers that assume
-it for this architecture then agree with the file.
+so every text survives a round trip. The split before merges is Qwen's: readers that
+assume it for this architecture then agree with the file.
 """
 
 import json
@@ -18,7 +19,14 @@ LONGEST: Final = 20  # bytes of a token
 END, TURN_START, TURN_END, PAD = "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|pad|>"
 SPECIAL: Final = (END, TURN_START, TURN_END, PAD)  # these ids: 0, 1, 2, 3
 # Marks that are part of an answer's text, and so not special.
-MARKS: Final = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+MARKS: Final = (
+    "<think>",
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+)
 SPLIT: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -45,7 +53,7 @@ def train(texts: Iterable[str]) -> Tokenizer:
 
 
 def _plain_marks(tokenizer: Tokenizer) -> Tokenizer:
-    """The tokenizer with marks that are not special: a trainer knows special ones only."""
+    """The tokenizer with marks that are not special: trainers know no others."""
     written = json.loads(tokenizer.to_str())
     for token in written["added_tokens"]:
         token["special"] = token["content"] in SPECIAL
@@ -67,7 +75,7 @@ def settings() -> dict[str, Any]:
 
 
 def generation() -> dict[str, Any]:
-    """The contents of generation_config.json: a document's end and a turn's end both stop."""
+    """The contents of generation_config.json: ends of documents and of turns stop."""
     return {
         "bos_token_id": 0,
         "do_sample": True,

@@ -1,55 +1,20 @@
-"""Sums, differences, products with their working, quotients, and small stories of them."""
+"""Sums, differences, products with their working, quotients, and small stories."""
 
 from random import Random
 from typing import Final
 
 from bench.bundled.tasks.problem import Problem, varied
-from bench.bundled.tasks.vocabulary import NAMES, THINGS
+from bench.bundled.tasks.vocabulary import NAMES, THINGS, phrases
 
 MOST: Final = 999  # of a sum
 TABLE: Final = 12  # products of factors up to here are learnt by heart
 
-_SUM: Final = (
-    "What is {a} + {b}?", "{a} + {b}", "{a}+{b}", "{a}+{b}=", "{a} + {b} = ?",
-    "{a} + {b} =", "What is {a} plus {b}?", "Add {a} and {b}.", "Calculate {a} + {b}.",
-    "How much is {a} + {b}?", "How much is {a} plus {b}?", "Compute {a} + {b}.",
-    "What's {a}+{b}?", "What is the sum of {a} and {b}?", "{a} plus {b}", "Sum {a} and {b}",
-    "Solve {a} + {b}.", "whats {a}+{b}", "{a} and {b} is?", "What do you get if you add {a} and {b}?", "What does {a}+{b} equal?",
-)  # fmt: skip
-_DIFFERENCE: Final = (
-    "What is {a} - {b}?", "{a} - {b}", "{a}-{b}", "{a}-{b}=", "{a} - {b} =",
-    "What is {a} minus {b}?", "Subtract {b} from {a}.", "Calculate {a} - {b}.",
-    "How much is {a} - {b}?", "How much is {a} minus {b}?", "Compute {a} - {b}.",
-    "What's {a}-{b}?", "What is the difference between {a} and {b}?", "{a} minus {b}",
-    "Take {b} away from {a}.", "whats {a}-{b}", "Solve {a} - {b}.", "What does {a}-{b} equal?",
-)  # fmt: skip
-_PRODUCT: Final = (
-    "What is {a} × {b}?", "{a} × {b}", "{a} * {b}", "{a}*{b}", "{a}*{b}=", "{a} x {b}",
-    "{a}x{b}", "What is {a} times {b}?", "Multiply {a} by {b}.", "Multiply {a} and {b}.",
-    "Calculate {a} * {b}.", "How much is {a} times {b}?", "Compute {a} × {b}.",
-    "What's {a}*{b}?", "What is the product of {a} and {b}?", "{a} times {b}",
-    "What is {a} x {b}?", "What is {a} * {b}?", "Solve {a} * {b}.",
-    "What is {a} multiplied by {b}?",
-)  # fmt: skip
-_QUOTIENT: Final = (
-    "What is {a} / {b}?", "{a} / {b}", "{a}/{b}", "{a} ÷ {b}", "Divide {a} by {b}.",
-    "What is {a} divided by {b}?", "How much is {a} / {b}?", "Calculate {a} / {b}.",
-    "{a} divided by {b}", "How often does {b} go into {a}?", "What is {a} ÷ {b}?",
-)  # fmt: skip
-_GAIN: Final = (
-    "{n} has {a} {t} and buys {b} more. How many {t} does {n} have?",
-    "{n} had {a} {t} and got {b} more. How many {t} does {n} have now?",
-    "{n} finds {a} {t} on Monday and {b} on Tuesday. How many {t} is that in all?",
-    "There are {a} {t} in one box and {b} in another. How many {t} are there?",
-    "If I have {a} {t} and you give me {b} more, how many {t} do I have?",
-)
-_LOSS: Final = (
-    "{n} has {a} {t} and gives away {b}. How many {t} are left?",
-    "{n} had {a} {t} and lost {b}. How many {t} does {n} have now?",
-    "There were {a} {t}. {n} took {b} of them. How many {t} are left?",
-    "If I have {a} {t} and eat {b}, how many {t} are left?",
-    "{n} had {a} {t} and sold {b} of them. How many {t} remain?",
-)
+_SUM: Final = phrases("arithmetic", "sum")
+_DIFFERENCE: Final = phrases("arithmetic", "difference")
+_PRODUCT: Final = phrases("arithmetic", "product")
+_QUOTIENT: Final = phrases("arithmetic", "quotient")
+_GAIN: Final = phrases("arithmetic", "gain")
+_LOSS: Final = phrases("arithmetic", "loss")
 
 
 def _number(rng: Random, most: int) -> int:
@@ -78,7 +43,9 @@ def column_difference(a: int, b: int) -> str:
         own = f"{x} - 1" if borrow else x
         borrow = int(less < int(y))
         own = f"1{own}" if borrow and own == x else f"{own} + 10" if borrow else own
-        steps.append(f"{own} - {y} = {less + 10 * borrow - int(y)}" + ", borrow 1" * borrow)
+        steps.append(
+            f"{own} - {y} = {less + 10 * borrow - int(y)}" + ", borrow 1" * borrow
+        )
     return "; ".join(steps) + "."
 
 
@@ -208,7 +175,13 @@ def draw_next(rng: Random) -> Problem:
     sign, total = ("+", start + step) if more else ("-", start - step)
     forms = ("And plus {b}?", "Add {b} to that.", "Plus {b}?", "Now add {b}.", "+ {b}")
     if not more:
-        forms = ("And minus {b}?", "Subtract {b}.", "Minus {b}?", "Now take away {b}.", "- {b}")
+        forms = (
+            "And minus {b}?",
+            "Subtract {b}.",
+            "Minus {b}?",
+            "Now take away {b}.",
+            "- {b}",
+        )
     return Problem(
         task="next",
         key=f"{start} {sign} {step}",
@@ -228,14 +201,26 @@ def draw_compare(rng: Random) -> Problem:
     larger, smaller = max(a, b), min(a, b)
     match rng.randrange(3):
         case 0:
-            forms = ("Which is larger, {a} or {b}?", "Is {a} or {b} larger?", "Which is bigger: {a} or {b}?",
-                     "Which number is greater, {a} or {b}?")  # fmt: skip
+            forms = (
+                "Which is larger, {a} or {b}?",
+                "Is {a} or {b} larger?",
+                "Which is bigger: {a} or {b}?",
+                "Which number is greater, {a} or {b}?",
+            )
             answer = f"{larger} is larger than {smaller}."
         case 1:
-            forms = ("Which is smaller, {a} or {b}?", "Is {a} or {b} smaller?", "Which number is less, {a} or {b}?")
+            forms = (
+                "Which is smaller, {a} or {b}?",
+                "Is {a} or {b} smaller?",
+                "Which number is less, {a} or {b}?",
+            )
             answer = f"{smaller} is smaller than {larger}."
         case _:
-            forms = ("Is {a} even or odd?", "Is {a} odd or even?", "Is the number {a} even or odd?")
+            forms = (
+                "Is {a} even or odd?",
+                "Is {a} odd or even?",
+                "Is the number {a} even or odd?",
+            )
             answer = f"{a} is {'odd' if a % 2 else 'even'}."
     return Problem(
         task="compare",

@@ -16,7 +16,9 @@ Check = Callable[[str, str], bool]  # an answer, what a right one has
 _NUMBER: Final = re.compile(r"-?\d+")
 _CALL: Final = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 _CODE: Final = re.compile(r"```(?:python)?\n(.*?)\n?```", re.DOTALL)
-DONT_KNOW: Final = re.compile(r"don't know|do not know|cannot|can't|not able", re.IGNORECASE)
+DONT_KNOW: Final = re.compile(
+    r"don't know|do not know|cannot|can't|not able", re.IGNORECASE
+)
 
 
 def last_number(answer: str, truth: str) -> bool:
@@ -31,9 +33,11 @@ def quotient(answer: str, truth: str) -> bool:
 
 
 def ends_so(answer: str, truth: str) -> bool:
-    """The answer ends in the truth, but for a full stop."""
-    return answer.strip().rstrip(".") == truth or bool(
-        re.search(rf"(^|[\s:=]){re.escape(truth)}[.]?$", answer.strip())
+    """The answer ends in the truth, which stands alone or behind `:`, `=` or "is"."""
+    return bool(
+        re.search(
+            rf"(?:^|[:=\n]\s*|\b(?:is|are)\s+){re.escape(truth)}[.]?$", answer.strip()
+        )
     )
 
 

@@ -15,14 +15,9 @@ from typing import Any, Final
 from attrs import frozen
 
 from bench.bundled.tasks.problem import Problem
+from bench.bundled.tasks.vocabulary import phrases
 
-_ASKED: Final = (
-    "Write a Python {k}: {d}", "Write a {k} {name}.", "Write a Python {k} {name}.", "Python {k} {name}",
-    "Write a {k} in Python. {d}", "Implement {name} in Python.", "Python: {d}", "How do I write {name} in Python?",
-    "Write {name} in Python.", "Give me a Python {k} for {words}.", "Write a {k} for {words}.", "Code for {words}, please.",
-    "Show me a Python {k} for {words}.", "Can you write a Python {k} for {words}?", "{words} in Python", "Write Python code for {words}.",
-    "write a python {k} to compute {words}", "Define a {k} {name}.", "Write a program for {words}.", "{d}",
-)  # fmt: skip
+_ASKED: Final = phrases("code", "asked")
 
 
 @frozen
@@ -62,7 +57,9 @@ def works(code: str, example: str) -> bool:
     try:
         exec(f"import os\n{code}", names)  # noqa: S102 - the code of recipes, or of the model's answer to one
         test = doctest.DocTestParser().get_doctest(example, names, "example", None, 0)
-        return doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None).failed == 0
+        return (
+            doctest.DocTestRunner(verbose=False).run(test, out=lambda _: None).failed == 0
+        )
     except Exception:
         return False
 
@@ -75,8 +72,12 @@ def draw_code(rng: Random) -> Problem:
     """Somebody asks for one of the functions."""
     recipe = rng.choice(recipes())
     form = rng.choice(_ASKED)
-    about = recipe.about[0].lower() + recipe.about[1:] if rng.random() < 0.3 else recipe.about
-    question = form.format(k=recipe.kind, d=about, name=recipe.name, words=_words(recipe.name))
+    about = (
+        recipe.about[0].lower() + recipe.about[1:] if rng.random() < 0.3 else recipe.about
+    )
+    question = form.format(
+        k=recipe.kind, d=about, name=recipe.name, words=_words(recipe.name)
+    )
     if rng.random() < 0.2:
         question = question.rstrip(".?").lower()
     return Problem(

@@ -7,7 +7,7 @@ from typing import Final
 from attrs import frozen
 
 from bench.bundled.tasks.problem import Problem, varied
-from bench.bundled.tasks.vocabulary import MONTHS, WEEKDAYS
+from bench.bundled.tasks.vocabulary import MONTHS, WEEKDAYS, phrases
 
 
 @frozen
@@ -21,27 +21,30 @@ class Unit:
 
 
 _UNITS: Final = (
-    Unit("km", "m", 1000, 99), Unit("kilometers", "meters", 1000, 99),
-    Unit("kg", "g", 1000, 99), Unit("kilograms", "grams", 1000, 99), Unit("m", "cm", 100, 99),
-    Unit("meters", "centimeters", 100, 99), Unit("cm", "mm", 10, 99), Unit("liters", "ml", 1000, 99),
-    Unit("hours", "minutes", 60, 48), Unit("minutes", "seconds", 60, 60), Unit("days", "hours", 24, 40),
-    Unit("weeks", "days", 7, 60), Unit("years", "months", 12, 50), Unit("feet", "inches", 12, 50),
-    Unit("dozen", "pieces", 12, 30), Unit("euros", "cents", 100, 99), Unit("dollars", "cents", 100, 99),
-    Unit("centuries", "years", 100, 30), Unit("tons", "kg", 1000, 60), Unit("yards", "feet", 3, 99),
-)  # fmt: skip
-_INTO: Final = (
-    "Convert {n} {a} to {b}.", "How many {b} are {n} {a}?", "{n} {a} in {b}", "What is {n} {a} in {b}?",
-    "How many {b} are in {n} {a}?", "Convert {n} {a} into {b}.", "{n} {a} to {b}",
-    "Express {n} {a} in {b}.", "How much is {n} {a} in {b}?",
-)  # fmt: skip
-_DATES: Final = (
-    "Write {d} as {f}.", "Convert the date {d} to the format {f}.", "Write the date {d} in the form {f}.",
-    "What is {d} in the format {f}?", "Reformat {d} as {f}.", "{d} as {f}",
-)  # fmt: skip
-_AFTER: Final = (
-    "Which day comes {n} days after {d}?", "What day is {n} days after {d}?",
-    "If today is {d}, what day is it in {n} days?", "Today is {d}. What day is it in {n} days?",
-)  # fmt: skip
+    Unit("km", "m", 1000, 99),
+    Unit("kilometers", "meters", 1000, 99),
+    Unit("kg", "g", 1000, 99),
+    Unit("kilograms", "grams", 1000, 99),
+    Unit("m", "cm", 100, 99),
+    Unit("meters", "centimeters", 100, 99),
+    Unit("cm", "mm", 10, 99),
+    Unit("liters", "ml", 1000, 99),
+    Unit("hours", "minutes", 60, 48),
+    Unit("minutes", "seconds", 60, 60),
+    Unit("days", "hours", 24, 40),
+    Unit("weeks", "days", 7, 60),
+    Unit("years", "months", 12, 50),
+    Unit("feet", "inches", 12, 50),
+    Unit("dozen", "pieces", 12, 30),
+    Unit("euros", "cents", 100, 99),
+    Unit("dollars", "cents", 100, 99),
+    Unit("centuries", "years", 100, 30),
+    Unit("tons", "kg", 1000, 60),
+    Unit("yards", "feet", 3, 99),
+)
+_INTO: Final = phrases("conversions", "into")
+_DATES: Final = phrases("conversions", "dates")
+_AFTER: Final = phrases("conversions", "after")
 
 
 def draw_units(rng: Random) -> Problem:
@@ -70,9 +73,13 @@ def draw_duration(rng: Random) -> Problem:
     total = 60 * hours + minutes
     named = f"{hours} hour{'s' * (hours > 1)}"
     found = f"{named} and {minutes} minute{'s' * (minutes != 1)}" if minutes else named
-    forms = ("Convert {n} minutes to hours and minutes.", "How many hours and minutes are {n} minutes?",
-             "{n} minutes in hours and minutes", "What is {n} minutes in hours and minutes?",
-             "How long is {n} minutes in hours?")  # fmt: skip
+    forms = (
+        "Convert {n} minutes to hours and minutes.",
+        "How many hours and minutes are {n} minutes?",
+        "{n} minutes in hours and minutes",
+        "What is {n} minutes in hours and minutes?",
+        "How long is {n} minutes in hours?",
+    )
     return Problem(
         task="duration",
         key=str(total),
@@ -88,11 +95,20 @@ def draw_temperature(rng: Random) -> Problem:
     celsius = 5 * rng.randint(-8, 40)
     part = celsius * 9 // 5
     warm = part + 32
-    given, other = rng.choice((("°C", "°F"), ("degrees Celsius", "Fahrenheit"), ("Celsius", "Fahrenheit"), ("C", "F")))
+    given, other = rng.choice(
+        (
+            ("°C", "°F"),
+            ("degrees Celsius", "Fahrenheit"),
+            ("Celsius", "Fahrenheit"),
+            ("C", "F"),
+        )
+    )
     sign = "" if other == "°F" else " "
     if rng.random() < 0.6:
         asked, into, n = given, other, celsius
-        answer = f"{n} × 9 / 5 + 32 = {part} + 32 = {warm}, so {warm}{sign or ' '}{other}."
+        answer = (
+            f"{n} × 9 / 5 + 32 = {part} + 32 = {warm}, so {warm}{sign or ' '}{other}."
+        )
         truth = f"{warm} {other}"
     else:
         asked, into, n = other, given, warm
@@ -100,7 +116,9 @@ def draw_temperature(rng: Random) -> Problem:
         truth = f"{celsius} {given}"
     return Problem(
         task="temperature",
-        question=varied(rng, rng.choice(_INTO[:5:2] + _INTO[3:4]).format(n=n, a=asked, b=into)),
+        question=varied(
+            rng, rng.choice(_INTO[:5:2] + _INTO[3:4]).format(n=n, a=asked, b=into)
+        ),
         answer=answer,
         thought=f"{answer.split(',')[0]}.",
         truth=truth,
@@ -127,32 +145,47 @@ def _written(date: datetime.date) -> dict[str, str]:
 
 def draw_date(rng: Random) -> Problem:
     """A date in another format."""
-    date = datetime.date(rng.randint(1900, 2099), 1, 1) + datetime.timedelta(rng.randrange(365))
+    date = datetime.date(rng.randint(1900, 2099), 1, 1) + datetime.timedelta(
+        rng.randrange(365)
+    )
     forms = _written(date)
     month = MONTHS[date.month - 1]
-    given = rng.choice((forms["ISO"], forms["day month year"], f"{month} {date.day}, {date.year}",
-                        f"{month} {_suffix(date.day)}, {date.year}"))  # fmt: skip
+    given = rng.choice(
+        (
+            forms["ISO"],
+            forms["day month year"],
+            f"{month} {date.day}, {date.year}",
+            f"{month} {_suffix(date.day)}, {date.year}",
+        )
+    )
     wanted = rng.choice([name for name, text in forms.items() if text != given])
     return Problem(
         task="date",
         key=date.isoformat(),
         question=varied(rng, rng.choice(_DATES).format(d=given, f=wanted)),
         answer=forms[wanted],
-        thought=f"The day is {date.day}, the month is {month}, number {date.month}, the year is {date.year}.",
+        thought=f"The day is {date.day}, the month is {month}, number {date.month}, "
+        f"the year is {date.year}.",
         truth=forms[wanted],
     )
 
 
 def draw_next_day(rng: Random) -> Problem:
     """The day after or before a date."""
-    date = datetime.date(rng.randint(1950, 2060), 1, 1) + datetime.timedelta(rng.randrange(365))
+    date = datetime.date(rng.randint(1950, 2060), 1, 1) + datetime.timedelta(
+        rng.randrange(365)
+    )
     if rng.random() < 0.2:  # ends of months are rare otherwise
         date = date.replace(day=1) - datetime.timedelta(1)
     back = rng.random() < 0.3
     found = (date + datetime.timedelta(-1 if back else 1)).isoformat()
     word = "before" if back else "after"
-    forms = ("Which date comes {w} {d}?", "What is the day {w} {d}?", "What date is one day {w} {d}?",
-             "Give me the date one day {w} {d}.")  # fmt: skip
+    forms = (
+        "Which date comes {w} {d}?",
+        "What is the day {w} {d}?",
+        "What date is one day {w} {d}?",
+        "Give me the date one day {w} {d}.",
+    )
     return Problem(
         task="next date",
         key=date.isoformat(),
@@ -167,7 +200,9 @@ def draw_weekday(rng: Random) -> Problem:
     day, n = rng.randrange(7), rng.randint(1, 14)
     found = WEEKDAYS[(day + n) % 7]
     steps = " ".join(WEEKDAYS[(day + i) % 7] for i in range(n % 7 + 1))
-    weeks = f"{n} days are {n // 7} week{'s' * (n > 13)} and {n % 7} days. " if n > 6 else ""
+    weeks = (
+        f"{n} days are {n // 7} week{'s' * (n > 13)} and {n % 7} days. " if n > 6 else ""
+    )
     return Problem(
         task="weekday",
         question=varied(rng, rng.choice(_AFTER).format(n=n, d=WEEKDAYS[day])),
@@ -180,9 +215,25 @@ def draw_weekday(rng: Random) -> Problem:
 def draw_calendar(rng: Random) -> Problem:
     """What everybody knows of months and days."""
     month, day = rng.randrange(12), rng.randrange(7)
-    days = ("31", "28, or 29 in a leap year", "31", "30", "31", "30", "31", "31", "30", "31", "30", "31")
+    days = (
+        "31",
+        "28, or 29 in a leap year",
+        "31",
+        "30",
+        "31",
+        "30",
+        "31",
+        "31",
+        "30",
+        "31",
+        "30",
+        "31",
+    )
     facts = (
-        (f"How many days does {MONTHS[month]} have?", f"{MONTHS[month]} has {days[month]} days."),
+        (
+            f"How many days does {MONTHS[month]} have?",
+            f"{MONTHS[month]} has {days[month]} days.",
+        ),
         (f"Which month comes after {MONTHS[month]}?", f"{MONTHS[(month + 1) % 12]}."),
         (f"Which month comes before {MONTHS[month]}?", f"{MONTHS[month - 1]}."),
         (f"What is month number {month + 1}?", f"{MONTHS[month]}."),
@@ -198,4 +249,6 @@ def draw_calendar(rng: Random) -> Problem:
         ("List the months of the year.", ", ".join(MONTHS) + "."),
     )
     question, answer = rng.choice(facts)
-    return Problem(task="calendar", question=varied(rng, question), answer=answer, truth=answer)
+    return Problem(
+        task="calendar", question=varied(rng, question), answer=answer, truth=answer
+    )

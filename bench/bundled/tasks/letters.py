@@ -8,30 +8,12 @@ from random import Random
 from typing import Final
 
 from bench.bundled.tasks.problem import Problem, syllables, varied
-from bench.bundled.tasks.vocabulary import WORDS
+from bench.bundled.tasks.vocabulary import WORDS, phrases
 
-_COUNT: Final = (
-    "How many {c}'s are in {w}?", "How many {c}s are in {w}?", "How many {c} are in {w}?",
-    "How many times does the letter {c} appear in {w}?", "Count the {c}'s in {w}.",
-    'How many "{c}" are there in "{w}"?', "How many letters {c} does {w} have?",
-    "How many r's are in the word {w}?", "How often does {c} occur in the word {w}?",
-    "Count the letter {c} in {w}.", "How many {c}'s are there in the word {w}?",
-    "how many {c} in {w}",
-)  # fmt: skip
-_LENGTH: Final = (
-    "How many letters does {w} have?", "How many letters are in {w}?", "Count the letters in {w}.",
-    "How long is the word {w}?", "How many letters are in the word {w}?",
-    'What is the length of "{w}"?',
-)  # fmt: skip
-_SPELL: Final = (
-    "Spell {w}.", "Spell the word {w}.", "How do you spell {w}?", "Can you spell {w}?",
-    "Write {w} letter by letter.", "Which letters are in {w}?",
-)  # fmt: skip
-_BACK: Final = (
-    "Reverse the word {w}.", "Spell {w} backwards.", "Write {w} backwards.",
-    "What is {w} backwards?", 'Reverse "{w}".', "Reverse the string {w}.",
-    "Reverse the letters of {w}.",
-)  # fmt: skip
+_COUNT: Final = phrases("letters", "count")
+_LENGTH: Final = phrases("letters", "length")
+_SPELL: Final = phrases("letters", "spell")
+_BACK: Final = phrases("letters", "back")
 
 
 def _word(rng: Random) -> str:

@@ -6,37 +6,15 @@ from typing import Final
 from attrs import frozen
 
 from bench.bundled.tasks.problem import Problem, varied
-from bench.bundled.tasks.vocabulary import NAMES, WORDS
+from bench.bundled.tasks.vocabulary import NAMES, WORDS, phrases
 
 LONGEST: Final = 8  # items
-_UP: Final = (
-    "Sort {x}.", "Sort {x} in ascending order.", "Sort these {k}: {x}", "Sort the list {x}.",
-    "Put {x} in order.", "Sort: {x}", "Order these {k}: {x}", "Can you sort {x}?",
-    "Please sort the following {k}: {x}", "Sort {x} from {low} to {high}.", "sort {x}",
-    "Arrange {x} in ascending order.", "What is {x} sorted?", "Sort this list: {x}",
-)  # fmt: skip
-_DOWN: Final = (
-    "Sort {x} in descending order.", "Sort {x} from {high} to {low}.", "Sort {x} descending.",
-    "Sort these {k} in descending order: {x}", "Sort {x} in reverse order.",
-    "Arrange {x} in descending order.", "Sort the list {x}, {high} first.",
-)  # fmt: skip
-_BACK: Final = (
-    "Reverse {x}.", "Reverse the list {x}.", "Reverse this list: {x}", "Reverse: {x}",
-    "Write {x} backwards.", "Turn the list {x} around.", "What is {x} reversed?",
-    "Give me {x} in reverse.", "Reverse the order of {x}.", "Can you reverse {x}?",
-)  # fmt: skip
-_LARGEST: Final = (
-    "What is the largest of {x}?", "Find the maximum of {x}.", "Which number is the largest: {x}?",
-    "What is the biggest number in {x}?", "max of {x}", "Largest number: {x}",
-)  # fmt: skip
-_SMALLEST: Final = (
-    "What is the smallest of {x}?", "Find the minimum of {x}.", "Which number is the smallest: {x}?",
-    "What is the smallest number in {x}?", "min of {x}", "Smallest number: {x}",
-)  # fmt: skip
-_COUNT: Final = (
-    "How many items are in {x}?", "How many {k} are there: {x}?", "Count the {k}: {x}",
-    "What is the length of {x}?", "How long is the list {x}?",
-)  # fmt: skip
+_UP: Final = phrases("lists", "up")
+_DOWN: Final = phrases("lists", "down")
+_BACK: Final = phrases("lists", "back")
+_LARGEST: Final = phrases("lists", "largest")
+_SMALLEST: Final = phrases("lists", "smallest")
+_COUNT: Final = phrases("lists", "count")
 
 
 @frozen
@@ -50,15 +28,23 @@ class Style:
 
     def write(self, items: list[str] | list[int]) -> str:
         """The list as text."""
-        quoted = (f"{self.quote}{item}{self.quote}" if isinstance(item, str) else str(item) for item in items)
+        quoted = (
+            f"{self.quote}{item}{self.quote}" if isinstance(item, str) else str(item)
+            for item in items
+        )
         return self.opens + self.joint.join(quoted) + self.closes
 
 
 _PLAIN: Final = Style("", ", ", "", "")
 _STYLES: Final = (
-    _PLAIN, _PLAIN, _PLAIN, Style("[", ", ", "]", '"'), Style("[", ", ", "]", ""),
-    Style("", " ", "", ""), Style("[", ", ", "]", "'"),
-)  # fmt: skip
+    _PLAIN,
+    _PLAIN,
+    _PLAIN,
+    Style("[", ", ", "]", '"'),
+    Style("[", ", ", "]", ""),
+    Style("", " ", "", ""),
+    Style("[", ", ", "]", "'"),
+)
 
 
 def _items(rng: Random) -> list[str] | list[int]:
@@ -70,7 +56,9 @@ def _items(rng: Random) -> list[str] | list[int]:
     return rng.sample(pool, min(count, 6))
 
 
-def _asked(rng: Random, forms: tuple[str, ...], items: list[str] | list[int], style: Style) -> str:
+def _asked(
+    rng: Random, forms: tuple[str, ...], items: list[str] | list[int], style: Style
+) -> str:
     numbers = isinstance(items[0], int)
     kind = "numbers" if numbers else "words"
     low, high = ("smallest", "largest") if numbers else ("A", "Z")
@@ -97,7 +85,11 @@ def draw_sort(rng: Random) -> Problem:
     picks = _sorted(items, down=down)
     first, last = ("largest", "smallest") if down else ("smallest", "largest")
     if isinstance(items[0], str):
-        first, last = ("last in the alphabet", "first") if down else ("first in the alphabet", "last")
+        first, last = (
+            ("last in the alphabet", "first")
+            if down
+            else ("first in the alphabet", "last")
+        )
     return Problem(
         task="sort",
         key=_key(items),

@@ -41,7 +41,9 @@ class Problem:
     @property
     def held_out(self) -> bool:
         """Whether it is never trained on."""
-        return bool(self.key) and crc32(f"{self.task} {self.key}".encode()) % HELD_OUT == 0
+        return (
+            bool(self.key) and crc32(f"{self.task} {self.key}".encode()) % HELD_OUT == 0
+        )
 
 
 Draw = Callable[[Random], Problem]

@@ -13,16 +13,11 @@ from attrs import frozen
 
 from bench.bundled.tasks.catalogue import CATALOGUE, Tool
 from bench.bundled.tasks.problem import Call, Problem, syllables
-from bench.bundled.tasks.vocabulary import NAMES, WORDS
+from bench.bundled.tasks.vocabulary import NAMES, WORDS, phrases
 
 MOST_OFFERED: Final = 4
-_VERBS: Final = ("get", "find", "set", "make", "open", "close", "start", "stop", "check", "show", "delete", "update",
-                 "create", "load", "save", "print", "move", "copy", "list", "count")  # fmt: skip
-_MADE_UP: Final = (
-    "Please {verb} the {noun} with {given}.", "{Verb} the {noun}: {given}.", "{Verb} a {noun} with {given}.",
-    "Can you {verb} the {noun} with {given}?", "I want you to {verb} the {noun}, {given}.",
-    "{Verb} {noun}, {given}",
-)  # fmt: skip
+_VERBS: Final = phrases("tools", "verbs")
+_MADE_UP: Final = phrases("tools", "made_up")
 
 
 @frozen
@@ -46,13 +41,25 @@ class Offer:
             properties[self.fields[name]] = {"type": kind, "description": about}
             if name in self.tool.choices:
                 properties[self.fields[name]]["enum"] = list(self.tool.choices[name])
-        parameters = {"type": "object", "properties": properties, "required": list(properties)}
-        function = {"name": self.name, "description": self.tool.about, "parameters": parameters}
+        parameters = {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+        }
+        function = {
+            "name": self.name,
+            "description": self.tool.about,
+            "parameters": parameters,
+        }
         return {"type": "function", "function": function}
 
     def call(self, values: Mapping[str, Any], result: Mapping[str, Any]) -> Call:
         """A call with these values."""
-        return Call(self.name, {self.fields[name]: value for name, value in values.items()}, result)
+        return Call(
+            self.name,
+            {self.fields[name]: value for name, value in values.items()},
+            result,
+        )
 
 
 def _value(rng: Random, kind: str) -> Any:
@@ -66,23 +73,33 @@ def _value(rng: Random, kind: str) -> Any:
 def made_up(rng: Random) -> Tool:
     """A tool that there is not."""
     verb, noun = rng.choice(_VERBS), rng.choice(WORDS)
-    fields = {name: (rng.choice(("string", "string", "integer", "boolean")), f"The {name}")
-              for name in rng.sample(WORDS, rng.randint(1, 3))}  # fmt: skip
+    fields = {
+        name: (rng.choice(("string", "string", "integer", "boolean")), f"The {name}")
+        for name in rng.sample(WORDS, rng.randint(1, 3))
+    }
     given = rng.choice((", ", " and ")).join(f"{name} {{{name}}}" for name in fields)
     form = rng.choice(_MADE_UP).replace("{given}", given)
-    asked = form.replace("{verb}", verb).replace("{Verb}", verb.capitalize()).replace("{noun}", noun)
+    asked = (
+        form.replace("{verb}", verb)
+        .replace("{Verb}", verb.capitalize())
+        .replace("{noun}", noun)
+    )
     return Tool(
         names=(f"{verb}_{noun}", f"{verb}_{noun}", f"{noun}_{verb}"),
         about=f"{verb.capitalize()} the {noun}",
         fields=fields,
         make=lambda rng: {name: _value(rng, kind) for name, (kind, _) in fields.items()},
-        result=lambda rng, _: {"status": "ok"} if rng.random() < 0.5 else {noun: rng.randint(1, 999)},
+        result=lambda rng, _: (
+            {"status": "ok"} if rng.random() < 0.5 else {noun: rng.randint(1, 999)}
+        ),
         asked=(asked,),
         answers=("",),
     )
 
 
-def _answer(rng: Random, tool: Tool, shown: Mapping[str, Any], result: Mapping[str, Any]) -> str:
+def _answer(
+    rng: Random, tool: Tool, shown: Mapping[str, Any], result: Mapping[str, Any]
+) -> str:
     form = rng.choice(tool.answers)
     if form:
         return form.format(**shown, **result)
@@ -93,16 +110,26 @@ def _answer(rng: Random, tool: Tool, shown: Mapping[str, Any], result: Mapping[s
 
 def _spoken(values: Mapping[str, Any]) -> dict[str, Any]:
     """Values as a question has them."""
-    return {name: str(v).lower() if isinstance(v, bool) else v for name, v in values.items()}
+    return {
+        name: str(v).lower() if isinstance(v, bool) else v for name, v in values.items()
+    }
 
 
 def _offers(rng: Random, chosen: Offer) -> Sequence[Mapping[str, Any]]:
     """The tool that is needed, among others."""
     offers = [chosen]
     for _ in range(rng.randrange(MOST_OFFERED)):
-        other = Offer.of(rng, rng.choice(CATALOGUE) if rng.random() < 0.6 else made_up(rng))
-        taken = any(other.name == one.name or other.tool.about == one.tool.about for one in offers)
-        if not taken and not set(other.tool.asked) & set(chosen.tool.asked) and not alike(other.tool, chosen.tool):
+        other = Offer.of(
+            rng, rng.choice(CATALOGUE) if rng.random() < 0.6 else made_up(rng)
+        )
+        taken = any(
+            other.name == one.name or other.tool.about == one.tool.about for one in offers
+        )
+        if (
+            not taken
+            and not set(other.tool.asked) & set(chosen.tool.asked)
+            and not alike(other.tool, chosen.tool)
+        ):
             offers.append(other)
     rng.shuffle(offers)
     return [offer.described() for offer in offers]
@@ -110,8 +137,14 @@ def _offers(rng: Random, chosen: Offer) -> Sequence[Mapping[str, Any]]:
 
 def alike(one: Tool, other: Tool) -> bool:
     """Whether two tools would both do for some question."""
-    kinds = ({"add", "multiply", "calculator"}, {"get_weather"}, {"send_email", "send_message"}, {"set_alarm", "set_timer", "create_event"},
-             {"set_temperature", "get_weather"}, {"search", "translate", "get_stock_price"})  # fmt: skip
+    kinds = (
+        {"add", "multiply", "calculator"},
+        {"get_weather"},
+        {"send_email", "send_message"},
+        {"set_alarm", "set_timer", "create_event"},
+        {"set_temperature", "get_weather"},
+        {"search", "translate", "get_stock_price"},
+    )
     return any(one.names[0] in kind and other.names[0] in kind for kind in kinds)
 
 
@@ -150,7 +183,11 @@ def draw_call(rng: Random) -> Problem:
 
 def offered(rng: Random) -> Sequence[Mapping[str, Any]]:
     """Some tools, for questions that need none of them."""
-    safe = [tool for tool in CATALOGUE if tool.names[0] not in {"add", "multiply", "calculator", "search", "translate"}]
+    safe = [
+        tool
+        for tool in CATALOGUE
+        if tool.names[0] not in {"add", "multiply", "calculator", "search", "translate"}
+    ]
     chosen = Offer.of(rng, rng.choice(safe))
     extra = [Offer.of(rng, made_up(rng)).described()] if rng.random() < 0.4 else []
     return [chosen.described(), *extra]
