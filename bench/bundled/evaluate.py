@@ -18,7 +18,7 @@ from typing import Any, Final
 
 import torch
 
-from bench.bundled.dialogues import answered, asked
+from bench.bundled.dialogues import Message, answered, asked
 from bench.bundled.probe import BY_HEART
 from bench.bundled.tasks.checks import right
 from bench.bundled.tasks.code import recipes
@@ -83,12 +83,13 @@ def answer(
 ) -> list[str]:
     """The model's greedy answers, their reasoning left out."""
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS)
-    prompts = [
-        llm.render(turns(one), **({"tools": list(one.tools)} if one.tools else {}), **how)
-        for one in which
-    ]
+    prompts = [_prompt(llm, one, turns(one), **how) for one in which]
     outputs = llm.generate(prompts, greedy, use_tqdm=False)
     return [_answer(one.outputs[0].text) for one in outputs]
+
+
+def _prompt(llm: LLM, problem: Problem, turns: list[Message], **how: Any) -> list[int]:
+    return llm.render(turns, tools=list(problem.tools) or None, **how)
 
 
 def _answer(text: str) -> str:
@@ -120,10 +121,7 @@ def going_round(llm: LLM, count: int, seed: int) -> dict[str, float]:
     rng, names = Random(seed), list(TASKS)
     greedy = SamplingParams(temperature=0, max_tokens=TOKENS)
     which = [problems(rng.choice(names), 1, seed + at)[0] for at in range(count)]
-    chats = [
-        llm.render(asked(one), **({"tools": list(one.tools)} if one.tools else {}))
-        for one in which
-    ]
+    chats = [_prompt(llm, one, asked(one)) for one in which]
     starts = [f"def {recipe.name}(" for recipe in recipes()] + list(OPENINGS)
     texts = [starts[at % len(starts)] for at in range(count)]
     shares = {}

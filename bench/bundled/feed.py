@@ -15,13 +15,14 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from bench.bundled import corpus
-from bench.bundled.packing import LEARNT, WINDOW, Pack, circles, texts
+from bench.bundled.packing import HEAVY, LEARNT, WINDOW, Pack, circles, texts
 from bench.bundled.prepare import CORPUS, TOKENIZER
 from bench.bundled.shards import Shards
 from bench.bundled.tasks.code import document
 
 AT_ONCE: Final = 32  # shards that a step draws from
 STEPS: Final = 12  # until the oldest of them is replaced
+WEIGHT: Final = 32  # of a heavy token, in plain ones
 RECIPES: Final = 4000
 # Rows of 64: conversations, whole files from anywhere, definitions, recipes, circles.
 SHARES: Final[Mapping[str, int]] = {
@@ -148,6 +149,7 @@ class Feed:
 
 
 def parted(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Inputs, what follows each, and whether that is learnt."""
-    ids = batch & (LEARNT - 1)
-    return ids[:, :-1], ids[:, 1:].long(), (batch[:, 1:] & LEARNT) > 0
+    """Inputs, what follows each, and how much that counts."""
+    ids, marks = batch & (HEAVY - 1), batch[:, 1:]
+    counts = (marks & LEARNT > 0).float() + (WEIGHT - 1) * (marks & HEAVY > 0).float()
+    return ids[:, :-1], ids[:, 1:].long(), counts

@@ -39,7 +39,7 @@ class Totals:
     same: int = 0
     shared: float = 0.0
 
-    def add(self, target: Tensor, draft: Tensor, follows: Tensor) -> None:
+    def add(self, follows: Tensor, target: Tensor, draft: Tensor) -> None:
         """Add the tokens behind some logits."""
         self.tokens += len(follows)
         self.nats += float(functional.cross_entropy(target, follows, reduction="sum"))
@@ -75,14 +75,14 @@ def measure(folder: Path, data: Path) -> dict[str, Any]:
     python, talk = Totals(), Totals()
     for at in range(0, len(held) - 1, CONTEXT):
         row = torch.tensor([held[at : at + CONTEXT + 1]])
-        python.add(*(model(row[:, :-1]).logits[0] for model in pair), row[0, 1:])
+        target, draft = (model(row[:, :-1]).logits[0] for model in pair)
+        python.add(row[0, 1:], target, draft)
     rng, conversations = Random("measure"), Conversations(tokenizer)
     for tokens in conversations.tokens([any_dialogue(rng) for _ in range(TALKS)]):
         marked = torch.from_numpy(tokens).long()
         ids, learnt = marked & (LEARNT - 1), (marked[1:] & LEARNT) > 0
-        talk.add(
-            *(model(ids[None, :-1]).logits[0][learnt] for model in pair), ids[1:][learnt]
-        )
+        target, draft = (model(ids[None, :-1]).logits[0][learnt] for model in pair)
+        talk.add(ids[1:][learnt], target, draft)
     size = sum(len(text.encode()) for text in texts)
     folders = {
         role: sum(path.stat().st_size for path in (folder / role).iterdir())

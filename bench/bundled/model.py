@@ -112,7 +112,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         rows, length, _ = x.shape
-        parts = _linear(x, self.q_proj, self.k_proj, self.v_proj).split(self.sizes, -1)
+        parts = torch.split(
+            _linear(x, self.q_proj, self.k_proj, self.v_proj), self.sizes, -1
+        )
         q, k, v = (part.view(rows, length, -1, HEAD) for part in parts)
         q = _turned(self.q_norm(q), turn).transpose(1, 2)
         k = (
@@ -154,7 +156,8 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         x = x + self.self_attn(self.input_layernorm(x), turn)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        found: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return found
 
 
 class Body(nn.Module):

@@ -25,7 +25,8 @@ def orthogonal(stack: Tensor) -> Tensor:
     for _ in range(ROUNDS):
         square = x @ x.mT
         x = _A * x + (_B * square + _C * square @ square) @ x
-    return x.mT if tall else x
+    found: Tensor = x.mT if tall else x
+    return found
 
 
 class Muon:
@@ -54,6 +55,7 @@ class Muon:
         """Move all matrices by their gradients, which are gone afterwards."""
         for shape, places in self._stacks.items():
             own = [self.matrices[at] for at in places]
+            weights = list[Tensor](own)
             moments = [self.moments[at] for at in places]
             gradients = [_gradient(one).bfloat16() for one in own]
             torch._foreach_lerp_(moments, gradients, 1 - self.momentum)
@@ -62,8 +64,8 @@ class Muon:
             )  # Nesterov's look ahead
             turned = self.orthogonal(torch.stack(gradients))
             scale = -rate * max(1.0, shape[0] / shape[1]) ** 0.5
-            torch._foreach_mul_(own, 1 - rate * self.decay)
-            torch._foreach_add_(own, list(turned.float().unbind()), alpha=scale)
+            torch._foreach_mul_(weights, 1 - rate * self.decay)
+            torch._foreach_add_(weights, list(turned.float().unbind()), alpha=scale)
         for one in self.matrices:
             one.grad = None
 

@@ -2,7 +2,7 @@
 
 An array has one 16-bit number a token: the id, and a bit that says whether a model is
 taught to write it. Of Python that is everything; of conversations, what the assistant
-says; of texts that go round in circles, only that they end.
+says; of texts that go round in circles, only that they end, and that counts for more.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,9 +18,10 @@ from bench.bundled.dialogues import OPENED, Dialogue
 from bench.bundled.vocabulary import CONTEXT, TURN_END, TURN_START
 
 LEARNT: Final = 1 << 14
+HEAVY: Final = 1 << 13  # learnt, and worth as much as many tokens
 Tokens = NDArray[numpy.int16]
 END_ID: Final = 0
-ROUNDS: Final = 3  # a text that says the same so often has to end
+ROUNDS: Final = 2  # a text that has repeated itself so often has to end
 WINDOW: Final = CONTEXT + 1  # inputs, and one further what follows each
 
 
@@ -71,11 +72,11 @@ def circles(rng: Random, documents: Sequence[Tokens], count: int) -> list[Tokens
             continue
         end = rng.randint(4, min(len(whole), 400))
         period = rng.randint(1, min(rng.choice((4, 12, 40)), end))
-        rounds = ROUNDS + (period < 4) * rng.randint(2, 6)
+        rounds = ROUNDS + (period < 4) * rng.randint(1, 4)
         parts = [whole[:end], *[whole[end - period : end]] * rounds]
         tokens = numpy.concatenate(parts) & (LEARNT - 1)
         made.append(
-            numpy.append(tokens, numpy.int16(END_ID | LEARNT)).astype(numpy.int16)
+            numpy.append(tokens, numpy.int16(END_ID | LEARNT | HEAVY)).astype(numpy.int16)
         )
     return made
 

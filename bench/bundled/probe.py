@@ -59,9 +59,9 @@ def sheet(tokenizer: Tokenizer, device: str, seed: int = 1, each: int = EACH) ->
 def exact(model: nn.Module, problems: Sheet) -> Mapping[str, float]:
     """The share of answers, by task, that are written as expected."""
     found = list[bool]()
-    for chunk in problems.rows.split(CHUNK):
+    for chunk in torch.split(problems.rows, CHUNK):
         inputs, follows, learnt = parted(chunk)
-        wrong = (model(inputs).argmax(-1) != follows) & learnt
+        wrong = (model(inputs).argmax(-1) != follows) & (learnt > 0)
         found += (~wrong.any(-1)).tolist()
     shares = dict[str, float]()
     for name in TASKS:

@@ -11,9 +11,10 @@ import re
 import sysconfig
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from email.message import Message
 from importlib.metadata import Distribution, distributions
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 from attrs import field, frozen
 
@@ -106,7 +107,7 @@ def collect(stdlib: Path | None = None) -> Sources:
 
 def permissive(package: Distribution) -> str | None:
     """A package's licence, if its metadata names a permissive one and no other."""
-    meta = package.metadata
+    meta = cast("Message", package.metadata)  # which it is, whatever its type says
     classified = [
         line.rpartition(":: ")[2]
         for line in meta.get_all("Classifier") or ()

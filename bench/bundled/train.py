@@ -250,8 +250,8 @@ def train(args: argparse.Namespace) -> Run:
             feed,
             teacher_of(args, precision),
             whole,
-            bool(args.steps),
-            args.device == "cuda",
+            by_steps=bool(args.steps),
+            compiled=args.device == "cuda" and not args.eager,
         )
         if old is not None:
             run.restore(old)
@@ -311,6 +311,7 @@ def arguments(given: list[str] | None = None) -> argparse.Namespace:
         choices=["cuda", "cpu"],
         default="cuda" if torch.cuda.is_available() else "cpu",
     )
+    add("--eager", action="store_true", help="compile nothing")
     add("--told", type=float, default=TOLD, help="seconds between lines of output")
     add("--documents", type=int, help="so many of the sources only, for a trial")
     add("--shard", type=int, default=shards.SHARD, help="tokens of a shard")

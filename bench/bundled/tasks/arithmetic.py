@@ -89,7 +89,12 @@ def draw_chain(rng: Random) -> Problem:
         total += number
     asked = " + ".join(map(str, numbers))
     listed = ", ".join(map(str, numbers))
-    forms = (f"What is {asked}?", asked, f"Calculate {asked}.", f"Add {listed}.")
+    forms: tuple[str, ...] = (
+        f"What is {asked}?",
+        asked,
+        f"Calculate {asked}.",
+        f"Add {listed}.",
+    )
     forms += (f"What is the sum of {listed}?", f"Sum: {listed}", f"Add up {listed}.")
     return Problem(
         task="chain",
@@ -173,7 +178,13 @@ def draw_next(rng: Random) -> Problem:
     start, step = int(first.truth), rng.randint(1, 99)
     more = start < step or (start + step <= MOST and rng.random() < 0.5)
     sign, total = ("+", start + step) if more else ("-", start - step)
-    forms = ("And plus {b}?", "Add {b} to that.", "Plus {b}?", "Now add {b}.", "+ {b}")
+    forms: tuple[str, ...] = (
+        "And plus {b}?",
+        "Add {b} to that.",
+        "Plus {b}?",
+        "Now add {b}.",
+        "+ {b}",
+    )
     if not more:
         forms = (
             "And minus {b}?",
@@ -199,6 +210,7 @@ def draw_compare(rng: Random) -> Problem:
     if a == b:
         b = a + 1
     larger, smaller = max(a, b), min(a, b)
+    forms: tuple[str, ...]
     match rng.randrange(3):
         case 0:
             forms = (

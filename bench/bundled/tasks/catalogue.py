@@ -61,12 +61,15 @@ def _clock(rng: Random) -> str:
     return f"{rng.randint(0, 23):02}:{minute:02}"
 
 
+def _expression(rng: Random) -> str:
+    return f"{rng.randint(1, 9999)} {rng.choice('+-*/')} {rng.randint(1, 999)}"
+
+
 def _done(rng: Random, values: Values) -> Values:  # noqa: ARG001 - as every result
     return {"status": "ok"}
 
 
 _SKIES: Final = ("sunny", "cloudy", "rainy", "windy", "snowy", "foggy", "clear", "stormy")
-_SIGNS: Final = "+-*/"
 _DOMAINS: Final = ("example.com", "mail.org", "work.net")
 _UNITS: Final = ("celsius", "fahrenheit")
 # Of each tool of tools.toml: arguments for it, and what comes of them.
@@ -94,9 +97,7 @@ _MAKERS: Final[
         lambda _, v: {"result": v["a"] * v["b"]},
     ),
     "calculator": (
-        lambda rng: {
-            "expression": f"{rng.randint(1, 9999)} {rng.choice(_SIGNS)} {rng.randint(1, 99)}"
-        },
+        lambda rng: {"expression": _expression(rng)},
         lambda rng, _: {"result": rng.randint(1, 99999)},
     ),
     "send_email": (

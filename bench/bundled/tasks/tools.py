@@ -36,7 +36,7 @@ class Offer:
 
     def described(self) -> dict[str, Any]:
         """As a request has it."""
-        properties = {}
+        properties = dict[str, dict[str, Any]]()
         for name, (kind, about) in self.tool.fields.items():
             properties[self.fields[name]] = {"type": kind, "description": about}
             if name in self.tool.choices:

@@ -6,7 +6,15 @@ import numpy
 from tokenizers import Tokenizer
 
 from bench.bundled.dialogues import CLOSED, OPENED, Dialogue, any_dialogue
-from bench.bundled.packing import LEARNT, WINDOW, Conversations, Pack, circles, texts
+from bench.bundled.packing import (
+    HEAVY,
+    LEARNT,
+    WINDOW,
+    Conversations,
+    Pack,
+    circles,
+    texts,
+)
 from bench.bundled.shards import make
 
 ASKED = {"role": "user", "content": "What is 1 + 2?"}
@@ -50,7 +58,7 @@ def test_of_circles_only_their_end(tokenizer: Tokenizer) -> None:
     written = texts(tokenizer, ["import os\nimport sys\nprint(os.name)\n"])
     for tokens in circles(Random(0), written, 50):
         assert (tokens[:-1] < LEARNT).all()
-        assert tokens[-1] == LEARNT
+        assert tokens[-1] == LEARNT | HEAVY
         assert len(tokens) > 4
 
 
