@@ -113,6 +113,13 @@ def advance(
     torch.sub(drawn, broken, out=out[: rows.shape[0]])
 
 
+def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
+    """Logits of rows, without the tokens that are not allowed; see masks.py."""
+    places = torch.arange(32, dtype=torch.int32, device=masks.device)
+    bits = (masks[:, :, None] >> places & 1).flatten(1)[:, : kept.shape[1]]
+    return kept.index_select(0, who.long()).masked_fill(bits == 0, -torch.inf)
+
+
 def logprobs(
     logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
 ) -> None:

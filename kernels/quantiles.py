@@ -7,17 +7,22 @@ from typing import NamedTuple
 import triton
 import triton.language as tl
 
-GREEDY_BELOW = tl.constexpr(1e-5)  # a temperature
+from minfer.kernels.bounds import (
+    MASS_UNITS,
+    NARROWEST,
+    Bounds,
+    depth_of,
+    is_whole,
+    mass_of,
+    target_of,
+    typical_alone,
+)
+
 INFINITY_BITS = tl.constexpr(0x7F800000)  # of float32's, the largest depth
-# Masses are added up as integers, so that their order does not show: in units of 2^-43,
-# as 2^20 of at most 1 then fit in 63 bits.
-MASS_UNITS = tl.constexpr(2.0**43)
-DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is nothing to float32
-HALVINGS = tl.constexpr(12)  # of that range, until its limit is near enough
-NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
-MORE = tl.constexpr(1.001)  # of a mean
 BITS_A_PASS = tl.constexpr(4)  # of a key that `_quantile` looks for
 CHOICES = tl.constexpr(16)  # of these bits
+PARTS = tl.constexpr(16)  # of a range of depths, of which `_one_part` takes one
+MANY = tl.constexpr(4)  # tiles: passes over long lists wait for memory less often
 # What `_quantile` looks for: a depth by tokens, a depth by mass, an id at a depth.
 BY_TOKENS = tl.constexpr(0)
 BY_MASS = tl.constexpr(1)
@@ -26,25 +31,17 @@ BY_DEVIATION = tl.constexpr(3)  # a distance from the mean depth, by mass
 BY_TYPICAL_ID = tl.constexpr(4)  # an id at that distance, by mass
 
 
-class Asked(NamedTuple):
-    """How a row samples."""
-
-    temperature: tl.tensor  # 1 if greedy
-    top_k: tl.tensor  # 0: all
-    top_p: tl.tensor
-    deepest: tl.tensor  # a token's depth at most, from min-p
-    typical_p: tl.tensor
-    greedy: tl.tensor
-    restricted: tl.tensor
-
-
 class Kept(NamedTuple):
-    """A row's list of the ids that may be kept, and what their depths come from."""
+    """A row's list of the ids that may be kept, and what their depths come from.
+
+    Of those that are less deep than `bounds.low`, all are kept, and not all are listed.
+    """
 
     logits: tl.tensor  # pointer to the row's
     ids: tl.tensor  # pointer to the list
     size: tl.tensor  # of the list
-    largest: tl.tensor  # logit
+    every: tl.tensor  # 1: of all ids, and there is no list
+    bounds: Bounds
     temperature: tl.tensor
 
 
@@ -61,71 +58,32 @@ class Edges(NamedTuple):
 
 
 @triton.jit
-def asked_of(
-    who,
-    temperatures,
-    top_ks,
-    top_ps,
-    deepests,
-    typical_ps,
-    row,
-    vocab,
-    filtered: tl.constexpr,
-):
-    """How a row samples; `filtered` False promises that nothing restricts any."""
-    owner = tl.load(who + row)
-    temperature = tl.load(temperatures + owner)
-    top_k = tl.load(top_ks + owner)
-    top_p = tl.load(top_ps + owner)
-    greedy = temperature < GREEDY_BELOW
-    top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
-    deepest = tl.load(deepests + owner)
-    typical_p = tl.load(typical_ps + owner)
-    some = (top_k > 0) | (top_p < 1) | (deepest < float("inf")) | (typical_p < 1)
-    restricted = filtered & (greedy == 0) & some
-    temperature = tl.where(greedy, 1.0, temperature)
-    return Asked(temperature, top_k, top_p, deepest, typical_p, greedy, restricted)
-
-
-@triton.jit
-def typical_alone(asked):
-    """Whether typical-p is all that restricts a row."""
-    others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.deepest < float("inf"))
-    return (asked.typical_p < 1) & (others == 0)
-
-
-@triton.jit
-def limit_of(asked, depth, mass, total, group: tl.constexpr):
-    """A depth that no kept token exceeds, from groups' least depths and their masses."""
-    less = 0.0
-    more = DEEPEST_BOUND
-    share = tl.where(typical_alone(asked), asked.typical_p, asked.top_p)
-    for _step in range(HALVINGS):
-        limit = (less + more) / 2
-        # What is left beyond `limit`: of a group at most as much as all of its tokens.
-        left = tl.sum(tl.minimum(mass, group * tl.exp(-limit)), 0)
-        light = left < NEARLY * (1 - share) * total
-        many = tl.sum((depth <= limit).to(tl.int32), 0) >= asked.top_k
-        enough = tl.where(asked.top_k > 0, many, light)
-        less = tl.where(enough, less, limit)
-        more = tl.where(enough, limit, more)
-    # None found: all. What top-p keeps depends on the mass of all that min-p leaves.
-    found = (more < DEEPEST_BOUND) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
-    return tl.minimum(tl.where(found, more, float("inf")), asked.deepest)
-
-
-@triton.jit
 def listed(kept, start, tile: tl.constexpr):
     """Ids of a row's list, whether they are there, and their depth, which is never -0."""
     inside = start + tl.arange(0, tile) < kept.size
-    ids = tl.load(kept.ids + start + tl.arange(0, tile), mask=inside, other=0)
-    x = tl.load(kept.logits + ids, mask=inside, other=float("-inf")).to(tl.float32)
-    return ids, inside, tl.abs(tl.div_rn(kept.largest - x, kept.temperature))
+    ids = start + tl.arange(0, tile)
+    length = tl.where(kept.every > 0, 0, kept.size)
+    ids = tl.load(kept.ids + ids, mask=ids < length, other=ids)
+    x = tl.load(kept.logits + ids, mask=inside, other=float("-inf"))
+    return ids, inside, depth_of(x, kept.bounds.largest, kept.temperature)
+
+
+@triton.jit
+def all_of(kept, vocab):
+    """All ids instead of a list."""
+    none = tl.full([], 0.0, tl.float32)
+    facts = kept.bounds
+    infinite = none + float("inf")
+    bounds = Bounds(
+        facts.largest, facts.total, facts.mean, infinite, none, none, none, none
+    )
+    one = tl.full([], 1, tl.int32)
+    return Kept(kept.logits, kept.ids, vocab, one, bounds, kept.temperature)
 
 
 @triton.jit
 def _mass(depth, edge):
-    return tl.where(depth <= edge, (tl.exp(-depth) * MASS_UNITS).to(tl.int64), 0)
+    return tl.where(depth <= edge, mass_of(depth), 0)
 
 
 @triton.jit
@@ -145,19 +103,26 @@ def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
     """
     base = tl.full([], 0, tl.uint32)
     before = tl.full([], 0, tl.int64)
-    ids_alone = (kind == BY_ID) + (kind == BY_TYPICAL_ID)
-    for level in range(3 * ids_alone, 8):  # ids have 20 bits
+    first = tl.full([], 0, tl.int32)
+    if (kind == BY_ID) + (kind == BY_TYPICAL_ID):
+        first += 3  # ids have 20 bits
+    if kind == BY_MASS:
+        base, first = _alike(kept.bounds)
+    for level in range(first, 8):
         steps = (tl.arange(0, CHOICES) << (28 - BITS_A_PASS * level)).to(tl.uint32)
         sums = tl.zeros([CHOICES], tl.int64)
+        if (kind == BY_TOKENS) + (kind == BY_ID):  # weights are 1
+            sums = tl.zeros([CHOICES], tl.int32)
         for start in range(0, kept.size, tile):
             ids, inside, depth = listed(kept, start, tile)
             key = depth.to(tl.uint32, bitcast=True)
-            weight = inside.to(tl.int64)
+            weight = inside.to(sums.dtype)
             if kind == BY_MASS:  # of depths up to the edge
                 weight = _mass(depth, edges.depth)
+                weight = tl.where(depth < kept.bounds.low, 0, weight)
             if kind == BY_ID:
                 key = ids.to(tl.uint32)
-                weight = (inside & (depth == edges.depth)).to(tl.int64)
+                weight = (inside & (depth == edges.depth)).to(sums.dtype)
             if kind >= BY_DEVIATION:  # and of ids that are typical
                 far = tl.abs(depth - edges.mean)
                 key = far.to(tl.uint32, bitcast=True)
@@ -169,18 +134,35 @@ def _quantile(kept, edges, target, kind: tl.constexpr, tile: tl.constexpr):
             below = key[None, :] < (base + steps)[:, None]
             sums += tl.sum(tl.where(below, weight[None, :], 0), 1)
         base += tl.max(tl.where(sums < target, steps, 0), 0)
-        before = tl.max(tl.where(sums < target, sums, 0), 0)
+        before = tl.max(tl.where(sums < target, sums, 0), 0).to(tl.int64)
     return base, before
 
 
 @triton.jit
-def edges_of(asked, kept, total, tile: tl.constexpr):
-    """Up to which depth tokens are kept, and the last id that is at just that."""
+def _alike(bounds):
+    """The highest bits that all depths between two have in common, and how many fours."""
+    low = bounds.low.to(tl.uint32, bitcast=True)
+    differ = low ^ bounds.limit.to(tl.uint32, bitcast=True)
+    shifts = 28 - tl.arange(0, 8) * BITS_A_PASS
+    count = tl.sum(((differ >> shifts.to(tl.uint32)) == 0).to(tl.int32), 0)
+    rest = (tl.full([], 1, tl.int64) << (32 - count * BITS_A_PASS).to(tl.int64)) - 1
+    return (low.to(tl.int64) & ~rest).to(tl.uint32), count
+
+
+@triton.jit
+def edges_of(asked, kept, sure, within, vocab, width, tile: tl.constexpr):
+    """Up to which depth tokens are kept, and the last id that is at just that; and the
+    list itself, or all ids, where it was guessed wrong.
+
+    `sure` is the mass of what is kept for sure, `within` that of all that min-p leaves:
+    where not all is listed.
+    """
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
     edges = Edges(infinite, every, infinite, infinite, every)
-    total = total.to(tl.float64) * MASS_UNITS
     if asked.top_k > 0:
+        if (kept.bounds.lowered > 0) & (kept.size < asked.top_k):
+            kept = all_of(kept, vocab)
         key, _ = _quantile(kept, edges, asked.top_k, BY_TOKENS, tile)
         # Fewer than k: all.
         edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
@@ -188,31 +170,116 @@ def edges_of(asked, kept, total, tile: tl.constexpr):
     edge = tl.minimum(edges.depth, asked.deepest)
     edges = Edges(edge, every, infinite, infinite, every)
     if asked.top_p < 1:
-        if edge < float("inf"):
-            held = tl.full([], 0, tl.int64)
-            for start in range(0, kept.size, tile):
-                _, _, depth = listed(kept, start, tile)
-                held += tl.sum(_mass(depth, edge), 0)
-            total = held.to(tl.float64)
-        target = tl.ceil(asked.top_p.to(tl.float64) * total).to(tl.int64)
-        target = tl.maximum(target, 1)
-        key, before = _quantile(kept, edges, target, BY_MASS, tile)
+        near = kept
+        target = _wanted(asked, kept, edges, within, tile)
+        if is_whole(asked, kept.bounds) == 0:
+            masses = _masses(kept, edge, MANY * tile)
+            target -= sure
+            short = (tl.sum(masses, 0) < target) & (kept.bounds.lowered > 0)
+            if (target <= 0) | short | (2 * kept.size > width):
+                kept = all_of(kept, vocab)
+                near = kept
+                target = _wanted(asked, kept, edges, within, tile)
+            else:
+                parts = tl.arange(0, PARTS)
+                before = (tl.cumsum(masses, 0) < target).to(tl.int32)
+                part = tl.minimum(tl.sum(before, 0), PARTS - 1)
+                target -= tl.sum(tl.where(parts < part, masses, 0), 0)
+                near = _one_part(kept, part, MANY * tile)
+        key, before = _quantile(near, edges, target, BY_MASS, tile)
         edge = tl.minimum(key, INFINITY_BITS).to(tl.float32, bitcast=True)
         share = tl.maximum((tl.exp(-edge) * MASS_UNITS).to(tl.int64), 1)
         needed = (target - before + share - 1) // share
         edges = Edges(edge, every, infinite, infinite, every)
-        last, _ = _quantile(kept, edges, needed, BY_ID, tile)
-        edges = Edges(edge, last, infinite, infinite, every)
-    return edges
+        if needed < _ties(near, edge, tile):
+            last, _ = _quantile(near, edges, needed, BY_ID, tile)
+            edges = Edges(edge, last, infinite, infinite, every)
+    return edges, kept
 
 
 @triton.jit
-def typical_of(asked, kept, edges, totals, tile: tl.constexpr):
+def _ties(kept, edge, tile: tl.constexpr):
+    """How many tokens are just as deep."""
+    count = tl.full([], 0, tl.int32)
+    for start in range(0, kept.size, tile):
+        _, inside, depth = listed(kept, start, tile)
+        count += tl.sum((inside & (depth == edge)).to(tl.int32), 0)
+    return count
+
+
+@triton.jit
+def _wanted(asked, kept, edges, within, tile: tl.constexpr):
+    """The mass that top-p keeps of a row."""
+    total = kept.bounds.total.to(tl.float64) * MASS_UNITS
+    if edges.depth < float("inf"):
+        held = within
+        if is_whole(asked, kept.bounds):
+            held = tl.zeros_like(held)
+            for start in range(0, kept.size, tile):
+                _, _, depth = listed(kept, start, tile)
+                held += tl.sum(_mass(depth, edges.depth), 0)
+        total = held.to(tl.float64)
+    return target_of(asked.top_p, total)
+
+
+@triton.jit
+def _masses(kept, edge, tile: tl.constexpr):
+    """What each part of a list's depths weighs, without what is kept for sure."""
+    parts = tl.arange(0, PARTS)
+    sums = tl.zeros([PARTS], tl.int64)
+    for start in range(0, kept.size, tile):
+        _, _, depth = listed(kept, start, tile)
+        part = _part(kept, depth)
+        weight = tl.where(depth < kept.bounds.low, 0, _mass(depth, edge))
+        sums += tl.sum(tl.where(part[None, :] == parts[:, None], weight[None, :], 0), 1)
+    return sums
+
+
+@triton.jit
+def _one_part(kept, wanted, tile: tl.constexpr):
+    """A list of what of another is in this part of its depths, behind that."""
+    least = tl.full([], float("inf"), tl.float32)
+    most = tl.full([], 0.0, tl.float32)
+    behind = kept.ids + kept.size
+    size = tl.full([], 0, tl.int32)
+    for start in range(0, kept.size, tile):
+        ids, inside, depth = listed(kept, start, tile)
+        here = inside & (depth >= kept.bounds.low) & (_part(kept, depth) == wanted)
+        least = tl.minimum(least, tl.min(tl.where(here, depth, float("inf")), 0))
+        most = tl.maximum(most, tl.max(tl.where(here, depth, 0.0), 0))
+        here = here.to(tl.int32)
+        tl.store(behind + size + tl.cumsum(here, 0) - 1, ids, mask=here > 0)
+        size += tl.sum(here, 0)
+    tl.debug_barrier()  # other threads read what one has written
+    facts = kept.bounds
+    bounds = Bounds(
+        facts.largest,
+        facts.total,
+        facts.mean,
+        most,
+        least,
+        facts.lowered,
+        facts.wait,
+        facts.floor,
+    )
+    return Kept(kept.logits, behind, size, kept.every, bounds, kept.temperature)
+
+
+@triton.jit
+def _part(kept, depth):
+    """Where a depth is in a list's range: deeper ones are never in a part before."""
+    scale = PARTS / tl.maximum(kept.bounds.limit - kept.bounds.low, NARROWEST)
+    above = tl.maximum(depth - kept.bounds.low, 0.0)
+    return tl.minimum(above * scale, PARTS - 1).to(tl.int32)
+
+
+@triton.jit
+def typical_of(asked, kept, edges, tile: tl.constexpr):
     """Of those within `edges` also how far from the mean depth tokens are kept, and the
     last id that is just so far.
     """
-    total = tl.load(totals).to(tl.float64) * MASS_UNITS
-    mean = tl.load(totals + 1)
+    total = kept.bounds.total.to(tl.float64) * MASS_UNITS
+    mean = kept.bounds.mean
     if typical_alone(asked) == 0:
         held = tl.full([], 0, tl.int64)
         moment = tl.full([], 0, tl.int64)
@@ -226,8 +293,7 @@ def typical_of(asked, kept, edges, totals, tile: tl.constexpr):
             moment += tl.sum(tl.where(mass > 0, _moment(deep), 0), 0)
         total = held.to(tl.float64)
         mean = (moment.to(tl.float64) / total).to(tl.float32)
-    target = tl.ceil(asked.typical_p.to(tl.float64) * total).to(tl.int64)
-    target = tl.maximum(target, 1)
+    target = target_of(asked.typical_p, total)
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     edges = Edges(edges.depth, edges.last, mean, mean, every)
     key, before = _quantile(kept, edges, target, BY_DEVIATION, tile)

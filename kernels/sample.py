@@ -10,22 +10,37 @@ row's winners exactly. So only tokens of one chunk may swap, if their scores agr
 Min-p is a depth that may not be exceeded. Top-k and top-p are weighted quantiles of
 depth: the least that k tokens do not exceed; the least up to which tokens hold `top_p` of
 the mass; then one of the ids at just that depth. Each takes up to 8 passes, 4 bits a
-pass, over a list. For this `scan` stores the largest of every 128 logits and the sum of
-their exponentials, and `gather` bisects for a depth with k groups above, or below which,
-at most min(sum, 128 exp(-depth)) a group, less than 1 - top_p is left: it lists the ids
-above. A list's order is a race that nothing shows: counts and masses are integers (in
-units of 2^-43).
+pass, by one program, so what they go over must be few: a list of the tokens of which it
+is not yet clear whether they are kept. It is made in two steps:
+- `bound`, once a row: `scan` stores the largest of every 128 logits and the sum of their
+  exponentials. No kept token is deeper than a depth with k groups' largest within it, or
+  beyond which less than 1 - top_p is left: of a group all, or all but its largest where
+  that is within, and 128 exp(-depth) at most. If few tokens are kept, that is near the
+  edge: hardly a group has two. Else the edge is guessed: a sample of 4,096 logits says
+  what is beyond a depth, give or take a range that has a twentieth of the tokens.
+- `gather` lists the tokens within such a range. Those before it are kept for sure: their
+  masses are added up, and of them only those can win that wait the least: whose E
+  exp(depth) is below some 24 over their mass, of which there are some 24 in any row (-log
+  (1 - v) is v at least, so that a comparison of v tells). `finish` sees whether the edge
+  is in the range, and looks for it in one of 16 parts of the range. Where the guess was
+  wrong, or nobody waited so little (one row in e^24), it takes all ids instead of the
+  list, which costs time alone.
+A list's order is a race that nothing shows: counts and masses are integers (in units of
+2^-43). Where more filters follow (top-p after top-k, typical-p), a list has all tokens up
+to the edge.
 
 Typical-p is a quantile, too: not of depth, but of its distance from the mean depth of
 what the others leave (-log p is depth + log Z, and log Z cancels). Where it stands alone,
 the mean is made of what `scan` stores of each group, and the list is of ids above both
 the depth below which less than 1 - typical_p is left, and twice the mean: whoever is
-below these is farther from the mean than all above.
+below these is farther from the mean than all above. So a flat row's list is long.
 
 Arithmetic, for 152k bfloat16 logits, 4.2 TB/s, 132 x 128 lanes at 1.7 GHz: a row is 0.3
-MB in 75 programs and costs its 2 launches, 3 if filtered; if it is flat, 0.1 ms for each
-pass over its list. 256 rows are 78 MB, 19 us to read; noise, where `scan` makes it, is
-75 instructions, 100 us in all.
+MB in 75 programs and costs its 2 launches, 4 if filtered. 256 rows are 78 MB, 19 us to
+read; an instruction for each of their logits is 1.35 us: noise, where `scan` makes it,
+is 75, 100 us in all. `gather` needs no logarithms, and takes some 85 where most tokens
+are kept for sure. Its programs that have no token up to the edge end after one load, some
+10 us for a launch.
 """
 
 from typing import NamedTuple
@@ -36,11 +51,13 @@ import triton
 from torch import Tensor
 
 from minfer.kernels import on_triton
+from minfer.kernels.bounds import FACTS, MASSES
 from minfer.kernels.pdl import early
-from minfer.kernels.sample_kernels import finish, gather, scan
+from minfer.kernels.sample_kernels import bound, finish, gather, scan
 
 SCAN_WARPS = 4
-GATHER_WARPS = 8
+BOUND_WARPS = 8
+GATHER_WARPS = 4
 FINISH_WARPS = 8
 MOST_LOGITS = 1 << 20  # of a row: masses are added up in 63 bits, and ids have 20
 # Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
@@ -58,10 +75,23 @@ class Sizes(NamedTuple):
     chunk: int  # by a program of `scan`
     group: int  # of whose logits the largest, and the mass, is stored
     span: int  # by a program of `gather`
+    block: int  # of it at once
     tile: int  # by a pass over a list
+    samples: int  # logits from which an edge is guessed
+    waits: float  # tokens kept for sure that are listed, about
+    few: int  # tokens that may be kept: no more than these are listed without a guess
 
 
-SIZES = Sizes(chunk=2048, group=128, span=4096, tile=1024)
+SIZES = Sizes(
+    chunk=2048,
+    group=128,
+    span=4096,
+    block=1024,
+    tile=512,
+    samples=4096,
+    waits=24,
+    few=1024,
+)
 
 
 def sample(
@@ -129,9 +159,7 @@ def _launch(
     groups = parts * SIZES.chunk // group
     pad = triton.next_power_of_2(groups)
     aligned = triton.cdiv(rows, 4) * 4  # to 16 bytes, so that a kernel is compiled once
-    tops, sums, moments, totals = logits.new_empty(
-        4, aligned, groups, dtype=torch.float32
-    )
+    tops, sums, moments = logits.new_empty(3, aligned, groups, dtype=torch.float32)
     counts, bad, out = who.new_empty(3, aligned)[:, :rows]
     asked = {
         "logits": logits,
@@ -146,8 +174,7 @@ def _launch(
         "launch_pdl": early(logits),
     }
     noise = {"streams": streams, "positions": positions}
-    found = {
-        "tops": tops,
+    listed = {
         "lists": who.new_empty(rows, width),
         "width": width,
         "counts": counts,
@@ -155,7 +182,8 @@ def _launch(
     scan[parts, rows](
         **asked,
         **noise,
-        **found,
+        **listed,
+        tops=tops,
         sums=sums,
         moments=moments,
         parts=parts,
@@ -164,24 +192,39 @@ def _launch(
         group=group,
         num_warps=SCAN_WARPS,
     )
+    known = {"tops": tops, "bounds": tops, "masses": streams}
     if filtered:
-        gather[triton.cdiv(vocab, SIZES.span), rows](
+        known["bounds"] = tops.new_empty(aligned, FACTS.value)
+        known["masses"] = who.new_empty(aligned, MASSES.value, dtype=torch.int64)
+        bound[rows,](
             **asked,
-            **found,
+            **known,
             sums=sums,
             moments=moments,
-            totals=totals,
             groups=groups,
-            chunk=SIZES.span,
             group=group,
             pad=pad,
+            samples=SIZES.samples,
+            few=SIZES.few,
+            waits=SIZES.waits,
+            num_warps=BOUND_WARPS,
+        )
+        gather[triton.cdiv(vocab, SIZES.span), rows](
+            **asked,
+            **noise,
+            **known,
+            **listed,
+            groups=groups,
+            chunk=SIZES.span,
+            block=min(SIZES.span, SIZES.block),
+            group=group,
             num_warps=GATHER_WARPS,
         )
     finish[rows,](
         **asked,
         **noise,
-        **found,
-        totals=totals,
+        **known,
+        **listed,
         out=out,
         bad=bad,
         groups=groups,

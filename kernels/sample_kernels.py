@@ -2,49 +2,46 @@
 
 A row is sampled in two launches. `scan` reads its logits chunk by chunk: it stores the
 largest logit of every group, and each chunk's winner. `finish` compares the winners. A
-row that is restricted (by top-k, top-p, min-p or typical-p) takes a launch more: its
-chunks have no winners but the masses of their groups, from which `gather` finds which
-tokens may be kept at all; `finish` then finds which are, and draws.
+row that is restricted (by top-k, top-p, min-p or typical-p) takes two launches more: its
+chunks have no winners but the masses of their groups, from which `bound` finds how deep
+tokens are that may be kept; `gather` lists them, `finish` finds which are, and draws.
 """
 
 import triton
 import triton.language as tl
 
+from minfer.kernels.bounds import (
+    DEEPEST_BOUND,
+    FACTS,
+    MASS_UNITS,
+    MASSES,
+    MORE,
+    Bounds,
+    asked_of,
+    depth_of,
+    floor_of,
+    guess_of,
+    limit_of,
+    load_bounds,
+    min_p_alone,
+    most_within,
+    store_bounds,
+    typical_alone,
+)
+from minfer.kernels.noise import uniform, waiting
 from minfer.kernels.pdl import follow
 from minfer.kernels.quantiles import (
-    DEEPEST_BOUND,
-    MORE,
     Edges,
     Kept,
-    asked_of,
+    all_of,
     edges_of,
     left_by,
-    limit_of,
     listed,
-    typical_alone,
     typical_of,
 )
 
+ROUNDED = tl.constexpr(0.9999)  # of times that tokens wait
 LOWEST = tl.constexpr(-3.4028234663852886e38)  # finite: -inf - -inf would be NaN
-
-
-@triton.jit
-def waiting(who, streams, positions, row, ids):
-    """-log(1 - v): waiting times, whose negative logarithms are the noise.
-
-    The steps that mix bits are `STEPS64` and `STEPS32` of sample.py, written out.
-    """
-    key = tl.load(streams + tl.load(who + row)).to(tl.uint64)
-    key += (tl.load(positions + row) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15
-    key = (key ^ (key >> 30)) * 0xBF58476D1CE4E5B9
-    key = (key ^ (key >> 27)) * 0x94D049BB133111EB
-    key = key ^ (key >> 31)
-    x = ids.to(tl.uint32) + key.to(tl.uint32)
-    x = ((x ^ (x >> 17)) * 0xED5AD4BB) ^ (key >> 32).to(tl.uint32)
-    x = (x ^ (x >> 11)) * 0xAC4C1B51
-    x = (x ^ (x >> 15)) * 0x31848BAB
-    v = tl.minimum(((x ^ (x >> 14)).to(tl.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24)
-    return -(tl.log(1 - v) + ((1 - (1 - v)) - v))  # the second term is what 1 - v lost
 
 
 @triton.jit
@@ -109,7 +106,7 @@ def scan(
 
 
 @triton.jit
-def gather(
+def bound(
     logits,
     stride,
     who,
@@ -121,24 +118,22 @@ def gather(
     tops,
     sums,
     moments,
-    totals,
-    lists,
-    counts,
-    width,
+    bounds,
+    masses,
     vocab,
     groups,
-    chunk: tl.constexpr,
     group: tl.constexpr,
     pad: tl.constexpr,
+    samples: tl.constexpr,
+    few: tl.constexpr,
+    waits: tl.constexpr,
 ):
-    """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order.
+    """Grid [rows]: what restricted rows' groups tell: bounds [rows, FACTS] as `Bounds`.
 
-    totals [rows, 2] gets the mass of all of the row's tokens, and if typical-p alone
-    restricts it their mean depth.
+    masses [rows, MASSES] are made zero.
     """
     follow()
-    part = tl.program_id(0)
-    row = tl.program_id(1).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
     lanes = tl.arange(0, pad)
     asked = asked_of(
         who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
@@ -152,8 +147,8 @@ def gather(
         mass = tl.load(sums + row * groups + lanes, mask=lanes < groups, other=0.0)
         mass = mass * tl.exp(-depth)
         total = tl.sum(mass, 0)
-        tl.store(totals + 2 * row, total, mask=part == 0)
         limit = limit_of(asked, depth, mass, total, group)
+        mean = 0.0
         if typical_alone(asked):
             # Of a group without any mass nobody reads its depth, which may be infinite.
             moment = tl.load(
@@ -161,15 +156,113 @@ def gather(
             )
             moment = tl.where(mass > 0, moment * tl.exp(-depth) + mass * depth, 0.0)
             mean = tl.sum(moment, 0) / total
-            tl.store(totals + 2 * row + 1, mean, mask=part == 0)
             limit = tl.maximum(limit, 2 * MORE * mean)
-        ids = part * chunk + tl.arange(0, chunk)
-        x = tl.load(logits + row * stride + ids, mask=ids < vocab, other=float("-inf"))
-        keep = ids < vocab
-        keep &= tl.div_rn(largest - x.to(tl.float32), asked.temperature) <= limit
-        keep = keep.to(tl.int32)
-        base = tl.atomic_add(counts + row, tl.sum(keep, 0), sem="relaxed")
-        tl.store(lists + row * width + base + tl.cumsum(keep, 0) - 1, ids, mask=keep > 0)
+        low, high = 0.0, float("inf")
+        held = 1.0  # mass of what is kept for sure: of the largest logit
+        if min_p_alone(asked):  # all within are kept for sure
+            low = float("inf")
+            held = tl.sum(tl.where(depth <= limit, tl.exp(-depth), 0.0), 0)
+        some = ((asked.top_k > 0) | (asked.top_p < 1)) & (asked.typical_p >= 1)
+        if some & (most_within(depth, mass, limit, group) > few):
+            line = logits + row * stride
+            low, high, held = guess_of(asked, line, largest, total, limit, vocab, samples)
+        lowered = tl.where(high < limit, 1.0, 0.0)
+        guess = tl.minimum(limit, high)
+        # What top-p keeps depends on the mass of all that min-p leaves.
+        asks = tl.where(asked.deepest < float("inf"), limit, guess)
+        floor = floor_of(largest, asks, asked.temperature)
+        facts = Bounds(largest, total, mean, guess, low, lowered, waits / held, floor)
+        store_bounds(bounds + row * FACTS, facts)
+        each = tl.arange(0, MASSES)
+        tl.store(masses + row * MASSES + each, tl.zeros([MASSES], tl.int64))
+    else:
+        none = tl.full([], 0.0, tl.float32)
+        nan = tl.full([], float("nan"), tl.float32)
+        facts = Bounds(none, none, none, none, none, none, none, nan)
+        store_bounds(bounds + row * FACTS, facts)
+
+
+@triton.jit
+def gather(
+    logits,
+    stride,
+    who,
+    temperatures,
+    top_ks,
+    top_ps,
+    deepests,
+    typical_ps,
+    streams,
+    positions,
+    tops,
+    bounds,
+    masses,
+    lists,
+    counts,
+    width,
+    vocab,
+    groups,
+    chunk: tl.constexpr,
+    block: tl.constexpr,
+    group: tl.constexpr,
+):
+    """Grid [chunks, rows]: lists the ids that a restricted row may keep, in any order; of
+    those it keeps for sure, whose masses are added up, only the few that wait the least.
+    """
+    follow()
+    part = tl.program_id(0)
+    row = tl.program_id(1).to(tl.int64)
+    facts = load_bounds(bounds + row * FACTS)
+    here = part * (chunk // group) + tl.arange(0, chunk // group)
+    # The last span may end beyond the last chunk.
+    most = tl.load(tops + row * groups + here, mask=here < groups, other=float("-inf"))
+    top = tl.max(most, 0)
+    if top >= facts.floor:
+        asked = asked_of(
+            who, temperatures, top_ks, top_ps, deepests, typical_ps, row, vocab, True
+        )
+        line = logits + row * stride
+        least = depth_of(top, facts.largest, asked.temperature)
+        guessed = (asked.top_p < 1) & (facts.low + facts.lowered > 0)
+        weighed = guessed & (asked.deepest < float("inf"))
+        sure = tl.zeros([block], tl.float32)
+        within = tl.zeros([block], tl.float32)
+        for start in range(part * chunk, part * chunk + chunk, block):
+            ids = start + tl.arange(0, block)
+            x = tl.load(line + ids, mask=ids < vocab, other=float("-inf"))
+            depth = depth_of(x, facts.largest, asked.temperature)
+            depth = tl.where(ids < vocab, depth, float("nan"))
+            keep = (depth <= facts.limit) & (depth >= facts.low)
+            if weighed:
+                within += tl.where(depth <= asked.deepest, tl.exp(-depth), 0.0)
+            if least < facts.low:
+                mass = tl.exp(-depth)
+                mass = tl.where((depth < facts.low) & (depth <= facts.limit), mass, 0.0)
+                sure += mass
+                # Never more than the time that it waits, or a rounding.
+                v = uniform(who, streams, positions, row, ids)
+                keep |= v < mass * facts.wait
+            _append(lists + row * width, counts + row, ids, keep)
+        if weighed:
+            _add(masses + row * MASSES + 1, within)
+        if least < facts.low:
+            _add(masses + row * MASSES, sure)
+
+
+@triton.jit
+def _append(line, count, ids, keep):
+    """Behind a list, in an order that is a race."""
+    keep = keep.to(tl.int32)
+    many = tl.sum(keep, 0)
+    if many > 0:
+        base = tl.atomic_add(count, many, sem="relaxed")
+        tl.store(line + base + tl.cumsum(keep, 0) - 1, ids, mask=keep > 0)
+
+
+@triton.jit
+def _add(at, mass):
+    """Add masses up, in an order that does not show: a program's is always the same."""
+    tl.atomic_add(at, (tl.sum(mass, 0) * MASS_UNITS).to(tl.int64), sem="relaxed")
 
 
 @triton.jit
@@ -185,7 +278,8 @@ def finish(
     streams,
     positions,
     tops,
-    totals,
+    bounds,
+    masses,
     lists,
     counts,
     width,
@@ -208,22 +302,44 @@ def finish(
     largest = tl.max(top, 0)
     size = tl.load(counts + row)
     line = logits + row * stride
-    kept = Kept(line, lists + row * width, size, largest, asked.temperature)
+    none = tl.full([], 0.0, tl.float32)
+    facts = Bounds(largest, none, none, none, none, none, none, none)
+    a_list = tl.full([], 0, tl.int32)
+    kept = Kept(line, lists + row * width, size, a_list, facts, asked.temperature)
     every = tl.full([], 0xFFFFFFFF, tl.uint32)
     infinite = tl.full([], float("inf"), tl.float32)
-    zero = tl.full([], 0.0, tl.float32)
-    edges = Edges(infinite, every, zero, infinite, every)
+    edges = Edges(infinite, every, none, infinite, every)
     if asked.restricted:
-        edges = edges_of(asked, kept, tl.load(totals + 2 * row), tile)
-        edges = Edges(edges.depth, edges.last, zero, infinite, every)
+        facts = load_bounds(bounds + row * FACTS)
+        sure = tl.load(masses + row * MASSES)
+        within = tl.load(masses + row * MASSES + 1)
+        kept = Kept(line, lists + row * width, size, a_list, facts, asked.temperature)
+        edges, kept = edges_of(asked, kept, sure, within, vocab, width, tile)
+        edges = Edges(edges.depth, edges.last, none, infinite, every)
         if asked.typical_p < 1:
-            edges = typical_of(asked, kept, edges, totals + 2 * row, tile)
+            edges = typical_of(asked, kept, edges, tile)
+    noise = streams, positions, row
+    token, best = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
+    # Whoever is not listed waits longer than that.
+    if (kept.bounds.low > 0) & (tl.exp(-best) > ROUNDED * kept.bounds.wait):
+        kept = all_of(kept, vocab)
+        token, _ = _drawn(asked, kept, edges, who, noise, vocab, filtered, tile)
+    fine = tl.abs(largest) < float("inf")
+    tl.store(out + row, tl.where(fine, token, 0))
+    tl.store(bad + row, tl.where(fine, 0, 1))
+
+
+@triton.jit
+def _drawn(
+    asked, kept, edges, who, noise, vocab, filtered: tl.constexpr, tile: tl.constexpr
+):
+    """The token of a list that wins, and its score."""
     best = float("-inf")
     token = vocab
-    for start in range(0, size, tile):
+    for start in range(0, kept.size, tile):
         ids, inside, depth = listed(kept, start, tile)
         score = -depth - tl.where(
-            asked.greedy, 0.0, tl.log(waiting(who, streams, positions, row, ids))
+            asked.greedy, 0.0, tl.log(waiting(who, noise[0], noise[1], noise[2], ids))
         )
         allowed = left_by(edges, ids, inside, depth)
         if filtered:
@@ -235,6 +351,4 @@ def finish(
         first = tl.min(tl.where(score == high, ids, vocab), 0)
         token = tl.where((high > best) | ((high == best) & (first < token)), first, token)
         best = tl.maximum(best, high)
-    fine = tl.abs(largest) < float("inf")
-    tl.store(out + row, tl.where(fine, token, 0))
-    tl.store(bad + row, tl.where(fine, 0, 1))
+    return token, best

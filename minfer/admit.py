@@ -1,5 +1,5 @@
-"""Admission: the first in line gets a device row, blocks for all it knows, and its cached
-prefix.
+"""Admission: who is next in line gets a device row, blocks for all it knows, and its
+cached prefix.
 
 Blocks for the whole history are taken at once, so a sequence that was let in never has to
 stop in the middle of its prompt, and half-admitted sequences cannot block each other.
@@ -44,17 +44,16 @@ def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
     waiting, running = len(state.waiting), len(state.running) + newcomers
     first = state.waiting.first().arrived if waiting else state.time
     available, budget = state.blocks.available, config.max_num_batched_tokens
-    return Load(state.time, waiting, running, available, first, budget)
+    seats, step = config.max_num_seqs, state.next_step
+    return Load(state.time, waiting, running, available, first, budget, seats, step)
 
 
 def admit(
-    config: EngineConfig, state: EngineState, others: list[Newcomer]
+    config: EngineConfig, state: EngineState, seq: Sequence, others: list[Newcomer]
 ) -> tuple[EngineState, Newcomer | Held]:
-    """Let the first in line in, if it can be; `others` were let in by this plan already.
-
-    The line must not be empty. A newcomer still has to be joined to `state.running`.
+    """Let `seq` in, which is next in line, if it can be; `others` were let in by this
+    plan already. A newcomer still has to be joined to `state.running`.
     """
-    seq = state.waiting.first()
     if not state.free_rows:
         return state, Held(*seq.id, "rows")
     sibling = None
@@ -76,19 +75,19 @@ def admit(
 
 
 def displace(
-    config: EngineConfig, state: EngineState
+    config: EngineConfig, state: EngineState, seq: Sequence
 ) -> tuple[EngineState, Reason | None]:
-    """Make room for the first in line at the cost of the last that runs, if the policy
-    says so.
+    """Make room for `seq`, which is next in line, at the cost of the last that runs, if
+    the policy says so.
 
     Returns the reason if it did.
     """
     if not len(state.running):
         return state, None
-    agreed, state = consult.displaces(config, state)
+    agreed, state = consult.displaces(config, state, seq.place)
     if not agreed:
         return state, None
-    return preempt(config, state, len(state.running) - 1, state.waiting.first().id)
+    return preempt(config, state, len(state.running) - 1, seq.id)
 
 
 def _seat(
@@ -113,7 +112,9 @@ def _seat(
     taken = change.take(-(-known // size) - hit.blocks)
     table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
     copy = None
-    if sibling is not None and hit.blocks == full:
+    # A copy goes with the plan that opens the row, which may not be the next one.
+    at_once = seq.id not in state.paused
+    if sibling is not None and hit.blocks == full and at_once:
         copy = _tail_of(config, state.running, sibling, table, known)
     start = known - 1 if copy else hit.blocks * size
     if not seq.preempted:  # its first admission: what counts for hit shares and usage

@@ -39,6 +39,14 @@ def check_whole(value: Any, param: str) -> None:
     check_number(value, param, LEAST, MOST, whole=True)
 
 
+def check_flag(value: Any, param: str) -> None:
+    """Raise ParameterError unless `value` is true or false."""
+    if type(value) is not bool:
+        raise ParameterError(
+            param, f"must be true or false, not a {type(value).__name__}"
+        )
+
+
 def check_text(value: Any, param: str) -> None:
     """Raise ParameterError unless `value` is a string; a subclass of it may
     do anything.

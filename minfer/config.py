@@ -36,6 +36,12 @@ def number(low: float, *, above: bool = False, of: str = "") -> Any:
     return check
 
 
+def flag(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+    """A field's validator: true or false."""
+    if not isinstance(value, bool):
+        raise ConfigError(f"{attribute.name} must be true or false, not {value!r:.80}")
+
+
 def _threshold(low: int, default: int) -> Any:
     return field(default=default, validator=number(low, of="thresholds: "))
 
@@ -99,6 +105,9 @@ class EngineConfig:
     watermark: int = field(
         default=0, validator=number(0)
     )  # blocks that admission leaves free
+    # A row that is sampled apart may be planned one token ahead of what is known of it:
+    # its mask is made while the forward runs that it is for.
+    late_masks: bool = field(default=False, validator=flag)
     policy: Policy = FirstCome()
     thresholds: Thresholds = Thresholds()
 

@@ -13,9 +13,10 @@ from typing import Any
 from minfer.checks import LEAST, MOST
 from minfer.config import EngineConfig
 from minfer.messages import Overruled
-from minfer.policy import Load, Rank
+from minfer.policy import Load, Policy, Rank
 from minfer.record import evolve
 from minfer.request import Request
+from minfer.sequence import Place
 from minfer.state import EngineState
 
 
@@ -53,6 +54,12 @@ def _flag(answer: Any) -> bool:
     if type(answer) is not bool:
         raise _UnusableError(f"returned a {type(answer).__name__}")
     return answer
+
+
+def _holding(answer: Any) -> tuple[bool, Any]:
+    if type(answer) is not tuple or len(answer) != 2:
+        raise _UnusableError("returned no pair of yes or no and state")
+    return _flag(answer[0]), answer[1]
 
 
 def _count(answer: Any) -> int:
@@ -133,6 +140,22 @@ def admit_from(
     return found, state
 
 
+def may_hold_back(config: EngineConfig) -> bool:
+    """Whether the policy has an answer of its own to who is held back."""
+    return getattr(type(config.policy), "holds_back", None) is not Policy.holds_back
+
+
+def holds_back(
+    config: EngineConfig, state: EngineState, request: Request, load: Load, came: int
+) -> tuple[bool, EngineState]:
+    """Whether the client of `request` lets others pass. First come: no."""
+    instead = False, state.policy
+    (found, policy), state = _asked(
+        config, state, "holds_back", request, load, came, read=_holding, instead=instead
+    )
+    return found, _with_policy(state, policy)
+
+
 def admitted(
     config: EngineConfig, state: EngineState, place: Rank, request: Request, load: Load
 ) -> EngineState:
@@ -175,17 +198,20 @@ def victim(config: EngineConfig, state: EngineState) -> tuple[int, EngineState]:
     return found, state
 
 
-def displaces(config: EngineConfig, state: EngineState) -> tuple[bool, EngineState]:
-    """Whether the first in line may take the place of the last that runs. First come: no.
+def displaces(
+    config: EngineConfig, state: EngineState, first: Place
+) -> tuple[bool, EngineState]:
+    """Whether who is next in line may take the place of the last that runs. First come:
+    no.
 
     Never of one that is ahead of it, whatever the policy says, or two could displace each
     other for ever.
     """
-    waiting, running = state.waiting.first().place, state.running.seqs[-1].place
-    if waiting > running:
+    running = state.running.seqs[-1].place
+    if first > running:
         return False, state
     found, state = _asked(
-        config, state, "displaces", waiting[0], running[0], read=_flag, instead=False
+        config, state, "displaces", first[0], running[0], read=_flag, instead=False
     )
     return found, state
 

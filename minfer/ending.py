@@ -70,6 +70,8 @@ def _counted_out(
         )
         gone.add(seq.id)
     faults = tuple(fault for fault in state.faults if fault[0] not in gone)
+    if state.paused:
+        state = evolve(state, paused=state.paused - gone)
     if searches is not state.searches:
         state = evolve(state, searches=searches)
     return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)

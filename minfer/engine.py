@@ -18,14 +18,30 @@ from typing import Final
 from minfer.arrive import submitted
 from minfer.commit import over
 from minfer.config import EngineConfig
-from minfer.messages import EVENTS, Cancel, Event, Executed, Failed, Finish, Submit, Tick
+from minfer.messages import (
+    EVENTS,
+    Cancel,
+    Event,
+    Executed,
+    Failed,
+    Finish,
+    Pause,
+    Submit,
+    Tick,
+)
+from minfer.pausing import told_of_pauses
 from minfer.record import evolve
 from minfer.schedule import schedule
 from minfer.state import EngineState, Transition, ignored
 from minfer.stop import stopped
 
 # Events of a kind cost less when those that follow each other are folded at once.
-_IN_A_ROW: Final[dict[type, str]] = {Submit: "submit", Cancel: "stop", Finish: "stop"}
+_IN_A_ROW: Final[dict[type, str]] = {
+    Submit: "submit",
+    Cancel: "stop",
+    Finish: "stop",
+    Pause: "pause",
+}
 
 
 def step(
@@ -77,3 +93,6 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
         case Cancel() | Finish():
             stops = [event for event in events if isinstance(event, Cancel | Finish)]
             return stopped(config, state, stops)
+        case Pause():
+            pauses = [event for event in events if isinstance(event, Pause)]
+            return told_of_pauses(state, pauses)

@@ -123,8 +123,8 @@ def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
 
 
 def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:
-    """The places of rows that are sampled apart: those that yield and may not run ahead,
-    but for beams, whose tokens are chosen by what they offer.
+    """The places of rows that are sampled apart: those that yield and are bound to the
+    host, but for beams, whose tokens are chosen by what they offer.
     """
     each = zip(run.gens, run.seqs, strict=True)
     bound = {

@@ -13,7 +13,13 @@ from typing import Final, get_args
 from attrs import field, frozen
 
 from minfer.beam import Candidates
-from minfer.checks import ParameterError, check_number, check_text, check_whole
+from minfer.checks import (
+    ParameterError,
+    check_flag,
+    check_number,
+    check_text,
+    check_whole,
+)
 from minfer.plan import Logprobs, Plan, Pooled, Scores, Yields
 from minfer.request import Request
 from minfer.sequence import SampleId, SampleIds
@@ -99,6 +105,21 @@ class Finish(OfSample):
 
 
 @frozen
+class Pause(OfSample):
+    """The host is not ready for a sample's next token, as its mask takes long: the sample
+    is not planned any further until the same is said with `paused` false. What was
+    planned already goes on.
+    """
+
+    paused: bool = True
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+        check_whole(self.sample, "sample")
+        check_flag(self.paused, "paused")
+
+
+@frozen
 class Executed:
     """A step is done: per row of its plan, the tokens it yielded.
 
@@ -126,7 +147,7 @@ class Failed:
     error: str = ""
 
 
-Event = Tick | Submit | Cancel | Finish | Executed | Failed
+Event = Tick | Submit | Cancel | Finish | Pause | Executed | Failed
 # A subclass of one is none: nobody could write it down and read it again.
 EVENTS: Final = frozenset(get_args(Event))
 
@@ -194,9 +215,11 @@ class Admitted(OfSample):
 
 @frozen
 class Held(OfSample):
-    """The first in line has to wait; said once until the cause changes."""
+    """Who is next in line has to wait; said once until the cause changes."""
 
-    cause: str  # "blocks", "rows", "budget", "sibling" or "policy"
+    # "blocks", "rows", "budget", "sibling", "policy" or "share": the client of each that
+    # waits is held back, as it has its share of what runs, or joins, beside others
+    cause: str
     needs: int = 0  # blocks, where that is the cause
     available: int = 0
 

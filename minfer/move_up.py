@@ -1,44 +1,97 @@
 """The line moves up: into rows, blocks and tokens that are left, or are made
 free for it.
+
+In order; but a client that the policy holds back for now (`Policy.holds_back`) is passed
+by those of others.
 """
 
 from math import inf
 
 from minfer import consult
-from minfer.admit import admit, displace, load
+from minfer.admit import Newcomer, admit, displace, load
 from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
+from minfer.pausing import fills
 from minfer.preempt import preempt
 from minfer.record import evolve
-from minfer.state import Hold
+from minfer.sequence import Sequence
+from minfer.state import Hold, begun
 from minfer.work import Work
 
 
 def move_up(work: Work) -> None:
     """Let in who can be let in, one after the other; say why the next one is not."""
+    shut = set[str]()  # clients that are held back as things stand
     while work.state.waiting:
         if _wait_is_wanted(work):
-            return
+            break
+        seq = _next(work, shut)
+        if seq is None:
+            first = work.state.waiting.first()
+            _hold(work, first, Held(*first.id, "share"))
+            break
         if work.room <= 0:
-            gave_way = _make_room(work)
+            gave_way = _make_room(work, seq)
             if gave_way is None:
-                _hold(work, Held(*work.state.waiting.first().id, "budget"))
-                return
+                _hold(work, seq, Held(*seq.id, "budget"))
+                break
             work.reasons.append(gave_way)
             continue
-        work.state, got = admit(work.config, work.state, work.newcomers)
+        work.state, got = admit(work.config, work.state, seq, work.newcomers)
         if isinstance(got, Held):
-            gave_way = _make_way(work, got)
+            gave_way = _make_way(work, seq, got)
             if gave_way is None:
-                _hold(work, got)
-                return
+                _hold(work, seq, got)
+                break
             work.reasons.append(gave_way)
             continue
-        work.newcomers.append(got)
-        work.reasons += got.reasons
-        share = min(work.room, got.seat.base[0] - got.seat.sched[0])
-        work.shares[got.seat.gens[0]] = share
-        work.room -= share
+        _joins(work, seq, got)
+        shut.clear()  # with others in, a client may have more
+    if work.state.shut != shut:
+        work.state = evolve(work.state, shut=frozenset(shut))
+
+
+def _next(work: Work, shut: set[str]) -> Sequence | None:
+    """Who is next: the first whose client is not held back; None: all are. Learns who is.
+
+    Who has been in, or belongs to a search that is, takes up what it has had already.
+    While nothing runs, nobody else's end can be waited for.
+    """
+    state = work.state
+    runs = (len(state.running) or work.newcomers) and not _stuck(work)
+    if not runs or not consult.may_hold_back(work.config):
+        shut.clear()
+        return state.waiting.first()
+    searches = begun(state, (name for one in work.newcomers for name in one.seat.ids))
+    while seq := work.state.waiting.first_but(shut, searches):
+        if seq.preempted or seq.request.id in searches:
+            return seq
+        client = seq.request.client
+        now, came = load(work.config, work.state, len(work.newcomers)), work.came[client]
+        waits, work.state = consult.holds_back(
+            work.config, work.state, seq.request, now, came
+        )
+        if not waits:
+            return seq
+        shut.add(client)
+    return None
+
+
+def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
+    """It is in. It has what is left of the step's tokens to be filled; or it sits the step
+    out, if it is paused and has no use for them.
+    """
+    work.newcomers.append(got)
+    work.came[seq.request.client] += 1
+    work.reasons += got.reasons
+    seat, (gen,) = got.seat, got.seat.gens
+    inputs = seat.base[0] - seat.sched[0]
+    share = min(work.room, fills(work.config, work.state, seat.ids[0], inputs))
+    if not share:
+        work.idle.add(gen)
+        return
+    work.shares[gen] = share
+    work.room -= share
 
 
 def _wait_is_wanted(work: Work) -> bool:
@@ -53,19 +106,20 @@ def _wait_is_wanted(work: Work) -> bool:
         return False
     if start < inf:
         work.wakes = (WakeAt(start),)
-    _hold(work, Held(*state.waiting.first().id, "policy"))
+    first = state.waiting.first()
+    _hold(work, first, Held(*first.id, "policy"))
     return True
 
 
-def _make_way(work: Work, held: Held) -> Reason | None:
-    """Have the last that runs give its blocks or its row to the first in line, if the
-    policy says so and no blocks are coming; returns why it gave way, if it did.
+def _make_way(work: Work, seq: Sequence, held: Held) -> Reason | None:
+    """Have the last that runs give its blocks or its row to `seq`, if the policy says so
+    and no blocks are coming; returns why it gave way, if it did.
     """
     if held.cause not in ("blocks", "rows") or work.state.fences:
         return None
     if _stuck(work):
-        return _unstuck(work)
-    work.state, gave_way = displace(work.config, work.state)
+        return _unstuck(work, seq)
+    work.state, gave_way = displace(work.config, work.state, seq)
     return gave_way
 
 
@@ -77,21 +131,22 @@ def _stuck(work: Work) -> bool:
     return 0 < len(run) == len(work.idle.intersection(waiting_beams(work.state)))
 
 
-def _unstuck(work: Work) -> Reason | None:
-    """The last who waits for somebody else in line gives way to the first, whatever the
-    policy says. No search is in need of it that has all there is: its beams fit.
+def _unstuck(work: Work, seq: Sequence) -> Reason | None:
+    """The last who waits for somebody else in line gives way to `seq`, the first,
+    whatever the policy says. No search is in need of it that has all there is: its beams
+    fit.
     """
-    first, run = work.state.waiting.first().id, work.state.running
-    others = [i for i, (name, _) in enumerate(run.ids) if name != first[0]]
+    run = work.state.running
+    others = [i for i, (name, _) in enumerate(run.ids) if name != seq.request.id]
     if not others:
         return None
-    work.state, gave_way = preempt(work.config, work.state, others[-1], first)
+    work.state, gave_way = preempt(work.config, work.state, others[-1], seq.id)
     return gave_way
 
 
-def _make_room(work: Work) -> Reason | None:
-    """Take the last that runs its tokens of this step for the first in line, if they are
-    enough and the policy says so; returns why it gave way, if it did.
+def _make_room(work: Work, seq: Sequence) -> Reason | None:
+    """Take the last that runs its tokens of this step for `seq`, if they are enough and
+    the policy says so; returns why it gave way, if it did.
     """
     run = work.state.running
     if work.state.fences or not len(run) or run.gens[-1] in work.idle:
@@ -99,15 +154,15 @@ def _make_room(work: Work) -> Reason | None:
     tokens = work.shares.get(run.gens[-1], 1)
     if work.room + tokens <= 0:
         return None
-    work.state, gave_way = displace(work.config, work.state)
+    work.state, gave_way = displace(work.config, work.state, seq)
     if gave_way is not None:
         work.room += tokens
     return gave_way
 
 
-def _hold(work: Work, held: Held) -> None:
+def _hold(work: Work, seq: Sequence, held: Held) -> None:
     """Remember who waits and why; the reason is given when that is news."""
-    now = Hold(work.state.waiting.first().place, held.cause)
+    now = Hold(seq.place, held.cause)
     if work.state.held != now:
         work.state = evolve(work.state, held=now)
         work.reasons.append(held)

@@ -244,6 +244,9 @@ class SamplingParams(RowValues):
     max_tokens: int | None = 16
     stop: tuple[str, ...] = field(default=(), converter=_stops)  # the text layer's
     stop_token_ids: tuple[int, ...] = field(default=(), converter=_stop_ids)
+    # Whether the text ends with what ended it, and not before: a stop string, or the
+    # token, unless that is a special one, which no text has. The text layer's.
+    include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     structured_outputs: StructuredOutputs | None = None  # what the text must look like
     min_tokens: int = 0  # output tokens before one that ends it may come
@@ -314,11 +317,10 @@ class SamplingParams(RowValues):
             raise ParameterError("stop_token_ids", f"at most {MAX_STOP_IDS} token ids")
         for token in self.stop_token_ids:
             check_number(token, "stop_token_ids", 0, 2**31, whole=True)
-        ignore_eos: Any = self.ignore_eos
-        if not isinstance(ignore_eos, bool):
-            raise ParameterError(
-                "ignore_eos", f"must be true or false, not {ignore_eos!r}"
-            )
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            said: Any = getattr(self, name)
+            if not isinstance(said, bool):
+                raise ParameterError(name, f"must be true or false, not {said!r}")
 
 
 def _check_allowed(ids: tuple[int, ...]) -> None:

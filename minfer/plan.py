@@ -35,8 +35,9 @@ Contract of an executor:
   token come so many likeliest ones with their log-probabilities (`Candidates`), for the
   engine to choose from. Which token it is fed next is said in `fills`.
 - A row in `apart` is not sampled until the host says so (`SampleApart`), with a mask of
-  the tokens that are allowed; no plan that follows feeds it before that. The other rows
-  do not wait for it, but the plan's results do.
+  the tokens that are allowed. The other rows do not wait for it, but the plan's results
+  do. A plan that follows may have been made meanwhile in which the row feeds itself; it
+  is handed over once the host has said so.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over will touch the cache any more.
 """

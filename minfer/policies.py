@@ -15,7 +15,8 @@ from attrs import field, frozen
 from minfer.config import ConfigError, number
 from minfer.pmap import Map
 from minfer.policy import FirstCome, Load, Policy, Rank
-from minfer.policy_fair import FairQueue, positive_weights
+from minfer.policy_fair import positive_weights
+from minfer.policy_seats import FairSeats
 from minfer.record import evolve
 from minfer.request import Request
 
@@ -256,7 +257,7 @@ POLICIES: Final[dict[str, type[Policy]]] = {
     "ageing": Ageing,
     "deadline": Deadline,
     "shortest": Shortest,
-    "fair": FairQueue,
+    "fair": FairSeats,
     "window": Window,
     "static": Static,
 }

@@ -1,7 +1,7 @@
 """Scheduling policy: who goes first, who gives way, how much at once, and whether to
 wait.
 
-A policy is an object with nine pure functions. It decides order and appetite only: that
+A policy is an object with ten pure functions. It decides order and appetite only: that
 blocks are conserved, budgets kept and nobody is planned twice is the engine's business
 whatever a policy says. State of its own lives inside `EngineState` and is passed in;
 policies hold none.
@@ -26,6 +26,8 @@ class Load:
     available: int  # blocks free or evictable
     arrived: float  # arrival time of the first in line, seconds; now if nobody waits
     budget: int  # tokens a step may take, from the configuration
+    seats: int = 0  # sequences that may run at once, from the configuration
+    step: int = 0  # number of the step that is planned
 
 
 class Policy(Protocol):
@@ -58,6 +60,16 @@ class Policy(Protocol):
         Infinity waits for something else to happen; while nothing runs it is not heeded.
         """
         return load.time
+
+    def holds_back(
+        self, state: Any, request: Request, load: Load, came: int
+    ) -> tuple[bool, Any]:
+        """Say whether a client must let others pass for now: its next one is `request`,
+        and this step has let in `came` of its own.
+
+        It is not asked while nothing runs, nor of who has been in and gave way.
+        """
+        return False, state
 
     def admitted(self, state: Any, rank: Rank, request: Request, load: Load) -> Any:
         """Learn that a sample starts for the first time; `load` is from just

@@ -1,4 +1,5 @@
-"""Fair shares between clients, class by class: what `fair` names.
+"""Fair shares of tokens between clients, class by class; `fair` has seats shared, too
+(`minfer.policy_seats`).
 
 Start-time fair queueing (Goyal et al., 1996) keeps an account for each client: how far it
 has got in virtual time, which advances with the tokens that are let in. A request starts
@@ -76,7 +77,8 @@ class Accounts:
         }
         bar = max([0.0, *sorted(ahead.values(), reverse=True)[least // 2 :][:1]])
         kept = {owner: one for owner, one in every if one.live or ahead[owner] > bar}
-        return Accounts(Map(times), Map(kept), max(least, 2 * len(kept)))
+        limit = max(least, 2 * len(kept))
+        return evolve(self, times=Map(times), by_owner=Map(kept), limit=limit)
 
 
 @frozen

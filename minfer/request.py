@@ -56,9 +56,9 @@ class Request:
     # on the other side.
     keys: Keys = ()
     output: tuple[int, ...] = ()
-    # Its next input depends on the host (a grammar, the choice of a beam): it never runs
-    # ahead of a token that is not known, and is sampled apart, so that a mask may come
-    # late.
+    # Its next token depends on the host. Under a grammar it is sampled apart, so that a
+    # mask may come late, and it is never more than one token ahead of what is known; a
+    # beam, which the host feeds, is never ahead.
     lockstep: bool = False
     # How what the model makes of its prompt becomes one vector ("last", "mean"): for the
     # executor. The engine knows that it yields no token and ends with its prompt.

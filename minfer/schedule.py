@@ -24,9 +24,11 @@ from minfer.grow import grow, stretch
 from minfer.lay_out import laid_out
 from minfer.messages import Execute
 from minfer.move_up import move_up
+from minfer.pausing import accused, fills, resting
 from minfer.record import evolve
+from minfer.request import Request
 from minfer.sequence import joined
-from minfer.state import EngineState, Transition
+from minfer.state import EngineState, Transition, next_in_line
 from minfer.work import Work
 
 
@@ -52,39 +54,40 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
 
 def suspect(config: EngineConfig, state: EngineState) -> int | None:
     """Who has to run alone: one more failure could end it, and must not be a neighbour's
-    fault.
+    fault. Nobody waits for one that is paused: it has no part in the steps of others.
     """
-    few = min(2, config.max_failures - 1)
     run = state.running
-    for sample, count in state.faults:
-        if count >= few and sample in run.ids:
+    for sample in accused(config, state):
+        if sample in run.ids and sample not in state.paused:
             return run.gens[run.ids.index(sample)]
     return None
 
 
 def waits_for(config: EngineConfig, state: EngineState) -> str:
-    """Why the first in line, if there is one, waits: the cause of `Held`; "step": none
-    was planned since it is the first; "fault": somebody runs alone, to see whose fault
+    """Why who is next in line, if anybody is, waits: the cause of `Held`; "step": none
+    was planned since it is next; "fault": somebody runs alone, to see whose fault
     failing steps are.
     """
     if state.faults and suspect(config, state) is not None:
         return "fault"
     held = state.held
-    return held.cause if held and held.place == state.waiting.first().place else "step"
+    return held.cause if held and held.place == next_in_line(state).place else "step"
 
 
 def _who_runs(work: Work, alone: int | None) -> None:
     """Find who sits this step out, and grow the tables of the others.
 
     Nothing is due for whoever has its last token planned; who may not run ahead waits for
-    a token in flight, or for the other beams of its search; and beside one that has to
-    run `alone`, nobody runs.
+    a token in flight, for the host (minfer/pausing.py), or for the other beams of its
+    search; and beside one that has to run `alone`, nobody runs.
     """
     run = work.state.running
     due = tuple(compress(range(len(run)), map(ge, run.sched, run.mark)))
     work.idle.update(run.gens[i] for i in due if run.sched[i] >= run.last[i])
     if work.state.lockstep:
         work.idle.update(_in_lockstep(work))
+    if work.state.paused:
+        work.idle.update(resting(work.config, work.state))
     if work.state.searches:
         work.idle.update(waiting_beams(work.state))
     if alone is not None:
@@ -94,12 +97,23 @@ def _who_runs(work: Work, alone: int | None) -> None:
 
 
 def _in_lockstep(work: Work) -> list[int]:
-    """Who may not run ahead and has a token in flight."""
+    """Who is bound to the host and as far ahead of its known tokens as it may be."""
     run = work.state.running
     bound = [i for i, seq in enumerate(run.seqs) if seq.request.lockstep]
     if not bound:
         work.state = evolve(work.state, lockstep=False)
-    return [run.gens[i] for i in bound if run.sched[i] >= run.known[i]]
+    return [
+        run.gens[i]
+        for i in bound
+        if run.sched[i] >= run.known[i] + _most_ahead(work.config, run.seqs[i].request)
+    ]
+
+
+def _most_ahead(config: EngineConfig, request: Request) -> int:
+    """How many tokens that are not known yet a request which is bound to the host may
+    be ahead of.
+    """
+    return int(config.late_masks and request.beams is None)
 
 
 def _who_gets_tokens(work: Work) -> None:
@@ -116,7 +130,8 @@ def _who_gets_tokens(work: Work) -> None:
         work.state = evolve(state, filling=False)
     for i in filled:
         if run.gens[i] not in work.idle:
-            more = max(0, min(work.room, run.base[i] - run.sched[i] - 1))
+            left = fills(config, state, run.ids[i], run.base[i] - run.sched[i])
+            more = max(0, min(work.room, left - 1))
             work.shares[run.gens[i]] = 1 + more
             work.room -= more
 
@@ -129,6 +144,8 @@ def _who_moves_up(work: Work) -> None:
         work.forget(set(before).difference(work.state.running.gens))
     if not work.newcomers:
         return
+    # In order of rank: one who was held back may have followed those who passed it.
+    work.newcomers.sort(key=lambda newcomer: newcomer.seat.seqs[0].place)
     run = joined(work.state.running, [newcomer.seat for newcomer in work.newcomers])
     stops = work.state.stops
     if len(stops) > work.config.thresholds.stop_ids:  # some are of sequences long gone

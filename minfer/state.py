@@ -1,5 +1,7 @@
 """The engine's state: one frozen value that says everything."""
 
+from collections.abc import Iterable
+from itertools import chain
 from typing import Any
 
 from attrs import frozen
@@ -22,7 +24,7 @@ from minfer.plan import Logprobs, Plan, Pooled, Yields
 from minfer.pmap import Map
 from minfer.policy import Rank
 from minfer.pool import Pool
-from minfer.sequence import Place, Running, SampleId, SampleIds
+from minfer.sequence import Place, Running, SampleId, SampleIds, Sequence
 from minfer.waiting import Line
 
 
@@ -60,7 +62,7 @@ class Fence:
 
 @frozen
 class Hold:
-    """The first in line had to wait."""
+    """Who was next in line had to wait."""
 
     place: Place
     cause: str  # as in `Held`
@@ -87,8 +89,26 @@ class EngineState:
     inflight: tuple[Plan, ...] = ()  # in order of execution
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
+    paused: frozenset[SampleId] = frozenset()  # for whom the host is not ready
     held: Hold | None = None  # who was held last
+    shut: frozenset[str] = frozenset()  # clients that the last plan held back
     overruled: tuple[Overruled, ...] = ()  # within a turn; they leave as reasons
+
+
+def next_in_line(state: EngineState) -> Sequence:
+    """Who was next for the last plan: the first whose client was not held back, or if all
+    were, the first of all. The line must not be empty.
+    """
+    found = state.waiting.first_but(state.shut, begun(state)) if state.shut else None
+    return found or state.waiting.first()
+
+
+def begun(state: EngineState, newcomers: Iterable[SampleId] = ()) -> frozenset[str]:
+    """Searches that have a seat: the others of their beams must not be kept from them."""
+    if not state.searches:
+        return frozenset()
+    seated = chain(state.running.ids, newcomers)
+    return frozenset(name for name, _ in seated if name in state.searches)
 
 
 @frozen

@@ -2,20 +2,30 @@
 
 Inserting or removing copies one bucket and the list of buckets: O(sqrt n) words at 10,000
 waiting, where one flat tuple would copy them all. Many at once copy each bucket that they
-touch once.
+touch once. How many each client has is counted, so that nobody is looked for among those
+of clients that are held back unless there is somebody.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, groupby
 from operator import attrgetter
 from typing import Final
 
 from attrs import frozen
 
+from minfer.pmap import Map
 from minfer.sequence import Place, Sequence
 
 _place: Final = attrgetter("place")
+
+
+def _may_be_held(seq: Sequence) -> bool:
+    """Whether it is held back whenever its client is: not who has been in, and not always
+    who others of its search wait for.
+    """
+    return not seq.preempted and seq.request.beams is None
 
 
 @frozen
@@ -25,6 +35,7 @@ class Line:
     buckets: tuple[tuple[Sequence, ...], ...] = ()
     size: int = 0
     full: int = 128  # entries; a bucket that reaches them is split in two
+    counts: Map[str, int] = Map()  # how many may be held back with their client
 
     def __len__(self) -> int:
         return self.size
@@ -35,6 +46,20 @@ class Line:
     def first(self) -> Sequence:
         """Who is next; the line must not be empty."""
         return self.buckets[0][0]
+
+    def first_but(self, shut: Collection[str], begun: Collection[str]) -> Sequence | None:
+        """The first that is not kept in line by its client being in `shut`, as who has
+        been in is not, nor who is of the searches that have `begun`.
+        """
+        if not shut:
+            return self.first() if self.size else None
+        if sum(self.counts.get(client, 0) for client in shut) == self.size:
+            return None
+        for seq in self:
+            passes = seq.preempted or seq.request.id in begun
+            if passes or seq.request.client not in shut:
+                return seq
+        return None
 
     def last(self) -> Sequence:
         """Who is behind all others; the line must not be empty."""
@@ -52,7 +77,7 @@ class Line:
         half = len(new) // 2
         halves = (new,) if len(new) < self.full else (new[:half], new[half:])
         buckets = (*self.buckets[:at], *halves, *self.buckets[at + 1 :])
-        return Line(buckets, self.size + 1, self.full)
+        return Line(buckets, self.size + 1, self.full, self._counted([seq], 1))
 
     def remove(self, place: Place) -> "Line":
         """Return the line without the sequence at `place`; the same line if nobody is
@@ -64,7 +89,8 @@ class Line:
         new = old[:cut] + old[cut + 1 :]
         rest = (new,) if new else ()
         buckets = (*self.buckets[:at], *rest, *self.buckets[at + 1 :])
-        return Line(buckets, self.size - 1, self.full)
+        counts = self._counted(old[cut : cut + 1], -1)
+        return Line(buckets, self.size - 1, self.full, counts)
 
     def insert_many(self, seqs: Iterable[Sequence]) -> "Line":
         """Return the line with all of `seqs` at their places, which nobody else has."""
@@ -76,17 +102,29 @@ class Line:
             size = len(together) if len(together) < self.full else max(1, self.full // 2)
             starts = range(0, len(together), size)
             buckets[at : at + 1] = [tuple(together[one : one + size]) for one in starts]
-        return Line(tuple(buckets), self.size + len(new), self.full)
+        counts = self._counted(new, 1)
+        return Line(tuple(buckets), self.size + len(new), self.full, counts)
 
     def remove_many(self, places: Iterable[Place]) -> "Line":
         """Return the line without those at `places`, as far as somebody is there."""
-        gone, buckets = set(places), list(self.buckets)
+        gone, buckets, out = set(places), list(self.buckets), list[Sequence]()
         firsts = [bucket[0].place for bucket in buckets]
         touched = {bisect_right(firsts, place) - 1 for place in gone}
         for at in touched - {-1}:
+            out += [seq for seq in buckets[at] if seq.place in gone]
             buckets[at] = tuple([seq for seq in buckets[at] if seq.place not in gone])
         left = tuple(filter(None, buckets))
-        return Line(left, sum(map(len, left)), self.full)
+        return Line(left, self.size - len(out), self.full, self._counted(out, -1))
+
+    def _counted(self, seqs: Iterable[Sequence], sign: int) -> Map[str, int]:
+        """The counts with so many of each client more, or less."""
+        counts = self.counts
+        clients = [seq.request.client for seq in seqs if _may_be_held(seq)]
+        each = Counter(clients).items() if len(clients) > 1 else [(c, 1) for c in clients]
+        for client, many in each:
+            now = counts.get(client, 0) + sign * many
+            counts = counts.set(client, now) if now else counts.delete(client)
+        return counts
 
     def _spot(self, place: Place) -> tuple[int, tuple[Sequence, ...], int]:
         """The last bucket that starts at or before `place`, or the first, and where in

@@ -1,5 +1,7 @@
 """The next step in the making: what is known of it while it is planned."""
 
+from collections import Counter
+
 from attrs import define, field
 
 from minfer.admit import Newcomer
@@ -23,6 +25,7 @@ class Work:
     shares: dict[int, int] = field(factory=dict)  # who is being filled -> its tokens
     room: int = 0  # tokens of the budget that nobody has yet
     newcomers: list[Newcomer] = field(factory=list)
+    came: Counter[str] = field(factory=Counter)  # of newcomers, how many a client has
     most: tuple[int, ...] | None = None  # tokens each row may yield; None: one
     reasons: list[Reason] = field(factory=list)
     wakes: tuple[WakeAt, ...] = ()

@@ -6,6 +6,9 @@ processors' time is burnt without sending anything. Told are the gaps between tw
 a neighbour's stream (its 99th percentile and the longest), the longest that a probe (a
 body of 8 KB for one token) waited, and memory, descriptors and blocks once it is over.
 
+Attackers and neighbours are different clients: without keys a server tells them apart by
+their addresses. Who cannot be told from its neighbours cannot be bounded for their sake.
+
     python -m bench.abuse                                  # the bundled model on the CPU
     python -m bench.abuse --shape 7B --pin 9 4 3           # on a GPU, processors parted
     python -m bench.abuse --tree ../other --no-control     # another tree's server
@@ -27,7 +30,7 @@ from typing import Any, Final
 import numpy
 from attrs import field, frozen
 
-from bench.abuse.attacks import ATTACKS, besiege
+from bench.abuse.attacks import ADDRESS, ATTACKS, HOST, besiege
 from bench.abuse.server import Server, pinned, served, write_checkpoint
 from bench.results import ROOT, show, write
 
@@ -257,6 +260,8 @@ def main() -> int:
     rows = siege(options)
     facts = {"shape": options.shape or "bundled", "streams": options.streams}
     facts |= {"seconds": options.seconds, "pinned": list(options.pin)}
+    facts |= {"neighbours_are": HOST, "attackers_are": ADDRESS}  # clients, by address
+    facts |= {"options": list(options.options)}
     write(options.name, {**facts, "attacks": rows}, folder=options.folder)
     return 0
 

@@ -29,6 +29,7 @@ DESCRIPTION: Final = "Continue a text; it is written as it comes. Ctrl-C ends it
 _NOT_OF_BEAMS: Final = (
     "stop",
     "stop_token_ids",
+    "include_stop_str_in_output",
     "min_tokens",
     "logit_bias",
     "allowed_token_ids",

@@ -21,6 +21,7 @@ _GIVEN: Final = (
     "n",
     "stop",
     "stop_token_ids",
+    "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
     "logit_bias",
@@ -73,6 +74,11 @@ def sampling_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="ID",
         help="end after this token id; may be given several times",
+    )
+    add(
+        "--include-stop-str-in-output",
+        action="store_true",
+        help="keep the text that ends it, as the last of the output",
     )
     add(
         "--ignore-eos",

@@ -159,6 +159,12 @@ class Backend(Protocol):
         """Keep what rows drew; see `kernels.rows.advance`."""
         ...
 
+    def hide(self, kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
+        """Logits that were kept for rows, without what is not allowed; see
+        `kernels.masks.hide`.
+        """
+        ...
+
     def logprobs(
         self, logits: Tensor, tokens: Tensor, who: Tensor, asked: Tensor, out: Tensor
     ) -> None:

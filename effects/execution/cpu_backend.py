@@ -47,6 +47,7 @@ class CpuBackend:
     gather = staticmethod(plain.gather)
     advance = staticmethod(plain.advance)
     logprobs = staticmethod(plain.logprobs)
+    hide = staticmethod(plain.hide)
 
     def make_cache(
         self, spec: ModelSpec, blocks: int, block_size: int, length: int

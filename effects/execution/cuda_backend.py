@@ -14,6 +14,7 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.kernels.attention import num_splits
 from minfer.kernels.gated import pays
 from minfer.kernels.logprobs import logprobs
+from minfer.kernels.masks import hide
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
 
@@ -29,6 +30,7 @@ class CudaBackend:
     gather = staticmethod(gather)
     advance = staticmethod(advance)
     logprobs = staticmethod(logprobs)
+    hide = staticmethod(hide)
 
     @classmethod
     def make(

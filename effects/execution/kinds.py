@@ -40,6 +40,7 @@ class Kind:
     longest: int = 0  # inputs of a chunk, at most
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
     apart: bool = False  # somebody is sampled apart: logits are kept until then
+    late: bool = False  # these are drawn now, from what was kept: there are no inputs
 
     @property
     def wants(self) -> Wants:
@@ -52,6 +53,8 @@ class Kind:
 
     def padded(self) -> "Kind":
         """The kind whose graph can serve this one."""
+        if self.late:
+            return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
             alone = bucket_of(self.alone, DECODE)
             return evolve(self, alone=alone, draws=alone)

@@ -8,16 +8,25 @@ nobody's if it was given to another generation meanwhile: the first one's result
 then, so it gets any token, and the row is left alone.
 """
 
+from collections.abc import Callable
+from typing import Final
+
 import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
 from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
 from minfer.effects.execution.executor import ExecutorError, names_of
+from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.packing import Draw
 from minfer.plan import Mask, Plan
 
-Bits = NDArray[np.uint8]  # [draws, bytes]: a bit for each token id, the lowest first
+# [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
+# what the device reads.
+Bits = NDArray[np.int32]
+
+
+WORD: Final = 32  # tokens of a word of a mask
 
 
 class MaskError(ExecutorError):
@@ -28,53 +37,82 @@ class MaskError(ExecutorError):
 class LateDraw:
     """Draws of rows that were sampled apart."""
 
-    words: Words  # [2 * aligned(draws)]: device rows, and positions of the tokens drawn
+    kind: Kind
+    words: Words  # [2, draws] of the kind: device rows, and positions of the tokens drawn
     draw: Draw
-    wants: Wants
-    allowed: Bits | None  # None: every token
+    masks: list[bytes]  # of each that is drawn; none of them: any token
     gone: list[int]  # places of the plan whose rows belong to others now
 
 
 def pack_late(
-    plan: Plan, kept: Draw, masks: tuple[Mask, ...], rows: DeviceRows
+    plan: Plan,
+    kept: Draw,
+    masks: tuple[Mask, ...],
+    rows: DeviceRows,
+    pad: Callable[[Kind], Kind],
 ) -> LateDraw:
-    """The draws of those in `kept`, each of whom has taken its inputs. Raises
-    MaskError.
+    """The draws of those in `kept`, each of whom has taken its inputs. `pad` says which
+    kind serves another. Raises MaskError.
     """
     each = list(zip(kept.places, kept.owners, strict=True))
     here = [k for k, (i, owner) in enumerate(each) if rows.owners[plan.rows[i]] is owner]
     places = [kept.places[k] for k in here]
-    draw = Draw(places, [kept.owners[k] for k in here])
     who = [plan.rows[place] for place in places]
-    lines = np.full((2, aligned(len(here))), rows.scratch, np.int32)
+    kind = pad(_kind(rows.wants(who), len(who)))
+    lines = np.full((2, aligned(kind.draws)), rows.scratch, np.int32)
     lines[0, : len(who)] = who
     lines[1, : len(who)] = [plan.starts[i] + plan.counts[i] for i in places]
     return LateDraw(
+        kind=kind,
         words=lines.reshape(-1),
-        draw=draw,
-        wants=rows.wants(who) if who else Wants(filtered=False, scored=False),
-        allowed=_allowed(plan, draw, masks, rows.vocab),
+        draw=Draw(places, [kept.owners[k] for k in here]),
+        masks=_masks(plan, places, masks),
         gone=sorted(set(kept.places).difference(places)),
     )
 
 
-def _allowed(plan: Plan, draw: Draw, masks: tuple[Mask, ...], vocab: int) -> Bits | None:
+def _kind(wants: Wants, draws: int) -> Kind:
+    return Kind(
+        alone=0,
+        draws=draws,
+        filtered=wants.filtered,
+        scored=wants.scored,
+        shaped=wants.shaped,
+        late=True,
+    )
+
+
+def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
+    """Those of the places, in order."""
     by_place = {mask.index: mask.bits for mask in masks}
     if strangers := sorted(by_place.keys() - set(plan.apart)):
         raise MaskError(
             f"a mask is for entry {strangers[0]} of step {plan.step}, which is not "
             f"sampled apart: {plan.apart}"
         )
-    found = [by_place.get(place, b"") for place in draw.places]
-    if not any(found):
-        return None
-    allowed = np.full((len(found), -(-vocab // 8)), 0xFF, np.uint8)
-    for line, bits, owner in zip(allowed, found, draw.owners, strict=True):
-        if bits:
-            given = np.frombuffer(bits, np.uint8)[: len(line)]
-            line[: len(given)] = given
-            line[len(given) :] = 0
-        line[-1] &= 0xFF >> -vocab % 8  # ids behind the vocabulary
-        if not line.any():
-            raise MaskError(f"a mask allows no token for request {names_of([owner])}")
-    return allowed
+    return [by_place.get(place, b"") for place in places]
+
+
+def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
+    """Write the masks of draws into the lines of `out` [draws, `mask_words`], one after
+    the other; returns how many. Raises MaskError where nothing is allowed.
+    """
+    count = len(late.masks)
+    lines = out[:count].view(np.uint8)
+    size = -(-vocab // 8)  # bytes of a mask
+    for line, bits in zip(lines, late.masks, strict=True):
+        given = np.frombuffer(bits, np.uint8)[:size]
+        line[: len(given)] = given
+        line[len(given) :] = 0 if bits else 0xFF
+    lines[:, size:] = 0  # ids behind the vocabulary
+    lines[:, size - 1] &= 0xFF >> -vocab % 8
+    allowing = out[:count].any(axis=1)
+    if not allowing.all():
+        owner = late.draw.owners[int(allowing.argmin())]
+        raise MaskError(f"a mask allows no token for request {names_of([owner])}")
+    return count
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a mask over a vocabulary."""
+    return -(-vocab // WORD)

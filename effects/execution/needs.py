@@ -181,6 +181,7 @@ def _besides(runner: ModelRunner) -> None:
     for draws in counts(most_draws(runner.config.max_num_seqs)):
         who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
         logits = torch.empty((draws, runner.spec.vocab_size), dtype=dtype, device=NOWHERE)
+        runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)
             runner.sampler.sample(logits, who, positions, wants)

@@ -71,13 +71,17 @@ class Inputs(Generic[Array]):
     history: History[Array] | None
     # [2, draws]: device rows that are sampled now; those whose logits are kept
     apart: Array | None
+    # [2, draws]: device rows that are sampled late; positions of their tokens
+    late: Array | None = None
 
     @classmethod
     def of(cls, words: Array, kind: Kind) -> "Inputs[Array]":
         """Views of words, which may be longer."""
-        if not kind.tokens and not kind.apart:
+        if not (kind.tokens or kind.apart or kind.late):
             return cls(None, None)
         lines = views(words, kind)
+        if kind.late:
+            return cls(None, None, *lines)
         apart = lines.pop() if kind.apart else None
         return cls(History(*lines) if kind.tokens else None, apart)
 
@@ -97,6 +101,8 @@ def views(words: Array, kind: Kind) -> list[Array]:
 def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
     """Lines of words of each part of the inputs, and words of a line."""
     history = ((3, kind.tokens), (4, kind.chunks), (2, kind.draws))
+    if kind.late:
+        return ((2, kind.draws),)
     apart = ((2, kind.draws),) if kind.apart else ()
     return (*(history if kind.tokens else ()), *apart)
 
@@ -115,6 +121,8 @@ def nobodys(kind: Kind, scratch: int, length: int) -> Words:
         inputs.history.draws[0] = scratch
     if inputs.apart is not None:
         inputs.apart[:] = scratch
+    if inputs.late is not None:
+        inputs.late[0] = scratch
     return words
 
 

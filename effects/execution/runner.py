@@ -190,21 +190,18 @@ class ModelRunner:
             if errand := Errand.of(forward, self.pooler, self.scorer):
                 self._step(kind, errand=errand)
                 errand.bring(slot)
-            elif self._may_be_captured(kind):
-                self._replay(kind)
             else:
-                self._step(kind)
+                self._replay(kind)
             slot.fetch(self.sampler.out, self.sampler.scores, kind.draws)
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
-        slot.begin(late.draw, scored=late.wants.scored)
+        slot.begin(late.draw, scored=late.kind.scored)
         self._send(slot, late.words)
-        count = len(late.draw.places)
-        lines = self.staging[: len(late.words)].view(2, -1)
-        who, positions = lines[:, :count].unbind(0)
-        self.sampler.sample_kept(who, positions, late.wants, late.allowed)
-        slot.fetch(self.sampler.out, self.sampler.scores, count)
+        self.sampler.masks.send(late)
+        self._replay(late.kind)
+        self.sampler.masks.read()
+        slot.fetch(self.sampler.out, self.sampler.scores, len(late.draw.places))
 
     def forget(self) -> None:
         """A step failed: what rows were to be told is told again when they are opened."""
@@ -223,7 +220,6 @@ class ModelRunner:
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
-
     def _with_splits(self, kind: Kind, longest: int) -> Kind:
         """The kind, for contexts of up to `longest` tokens: few differ."""
         if not kind.alone:
@@ -246,6 +242,9 @@ class ModelRunner:
 
     def _replay(self, kind: Kind) -> None:
         """A step, as its graph does it; launch by launch while there is none."""
+        if not self._may_be_captured(kind):
+            self._step(kind)
+            return
         if (graph := self.captures.made.get(kind)) is None:
             begin = time.monotonic()
             if not self.captures.due(kind, begin):
@@ -264,6 +263,10 @@ class ModelRunner:
         """
         rows = self.rows
         inputs = Inputs.of(self.staging, kind)
+        if inputs.late is not None:
+            who, positions = inputs.late.unbind(0)
+            self.sampler.sample_kept(who, positions, kind.wants)
+            return
         who = rows.batch[: kind.alone]
         if dry:
             who = who.new_full((kind.alone,), rows.scratch)

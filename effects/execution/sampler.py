@@ -6,18 +6,16 @@ the position (`minfer.sample`). Where a row of a step wants its logits changed
 (`minfer.shape`), all of that step's are float32 from then on: so nothing that draws need
 know of it, and steps in which nobody wants it launch nothing more. Log-probabilities are
 the model's own: neither temperature nor filters nor masks nor penalties change them. All
-of it is launched in order and can be captured, but for draws that come late
-(`late_draws.py`), which are launched one by one.
+of it is launched in order and can be captured; so can draws that come late
+(`late_draws.py`).
 """
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, Wants
-from minfer.effects.execution.late_draws import Bits
-from minfer.effects.execution.streams import is_gpu
+from minfer.effects.execution.masks import Masks
 from minfer.params import MAX_LOGPROBS
 from minfer.plan import Open
 
@@ -39,6 +37,7 @@ class Sampler:
         )
         # [device rows, vocab]: logits of rows that are sampled apart, once there are any
         self.kept: Tensor | None = None
+        self.masks = Masks(draws, rows.vocab, device)
 
     def open(self, row: int, opened: Open) -> None:
         """A row is taken over."""
@@ -59,17 +58,15 @@ class Sampler:
             self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
         self.kept.index_copy_(0, rows.long(), logits)
 
-    def sample_kept(
-        self, who: Tensor, positions: Tensor, wants: Wants, allowed: Bits | None
-    ) -> None:
-        """`sample`, from what was kept for these rows; only tokens that are allowed."""
+    def sample_kept(self, who: Tensor, positions: Tensor, wants: Wants) -> None:
+        """`sample`, from what was kept for these rows; only tokens that their masks
+        allow.
+        """
         if self.kept is None:
             raise AssertionError("no logits have been kept")
-        logits = self.kept.index_select(0, who)
-        masked = logits
-        if allowed is not None:
-            masked = logits.masked_fill(self._hidden(allowed), -torch.inf)
-        self._draw(masked, logits, who, positions, wants)
+        logits = self.backend.hide(self.kept, who, self.masks.lines[: len(who)])
+        plain = self.kept.index_select(0, who) if wants.scored else logits
+        self._draw(logits, plain, who, positions, wants)
 
     def _draw(
         self,
@@ -97,14 +94,3 @@ class Sampler:
         )
         if wants.scored:
             self.backend.logprobs(unmasked, drawn.tokens, who, rows.asked, self.scores)
-
-    def _hidden(self, allowed: Bits) -> Tensor:
-        """[draws, vocab]: true for what is not allowed; copied without waiting."""
-        device = self.backend.device
-        # Torch keeps pinned memory for the next time, and until copies from it are done.
-        sent = torch.empty(allowed.shape, dtype=torch.uint8, pin_memory=is_gpu(device))
-        np.copyto(sent.numpy(), allowed)
-        bits = sent.to(device, non_blocking=True)
-        places = torch.arange(8, dtype=torch.uint8, device=device)
-        each = bits[:, :, None] >> places & 1
-        return each.flatten(1)[:, : self.rows.vocab] == 0

@@ -267,7 +267,9 @@ class TorchExecutor:
         """The draws of rows that are sampled apart."""
         if flight.kept is None or flight.masks is None:
             return
-        late = pack_late(flight.plan, flight.kept, flight.masks, self.runner.rows)
+        late = pack_late(
+            flight.plan, flight.kept, flight.masks, self.runner.rows, self.runner.padded
+        )
         flight.gone = late.gone
         if late.draw.places:
             slot = self.ring.next()

@@ -1,21 +1,32 @@
 """Requests whose grammars are being compiled: they come in line once that is done.
 
 Compiling takes from a millisecond to a second. Meanwhile the engine knows nothing of such
-a request, so its neighbours' steps do not wait; whoever was to be cancelled is let in at
-once, to be told so as ever. What cannot be compiled is let in, too: it ends by name when
-its first mask is due.
+a request, so its neighbours' steps do not wait; clients take turns (`store.py`). Whoever
+was to be cancelled is let in at once, to be told so as ever, and what it waited for is
+not compiled, unless others wait for it too. What cannot be compiled is let in, too: it
+ends by name when its first mask is due.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
+from attrs import frozen
+
 from minfer.effects.text.grammars.protocol import Grammar
 from minfer.effects.text.grammars.store import Grammars
 from minfer.request import Request
 
 Batch = tuple[Request, ...]
-Then = Callable[[list[str]], object]
+Begun = Future[Grammar]
+
+
+@frozen(eq=False)
+class Held:
+    """Requests that wait, and what for."""
+
+    batch: Batch
+    begun: tuple[Begun, ...]
 
 
 class Compiling:
@@ -23,7 +34,7 @@ class Compiling:
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._held: dict[str, Batch] = {}  # by the id of each in it
+        self._held: dict[str, Held] = {}  # by the id of each in it
 
     def __len__(self) -> int:
         return len(self._held)
@@ -40,33 +51,39 @@ class Compiling:
         """
         if self._grammars is None:
             return False
-        asked = {request.sampling.structured_outputs for request in requests}
-        begun = [self._grammars.begin(one) for one in asked if one is not None]
-        open_ones = [one for one in begun if not one.done()]
+        asked = {request.sampling.structured_outputs: request for request in requests}
+        begun = [
+            self._grammars.begin(one, request.client)
+            for one, request in asked.items()
+            if one is not None
+        ]
+        open_ones = tuple(one for one in begun if not one.done())
         if not open_ones:
             return False
-        batch = tuple(requests)
-        self._held.update((request.id, batch) for request in batch)
-        _when_all_done(open_ones, lambda: then([one.id for one in batch]))
+        held = Held(tuple(requests), open_ones)
+        self._held.update((request.id, held) for request in requests)
+        _when_all_done(open_ones, lambda: then([one.id for one in held.batch]))
         return True
 
     def release(self, ids: Iterable[str]) -> list[Batch]:
         """The batches that these requests are in, whole: they wait no more."""
         found = []
         for name in ids:
-            if (batch := self._held.get(name)) is not None:
-                found.append(batch)
-                for request in batch:
+            if (held := self._held.get(name)) is not None:
+                found.append(held.batch)
+                for request in held.batch:
                     del self._held[request.id]
+                for one in held.begun:
+                    one.cancel()  # unless it is done
         return found
 
 
-def _when_all_done(begun: list[Future[Grammar]], then: Callable[[], object]) -> None:
-    """Call `then` once, when all are done."""
+def _when_all_done(begun: Sequence[Begun], then: Callable[[], object]) -> None:
+    """Call `then` once, when all are done, or were left."""
     left = len(begun)
     lock = threading.Lock()
 
-    def one_done(_: Future[Grammar]) -> None:
+    def one_done(_: Begun) -> None:
         nonlocal left
         with lock:
             left -= 1

@@ -4,6 +4,16 @@ commands.
 All that is nondeterministic enters here, as events of a turn: arrivals, cancels, results,
 time. A turn is handed to `record` before its commands are performed, so that a journal
 holds everything that anybody was told.
+
+Rows under a grammar are sampled apart, by masks that the host makes while the device
+runs. A mask is a function of the tokens so far, so making those of a step begins when the
+last token before it is known; the next step, which feeds what these rows draw, is planned
+by then, and launched once they have been drawn:
+
+    device   forward 1 ........ draws 1   forward 2 ........ draws 2   forward 3
+    host       tokens 0, plan 2, masks 1    tokens 1, plan 3, masks 2
+
+So the device waits for the host only where masks take longer than a forward.
 """
 
 import contextlib
@@ -12,15 +22,26 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from itertools import compress
 from typing import Protocol
 
-from attrs import frozen
+from attrs import define
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
 from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
 from minfer.engine import step
-from minfer.messages import Emit, Event, Execute, Executed, Failed, Finish, Tick, WakeAt
+from minfer.messages import (
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Failed,
+    Finish,
+    Submit,
+    Tick,
+    WakeAt,
+)
 from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
 
@@ -37,12 +58,23 @@ class Recorder(Protocol):
         ...
 
 
-@frozen(eq=False)
+@define(eq=False)
 class Apart:
     """A step that was launched, whose rows apart wait for their masks."""
 
-    step: int
-    masked: "Future[Masked]"
+    plan: Plan
+    masked: "Future[Masked] | None" = None  # None: a token before it is not known yet
+    sampled: bool = False
+
+    @property
+    def gens(self) -> set[int]:
+        """Whose rows these are."""
+        return {self.plan.gens[index] for index in self.plan.apart}
+
+    @property
+    def is_there(self) -> bool:
+        """Whether the masks have been made."""
+        return self.masked is not None and self.masked.done()
 
 
 class Driver:
@@ -69,10 +101,11 @@ class Driver:
         self.clock = clock
         self.record = record
         self.masks = NoMasks() if masks is None else masks
-        self.apart: deque[Apart] = deque()  # in order of their steps
+        self.apart: list[Apart] = []  # in order of their steps
         self.ends: list[Finish] = []  # that who makes masks asks for
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
+        self.masks.listen(self.post)
         self.turns = 0  # taken so far
         self.taken: tuple[Event, ...] = ()  # the events of the last one
         # When a turn is due even if nothing happens, on the clock.
@@ -95,7 +128,10 @@ class Driver:
         waiting = [self.inbox.popleft() for _ in range(len(self.inbox))]
         # Ends before results: what was drawn for these rows does not count.
         ends, self.ends = self.ends, []
-        events: tuple[Event, ...] = (Tick(self.clock()), *ends, *result, *waiting)
+        arrived = [one.request for one in waiting if isinstance(one, Submit)]
+        pauses = self.masks.arrived(arrived)
+        now = Tick(self.clock())
+        events: tuple[Event, ...] = (now, *ends, *result, *waiting, *pauses)
         transition = step(self.config, self.state, events)
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
@@ -103,9 +139,11 @@ class Driver:
         self.state = transition.state
         self.taken = events
         self.wake = None
+        self._forget_void()
+        self.masks.turned(transition)
+        self._begin_masks()
         if before is not None:
             before(transition)
-        self._forget_void()
         for command in transition.commands:
             match command:
                 case Execute(plan):
@@ -117,9 +155,33 @@ class Driver:
         return transition
 
     def _launch(self, plan: Plan) -> None:
+        """Hand a plan over, once all is drawn that its rows feed themselves."""
+        for apart in self.apart:
+            if apart.is_there or not apart.gens.isdisjoint(plan.gens):
+                self._sample(apart)
+        self._let_go_of_sampled()
         self.executor.launch(plan)
         if plan.apart:
-            self.apart.append(Apart(plan.step, self.masks.begin(plan, self.state)))
+            self.apart.append(Apart(plan))
+            self._begin_masks()
+
+    def _begin_masks(self) -> None:
+        """Have masks made of the steps whose rows apart have no token in flight before
+        it.
+        """
+        for apart in self.apart:
+            if apart.masked is None and not self._awaits_tokens(apart):
+                apart.masked = self.masks.begin(apart.plan, self.state)
+
+    def _awaits_tokens(self, apart: Apart) -> bool:
+        """Whether a step in flight before it yields tokens for its rows apart."""
+        gens = apart.gens
+        for plan in self.state.inflight:
+            if plan.step >= apart.plan.step:
+                return False
+            if not gens.isdisjoint(compress(plan.gens, plan.most)):
+                return True
+        return False
 
     def _collected(self) -> tuple[Executed | Failed, ...]:
         """The results of the earliest step in flight, if there is one.
@@ -129,23 +191,36 @@ class Driver:
         """
         if not self.state.inflight:
             return ()
-        while self.apart and self.apart[0].step <= self.state.inflight[0].step:
-            self._sample(self.apart.popleft())
+        earliest = self.state.inflight[0].step
+        for apart in self.apart:
+            if apart.plan.step == earliest:
+                self._sample(apart)
         result = self.executor.collect()
-        while self.apart and self.apart[0].masked.done():
-            self._sample(self.apart.popleft())
+        for apart in self.apart:
+            if apart.is_there:
+                self._sample(apart)
+        self._let_go_of_sampled()
         return (result,)
 
     def _sample(self, apart: Apart) -> None:
-        """Have the rows drawn that waited for masks."""
+        """Have the rows drawn that waited for masks, once these are there."""
+        if apart.sampled:
+            return
+        if apart.masked is None:
+            raise AssertionError(f"step {apart.plan.step} awaits tokens before its masks")
+        apart.sampled = True
         masked = apart.masked.result()
         self.ends += masked.ends
-        self.executor.sample(SampleApart(apart.step, masked.masks))
+        self.executor.sample(SampleApart(apart.plan.step, masked.masks))
+
+    def _let_go_of_sampled(self) -> None:
+        self.apart = [one for one in self.apart if not one.sampled]
 
     def _forget_void(self) -> None:
         """Steps that are in flight no more, as one before them failed, need no masks."""
-        flying = {plan.step for plan in self.state.inflight}
-        self.apart = deque(one for one in self.apart if one.step in flying)
+        if self.apart:
+            flying = {plan.step for plan in self.state.inflight}
+            self.apart = [one for one in self.apart if one.plan.step in flying]
 
     def close(self) -> None:
         """Let go of the executor and end the record."""

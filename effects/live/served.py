@@ -16,7 +16,7 @@ from minfer.effects.live.client import EngineClient
 from minfer.effects.live.driver import Driver
 from minfer.effects.live.edge import Asked, Urgency
 from minfer.effects.live.front import Front
-from minfer.effects.live.masks import GrammarMasks
+from minfer.effects.live.grammar_masks import GrammarMasks
 from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
 from minfer.effects.live.shapes import BadWords, read_bad_words
 from minfer.effects.live.worker import Worker

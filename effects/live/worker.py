@@ -26,6 +26,7 @@ from minfer.messages import (
     Admitted,
     Cancel,
     Emit,
+    Event,
     Finish,
     Submit,
     clip,
@@ -51,6 +52,7 @@ class Worker:
         `grammars` compile what requests are constrained by, before they come in line.
         """
         self.driver = driver
+        driver.masks.listen(self._stir)
         self.compiling = Compiling(grammars)
         self.journal = journal
         self.listeners: list[Listener] = []
@@ -184,6 +186,13 @@ class Worker:
             self.closed = True
 
     # --- the thread ---------------------------------------------------------------------
+
+    def _stir(self, event: Event) -> None:
+        """Have the engine told something that is not a client's."""
+        with self.posted:
+            self.driver.post(event)
+            if self.driver.busy:
+                self._wake()
 
     def _enter(self, requests: Sequence[Request]) -> None:
         """Have requests come in line; the caller holds the lock."""

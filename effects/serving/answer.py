@@ -19,7 +19,7 @@ import attrs
 from starlette.requests import ClientDisconnect
 
 from minfer.effects.live.errors import EngineDeadError, OverloadedError
-from minfer.effects.live.masks import STUCK
+from minfer.effects.live.grammar_masks import STUCK
 from minfer.effects.live.names import prompt_name
 from minfer.effects.serving.authentication import caller_of, pay_output
 from minfer.effects.serving.backend import Backend

@@ -29,7 +29,6 @@ from minfer.effects.serving.preparing.task import Prepared, Recipe, answer, prep
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Question
 from minfer.effects.serving.transports.transport import Connection, see_nothing
 from minfer.effects.text.grammars.protocol import GrammarError, MissingLibraryError
-from minfer.effects.text.grammars.store import MOST_PENDING
 from minfer.policy_fair import FairQueue
 from minfer.structured import StructuredOutputs
 
@@ -67,7 +66,7 @@ class Intake:
                 work = self.pool.prepare(endpoint, data, caller.name)
                 prepared = await _while_there(connection, work)
             if prepared.request.params.structured_outputs is not None:
-                compiling = self._compiled(prepared.request)
+                compiling = self._compiled(prepared.request, caller.name)
                 await _while_there(connection, compiling)
         if self._backend.closing:  # else it would be generated first, and refused then
             raise EngineDeadError(SHUTTING_DOWN)
@@ -89,34 +88,37 @@ class Intake:
             work = self.pool.answer(question, data, caller.name)
             return await _while_there(connection, work)
 
-    async def _compiled(self, request: GenerationRequest) -> None:
-        """Have what an answer must look like compiled, away from the event loop. Raises
-        RequestError.
+    async def _compiled(self, request: GenerationRequest, client: str) -> None:
+        """Have what an answer must look like compiled, away from the event loop, when its
+        client's turn has come; who leaves takes it along. Raises RequestError.
         """
         asked = request.params.structured_outputs
-        if asked is None or (why := await self._refusal(asked)) is None:
+        if asked is None or (why := await self._refusal(asked, client)) is None:
             return
         param = named(asked.param, request.constrained_by)
         if not isinstance(why, MissingLibraryError):
             for part in request.parts:
-                if (within := await self._refusal(part.asked)) is not None:
+                within = await self._refusal(part.asked, client)
+                if within is not None:
                     why, param, asked = within, part.field, part.asked
                     break
         said = str(why).removeprefix(f"{asked.param}: ")
         raise RequestError(f"{param}: {said}", param=param)
 
-    async def _refusal(self, asked: StructuredOutputs) -> GrammarError | None:
+    async def _refusal(
+        self, asked: StructuredOutputs, client: str
+    ) -> GrammarError | None:
         """Why a constraint cannot be compiled, if so."""
         grammars = self._backend.llm.grammars
-        if grammars.pending >= MOST_PENDING:
-            why = f"{MOST_PENDING} constraints are being compiled; try again later"
+        if not grammars.knows(asked) and grammars.crowded(client):
+            why = "too many constraints wait to be compiled; try again later"
             raise OverloadedError(why)
-        begun = asyncio.wrap_future(grammars.begin(asked))
-        await asyncio.wait((begun,))  # which, if it is cancelled, does not cancel that
-        error = begun.exception()
-        if error is None or isinstance(error, GrammarError):
+        begun = asyncio.wrap_future(grammars.begin(asked, client))
+        try:
+            await begun  # which, if this is cancelled, cancels that
+        except GrammarError as error:
             return error
-        raise error
+        return None
 
     def close(self) -> None:
         """End what prepares."""

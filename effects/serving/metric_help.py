@@ -14,7 +14,8 @@ HELP: Final[Mapping[str, str]] = {
     "num_requests_waiting_by_reason": (
         "Samples that wait in line now, by what they wait for: blocks (the KV cache is "
         "full), rows (the batch is full), budget (a step takes no more tokens), turn "
-        "(they stand behind the first in line), policy, sibling, step, fault."
+        "(they stand behind the first in line), share (their client has its share of "
+        "seats while others run), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "

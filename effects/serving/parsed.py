@@ -21,19 +21,20 @@ from minfer.effects.text.tools.deltas import (
     Reasoning,
 )
 from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
+from minfer.effects.text.tools.offered import Tools
 from minfer.effects.text.tools.parser import Parser
 
 _END: Final = 16  # tokens of a prompt in which its last marker is
 
 
 def parsing_of(
-    llm: Grounds, prompt: Sequence[int], names: tuple[str, ...], *, parallel: bool = True
+    llm: Grounds, prompt: Sequence[int], tools: Tools, *, parallel: bool = True
 ) -> Parsing | None:
-    """How to read an answer to a prompt that offers the tools of these names."""
+    """How to read an answer to a prompt that offers these tools."""
     end = ""
     if llm.tokenizer is not None and llm.parsers.reasoning != NONE:
         end = llm.tokenizer.decode(prompt[-_END:], skip_special_tokens=False)
-    return llm.parsers.parsing(names, end, parallel=parallel)
+    return llm.parsers.parsing(tools, end, parallel=parallel)
 
 
 def check_template(parsers: Parsers, param: str) -> None:

@@ -184,6 +184,7 @@ def _config(
         depth=args.steps_in_flight,
         max_repeat=args.max_repeat,
         max_waiting=args.max_waiting,
+        late_masks=True,
         policy=policy_of(args.scheduling_policy),
         window=0 if None in spec.windows else window,
     )

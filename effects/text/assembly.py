@@ -68,10 +68,13 @@ class Assembly:
         self.eager = self.streaming or bool(sampling.stop)
         for _ in range(self.request.n):
             decoder = self._decoder()
-            matcher = StopMatcher(sampling.stop) if sampling.stop else None
+            keeps = sampling.include_stop_str_in_output
+            stops = sampling.stop
+            matcher = StopMatcher(stops, kept=keeps) if stops else None
             scored = sampling.logprobs is not None or sampling.chooses
             logprobs = list[TokenLogprobs]() if scored else None
-            sample = Pieces(decoder, matcher, logprobs, sampling.min_tokens)
+            least = sampling.min_tokens
+            sample = Pieces(decoder, matcher, logprobs, least, keeps_stop=keeps)
             sample.begin(self.request.output)
             self.samples.append(sample)
         if sampling.prompt_logprobs is not None:

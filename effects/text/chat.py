@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypedDict
 
 from jinja2 import Template
-from jinja2.exceptions import SecurityError, TemplateError
+from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
 from jinja2.utils import Namespace
 
 from minfer.effects.text.template_limits import BoundedSandbox, Rounds
@@ -84,8 +84,8 @@ def render_chat(
     chat = [_message(message) for message in messages]
     if goes_on:
         _mark_end(chat[-1])
-    ours = {"messages": chat, **tokenizer.special_tokens}
-    text = _render(tokenizer.chat_template, ours, values)
+    tokens = tokenizer.special_tokens
+    text = _either_way(tokenizer.chat_template, chat, tokens, values)
     return _left_open(text) if goes_on else text
 
 
@@ -122,6 +122,43 @@ def _left_open(text: str) -> str:
     # A template that strips messages took the tag's space, so it stripped the message's
     # end too.
     return text if rest.startswith(" ") else text.rstrip()
+
+
+def _either_way(
+    template: str,
+    chat: list[dict[str, Any]],
+    tokens: Mapping[str, str],
+    values: dict[str, Any],
+) -> str:
+    """A conversation as its template takes it. Most take arguments of calls as objects;
+    DeepSeek's put them into the text as they are, and look whether content is null.
+    """
+    try:
+        return _render(template, {"messages": chat, **tokens}, values)
+    except ChatTemplateError as error:
+        written = [_with_written_calls(message) for message in chat]
+        odd = isinstance(error.__cause__, TypeError | UndefinedError)
+        if not odd or written == chat:
+            raise
+        return _render(template, {"messages": written, **tokens}, values)
+
+
+def _with_written_calls(message: dict[str, Any]) -> dict[str, Any]:
+    """A message in which the arguments of calls, if it has any, are text."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return message
+    return {"content": None, **message, "tool_calls": [*map(_written, calls)]}
+
+
+def _written(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if not isinstance(arguments, Mapping):
+        return call
+    return {**call, "function": {**function, "arguments": _tojson(_plain(arguments))}}
 
 
 def _render(template: str, ours: dict[str, Any], values: dict[str, Any]) -> str:

@@ -29,6 +29,7 @@ class Pieces:
     # off stay.
     logprobs: list[TokenLogprobs] | None = None
     unstopped: int = 0  # output tokens in whose text no stop string counts
+    keeps_stop: bool = False  # its text has the token that ended it, too
     fresh: list[int] = field(factory=list)  # tokens that came
     done: Finished | None = None
     count: int = 0  # output tokens that were ever flushed, or that it began with
@@ -70,9 +71,10 @@ class Pieces:
         self.fresh = []
         self.over = self.done is not None
         if self.decoder is not None and self.stop is None:
-            # The token that ended the sample belongs to it, but not to its text.
-            silent = self.done is not None and self.done.reason == "stop" and new
-            spelled = new[:-1] if silent and new[-1] in stop_ids else new
+            # The token that ended the sample belongs to it, but hardly ever to its text.
+            ended = self.done is not None and self.done.reason == "stop"
+            silent = ended and not self.keeps_stop and new and new[-1] in stop_ids
+            spelled = new[:-1] if silent else new
             new = new[: self._spell(self.decoder, spelled)]
         self.tokens += new
         self.count += len(new)

@@ -19,13 +19,14 @@ class StopMatcher:
 
     Of several that end at the same character, the longest. The result does not depend on
     how the text is cut into pieces. Text that may turn out to begin a stop string is held
-    back.
+    back, unless stop strings are `kept` in the text.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, kept: bool = False) -> None:
         """Raises ValueError for an empty stop string, which would end every
         text at once.
         """
+        self._kept = kept
         if not all(stops):
             raise ValueError("a stop string must not be empty; remove it from the list")
         self._stops = _shared(frozenset(stops))
@@ -35,7 +36,7 @@ class StopMatcher:
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
         """Take text; return (text that is certain, the stop string found or None).
 
-        After a find the rest is dropped; with `final` nothing is held back.
+        After a find, what is behind it is dropped; with `final` nothing is held back.
         """
         if self._state == ROOT and self._stops.passes(piece):
             return piece, None
@@ -45,7 +46,8 @@ class StopMatcher:
         over = final or found is not None
         self._state = ROOT if over else place.state
         held = 0 if found is None else len(found)
-        keep = len(text) - (held if over else self._stops.length(place.state))
+        held = held if over else self._stops.length(place.state)
+        keep = len(text) - (0 if self._kept else held)
         self._held = "" if over else text[keep:]
         return text[:keep], found
 

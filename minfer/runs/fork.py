@@ -5,7 +5,8 @@ events, less an arrival that is taken away), all arrivals and cancels with their
 and how many tokens each sample has (but for stop strings, which are no tokens, of those
 that run at the fork). What is modelled: how long steps take, the values of tokens, hence
 which later prompts share a prefix with an output, and the length of samples that were
-cancelled (as long as allowed).
+cancelled (as long as allowed). Masks take no time: who is paused at the fork goes on in
+the turn after it.
 
 A change of what the state depends on (block size, pool, policy) cannot keep the state:
 there the engine is a new one, to which all that was being served is handed over as
@@ -21,7 +22,7 @@ from attrs import define, evolve, field, frozen
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Cancel, Emit, Event, Finished, Preempted, Submit
+from minfer.messages import Cancel, Emit, Event, Finished, Pause, Preempted, Submit
 from minfer.policy import Rank
 from minfer.request import Request
 from minfer.runs.cost import CostModel
@@ -160,8 +161,10 @@ def _continued(
         for event in past.turn.events
         if not (isinstance(event, Submit) and event.request.id in gone)
     )
-    first = _first(config, past.turn, kept, spare)
-    state = first.transition.state
+    turns = [_first(config, past.turn, kept, spare)]
+    if paused := turns[0].transition.state.paused:
+        turns.append(_unpaused(config, turns[0], paused))
+    state = turns[-1].transition.state
     simulation = Simulation(
         config=config,
         executor=Simulated(past.lengths, state),
@@ -169,9 +172,17 @@ def _continued(
         arrivals=past.coming,
         state=state,
         time=state.time,
-        number=first.number + 1,
+        number=turns[-1].number + 1,
     )
-    return Fork(config, chain([first], simulation.turns()))
+    return Fork(config, chain(turns, simulation.turns()))
+
+
+def _unpaused(config: EngineConfig, last: Turn, paused: Iterable[SampleId]) -> Turn:
+    """A turn in which all who are paused go on: nobody else would say so."""
+    before = last.transition.state
+    events = tuple(Pause(*name, paused=False) for name in sorted(paused))
+    with blamed(last.number + 1, before):
+        return Turn(last.number + 1, before, events, step(config, before, events))
 
 
 def _arrivals(

@@ -3,14 +3,14 @@
 Theory. Between two turns a sample is in one place, which the state before the second one
 says, so all its time is of some kind, and the kinds add up to its latency:
 
-    line       waits to be let in, for the cause of the first in line: itself, or one
-               before it
+    line       waits to be let in, for the cause of who is next: itself, or one before
+               it; or its client is held back, and others pass
     queued     planned, while a step before that executes
     prefill    in a step, without a token of its own; `recompute`: with, but their KV was
                given up
     decode     in a step, for its next token
-    stalled    runs, but is in no step in flight: it needs blocks, or another one runs
-               alone
+    stalled    runs, but is in no step in flight: it needs blocks, the host is not ready
+               for it, or another one runs alone
     failed     in a step that failed, or queued behind it; `before`: until the run's first
                turn
 
@@ -29,7 +29,7 @@ from minfer.plan import Plan
 from minfer.pmap import Map
 from minfer.schedule import waits_for
 from minfer.sequence import SampleId, Sequence
-from minfer.state import EngineState, Turn
+from minfer.state import EngineState, Turn, next_in_line
 
 
 @frozen
@@ -159,8 +159,10 @@ def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
     """Where a sample is."""
     run = state.running
     if life.id not in run.ids:
-        cause = waits_for(config, state)
-        behind = state.waiting.first().id != life.id
+        cause, first = waits_for(config, state), next_in_line(state)
+        behind = first.id != life.id
+        if behind and _held_back(state, life.id):
+            cause, behind = "share", False
         return Place(Where("line", cause, behind, life.preempted))
     i = run.ids.index(life.id)
     gen, request = run.gens[i], run.seqs[i].request
@@ -175,6 +177,12 @@ def place(config: EngineConfig, state: EngineState, life: Life) -> Place:
     else:
         kind, in_step = "prefill", gen
     return Place(Where(kind, preempted=life.preempted), in_step)
+
+
+def _held_back(state: EngineState, name: SampleId) -> bool:
+    """Whether a sample in line lets others pass for its client's sake."""
+    found = (seq for seq in state.waiting if state.shut and seq.id == name)
+    return any(seq.request.client in state.shut and not seq.preempted for seq in found)
 
 
 _NOTHING: Final = Spent()

@@ -38,7 +38,9 @@ def projected(state: EngineState) -> dict[str, Any]:
     """The facts of a state, in JSON's own types."""
     held, prefix = state.held, state.blocks.prefix
     searches = {name: _search(state.searches[name]) for name in state.searches}
+    paused = [list(name) for name in sorted(state.paused)]
     return {
+        **({"paused": paused} if paused else {}),
         **({"searches": searches} if searches else {}),
         "time": state.time,
         "next step": state.next_step,

@@ -68,6 +68,7 @@ def redacted_state(
         waiting=made.line(state.waiting),
         running=made.running(state.running),
         stops=_ENDS if state.stops else frozenset(),
+        shut=_named(state.shut, secret),
         inflight=tuple(map(_without_tokens, state.inflight)),
         fences=fences,
         searches=made.searches(state),
@@ -157,7 +158,8 @@ class _Redaction:
     def line(self, line: Line) -> Line:
         """Those who wait."""
         buckets = tuple(tuple(map(self.sequence, bucket)) for bucket in line.buckets)
-        return attrs.evolve(line, buckets=buckets)
+        counts = _named(line.counts, self.secret)
+        return attrs.evolve(line, buckets=buckets, counts=counts)
 
     def sequence(self, seq: Sequence) -> Sequence:
         """A sequence, as it entered the line."""

@@ -43,6 +43,7 @@ class Account:
     stage: Stage = Stage.NEW
     cached: int = 0  # prompt tokens that the cache gave at its first admission
     offered: bool = False  # a beam: it has offered candidates, and others have not
+    paused: bool = False  # the host has said that it is not ready for it
     faults: int = 0  # failed steps since its last good one
     seat: Seat | None = None  # while it runs
 

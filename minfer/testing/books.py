@@ -69,6 +69,7 @@ class Books:
             one.known = seq.history
             one.cached = seq.cached
             one.faults = faults.get(seq.id, 0)
+            one.paused = seq.id in state.paused
             one.stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
             books.accounts[seq.id] = one
             books.lives[seq.request.id] = books.lives.get(seq.request.id, 0) + 1
@@ -174,6 +175,11 @@ class Books:
         if seat.gen == NOT_SEEN:
             seat.gen = gen
             self.seats[gen] = seat
+
+    def sits(self, seat: Seat, row: int) -> None:
+        """A seat that no plan has opened yet is seen in its row."""
+        if seat.row == NOT_SEEN:
+            seat.row = row
 
     def flight(self, plan: Plan) -> Flight:
         """A plan that is on its way, with whose rows it has."""

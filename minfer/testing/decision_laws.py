@@ -7,7 +7,7 @@ was in the plans before), writes them into the books, and has each plan judged
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from attrs import define
 
@@ -23,14 +23,19 @@ from minfer.testing.plan_laws import Planning, check_plan
 
 
 def read_decisions(
-    books: Books, before: EngineState, turn: Transition, budgets: Sequence[int] | None
+    books: Books,
+    before: EngineState,
+    turn: Transition,
+    budgets: Sequence[int] | None,
+    held_back: Collection[str] | None = None,
 ) -> Planning:
     """Read what was decided in a turn. Raises InvariantError.
 
-    `budgets`, if they were recorded, are what the policy answered for each plan.
+    `budgets`, if they were recorded, are what the policy answered for each plan, and
+    `held_back` the clients that it said others pass.
     """
     plans = deque(c.plan for c in turn.commands if isinstance(c, Execute))
-    planning = Planning(budgets=None if budgets is None else list(budgets))
+    planning = Planning(None if budgets is None else list(budgets), held_back)
     reader = _Reader(books, before, turn, plans, planning)
     for number, reason in enumerate(turn.reasons):
         if isinstance(reason, Admitted):
@@ -61,12 +66,16 @@ class _Reader:
     def admitted(self, got: Admitted) -> None:
         """A sample is let in: the next plan opens its row."""
         one = self._served(got)
+        if one.paused and not any(one.id in _opened(plan) for plan in self.plans):
+            self._sits(one, got)
+            return
         while self.plans and one.id not in _opened(self.plans[0]):
             self.launch()
         require(self.plans, "reason", f"{got}, but no plan opens its row")
         books, plan = self.books, self.plans[0]
         self._check_admission(one, got)
         one.cached = max(one.cached, got.cached)
+        self.planning.fresh |= one.stage is Stage.WAITING
         books.move(one, Cause.ADMITTED)
         at = _opened(plan)[one.id]
         one.seat = Seat(
@@ -80,6 +89,24 @@ class _Reader:
         )
         books.seats[one.seat.gen] = one.seat
         self.planning.newcomers[one.id] = got
+        self.planning.admitted.append(one.id)
+
+    def _sits(self, one: Account, got: Admitted) -> None:
+        """A paused sample takes a seat, of which nobody is told before it is planned."""
+        require(not got.copied, "reason", f"{got}, but no plan copies it")
+        self._check_admission(one, got)
+        one.cached = max(one.cached, got.cached)
+        self.books.move(one, Cause.ADMITTED)
+        one.seat = Seat(
+            account=one,
+            gen=NOT_SEEN,
+            row=NOT_SEEN,
+            base=len(one.known),
+            sched=got.hit,
+            kv=got.hit,
+            table=(),
+        )
+        self.planning.sitting.add(one.id)
         self.planning.admitted.append(one.id)
 
     def _check_admission(self, one: Account, got: Admitted) -> None:
@@ -123,6 +150,8 @@ class _Reader:
             right = (why.known, why.computed) == (known, kv)
             require(right, "reason", f"{why}: it knows {known}, and has KV of {kv}")
         require(why.by in self.books.accounts, "reason", f"{why}: for nobody")
+        its = self.books.accounts[why.by]
+        self.planning.fresh |= its.stage is Stage.WAITING
         self.planning.preempted.append((one.id, why.by))
         self.books.leave(one, [plan.step for plan in self.plans])
 

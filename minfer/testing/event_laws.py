@@ -22,6 +22,7 @@ from minfer.messages import (
     Finished,
     Forked,
     Ignored,
+    Pause,
     Submit,
     Tick,
     Voided,
@@ -73,6 +74,8 @@ def fold(books: Books, event: Event, told: Told) -> None:
             _cancel(books, name, told)
         case Finish():
             _finish(books, event, told)
+        case Pause():
+            _pause(books, event, told)
         case Executed() | Failed():
             _step(books, event, told)
         case _:  # a turn may hold anything
@@ -116,6 +119,14 @@ def _finish(books: Books, event: Finish, told: Told) -> None:
     kept = max(0, min(event.length, one.output))
     told.finished.append(_ended(one, event.reason, kept))
     books.close(one, Cause.FINISHED)
+
+
+def _pause(books: Books, event: Pause, told: Told) -> None:
+    one = books.accounts.get((event.id, event.sample))
+    if one is None or is_beam(one) or not one.request.lockstep:
+        told.ignored.append("pause")  # it waits for no mask
+        return
+    one.paused = event.paused
 
 
 def _ended(one: Account, reason: str, length: int) -> Finished:

@@ -10,6 +10,7 @@ from itertools import chain
 from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import Key, extend_keys
+from minfer.policy import Policy
 from minfer.prefix import ROOT, every_node, node_of
 from minfer.publish import stood_on
 from minfer.sequence import COLUMNS, Running
@@ -30,6 +31,12 @@ def require(holds: object, law: str, detail: object) -> None:
     """Raise InvariantError unless `holds`."""
     if not holds:
         raise InvariantError(law, detail)
+
+
+def holds(config: EngineConfig) -> bool:
+    """Whether the policy may hold clients back at all."""
+    asked = getattr(type(config.policy), "holds_back", None)
+    return asked is not Policy.holds_back
 
 
 def check(config: EngineConfig, state: EngineState) -> None:
@@ -304,5 +311,11 @@ def _requests(state: EngineState) -> None:
             f"{seq.id} is not found in line",
         )
     names = set(here)
+    bound = {
+        seq.id
+        for seq in (*state.waiting, *state.running.seqs)
+        if seq.request.lockstep and seq.request.beams is None
+    }
+    require(state.paused <= bound, "paused", "who is not here, or is not bound")
     for name, count in state.faults:
         require(name in names and count > 0, "faults", f"{count} of {name}")

@@ -16,7 +16,7 @@ It keeps books beside the engine (`minfer.testing.books`) and says of every turn
 `Ledger.take` checks a turn, state and all; `check_turn` is a ledger opened for one turn.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any, Final
 
 from attrs import Factory, define, field
@@ -24,13 +24,14 @@ from attrs import Factory, define, field
 from minfer.config import EngineConfig
 from minfer.messages import Cancel, Event, Failed, Finish, Forked, Submit
 from minfer.policy import Load, Policy
+from minfer.request import Request
 from minfer.state import EngineState, Transition
 from minfer.testing.accounts import Told
 from minfer.testing.books import Books
 from minfer.testing.content_laws import Contents
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import check_told, fold
-from minfer.testing.invariants import check
+from minfer.testing.invariants import check, holds
 from minfer.testing.line_laws import check_evictions, check_line
 from minfer.testing.plan_laws import Planning
 from minfer.testing.progress import Measure, check_progress, measure
@@ -41,11 +42,14 @@ _OUTSIDE: Final = (Submit, Cancel, Finish, Failed)
 
 
 class Watched:
-    """A policy that remembers what it answered when it was asked for a step's budget."""
+    """A policy that remembers what it answered when it was asked for a step's budget, and
+    of whom it said that others pass them.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self.budgets = list[int]()
+        self.held_back = set[str]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.policy, name)
@@ -55,6 +59,15 @@ class Watched:
         answer = self.policy.budget(state, load)
         self.budgets.append(answer)
         return answer
+
+    def holds_back(
+        self, state: Any, request: Request, load: Load, came: int
+    ) -> tuple[bool, Any]:
+        """The policy's own answer."""
+        held, state = self.policy.holds_back(state, request, load, came)
+        if held:
+            self.held_back.add(request.client)
+        return held, state
 
 
 def check_turn(
@@ -86,17 +99,20 @@ class Ledger:
     def at(cls, config: EngineConfig, state: EngineState) -> "Ledger":
         """A ledger that is opened at `state`, which it believes."""
         books = Books.at(config, state)
-        return cls(config, state, books, measure(books.accounts, state))
+        left = measure(books.accounts, state, passed=holds(config))
+        return cls(config, state, books, left)
 
     def take(
         self,
         events: Sequence[Event],
         turn: Transition,
         budgets: Sequence[int] | None = None,
+        held_back: Collection[str] | None = None,
     ) -> None:
         """Read one turn. Raises InvariantError, which names the law that broke.
 
-        `budgets`, if they were recorded, are what the policy answered for each plan.
+        `budgets`, if they were recorded, are what the policy answered for each plan, and
+        `held_back` the clients that it said others pass.
         """
         check(self.config, turn.state)
         before, told = self.state, Told()
@@ -106,7 +122,7 @@ class Ledger:
         for event in events:
             fold(self.books, event, told)
         check_told(told, turn)
-        planning = read_decisions(self.books, before, turn, budgets)
+        planning = read_decisions(self.books, before, turn, budgets, held_back)
         check_state(self.books, turn.state)
         check_line(self.books, before, turn, planning)
         outside = any(isinstance(event, _OUTSIDE) for event in events)
@@ -118,8 +134,10 @@ class Ledger:
 
     def _progress(self, after: EngineState, planning: Planning, *, due: bool) -> None:
         """Less must be left after a good step, if all who gave way were the last."""
-        left = measure(self.books.accounts, after)
+        passed = holds(self.config)
+        left = measure(self.books.accounts, after, passed=passed)
         usual = all(one in planning.gave_way for one, _ in planning.preempted)
-        if due and usual:
+        anew = passed and planning.fresh
+        if due and usual and not anew:
             check_progress(self.measure, left, planning.gave_way)
         self.measure = left

@@ -1,26 +1,30 @@
 """The specification of the line: who is let in, who gives way, and who must not be left
 waiting.
 
-After the last plan of a turn the first in line is looked at once more: what it needs and
-what there is are computed here in the plainest way (block by block, from the index), and
-if nothing stands in its way it should not be in line.
+After the last plan of a turn who is next in line is looked at once more: what it needs
+and what there is are computed here in the plainest way (block by block, from the index),
+and if nothing stands in its way it should not be in line. Of clients that are held back,
+the policy is asked again.
 """
 
+from collections.abc import Collection
 from typing import Final
 
+from minfer.admit import load
 from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import Key
 from minfer.messages import Execute, Held, Overruled, WakeAt
 from minfer.prefix import Node, PrefixIndex, every_node, node_of
-from minfer.sequence import Sequence
+from minfer.record import evolve
+from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
-from minfer.testing.invariants import InvariantError, require
+from minfer.testing.invariants import InvariantError, holds, require
 from minfer.testing.plan_laws import Planning, left_out, suspects
 from minfer.window import outside
 
-_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy")
+_CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 
 
 def check_line(
@@ -30,7 +34,7 @@ def check_line(
     config, after = books.config, turn.state
     _ranks(before, after)
     _shortage(before, after, planning)
-    _order(before, after, planning)
+    _order(config, before, after, planning)
     _waits(turn)
     room = len(after.inflight) < config.depth  # for one more step
     alone = bool(suspects(config, books.running))
@@ -44,13 +48,14 @@ def check_line(
 
 def _waits(turn: Transition) -> None:
     """While there are requests something is in flight, or the engine waits for a time to
-    come.
+    come, or for the host.
     """
     after = turn.state
     waits = [command for command in turn.commands if isinstance(command, WakeAt)]
     for wake in waits:
         require(wake.time > after.time, "wake", "a wait that is over")
-    busy = waits or after.inflight or not after.requests
+    # Who is paused keeps its blocks and its row, which others may have to wait for.
+    busy = waits or after.inflight or not after.requests or after.paused
     require(busy, "work conservation", "requests, but nothing in flight")
 
 
@@ -83,16 +88,20 @@ def _shortage(before: EngineState, after: EngineState, planning: Planning) -> No
     require(right, "preemption", "though blocks were coming")
 
 
-def _order(before: EngineState, after: EngineState, planning: Planning) -> None:
+def _order(
+    config: EngineConfig, before: EngineState, after: EngineState, planning: Planning
+) -> None:
     """Whoever was let in ranks before all who still wait, save those that had
-    to go back.
+    to go back, and those of other clients who had to let others pass.
     """
     back = {victim for victim, _ in planning.preempted}
     admitted = set(planning.admitted) - back
-    line = [seq.place for seq in after.waiting if seq.id not in back]
-    inside = [seq.place for seq in after.running.seqs if seq.id in admitted]
-    right = not line or not inside or max(inside) < min(line)
-    require(right, "order", "somebody was overtaken")
+    line = [seq for seq in after.waiting if seq.id not in back]
+    inside = [seq for seq in after.running.seqs if seq.id in admitted]
+    if line and inside and max(one.place for one in inside) > line[0].place:
+        passed = [(one, by) for one in line for by in inside if by.place > one.place]
+        wrong = [one.id for one, by in passed if not _may_pass(config, planning, one, by)]
+        require(not wrong, "order", f"somebody was overtaken: {wrong[:3]}")
     if before.running.seqs and back:
         here = (*after.running.seqs, *after.waiting)
         # of who ended, the id may be somebody else's now
@@ -101,6 +110,53 @@ def _order(before: EngineState, after: EngineState, planning: Planning) -> None:
         stayed = [seq for seq in here if seq.id not in back]
         first = min((seq.place, seq.id) for seq in (*were, *stayed))
         require(first[1] not in back, "order", "the first in rank was preempted")
+
+
+def _may_pass(
+    config: EngineConfig, planning: Planning, one: Sequence, by: Sequence
+) -> bool:
+    """Whether `one` had to let `by` pass: its client was held back, and that of `by` not,
+    or `by` had been in before, itself or with others of its search.
+    """
+    again = by.preempted > 0 or by.request.beams is not None
+    if planning.held_back is None:  # it may have been, if that happens at all
+        held = holds(config)
+    else:
+        held = one.request.client in planning.held_back
+    other = by.request.client != one.request.client
+    return held and not one.preempted and (other or again)
+
+
+def _next(after: EngineState) -> Sequence | None:
+    """The first in line who is not held back with its client; None: all are."""
+    running = {name for name, _ in after.running.ids}
+    for seq in after.waiting:
+        begun = seq.request.beams is not None and seq.request.id in running
+        if seq.preempted or begun or seq.request.client not in after.shut:
+            return seq
+    return None
+
+
+def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
+    """Others run, or join, and the policy, asked once more, still says of each client
+    that is held back that others pass it.
+    """
+    after = turn.state
+    require(after.running.seqs, "held", "clients are held back, and nobody runs")
+    if any(isinstance(reason, Overruled) for reason in turn.reasons):
+        return
+    firsts = dict[str, Sequence]()
+    clients = {seq.id: seq.request.client for seq in after.running.seqs}
+    for seq in after.waiting:
+        if not seq.preempted and seq.request.client in after.shut:
+            firsts.setdefault(seq.request.client, seq)
+    come = [clients.get(name) for name in planning.lately]
+    last = planning.plans[-1] if planning.plans else None
+    before = after if last is None else evolve(after, next_step=last.step)
+    for client, seq in firsts.items():
+        now, many = load(config, before), come.count(client)
+        held, _ = config.policy.holds_back(after.policy, seq.request, now, many)
+        require(held, "held", f"{seq.id} may be let in, and its client is held back")
 
 
 def _starved(after: EngineState, planning: Planning) -> None:
@@ -154,23 +210,28 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     after = turn.state
     if len(after.inflight) < config.depth:  # the last try made no plan
         planning.launched(None)
-    seq, said = after.waiting.first(), after.held
+    found, said = _next(after), after.held
+    seq = found or next(iter(after.waiting))
     if said is None or said.place != seq.place:
         raise InvariantError("held", f"{seq.id} is first in line, and nothing holds it")
     claim = said.cause
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
+    if after.shut:
+        _shares(config, turn, planning)
+    require((claim == "share") == (found is None), "held", f"{seq.id} for {claim}")
+    if found is None:
+        return
     if claim == "budget":
         _spent(config, seq, planning)
         return
     wants, there = needs(config, after, seq), after.blocks.available
-    cause = ""
-    if not after.free_rows:
-        cause = "rows"
-    elif _sibling(config, after, seq, planning):
-        cause = "sibling"
-    elif wants > there:
-        cause = "blocks"
+    lately = planning.lately
+    causes = [_cause(config, after, seq, lately, short=wants > there)]
+    if planning.sitting:  # by the last plan, or before it
+        lately = lately | planning.sitting
+        causes.append(_cause(config, after, seq, lately, short=wants > there))
+    cause = claim if claim in causes else causes[0]
     lacks = f"{seq.id} for {claim}, but it needs {wants} of {there} blocks"
     require(cause, "held", lacks)
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
@@ -178,6 +239,24 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
         _inversion(config, turn, seq, cause)
     if config.max_repeat == 1 and len(planning.plans) == 1:
         _figures(turn, seq, wants, there)
+
+
+def _cause(
+    config: EngineConfig,
+    after: EngineState,
+    seq: Sequence,
+    lately: Collection[SampleId],
+    *,
+    short: bool,
+) -> str:
+    """What the first in line has to wait for, if for anything; `lately` were let in by
+    the last plan, and blocks are `short` or not.
+    """
+    if not after.free_rows:
+        return "rows"
+    if _sibling(config, after, seq, lately):
+        return "sibling"
+    return "blocks" if short else ""
 
 
 def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
@@ -212,14 +291,14 @@ def _figures(turn: Transition, seq: Sequence, wants: int, there: int) -> None:
 
 
 def _sibling(
-    config: EngineConfig, after: EngineState, seq: Sequence, planning: Planning
+    config: EngineConfig, after: EngineState, seq: Sequence, lately: Collection[SampleId]
 ) -> bool:
     """Whether a sample waits for the prompt's KV, which a sibling is computing."""
     if seq.request.n == 1 or len(seq.history) != len(seq.request.prompt):
         return False
     owner, run = seq.request.id, after.running
     siblings = [i for i, name in enumerate(run.ids) if name[0] == owner]
-    first = next((i for i in siblings if run.ids[i] not in planning.lately), None)
+    first = next((i for i in siblings if run.ids[i] not in lately), None)
     if first is None:
         return bool(siblings)
     return committed(config, after, first) < len(seq.history) - 1

@@ -29,12 +29,15 @@ class Planning:
 
     # the policy's answers, one for each plan, if they are known
     budgets: list[int] | None
+    held_back: Collection[str] | None = None  # clients, as it said in this turn
     newcomers: dict[SampleId, Admitted] = field(factory=dict)  # let in, by the next plan
     lately: set[SampleId] = field(factory=set)  # let in by the last plan
     admitted: list[SampleId] = field(factory=list)  # in this turn
+    # of them those whom no plan opens: nobody can tell by which plan they were let in
+    sitting: set[SampleId] = field(factory=set)
     preempted: list[tuple[SampleId, SampleId]] = field(factory=list)  # who, for whom
-    # of them those who were the last that ran
-    gave_way: set[SampleId] = field(factory=set)
+    gave_way: set[SampleId] = field(factory=set)  # of them, who was the last that ran
+    fresh: bool = False  # whether somebody was let in, or had others give way, at first
     plans: list[Plan | None] = field(factory=list)  # None: the last try made none
     # who was left out of a plan for want of a block
     starved: list[SampleId] = field(factory=list)
@@ -84,10 +87,10 @@ def _vectors(plan: Plan, pooled: object) -> bool:
 
 def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account]:
     """Who may run alone only: one more failure could end it, or the second has not told
-    enough.
+    enough. Who is paused does not run at all then, so nobody waits for it.
     """
-    few = max(1, min(2, config.max_failures - 1))
-    return [one for one in running if one.faults >= few]
+    few = _few(config)
+    return [one for one in running if one.faults >= few and not one.paused]
 
 
 def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning) -> None:
@@ -101,7 +104,8 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     gone = (books.accounts[name] for name, _ in planning.preempted)
     surely = not any(one.request.lockstep for one in gone)
     _repeat(config, plan, here, after, surely)
-    _apart(plan, here)
+    _apart(config, plan, here)
+    _paused(config, plan, here)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
     _budget(config, plan, here, planning)
@@ -199,18 +203,46 @@ def _filled(seat: Seat, filled: tuple[int, ...], start: int, count: int) -> None
     require(right, "feed", "not the history's inputs")
 
 
-def _apart(plan: Plan, here: Mapping[int, Seat]) -> None:
-    """Who may not run ahead is planned once its last token is known, and sampled
-    apart.
+def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+    """Who is bound to the host is planned as far ahead of its known tokens as it may be,
+    and sampled apart.
     """
     bound = {at: seat for at, seat in here.items() if seat.account.request.lockstep}
     for at, seat in bound.items():
         start = plan.starts[at]
         known = len(seat.account.known)
-        require(start < known, "ahead", f"a row starts at {start}, knows {known} tokens")
+        most = known + _ahead(config, seat.account)
+        require(start < most, "ahead", f"a row starts at {start}, knows {known} tokens")
     late = {at for at in bound if bound[at].account.request.beams is None}
     due = tuple(at for at in sorted(late) if plan.most[at])
     require(plan.apart == due, "apart", f"{plan.apart} are sampled apart, not {due}")
+
+
+def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
+    """Who is paused is filled at most, and yields nothing."""
+    for at, seat in here.items():
+        one = seat.account
+        right = not one.paused or not (plan.most[at] or _rests(config, one, seat))
+        require(right, "paused", f"{one.id} is in step {plan.step}")
+
+
+def _rests(config: EngineConfig, one: Account, seat: Seat) -> bool:
+    """Whether nothing of a paused sample may be planned: it has only what yields left, or
+    would have to run alone.
+    """
+    return seat.sched >= seat.base - 1 or one.faults >= _few(config)
+
+
+def _few(config: EngineConfig) -> int:
+    """Failed steps after which one runs alone."""
+    return max(1, min(2, config.max_failures - 1))
+
+
+def _ahead(config: EngineConfig, one: Account) -> int:
+    """How many tokens that are not known a sample which is bound to the host may be
+    ahead of.
+    """
+    return int(config.late_masks and one.request.beams is None)
 
 
 def _repeat(
@@ -311,14 +343,17 @@ def _members(
 
 def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
     """Why a running sample has no input due: "end", "blocks", "host" (it awaits a token
-    in flight), "beams" (it awaits others of its search); nothing if it could run.
+    in flight, or its mask), "beams" (it awaits others of its search); nothing if
+    it could run.
     """
     seat = one.seat
     if one.offered:
         return "beams"
     if seat is None or seat.sched >= one.last:
         return "end"
-    if one.request.lockstep and seat.sched >= len(one.known):
+    if one.request.lockstep and seat.sched >= len(one.known) + _ahead(config, one):
+        return "host"
+    if one.paused and _rests(config, one, seat):
         return "host"
     run = after.running
     table = len(seat.table)
@@ -343,7 +378,10 @@ def _budget(
     allowed = total <= max(budget, few)
     require(allowed, "budget", f"{total} tokens; the policy allows {budget}")
     # A prompt goes on in the next step.
-    short = any(plan.starts[at] + plan.counts[at] < one.base for at, one in here.items())
+    short = any(
+        plan.starts[at] + plan.counts[at] < one.base - one.account.paused
+        for at, one in here.items()
+    )
     if short and not planning.preempted:
         used = total >= budget
         require(used, "budget", f"{total} of {budget} tokens, and a prompt waits")

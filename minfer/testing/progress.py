@@ -16,7 +16,10 @@ outside, and of such turns there are at most as many as steps in flight.
 
 That holds if those who give way are the last in rank, as under all policies that come
 with minfer; what another choice of victims promises is that policy's own affair, except
-that the first in rank never gives way (`minfer.testing.line_laws`). Arrivals, failures of
+that the first in rank never gives way (`minfer.testing.line_laws`). Under a policy that
+holds clients back, who has not been in yet is passed by others: then only those who have
+are counted, and a turn in which somebody new is let in, which happens once to each, or
+has another give way, is where the measure starts anew. Arrivals, failures of
 steps, cancels and stop strings come from outside: a turn that has them is where the
 measure starts anew.
 """
@@ -27,18 +30,25 @@ from minfer.sequence import SampleId
 from minfer.state import EngineState
 from minfer.testing.accounts import Account
 from minfer.testing.invariants import InvariantError
+from minfer.testing.lifetime import Stage
 
 Left = tuple[int, int, int]  # tokens to come, positions not computed, how far from a plan
 Measure = dict[SampleId, Left]  # in order of rank
 DONE: Left = (0, 0, 0)
 
 
-def measure(accounts: Mapping[SampleId, Account], state: EngineState) -> Measure:
-    """What is left of all that are open."""
+def measure(
+    accounts: Mapping[SampleId, Account], state: EngineState, *, passed: bool = False
+) -> Measure:
+    """What is left of all that are open; if newcomers may be `passed`, of all that have
+    been in.
+    """
     found, behind = list[tuple[SampleId, Left]](), 0
     seqs = sorted((*state.waiting, *state.running.seqs), key=lambda seq: seq.place)
     for seq in reversed(seqs):
         one = accounts[seq.id]
+        if passed and one.stage is Stage.WAITING:
+            continue
         tokens, known, seat = one.last + 1 - len(one.known), len(one.known), one.seat
         if seat is None:
             found.append((seq.id, (tokens, known, 2 + behind)))

@@ -26,6 +26,8 @@ def check_state(books: Books, after: EngineState) -> None:
     require(searches == books.searches, "beams", f"{searches}, not {books.searches}")
     faults = {name: one.faults for name, one in books.accounts.items() if one.faults}
     require(dict(after.faults) == faults, "faults", f"{after.faults}, not {faults}")
+    paused = {name for name, one in books.accounts.items() if one.paused}
+    require(after.paused == paused, "paused", f"{set(after.paused)}, not {paused}")
     books.leaving = _fenced(books.leaving, [fence.until for fence in after.fences])
     check_flights(books.flights, after, books.config.block_size)
 
@@ -56,6 +58,7 @@ def _running(books: Books, after: EngineState, i: int) -> None:
     _tokens(one, after, i, config.block_size)
     seat, gen = one.seat, run.gens[i]
     books.seen(seat, gen)
+    books.sits(seat, run.rows[i])
     require(gen == seat.gen, "generations", f"{one.id}: {gen}, not {seat.gen}")
     require(run.rows[i] == seat.row, "rows", f"{one.id} is in row {run.rows[i]}")
     sched = run.sched[i]

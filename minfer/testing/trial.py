@@ -59,6 +59,9 @@ _RIGHT: Final[
     "admit_from": lambda _, got: _ordered((got,)),
     "victim": lambda args, got: type(got) is int and 0 < got < len(args[1]),
     "displaces": lambda _, got: isinstance(got, bool),
+    "holds_back": lambda _, got: (
+        isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], bool)
+    ),
     "budget": lambda _, got: type(got) is int and got >= 0,
 }
 
@@ -86,6 +89,7 @@ class Trial:
     _oracle: Oracle = field(init=False)
     _ledger: Ledger = field(init=False)
     _budgets: list[int] = field(init=False, factory=list)  # what it answered in this turn
+    _held_back: set[str] = field(init=False, factory=set)  # clients, in this turn
     _claims: int = field(init=False, default=0)  # tokens that were asked for
     _busy: int = field(init=False, default=0)  # turns with work
     _idle: float = field(
@@ -114,6 +118,8 @@ class Trial:
             raise  # the engine goes on without an answer: `_must` tells
         if name == "budget":
             self._budgets.append(answer)
+        if name == "holds_back" and _RIGHT[name](args, answer) and answer[0]:
+            self._held_back.add(args[1].client)
         told = f"{name}{args} is {kept!r}"
         if not _RIGHT.get(name, lambda *_: True)(args, answer):
             self._flaws.append(
@@ -161,11 +167,12 @@ class Trial:
         before = self.state
         self._inbox = []
         self._budgets.clear()
+        self._held_back.clear()
         try:
             moved = step(self._watched, before, events)
             self.turns.append(Turn(len(self.turns), before, events, moved))
             self.state = moved.state
-            self._ledger.take(events, moved, self._budgets)
+            self._ledger.take(events, moved, self._budgets, self._held_back)
             for each in moved.commands:
                 if isinstance(each, Execute):
                     self._oracle.launch(each.plan)

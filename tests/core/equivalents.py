@@ -71,7 +71,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "consult.py | _with_policy | condition | state if policy is state.policy else "
         "evolve(state, policy=policy) -> evolve(state, policy=policy)"
     ): ("A shortcut: with the policy's state that it has, the state is equal."),
-    ("consult.py | displaces | comparison | waiting > running -> waiting >= running"): (
+    ("consult.py | displaces | comparison | first > running -> first >= running"): (
         "Places are never equal: arrival and sample are part of them."
     ),
     (

@@ -62,6 +62,7 @@ EXECUTING = (
     "moved away",
     "moved back",
     "sampled apart",
+    "paused",
     "pooled: last",
     "pooled: mean",
     "scored",
@@ -117,6 +118,7 @@ def _results(
         and before.requests[event.id].samples > 1
         for event in events
     )
+    seen["paused"] = len(before.paused) > 0
     seen["all at once"] = several and Finish in kinds and len(kinds) > 3
 
 

@@ -302,8 +302,8 @@ BUGS: Final = (
         "v#49674: requests of one priority take turns in throwing each other out",
         "consult.py",
         "displaces",
-        "if waiting > running:\n    return False, state",
-        "if waiting[0] == running[0]:\n    return True, state",
+        "if first > running:\n    return False, state",
+        "if first[0] == running[0]:\n    return True, state",
     ),
     Bug(
         "one token past the block end",
@@ -487,10 +487,10 @@ BUGS: Final = (
     Bug(
         "neighbours blamed",
         "one bad request fatal to all: whoever shares its steps ends with it",
-        "schedule.py",
-        "suspect",
-        "count >= few and sample in run.ids",
-        "count > 9 and sample in run.ids",
+        "pausing.py",
+        "accused",
+        "count >= few",
+        "count > 9",
     ),
     Bug(
         "results of a skipped step",

@@ -27,8 +27,10 @@ def test_what_a_policy_may_look_at() -> None:
     state = bench.state
     available = state.blocks.available
     assert available < CONFIG.num_blocks
-    assert load(bench.config, state) == Load(3.0, 2, 1, available, 2.0, 16)
-    assert load(bench.config, state, 3) == Load(3.0, 2, 4, available, 2.0, 16)
+    step = state.next_step
+    assert step > 1
+    assert load(bench.config, state) == Load(3.0, 2, 1, available, 2.0, 16, 1, step)
+    assert load(bench.config, state, 3) == Load(3.0, 2, 4, available, 2.0, 16, 1, step)
     bench.drain()
     assert load(bench.config, bench.state).arrived == bench.state.time, (
         "now, if nobody waits"

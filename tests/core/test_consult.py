@@ -31,6 +31,7 @@ class Says(FirstCome):
         return answer
 
     rank = again = admit_from = admitted = ended = victim = displaces = budget = _say
+    holds_back = _say
 
 
 def crowd() -> EngineState:
@@ -59,7 +60,9 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
     elif question == "victim":
         found, after = consult.victim(config, state)
     elif question == "displaces":
-        found, after = consult.displaces(config, state)
+        found, after = consult.displaces(config, state, state.waiting.first().place)
+    elif question == "holds_back":
+        found, after = consult.holds_back(config, state, request, now, 2)
     elif question == "budget":
         found, after = consult.budget(config, state, now)
     elif question == "admitted":
@@ -86,6 +89,8 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
         ("victim", 2, 2),
         ("displaces", True, True),
         ("displaces", False, False),
+        ("holds_back", (True, "new"), True),
+        ("holds_back", (False, "new"), False),
         ("budget", 7, 7),
         ("budget", 10**9, 16),
         ("budget", 0, 0),
@@ -122,6 +127,10 @@ def test_an_answer_that_can_be_used_is_taken(
         ("victim", True, 2, "returned a bool"),
         ("displaces", 1, False, "returned a int"),
         ("displaces", None, False, "returned a NoneType"),
+        ("holds_back", True, False, "returned no pair of yes or no and state"),
+        ("holds_back", (True,), False, "returned no pair of yes or no and state"),
+        ("holds_back", [True, None], False, "returned no pair of yes or no and state"),
+        ("holds_back", (1, None), False, "returned a int"),
         ("budget", 2.5, 16, "returned a float"),
         ("budget", math.nan, 16, "returned a float"),
         ("budget", 2**63, 16, "returned a number too large to hold"),
@@ -141,6 +150,7 @@ def test_an_answer_that_is_none_gives_way_to_first_come(
         ("admit_from", 1.0),
         ("victim", 2),
         ("displaces", False),
+        ("holds_back", False),
         ("budget", 16),
         ("admitted", None),
         ("ended", None),
@@ -175,13 +185,23 @@ def test_a_new_rank_brings_the_policys_new_state() -> None:
     assert consult.rank(config, crowd(), ask("new", 4, 9), ())[1].policy == "new"
 
 
+def test_who_holds_back_learns_from_being_asked() -> None:
+    state = crowd()
+    now, request = load(CONFIG, state), ask("new", 4, 9)
+    says = evolve(CONFIG, policy=Says((True, "new")))
+    assert consult.holds_back(says, state, request, now, 0)[1].policy == "new"
+    wrong = evolve(CONFIG, policy=Says((1, "new")))
+    assert consult.holds_back(wrong, state, request, now, 0)[1].policy is state.policy
+
+
 def test_whom_the_first_in_line_would_displace_is_the_last_that_runs() -> None:
     config = evolve(CONFIG, policy=Priority())
-    assert consult.displaces(config, crowd())[0], "3 against 5"
+    first = crowd().waiting.first().place
+    assert consult.displaces(config, crowd(), first)[0], "3 against 5"
     run = crowd().running
     ahead = evolve(crowd(), running=type(run)(*(c[:2] for c in _columns(run))))
-    assert not consult.displaces(config, ahead)[0], "3 against 1"
-    assert not consult.displaces(evolve(CONFIG, policy=Says(True)), ahead)[0], (
+    assert not consult.displaces(config, ahead, first)[0], "3 against 1"
+    assert not consult.displaces(evolve(CONFIG, policy=Says(True)), ahead, first)[0], (
         "whatever it says"
     )
 

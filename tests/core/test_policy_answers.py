@@ -22,7 +22,7 @@ from minfer.policies import (
     policy_named,
 )
 from minfer.policy import FirstCome, Load
-from minfer.policy_fair import FairQueue
+from minfer.policy_seats import FairSeats
 from minfer.request import Request
 
 
@@ -213,7 +213,7 @@ def test_static_batches_take_members_that_were_there_and_then_wait() -> None:
 def test_names_take_options_of_numbers() -> None:
     assert policy_named("ageing") == Ageing()
     assert policy_named("window:fill=3,wait=0.5") == Window(fill=3, wait=0.5)
-    assert policy_named("fair:clients=7") == FairQueue(clients=7)
+    assert policy_named("fair:clients=7,least=3") == FairSeats(clients=7, least=3)
     with pytest.raises(ConfigError, match="it has none"):
         policy_named("priority:levels=3")
     with pytest.raises(ConfigError, match="it has seconds, levels"):

@@ -1,8 +1,11 @@
 """The line against a sorted list."""
 
 import hypothesis.strategies as st
+from attrs import evolve
 from hypothesis import given
 
+from minfer.beam import BeamSearch
+from minfer.pmap import Map
 from minfer.request import Request
 from minfer.sequence import Sequence
 from minfer.waiting import Line
@@ -115,3 +118,51 @@ def test_many_that_do_not_fill_a_bucket_stay_together() -> None:
     assert [len(bucket) for bucket in line.buckets] == [7]
     line = line.insert_many(entry(7 * number) for number in range(8, 11))
     assert [len(bucket) for bucket in line.buckets] == [4, 4, 2]
+
+
+@examples(25)
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.sampled_from("abc")), max_size=60),
+    st.sets(st.integers(0, 60)),
+    st.sets(st.sampled_from("abcd")),
+    st.sets(st.integers(0, 60)),
+    st.integers(2, 5),
+)
+def test_the_first_who_is_not_held_back_with_its_client(
+    entries: list[tuple[int, str]],
+    gone: set[int],
+    shut: set[str],
+    back: set[int],
+    full: int,
+) -> None:
+    """Against a list; who has been in passes, and so does who is of a search that has."""
+    model = {}
+    for number, client in entries:
+        one = entry(number)
+        request = evolve(one.request, client=client)
+        model[number] = evolve(one, request=request, preempted=int(number in back))
+    line = Line(full=full).insert_many(model.values())
+    left = [seq for number, seq in model.items() if number not in gone]
+    some = sorted(number for number in gone if number in model)
+    for number in some[::2]:
+        line = line.remove(model[number].place)
+    line = line.remove_many(model[number].place for number in some[1::2])
+    begun = {str(number) for number in back if number % 2}
+    may = [
+        seq
+        for seq in sorted(left, key=lambda seq: seq.place)
+        if seq.preempted or seq.request.client not in shut
+    ]
+    assert line.first_but(shut, begun) == next(iter(may), None)
+    assert sum(line.counts.values()) == sum(not seq.preempted for seq in left)
+    assert all(line.counts.values())
+
+
+def test_who_is_of_a_search_that_has_begun_passes_and_is_not_counted() -> None:
+    searched = evolve(entry(3).request, client="a", beams=BeamSearch(), lockstep=True)
+    one = evolve(entry(3), request=searched)
+    line = Line().insert(one)
+    assert line.first_but({"a"}, {"3"}) is one
+    assert line.first_but({"a"}, set()) is None
+    assert line.counts == Map()
+    assert Line().first_but(set(), set()) is Line().first_but({"a"}, set()) is None

@@ -37,13 +37,14 @@ from minfer.messages import (
     Failed,
     Finish,
     Finished,
+    Pause,
     Preempted,
     Submit,
     Tick,
 )
 from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome, Load, Policy
-from minfer.policy_fair import FairQueue
+from minfer.policy_seats import FairSeats
 from minfer.prompt_logprobs import parts_of
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import START, offer_of, vector_of
@@ -75,7 +76,7 @@ POLICIES: tuple[Policy, ...] = (
     Ageing(4.0, 2),
     Deadline(9.0),
     Shortest(0.3),
-    FairQueue(),
+    FairSeats(least=2, newcomers=1),
     Window(4.0, 2, wait=1.5, fill=3, urgent=0),
     Static(2),
 )
@@ -206,6 +207,7 @@ def tiny_config(rng: Random) -> EngineConfig:
         max_repeat=rng.choice((1, 1, 2, 5)),
         max_failures=rng.choice((2, 3)),
         watermark=rng.choice((0, 0, 1, 2)),
+        late_masks=(seqs + size) % 3 > 0,  # not drawn: seeds keep their worlds
         max_waiting=rng.choice((2**20, 2**20, 6)),
         policy=rng.choice(
             (
@@ -213,8 +215,8 @@ def tiny_config(rng: Random) -> EngineConfig:
                 Priority(),
                 Priority(),
                 Sparing(),
-                FairQueue(clients=2),
-                FairQueue(clients=1),
+                FairSeats(clients=2, least=1, newcomers=2),
+                FairSeats(clients=1, least=1, newcomers=1),
             )
         ),
         window=rng.choice((0, 0, 0, 2, 3, 6, 9, 14)),
@@ -265,6 +267,7 @@ class World:
     rng: Random
     habits: Habits = field(factory=Habits)
     bound: float = 0.0  # share of requests that never run ahead
+    pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
     pooled: float = 0.0  # share of requests that end with their prompts
     searching: float = 0.0  # share of requests whose samples are beams
     state: EngineState = field(init=False)
@@ -274,6 +277,7 @@ class World:
         init=False
     )  # `config`, and what its policy answers: `budgets`
     budgets: list[int] = field(init=False)
+    held_back: set[str] = field(init=False)  # of whom it said that others pass them
     inbox: list[Event] = field(factory=list)
     requests: dict[str, Request] = field(factory=dict)
     out: dict[SampleId, list[int]] = field(factory=dict)
@@ -303,6 +307,7 @@ class World:
         self.ledger = Ledger(self.config, self.state)
         policy: Any = Watched(self.config.policy)
         self.budgets, self.watched = policy.budgets, evolve(self.config, policy=policy)
+        self.held_back = policy.held_back
         sizes = self.config.block_size, self.config.vocab_size, self.config.window
         rng = Random(self.rng.random() if self.habits.variable else 0)
         self.oracle = Busy(rng, self.habits, *sizes)
@@ -471,6 +476,22 @@ class World:
                 Finish(name, sample, length, self.rng.choice(("stop", "tool")))
             )
 
+    def pause_some(self) -> None:
+        """The host is late with the masks of some samples, and has those of others: of
+        any, and of some that wait for none. Draws of its own: seeds keep their worlds.
+        """
+        rng = Random(f"pause {self.turns}")
+        line = list(islice(self.state.waiting, 20))
+        names = [*self.state.running.ids, *(seq.id for seq in line)]
+        names += [("nobody", 0), *islice(self.ended, 1)]
+        for _ in range(rng.choice((1, 1, 3))):
+            if rng.random() < self.pausing:
+                name, sample = rng.choice(names)
+                self.inbox.append(Pause(name, sample))
+        for one in sorted(self.state.paused):
+            if rng.random() < 0.25:
+                self.inbox.append(Pause(*one, paused=False))
+
     def submit_again(self) -> None:
         """Somebody submits a request once more: it is being served, or was, or has just
         ended.
@@ -588,7 +609,11 @@ class World:
         )
         work += sum(5 * self.requests[name].n for name in self.poison)
         bound = self.turns + 50 + 4 * work
+        self.pausing = 0.0  # every mask comes
         while self.state.requests or self.state.inflight or self.inbox:
+            told = {(e.id, e.sample) for e in self.inbox if isinstance(e, Pause)}
+            for name in sorted(self.state.paused | told):
+                self.inbox.append(Pause(*name, paused=False))
             assert self.turns < bound, f"not drained: {self.state.held}"
             self.turn()
         check(self.config, self.state)
@@ -602,6 +627,8 @@ class World:
 
     def _take(self, results: tuple[Event, ...]) -> None:
         self.turns += 1
+        if self.pausing:
+            self.pause_some()
         self.clock += self.rng.random()
         told = [*results, *self.inbox]
         if self.shuffled:
@@ -610,10 +637,11 @@ class World:
         events = (Tick(self.clock), *told)
         self.inbox.clear()
         self.budgets.clear()
+        self.held_back.clear()
         before, turn = self.state, step(self.watched, self.state, events)
         self.state = turn.state
         if self.audit:
-            self.ledger.take(events, turn, self.budgets)
+            self.ledger.take(events, turn, self.budgets, self.held_back)
             self.paths += taken(self.config, before, events, turn)
         self.preempted += sum(isinstance(r, Preempted) for r in turn.reasons)
         self._perform(turn)
@@ -739,6 +767,8 @@ def run_swarm(seed: int, turns: int) -> World:
         wire=apart.random() < 0.2,
     )
     world.bound = 0.3 if apart.random() < 0.15 else 0.0
+    if world.bound:
+        world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
     world.pooled = 0.4 if apart.random() < 0.25 else 0.0
     world.searching = apart.choice((0.3, 0.8)) if apart.random() < 0.25 else 0.0
     world.big, world.hungry, world.poisonous = (

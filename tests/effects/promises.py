@@ -36,6 +36,7 @@ from minfer.policies import (
 )
 from minfer.policy import FirstCome, Policy
 from minfer.policy_fair import FairQueue
+from minfer.policy_seats import FairSeats
 from minfer.request import Request
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.state import Turn
@@ -48,6 +49,7 @@ POLICIES: tuple[tuple[Policy, str], ...] = (  # with what each promises
     (Deadline(), "in the order of deadlines"),
     (Shortest(0.05), "overtakes by 0.05 s per token of work at most"),
     (FairQueue(), "nobody passes the more urgent, or a request of his own client"),
+    (FairSeats(), "nobody passes a request of his own client and class"),
     (Window(wait=0.1, fill=8), "overtakes by 10 s per level at most"),
     (Static(64), "nobody overtakes"),
 )
@@ -105,6 +107,9 @@ def may_overtake(policy: Policy, late: Served, early: Served) -> bool:
         case Shortest(pace=pace):
             prompts = (len(has.prompt) - len(wants.prompt)) / PREFILL
             return behind < pace * (prompts + has.max_tokens - wants.max_tokens)
+        case FairSeats():
+            mine = wants.client, wants.priority
+            return mine != (has.client, has.priority)
         case FairQueue():
             same = wants.priority == has.priority
             return wants.client != has.client if same else wants.priority < has.priority

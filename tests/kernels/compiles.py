@@ -22,6 +22,7 @@ from minfer.kernels import (
     attention,
     linear,
     logprobs,
+    masks,
     norm,
     rope,
     rows,
@@ -127,6 +128,7 @@ def main(few: bool) -> None:
         draws = logits, at, ones, at, ones, ones, ones, at.long(), at
         sample.sample(*draws, filtered=False)
         sample.sample(*draws)
+    masks.hide(half(9, VOCAB), at, ints(4, VOCAB // 32))
     kept = shape.Kept.make(9, VOCAB, at.device)
     penalties = shape.Penalties(ones, ones, ones)
     shape.shape(half(4, VOCAB), at, at, penalties, kept)

@@ -27,9 +27,13 @@ pytestmark = [
 ]
 REAL = kernels.SIZES
 SMALL = [  # a row is many chunks
-    Sizes(chunk=64, group=16, span=128, tile=64),
-    Sizes(chunk=128, group=32, span=64, tile=256),
-    Sizes(chunk=64, group=32, span=256, tile=128),
+    Sizes(chunk=64, group=16, span=32, block=16, tile=64, samples=32, waits=2, few=0),
+    Sizes(
+        chunk=128, group=32, span=256, block=128, tile=256, samples=16, waits=0.5, few=20
+    ),
+    Sizes(
+        chunk=64, group=32, span=64, block=32, tile=128, samples=64, waits=24, few=1000
+    ),
 ]
 Row = tuple[SamplingParams, int, int, int]  # parameters, seed, sample, position
 
@@ -236,7 +240,9 @@ def check_edges(line: Tensor, params: Sequence[SamplingParams], device: str) -> 
 def test_the_last_token_kept_and_the_first_left_out(
     device: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sizes = Sizes(chunk=128, group=16, span=512, tile=512)
+    sizes = Sizes(
+        chunk=128, group=16, span=128, block=64, tile=512, samples=64, waits=24, few=0
+    )
     monkeypatch.setattr(kernels, "SIZES", sizes)
     line = torch.randn(300, generator=torch.Generator().manual_seed(3))
     params = [
@@ -282,7 +288,11 @@ def test_the_lowest_id_of_the_largest_logits(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # More chunks than a tile holds.
-    monkeypatch.setattr(kernels, "SIZES", Sizes(chunk=16, group=8, span=32, tile=8))
+    monkeypatch.setattr(
+        kernels,
+        "SIZES",
+        Sizes(chunk=16, group=8, span=32, block=16, tile=8, samples=8, waits=24, few=0),
+    )
     logits = torch.full((3, 200), -5.0)
     for row, ids in enumerate([(199, 70, 71), (0, 199), (130, 131)]):
         logits[row, list(ids)] = 3.0

@@ -16,6 +16,7 @@ from minfer.pmap import Map
 from minfer.policies import Ageing, Deadline, Priority, Shortest, Static, Window
 from minfer.policy import FirstCome
 from minfer.policy_fair import FairQueue
+from minfer.policy_seats import FairSeats
 from minfer.testing import PolicyError, check_policy
 from tests.kit.broken import BROKEN
 from tests.kit.example_sound import TwoClasses
@@ -36,6 +37,8 @@ SOUND: Final[tuple[tuple[Any, dict[str, float]], ...]] = (
     (Shortest(20.0), {"patience": 420}),
     (FairQueue(), {}),
     (FairQueue(Map({"a": 3.0, "b": 0.25})), {}),
+    (FairSeats(least=1, newcomers=1), {}),
+    (FairSeats(Map({"a": 3.0, "b": 0.25}), least=2), {}),
     (Window(), {}),
     (Window(0.5, 2, wait=0.9, fill=3, urgent=-3, part=1.0), {}),
     (Window(wait=4.0, fill=4, urgent=-9), {"hold": 4.0}),

@@ -249,6 +249,9 @@ class Duck:
     def admitted(self, state: int, _: Rank, __: Request, ___: Load) -> int:
         return state
 
+    def holds_back(self, state: int, _: Request, __: Load, ___: int) -> tuple[bool, int]:
+        return False, state
+
     def ended(self, state: int, _: Request, __: int, ___: bool) -> int:
         return state
 

@@ -25,10 +25,11 @@ class Kept:
 
     request: Request
     tokens: list[list[int]]  # new ones, by sample
-    names: list[str]  # by which it, or parts of it, go on the link
+    names: list[str] = field(factory=list)  # of it, or of its parts, on the link
     over: set[int] = field(factory=set)  # samples that have ended
     ends: dict[int, Finish] = field(factory=dict)  # that the engine was told of
     cancelled: bool = False
+    compiling: bool = False  # so may be the engine that has it: until it is in line
     admitted: bool = False  # by the engine that has it now
     moved: bool = False  # that engine gave it something
     deaths: int = 0  # see `quarantine`
@@ -42,6 +43,11 @@ class Kept:
         """A sample's output tokens so far, those that it began with included."""
         return len(self.request.output) + len(self.tokens[sample])
 
+    def go(self, name: str) -> None:
+        """Note that it, or a part of it, goes to the engine under a name."""
+        self.names.append(name)
+        self.compiling = self.request.sampling.structured_outputs is not None
+
     def blame(self, probing: str) -> bool:
         """Note that the engine that had it has died, while it served `probing` alone, if
         anybody; whether that is proof.
@@ -49,11 +55,15 @@ class Kept:
         alone = probing in self.names
         if probing:
             self.deaths_alone += alone
-        elif self.admitted:
+        elif self.admitted or self.compiling:
             self.deaths = 1 if self.moved else self.deaths + 1
-        self.admitted = self.moved = False
-        self.names.clear()
+        self.forsake()
         return alone and self.deaths_alone >= GUILTY
+
+    def forsake(self) -> None:
+        """No engine has it any more."""
+        self.compiling = self.admitted = self.moved = False
+        self.names.clear()
 
 
 class Requests:
@@ -87,7 +97,8 @@ class Requests:
     def add(self, request: Request) -> None:
         """A request comes, under an id that no other one has."""
         tokens: list[list[int]] = [[] for _ in range(request.n)]
-        self._kept[request.id] = Kept(request, tokens, [request.id])
+        kept = self._kept[request.id] = Kept(request, tokens)
+        kept.go(request.id)
         self._names[request.id] = (request.id, None)
 
     def clear(self) -> None:
@@ -117,11 +128,16 @@ class Requests:
 
     # --- when the link is over ----------------------------------------------------------
 
-    def lose(self, probing: str) -> tuple[Finished, ...]:
+    def lose(self, probing: str, *, served: bool = True) -> tuple[Finished, ...]:
         """The link is over, on which `probing` ran alone, if anybody; returns the ends of
-        those that are given up.
+        those that are given up. An engine that `served` nobody yet blames nobody.
         """
-        proven = [kept for kept in self._kept.values() if kept.blame(probing)]
+        proven = []
+        for kept in self._kept.values():
+            if not served:
+                kept.forsake()
+            elif kept.blame(probing):
+                proven.append(kept)
         self._names.clear()
         self._batch = ()
         self._rows = ()
@@ -162,7 +178,7 @@ class Requests:
     def _named(self, kept: Kept, part: Request, sample: int | None) -> wire.Resumed:
         name = again_name(kept.request.id, next(self._again))
         self._names[name] = (kept.request.id, sample)
-        kept.names.append(name)
+        kept.go(name)
         return wire.Resumed(evolve(part, id=name), kept.deaths, kept.deaths_alone)
 
     # --- news ---------------------------------------------------------------------------
@@ -180,6 +196,9 @@ class Requests:
                     kept.moved = True
         known = [one for one in told.reasons if one.of.id in self._names]
         arrived = [self._names[name][0] for name in told.arrived if name in self._names]
+        for own in arrived:
+            if own in self._kept:
+                self._kept[own].compiling = False
         return News(
             time=told.time,
             ids=self._batch if has_batch else (),

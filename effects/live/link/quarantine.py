@@ -2,7 +2,8 @@
 
 Theory. An engine dies for reasons of its own, or because of what it serves. All that it
 served is asked for again; a request that gets something new of an engine is cleared. One
-that saw `SUSPECT` engines in a row die without anything new from them may be what they
+that was let in, or whose grammar may have been at work (it was not in line yet), and that
+saw `SUSPECT` engines in a row die without anything new from them may be what they
 died of: suspects run first and alone, one after the other, each until it has its next
 token, and all others wait for that. A request of which `GUILTY` engines died while they
 served nobody else is given up by its front. So a request that kills ends alone, and a

@@ -211,8 +211,8 @@ class Remote:
         """
         self._send = None
         self.inquirer.disconnect()
+        given_up = self._requests.lose(self._probing, served=self.progress is None)
         self.progress = wire.Progress("waiting for the engine")
-        given_up = self._requests.lose(self._probing)
         self._probing = ""
         self._end(given_up)
         self._end(self._requests.to_end())

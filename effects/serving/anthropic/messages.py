@@ -47,9 +47,10 @@ class MessagesBody(ConversationBody):
         stops = tuple(self.stop_sequences or ())
         params = llm.setup.default_sampling_params(**given, stop=stops)
         ids = self.ids(llm)
-        offered = tuple(tool.name for tool in self.offered)
+        offers = offers_of(self.offered)
+        tools = {one.name: one.parameters for one in offers}
         wish = Wish() if self.tool_choice is None else self.tool_choice.wish()
-        parsing = parsing_of(llm, ids, offered, parallel=wish.several)
+        parsing = parsing_of(llm, ids, tools, parallel=wish.several)
         request = GenerationRequest(
             prompts=(Asked(None, ids),),
             params=params,
@@ -59,7 +60,7 @@ class MessagesBody(ConversationBody):
             parsing=parsing,
             wanted_by="max_tokens",
         )
-        bound = bound_to(llm, offers_of(self.offered), wish, parsing)
+        bound = bound_to(llm, offers, wish, parsing)
         return with_calls(request, bound)
 
 

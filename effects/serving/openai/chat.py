@@ -86,14 +86,14 @@ class ChatBody(GenerationBody):
             check_template(llm.parsers, "messages")
         ids = self._ids(llm)
         several = self.parallel_tool_calls
-        names = tuple(tool.function.name for tool in self.offered)
-        parsing = parsing_of(llm, ids, names, parallel=several)
+        offers = offers_of(self.offered)
+        tools = {one.name: one.parameters for one in offers}
+        parsing = parsing_of(llm, ids, tools, parallel=several)
         # Unless told otherwise, an answer takes what room the context has.
         given = {"max_tokens": None, **self.sampling()}
         params = llm.setup.default_sampling_params(**given)
         request = self.request([Asked(None, ids, self.cache_salt.encode())], params)
         wish = wish_of(self.tool_choice, several=several)
-        offers = offers_of(self.offered)
         bound = bound_to(llm, offers, wish, parsing, self.constraint())
         return attrs.evolve(with_calls(request, bound), parsing=parsing)
 

@@ -33,7 +33,6 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "include_stop_str_in_output": (False,),
     "metadata": (ANYTHING,),
     "modalities": (["text"],),
     "moderation": (),
@@ -62,6 +61,7 @@ _SAMPLING: Final = {
     "max_tokens",
     "stop",
     "stop_token_ids",
+    "include_stop_str_in_output",
     "ignore_eos",
     "min_tokens",
     "logit_bias",
@@ -77,6 +77,7 @@ _UNSEARCHED: Final[Mapping[str, Any]] = {
     "temperature": 0,
     "stop": [],
     "stop_token_ids": [],
+    "include_stop_str_in_output": False,
     "min_tokens": 0,
     "logit_bias": {},
     "allowed_token_ids": None,
@@ -155,6 +156,7 @@ class GenerationBody(ConstrainedBody):
     min_p: float | None = None
     repetition_penalty: float | None = None
     stop_token_ids: Annotated[list[Whole], Few] | None = None
+    include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Whole | None = None
     allowed_token_ids: (

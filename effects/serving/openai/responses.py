@@ -169,8 +169,9 @@ class ResponsesBody(StrictObject):
             **given, max_tokens=self.max_output_tokens
         )
         several = self.parallel_tool_calls
-        names = tuple(tool.name for tool in self.offered)
-        parsing = parsing_of(llm, ids, names, parallel=several)
+        offers = offers_of([one.tool() for one in self.offered], inside="")
+        tools = {one.name: one.parameters for one in offers}
+        parsing = parsing_of(llm, ids, tools, parallel=several)
         request = GenerationRequest(
             prompts=(Asked(None, ids),),
             params=params,
@@ -182,7 +183,6 @@ class ResponsesBody(StrictObject):
             wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
         )
         wish = wish_of(self._choice, several=several)
-        offers = offers_of([one.tool() for one in self.offered], inside="")
         return with_calls(request, bound_to(llm, offers, wish, parsing, asked))
 
     def _ids(self, llm: Grounds) -> list[int]:

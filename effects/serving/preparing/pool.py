@@ -16,10 +16,10 @@ from attrs import define, field
 from minfer.effects.live.errors import EngineDeadError
 from minfer.effects.serving.errors import SHUTTING_DOWN, ApiError
 from minfer.effects.serving.openai.models import Models
-from minfer.effects.serving.preparing.line import Line
 from minfer.effects.serving.preparing.process import Process, WorkerGoneError
 from minfer.effects.serving.preparing.task import Prepared, Recipe, work
 from minfer.effects.serving.protocol import Endpoint, Grounds, Question
+from minfer.effects.text.line import Line
 
 LIMIT: Final = 10.0  # seconds that a body may take
 BOOT: Final = 60.0  # seconds that a worker has to start

@@ -1,18 +1,22 @@
 """Grammars by llguidance: compiled lazily, walked over the vocabulary's prefix tree.
 
-Its matchers never raise; they fall into a state of error, which is looked for after each
-call. Work is bounded three ways: by its own limits (expressions, states, items), by the
-size of what is asked, and by the processor time of one mask, for the limits count no
-work that long runs of forced bytes and ambiguous rules make.
+Work is bounded three ways: by its own limits (expressions, states, items), by the size of
+what is asked, and by the processor time of one mask, for the limits count no work that
+long runs of forced bytes and ambiguous rules make.
 """
 
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from minfer.effects.text.grammars.protocol import GrammarError, MissingLibraryError
+from minfer.effects.text.grammars.at_once import AtOnce
+from minfer.effects.text.grammars.protocol import (
+    GrammarError,
+    MissingLibraryError,
+    Move,
+)
 from minfer.effects.text.grammars.spelled import WHITESPACE, Spelled, spelled
+from minfer.effects.text.grammars.walking import LlguidanceMatcher, check, cut
 from minfer.structured import StructuredOutputs
 
 if TYPE_CHECKING:
@@ -28,8 +32,6 @@ LIMITS: Final = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
-MOST_SECONDS: Final = 0.1  # of a processor, for one mask
-MOST_CHARS: Final = 300  # of the library's errors that are handed on
 MISSING: Final = "needs llguidance: pip install 'minfer[grammar]'"
 
 
@@ -57,8 +59,9 @@ class LlguidanceCompiler:
         # Whatever it says of a tokenizer that it cannot read.
         except Exception as error:
             raise GrammarError(
-                f"this model's tokenizer cannot be used with grammars: {_cut(error)}"
+                f"this model's tokenizer cannot be used with grammars: {cut(error)}"
             ) from None
+        self._at_once = AtOnce(self.vocabulary.vocab_size)
 
     def compile(self, asked: StructuredOutputs) -> "LlguidanceGrammar":
         """As `Compiler` says."""
@@ -73,8 +76,12 @@ class LlguidanceCompiler:
         # Whatever the library raises, a panic of its own language included: it is about
         # what was asked.
         except BaseException as error:
-            raise GrammarError(f"{param}: {_cut(error)}", param) from None
+            raise GrammarError(f"{param}: {cut(error)}", param) from None
         return grammar
+
+    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+        """As `Compiler` says."""
+        return self._at_once.masks(moves)
 
     def _matcher(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher
@@ -97,54 +104,8 @@ class LlguidanceGrammar:
     def matcher(self) -> "LlguidanceMatcher":
         """As `Grammar` says."""
         inner = self._make()
-        _check(inner)
+        check(inner)
         return LlguidanceMatcher(inner, self._stand_in)
-
-
-class LlguidanceMatcher:
-    """One output on its way."""
-
-    def __init__(self, inner: "LLMatcher", stand_in: int | None) -> None:
-        self._inner = inner
-        self._stand_in = stand_in
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        """As `Matcher` says."""
-        self._inner.consume_tokens(list(tokens))
-        _check(self._inner)
-
-    def rollback(self, count: int) -> None:
-        """As `Matcher` says."""
-        if count:
-            self._inner.rollback(count)
-            _check(self._inner)
-
-    def mask(self) -> bytes:
-        """As `Matcher` says."""
-        begun = time.thread_time()
-        bits = self._inner.compute_bitmask()
-        _check(self._inner)
-        if (spent := time.thread_time() - begun) > MOST_SECONDS:
-            raise GrammarError(
-                f"took {spent:.2f} s to say what may come next, of at most "
-                f"{MOST_SECONDS}; make it simpler"
-            )
-        return bits if self._stand_in is None else _without(bits, self._stand_in)
-
-    @property
-    def may_end(self) -> bool:
-        """As `Matcher` says."""
-        return self._inner.is_accepting()
-
-    @property
-    def must_end(self) -> bool:
-        """As `Matcher` says."""
-        return self._inner.is_stopped() and not self._inner.is_error()
-
-    def forced(self) -> int | None:
-        """As `Matcher` says."""
-        allowed = int.from_bytes(self.mask(), "little")
-        return allowed.bit_length() - 1 if allowed.bit_count() == 1 else None
 
 
 def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:
@@ -161,25 +122,3 @@ def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:
         case "regex":
             return LLMatcher.grammar_from_regex(told.text)
     return LLMatcher.grammar_from_lark(told.text)
-
-
-def _without(bits: bytes, token: int) -> bytes:
-    """A mask that does not allow a token."""
-    cleared = bytearray(bits)
-    cleared[token // 8] &= ~(1 << token % 8)
-    return bytes(cleared)
-
-
-def _check(inner: "LLMatcher") -> None:
-    """Raise GrammarError if the library could not go on."""
-    if not inner.is_error():
-        return
-    said = _cut(inner.get_error())
-    if said.startswith("NoExtension"):
-        said = "there is no text that it allows"
-    raise GrammarError(said)
-
-
-def _cut(error: object) -> str:
-    text = str(error).replace("<non-verbose/>", "").strip()
-    return text if len(text) <= MOST_CHARS else text[: MOST_CHARS - 3] + "..."

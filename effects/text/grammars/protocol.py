@@ -10,6 +10,8 @@ wherever the output may be over, and alone once it must be.
 from collections.abc import Sequence
 from typing import Protocol
 
+from attrs import frozen
+
 from minfer.structured import StructuredOutputs
 
 
@@ -66,8 +68,24 @@ class Grammar(Protocol):
         ...
 
 
+@frozen(eq=False)
+class Move:
+    """Where a matcher is to go: back by some tokens, then forward by others."""
+
+    matcher: Matcher
+    back: int
+    tokens: tuple[int, ...]
+
+
 class Compiler(Protocol):
     """Compiles constraints for one vocabulary."""
+
+    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+        """Move matchers that this compiler made, each another one; then the mask of each,
+        or why there is none. On as many processors as there are; other threads run
+        meanwhile.
+        """
+        ...
 
     def compile(self, asked: StructuredOutputs) -> Grammar:
         """A grammar, with the work of its first mask done. Raises GrammarError, which

@@ -3,20 +3,42 @@
 Compiling is bounded (`by_llguidance.py`) and lets other threads run, but it takes a
 while, and so does reading the vocabulary at first: nobody who steps an engine, and no
 event loop, should wait for it. `begin` is for them, and `get` for who may wait.
+
+Theory. Who begins gets a future of its own, in the line of its client, and clients take
+turns. To leave is to cancel that future; a constraint that nobody waits for any more is
+not compiled, unless that has begun: then the result is kept as any other.
+
+    begin ---> place in line ---> a thread's turn ---> compiled ---> all who wait, kept
+      cancelled: out of the line
 """
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final
 
-from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError
+from attrs import define, field
+
+from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError, Move
+from minfer.effects.text.line import Line, Place
 from minfer.structured import StructuredOutputs
 
 KEPT: Final = 256  # grammars: what was asked for, and that it compiles
 THREADS: Final = 2
-MOST_PENDING: Final = 64  # beyond which a server should take no more
+MOST_WAITING: Final = 64  # in line, beyond which a server should take no more
+SHARE: Final = 2  # a client's share of these: one in so many
+
+
+@define(eq=False)
+class _Job:
+    """A constraint that is not compiled yet, and who waits for it."""
+
+    asked: StructuredOutputs
+    running: bool = False
+    done: "Future[Grammar]" = field(factory=Future)
+    waits: "dict[Future[Grammar], Place[_Job] | None]" = field(factory=dict)
 
 
 class Grammars:
@@ -27,8 +49,10 @@ class Grammars:
         self._make = make
         self._compiler: Compiler | None = None
         self._loading = threading.Lock()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # never held while a future is told something
         self._kept: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
+        self._jobs: dict[StructuredOutputs, _Job] = {}
+        self._line = Line[_Job]()
         self._pool: ThreadPoolExecutor | None = None
 
     def warm(self) -> None:
@@ -37,63 +61,136 @@ class Grammars:
         """
         self._loaded()
 
-    def begin(self, asked: StructuredOutputs) -> "Future[Grammar]":
-        """Have a constraint compiled, unless it was; the result, or a GrammarError."""
+    def begin(self, asked: StructuredOutputs, client: str = "") -> "Future[Grammar]":
+        """Have a constraint compiled when its client's turn comes, unless it was; the
+        result, or a GrammarError. Who cancels this future leaves.
+        """
         with self._lock:
-            if (known := self._kept.get(asked)) is None:
+            if (known := self._known(asked)) is not None:
+                return known
+            job = self._jobs.setdefault(asked, _Job(asked))
+            wait: Future[Grammar] = Future()
+            job.waits[wait] = None
+            if not job.running:
+                job.waits[wait] = self._line.add(job, client, len(asked.text))
                 if self._pool is None:
                     self._pool = ThreadPoolExecutor(THREADS, "minfer-grammars")
-                known = self._pool.submit(self._compile, asked)
-            self._keep(asked, known)
-            return known
+                self._pool.submit(self._next)
+        wait.add_done_callback(partial(self._leave, job))
+        return wait
 
     def get(self, asked: StructuredOutputs) -> Grammar:
-        """A constraint, compiled: by who asks, if it is not kept, as others may be in
+        """A constraint, compiled: by who asks, if nobody is at it, as others may be in
         line for the threads. Raises GrammarError, which names the field.
         """
         with self._lock:
-            if (known := self._kept.get(asked)) is not None:
-                self._kept.move_to_end(asked)
-        if known is None:
-            known = Future()
-            try:
-                known.set_result(self._compile(asked))
-            except GrammarError as error:
-                known.set_exception(error)
-            with self._lock:
-                self._keep(asked, known)
+            known = self._known(asked)
+            job = None
+            if known is None:
+                job = self._jobs.setdefault(asked, _Job(asked))
+                known = job.done
+                if job.running:
+                    job = None
+                else:
+                    self._start(job)
+        if job is not None:
+            self._run(job)
         return known.result()
+
+    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+        """As `Compiler` says, of matchers that were made here."""
+        return self._loaded().masks(moves)
 
     @property
     def pending(self) -> int:
-        """How many constraints wait to be compiled."""
+        """How many constraints are not compiled yet, of those that are waited for."""
         with self._lock:
-            return sum(not one.done() for one in self._kept.values())
+            return len(self._jobs)
+
+    def crowded(self, client: str) -> bool:
+        """Whether a server should take no more of a client: the line is full, or its
+        share of it.
+        """
+        with self._lock:
+            own = self._line.count(client)
+            return own >= MOST_WAITING // SHARE or len(self._line) >= MOST_WAITING
+
+    def knows(self, asked: StructuredOutputs) -> bool:
+        """Whether nobody has to wait for a constraint."""
+        with self._lock:
+            return asked in self._kept
 
     def close(self) -> None:
-        """Let go of all; what is being compiled ends by itself."""
+        """Let go of all, and cancel what waits; what is being compiled ends by itself."""
         with self._lock:
             pool, self._pool = self._pool, None
             self._kept.clear()
+            waits = [wait for job in self._jobs.values() for wait in job.waits]
+        for wait in waits:
+            wait.cancel()
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _keep(self, asked: StructuredOutputs, known: "Future[Grammar]") -> None:
-        """Keep it as the newest, and no more of those that are done than there may be;
-        the caller holds the lock.
-        """
-        self._kept[asked] = known
-        self._kept.move_to_end(asked)
-        if len(self._kept) > KEPT:
-            oldest = next((one for one, at in self._kept.items() if at.done()), None)
-            if oldest is not None:
-                del self._kept[oldest]
+    # --- what holds the lock when it is called ------------------------------------------
+
+    def _known(self, asked: StructuredOutputs) -> "Future[Grammar] | None":
+        """What came of a constraint, as the newest of what is kept."""
+        if (known := self._kept.get(asked)) is not None:
+            self._kept.move_to_end(asked)
+        return known
+
+    def _start(self, job: _Job) -> None:
+        """Somebody compiles it now: it is in no line any more."""
+        job.running = True
+        for place in job.waits.values():
+            if place is not None:
+                self._line.remove(place)
+
+    # --- what takes it ------------------------------------------------------------------
+
+    def _leave(self, job: _Job, wait: "Future[Grammar]") -> None:
+        """Take out who has left, and what nobody waits for any more."""
+        if not wait.cancelled():
+            return
+        with self._lock:
+            if (place := job.waits.pop(wait, None)) is not None:
+                self._line.remove(place)
+            if not job.waits and not job.running:
+                self._jobs.pop(job.asked, None)
+
+    def _next(self) -> None:
+        """Compile what is next in line; there was more once, if there is nothing."""
+        with self._lock:
+            if (job := self._line.take()) is None:
+                return
+            self._start(job)
+        self._run(job)
+
+    def _run(self, job: _Job) -> None:
+        """Compile it, keep what came of it, and tell all who wait."""
+        error: BaseException | None = None
+        try:
+            job.done.set_result(self._loaded().compile(job.asked))
+        except BaseException as raised:  # whoever waits must hear of it, whatever it is
+            error = raised
+            job.done.set_exception(raised)
+        with self._lock:
+            del self._jobs[job.asked]
+            if error is None or isinstance(error, GrammarError):
+                self._kept[job.asked] = job.done
+            if len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            waits = tuple(job.waits)
+        for wait in waits:
+            if not wait.set_running_or_notify_cancel():
+                continue
+            if error is None:
+                wait.set_result(job.done.result())
+            else:
+                wait.set_exception(error)
 
     def _loaded(self) -> Compiler:
         with self._loading:
             if self._compiler is None:
                 self._compiler = self._make()
             return self._compiler
-
-    def _compile(self, asked: StructuredOutputs) -> Grammar:
-        return self._loaded().compile(asked)

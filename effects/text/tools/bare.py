@@ -7,6 +7,7 @@ that of a tool that was offered, and it has arguments.
 from typing import Final
 
 from minfer.effects.text.tools.calls import Accept, calls
+from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, char, space
 
@@ -14,9 +15,9 @@ _BEGIN: Final = ("{", "[")
 _BETWEEN: Final = (";", ",")  # what models write between calls
 
 
-def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:
+def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
-    yield from several(source, out, names.__contains__)
+    yield from several(source, out, tools.names.__contains__)
     yield from rest(source, out)
 
 

@@ -9,7 +9,16 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools import bare, harmony, hermes, llama, mistral
+from minfer.effects.text.tools import (
+    bare,
+    deepseek,
+    harmony,
+    hermes,
+    llama,
+    mistral,
+    qwen_coder,
+)
+from minfer.effects.text.tools.offered import Offered, Tools, typed_parameters
 from minfer.effects.text.tools.parser import Format, Parser
 from minfer.effects.text.tools.thinking import BRACKETS, THINK, Thinking
 
@@ -23,24 +32,29 @@ TOOLS: Final[Mapping[str, Format]] = {
     "mistral": Format(
         mistral.read, (mistral.CALLS, mistral.ID, mistral.ARGUMENTS), "", 9
     ),
+    "qwen3_coder": Format(
+        qwen_coder.read, (qwen_coder.OPENS, qwen_coder.CLOSES), typed=True
+    ),
+    "deepseek_v3": Format(deepseek.read, deepseek.MARKERS),
+    "deepseek_v31": Format(deepseek.read, deepseek.MARKERS),
     "json": Format(bare.read),
     HARMONY: Format(harmony.read, harmony.MARKERS),
 }
 REASONING: Final[Mapping[str, Thinking]] = {"think": THINK, "mistral": BRACKETS}
-# What a template writes that was made for a format. Looked for in this order: what comes
-# first may be beside what comes later.
+# What a template writes, all of it, that was made for a format. Looked for in this order:
+# what comes first may be beside what comes later.
 _SIGNS: Final = (
-    ("<|channel|>", HARMONY),
-    ("[TOOL_CALLS]", "mistral"),
-    # Qwen's coders write calls in tags, DeepSeek's between tokens of its own.
-    ("<function=", NONE),
-    ("tool▁call", NONE),
-    ("<tool_call>", "hermes"),
-    ("<|python_tag|>", "llama3_json"),
-    ('"parameters": dictionary', "llama3_json"),
-    ("tools", "json"),
+    (("<|channel|>",), HARMONY),
+    (("[TOOL_CALLS]",), "mistral"),
+    (("<function=",), "qwen3_coder"),
+    (("tool▁call", "```json"), "deepseek_v3"),
+    (("tool▁call",), "deepseek_v31"),
+    (("<tool_call>",), "hermes"),
+    (("<|python_tag|>",), "llama3_json"),
+    (('"parameters": dictionary',), "llama3_json"),
+    (("tools",), "json"),
 )
-_REASONING_SIGNS: Final = (("[THINK]", "mistral"), ("</think>", "think"))
+_REASONING_SIGNS: Final = ((("[THINK]",), "mistral"), (("</think>",), "think"))
 
 
 class UnknownFormatError(ValueError):
@@ -54,6 +68,7 @@ class Parsing:
     tools: str = NONE  # a format, or none
     reasoning: str = NONE
     names: tuple[str, ...] = ()  # of tools that were offered
+    typed: tuple[tuple[str, str], ...] = ()  # as `Offered` has them
     opened: bool = False  # the prompt ends within reasoning
     parallel: bool = True  # whether there may be several calls; else the first counts
 
@@ -70,7 +85,8 @@ class Parsing:
         """A parser for an answer."""
         tools = TOOLS.get(self.tools)
         thinking = REASONING.get(self.reasoning)
-        return Parser(tools, frozenset(self.names), thinking, opened=self.opened)
+        offered = Offered(frozenset(self.names), frozenset(self.typed))
+        return Parser(tools, offered, thinking, opened=self.opened)
 
 
 @frozen
@@ -98,21 +114,23 @@ class Parsers:
         return Parsers(tools, reasoning)
 
     def parsing(
-        self, names: tuple[str, ...], prompt: str, *, parallel: bool = True
+        self, offered: Tools, prompt: str, *, parallel: bool = True
     ) -> Parsing | None:
-        """How to read an answer for which these tools were offered; None: as it is.
+        """How to read an answer for which tools were offered; None: as it is.
 
         `prompt` is how it ends. Calls are looked for where there are tools, and channels
         always.
         """
-        tools = self.tools if names or self.tools == HARMONY else NONE
+        tools = self.tools if offered or self.tools == HARMONY else NONE
         if tools == self.reasoning == NONE:
             return None
         thinking = REASONING.get(self.reasoning)
+        typed = tools != NONE and TOOLS[tools].typed
         return Parsing(
             tools=tools,
             reasoning=self.reasoning,
-            names=names,
+            names=tuple(offered),
+            typed=tuple(typed_parameters(offered)) if typed else (),
             opened=thinking is not None and thinking.open_at_end(prompt),
             parallel=parallel,
         )
@@ -125,6 +143,7 @@ def _check(kind: str, name: str, there: Mapping[str, object]) -> None:
         raise UnknownFormatError(f"{what}; use one of {', '.join(known)}")
 
 
-def _signed(template: str, signs: Sequence[tuple[str, str]]) -> str:
+def _signed(template: str, signs: Sequence[tuple[Sequence[str], str]]) -> str:
     """The format that a template was made for."""
-    return next((name for sign, name in signs if sign in template), NONE)
+    there = (name for sign, name in signs if all(one in template for one in sign))
+    return next(there, NONE)

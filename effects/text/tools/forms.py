@@ -21,8 +21,9 @@ from attrs import frozen
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.schemas import checked_schema
 from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
-from minfer.effects.text.tools import hermes, llama, mistral
+from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
 from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.tag_forms import SHARED, tagged
 from minfer.effects.text.tools.thinking import Thinking
 
 OBJECT: Final = '{"type": "object"}'
@@ -32,6 +33,7 @@ _NO_ARGUMENTS: Final = (
 # An answer that begins with one of these is a call, where formats have no markers.
 _BRACE: Final = "{"
 _BRACES: Final = r"{\["
+_BREAK: Final = "\n"
 _GAP: Final = r"GAP: /\n{0,2}/"  # behind reasoning
 
 
@@ -67,6 +69,7 @@ class _Form:
     marker: str = ""
     between: str | None = None  # two calls; None: all are behind one marker
     begins: str = _BRACE  # without a marker: the characters by which a call is known
+    tagged: bool = False  # arguments are in tags, not JSON
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None, where: str) -> str:
@@ -90,7 +93,7 @@ def grammar(calling: Calling) -> str:
             raise GrammarError(f"a call cannot have the name {callee.name!r}")
     form = FORMS[calling.format](calling)
     lines = [*_answer(calling, form), *form.rules, f"TEXT: /{TEXT}/"]
-    for i, callee in enumerate(calling.callees):
+    for i, callee in enumerate(() if form.tagged else calling.callees):
         lines.append(f"arguments_{i}: {json_rule(callee.schema)}")
     # By these signs llama.cpp's grammars are known. They can be in strings only.
     return "\n".join(lines).replace("::=", r"\u003a:=")
@@ -171,7 +174,8 @@ def _objects(calling: Calling, key: str = "arguments") -> tuple[str, ...]:
 
 
 def _repeated(calling: Calling, between: str) -> str:
-    return f"call ({quoted(between)} call)*" if calling.several else "call"
+    gap = quoted(between) if between else ""
+    return f"call ({gap} call)*" if calling.several else "call"
 
 
 def _hermes(calling: Calling) -> _Form:
@@ -205,11 +209,64 @@ def _bare(calling: Calling) -> _Form:
     return _Form(f"call{listed}", _objects(calling), begins=_BRACES)
 
 
+def _qwen_coder(calling: Calling) -> _Form:
+    each = [tagged(one.name, i, one.schema) for i, one in enumerate(calling.callees)]
+    ways = [
+        f'{quoted(f"<function={callee.name}>{_BREAK}")} {one.body} "</function>"'
+        for callee, one in zip(calling.callees, each, strict=True)
+    ]
+    rules = [rule for one in each for rule in one.rules]
+    closes = _marker(calling, qwen_coder.CLOSES)
+    return _Form(
+        rf'"\n" call "\n" {closes}',
+        (f"call: {' | '.join(ways)}", *rules, *SHARED),
+        qwen_coder.OPENS,
+        r'"\n"',
+        tagged=True,
+    )
+
+
+def _deepseek(calling: Calling, kind: str, behind: str, closes: str) -> _Form:
+    """Between tokens, of which the model has all; `kind`, `behind` the name, and what
+    `closes` the arguments are text.
+    """
+    opens, between, ends, end = (
+        _marker(calling, one)
+        for one in (
+            deepseek.CALL,
+            deepseek.BETWEEN,
+            deepseek.CALL_ENDS,
+            deepseek.CALLS_END,
+        )
+    )
+    calls = []
+    for i, one in enumerate(calling.callees):
+        name = quoted(one.name + behind)
+        head = f"{quoted(kind)} {between} {name}" if kind else f"{name} {between}"
+        tail = quoted(closes) if closes else ""
+        calls.append(f"{opens} {head} arguments_{i} {tail} {ends}")
+    listed = _repeated(calling, "\n" if kind else "")
+    return _Form(f"{listed} {end}", (f"call: {' | '.join(calls)}",), deepseek.CALLS)
+
+
+def _deepseek_v3(calling: Calling) -> _Form:
+    return _deepseek(calling, "function", "\n```json\n", "\n```")
+
+
+def _deepseek_v31(calling: Calling) -> _Form:
+    return _deepseek(calling, "", "", "")
+
+
 FORMS: Final[Mapping[str, Callable[[Calling], _Form]]] = {
     "hermes": _hermes,
     "llama3_json": _llama,
     "mistral": _mistral,
+    "qwen3_coder": _qwen_coder,
+    "deepseek_v3": _deepseek_v3,
+    "deepseek_v31": _deepseek_v31,
     "json": _bare,
 }
 # Of these, by their markers calls are told from answers that are JSON.
-MARKED: Final = frozenset({"hermes", "mistral"})
+MARKED: Final = frozenset(
+    {"hermes", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31"}
+)

@@ -16,6 +16,7 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.tools.calls import streamed
+from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
 
@@ -55,7 +56,7 @@ class _Header:
         return found is not None and found[1] == "analysis"
 
 
-def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:  # noqa: ARG001 - of all readers
+def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     marker = ""
     if not (yield from ahead(source, _HEADS)):

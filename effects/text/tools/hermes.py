@@ -7,6 +7,7 @@ objects, too.
 from typing import Final
 
 from minfer.effects.text.tools.calls import calls
+from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
 
@@ -14,7 +15,7 @@ OPENS: Final = "<tool_call>"
 CLOSES: Final = "</tool_call>"
 
 
-def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:  # noqa: ARG001 - of all readers
+def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     while marker := (yield from until(source, [OPENS], out.content)):
         source.keep(marker)

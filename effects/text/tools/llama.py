@@ -8,14 +8,15 @@ from typing import Final
 
 from minfer.effects.text.tools.bare import several
 from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, until
 
 TAG: Final = "<|python_tag|>"
 
 
-def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:
+def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
     """Read a whole answer."""
-    yield from several(source, out, names.__contains__)
+    yield from several(source, out, tools.names.__contains__)
     while tag := (yield from until(source, [TAG], out.content)):
         yield from several(source, out, any_name, tag, bare=True)

@@ -9,6 +9,7 @@ import re
 from typing import Final
 
 from minfer.effects.text.tools.calls import any_name, calls, streamed
+from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import (
     Reading,
@@ -26,7 +27,7 @@ ARGUMENTS: Final = "[ARGS]"
 _NAME: Final = re.compile(r"[\w.:/-]*")
 
 
-def read(source: Source, out: Outlet, names: frozenset[str]) -> Reading[None]:  # noqa: ARG001 - of all readers
+def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
     """Read a whole answer."""
     while marker := (yield from until(source, [CALLS], out.content)):
         source.keep(marker)

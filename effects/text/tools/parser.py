@@ -8,12 +8,13 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.tools.deltas import Delta
+from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source
 from minfer.effects.text.tools.thinking import Thinking
 
 _LETTERS: Final = string.ascii_letters + string.digits
-Reader = Callable[[Source, Outlet, frozenset[str]], Reading[None]]
+Reader = Callable[[Source, Outlet, Offered], Reading[None]]
 
 
 @frozen
@@ -25,6 +26,7 @@ class Format:
     # How ids of calls begin, and how many letters and digits come behind that.
     prefix: str = "call_"
     letters: int = 24
+    typed: bool = False  # schemas say what its arguments are: see `Offered`
 
     def new_id(self) -> str:
         """An id for a call, which no other has."""
@@ -35,21 +37,21 @@ class Format:
 class Parser:
     """Tells content, reasoning and calls apart; see `Format` and `Thinking`.
 
-    Without a format all that is no reasoning is content. `names` are those of the tools
-    that were offered; `opened` says that the answer begins within reasoning.
+    Without a format all that is no reasoning is content. `offered` are the tools that
+    may be called; `opened` says that the answer begins within reasoning.
     """
 
     def __init__(
         self,
         tools: Format | None,
-        names: frozenset[str] = frozenset(),
+        offered: Offered | None = None,
         thinking: Thinking | None = None,
         *,
         opened: bool = False,
     ) -> None:
         self._source = Source()
         self._out = Outlet((tools or Format(_content)).new_id)
-        self._reading = self._read(tools, names, thinking, opened)
+        self._reading = self._read(tools, offered or Offered(), thinking, opened)
         self._over = False
 
     def push(self, text: str, *, final: bool = False) -> list[Delta]:
@@ -62,18 +64,18 @@ class Parser:
     def _read(
         self,
         tools: Format | None,
-        names: frozenset[str],
+        offered: Offered,
         thinking: Thinking | None,
         opened: bool,
     ) -> Reading[None]:
         if thinking is not None:
             yield from thinking.read(self._source, self._out, opened=opened)
         read = _content if tools is None else tools.read
-        yield from read(self._source, self._out, names)
+        yield from read(self._source, self._out, offered)
         self._out.close()
 
 
-def _content(source: Source, out: Outlet, _: frozenset[str]) -> Reading[None]:
+def _content(source: Source, out: Outlet, _: Offered) -> Reading[None]:
     """Read an answer in which there are no calls."""
     while True:
         out.content(source.take(len(source.text)))

@@ -12,6 +12,7 @@ from hypothesis import example, given
 
 from minfer.config import EngineConfig
 from minfer.messages import Admitted, Cancel, Emit, Preempted, Submit, Voided
+from minfer.policy_seats import FairSeats
 from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.explain import Explanation, UnknownRequestError, explain
@@ -264,3 +265,17 @@ def test_a_turn_costs_microseconds() -> None:
         return (time.thread_time() - begin) / len(run.turns)
 
     assert min(seconds() for _ in range(5)) < 600e-6  # 40 us on an idle machine
+
+
+def test_who_is_held_back_with_its_client_waits_for_its_share_and_behind_nobody() -> None:
+    """What others who wait lack, seats, is not said to hold it up."""
+    small = evolve(config(), max_num_seqs=4, policy=FairSeats(least=1, newcomers=9))
+    names = ["b0", "a0", "a1", "a2", "c0", "d0"]
+    asked = [evolve(request(name, 4, 30), client=name[0]) for name in names]
+    arrivals = [(0.01 * number, one) for number, one in enumerate(asked)]
+    turns = [*Simulation(small, Simulated(), COST, arrivals).turns()]
+    (life,) = explain(small, turns, "a2").lives
+    waited = {(where.cause, where.behind) for where in life.parts if where.kind == "line"}
+    assert ("share", False) in waited
+    (other,) = explain(small, turns, "d0").lives
+    assert "share" not in {where.cause for where in other.parts}

@@ -23,7 +23,15 @@ def test_a_kept_journal_replays_without_a_divergence(path: Path) -> None:
 
 def test_kept_journals_have_everything_in_them() -> None:
     seen = content()
-    for what in ("cancels", "samples", "preemptions", "failures", "window", "repeat"):
+    for what in (
+        "cancels",
+        "samples",
+        "preemptions",
+        "failures",
+        "window",
+        "repeat",
+        "shares",
+    ):
         assert seen[what] > 3, what
     for policy in (
         "FirstCome",
@@ -32,6 +40,7 @@ def test_kept_journals_have_everything_in_them() -> None:
         "Shortest",
         "Fair",
         "FairQueue",
+        "FairSeats",
         "Window",
     ):
         assert seen[policy], policy

@@ -14,14 +14,17 @@ from minfer.messages import (
 )
 from minfer.pmap import Map
 from minfer.policies import Priority
+from minfer.policy_seats import JOIN_EVERY, FairSeats
 from minfer.prefix import NONE, ROOT, PrefixIndex
-from minfer.state import Fence
+from minfer.sequence import Sequence
+from minfer.state import Fence, Hold, Turn
 from minfer.testing.accounts import Told
 from minfer.testing.books import Books
 from minfer.testing.decision_laws import read_decisions
 from minfer.testing.event_laws import fold
 from minfer.testing.invariants import InvariantError
-from minfer.testing.line_laws import check_evictions, check_line
+from minfer.testing.line_laws import _may_pass, check_evictions, check_line
+from minfer.testing.plan_laws import Planning
 from tests.core.test_engine import CONFIG, ask
 from tests.core.testing.turns import (
     FULL,
@@ -41,6 +44,21 @@ from tests.core.testing.turns import (
     stated,
     without_plan,
 )
+
+SHARED = (
+    (Submit(evolve(ask("b", 4, 30), client="b")),),
+    tuple(Submit(evolve(ask(f"a{i}", 4, 30), client="a")) for i in range(9)),
+    *((),) * 12,
+)
+
+
+def shared(turn: Turn) -> bool:
+    """Somebody waits as its client has its share of seats, and would be let in else."""
+    state = turn.transition.state
+    told = state.held is not None and state.held.cause == "share"
+    step = state.inflight[-1].step if state.inflight else 1
+    return told and len(state.running) > 2 and step % JOIN_EVERY == 0
+
 
 BITES = (
     Bite("left out", decoding, as_it_is, judged=evolve(CONFIG, depth=2)),
@@ -108,6 +126,21 @@ BITES = (
         judged=evolve(CONFIG, num_blocks=12, policy=Priority()),
     ),
     Bite(
+        "held: .* and its client is held back",
+        shared,
+        as_it_is,
+        evolve(CONFIG, policy=FairSeats(least=1)),
+        SHARED,
+        judged=evolve(CONFIG, policy=FairSeats(least=9)),
+    ),
+    Bite(
+        "held: .* for rows",
+        shared,
+        lambda t: stated(t, held=Hold(t.transition.state.waiting.first().place, "rows")),
+        evolve(CONFIG, policy=FairSeats(least=1)),
+        SHARED,
+    ),
+    Bite(
         "order: somebody was overtaken",
         lambda t: has(Admitted)(t) and bool(t.transition.state.waiting),
         earlier,
@@ -115,6 +148,22 @@ BITES = (
         (FULL,),
     ),
 )
+
+
+def test_only_who_is_held_back_is_passed_and_not_by_its_own() -> None:
+    config = evolve(CONFIG, policy=FairSeats())
+    one, same = (
+        Sequence(evolve(ask(n, 4, 3), client="a"), 0, ((), 0, 0), 0.0, ()) for n in "ab"
+    )
+    other = evolve(same, request=evolve(same.request, client="b"))
+    known, none, unknown = (Planning(None, held) for held in ({"a"}, set[str](), None))
+    assert _may_pass(config, known, one, other)
+    assert _may_pass(config, unknown, one, other)
+    assert not _may_pass(CONFIG, unknown, one, other), "its policy holds nobody back"
+    assert not _may_pass(config, none, one, other)
+    assert not _may_pass(config, known, one, same)
+    assert _may_pass(config, known, one, evolve(same, preempted=1)), "it has been in"
+    assert not _may_pass(config, known, evolve(one, preempted=1), other)
 
 
 @pytest.mark.parametrize("bite", BITES, ids=named(BITES))

@@ -1,9 +1,9 @@
-"""Ways to ask for changed logits, at random."""
+"""Ways to draw, and to ask for changed logits, at random."""
 
 import random
 from typing import Any
 
-from minfer.params import SamplingParams
+from minfer.params import MAX_ALLOWED, SamplingParams
 from minfer.sample import RowSampling
 
 
@@ -23,7 +23,7 @@ def random_shape(rng: random.Random, vocab: int, **more: Any) -> RowSampling:
     )
     bad_words = maybe(words, ())
     gone = stops.union(word[-1] for word in bad_words)
-    allowed = sorted({*some(vocab), min(set(range(vocab)) - gone)})
+    allowed = sorted({*some(MAX_ALLOWED - 1), min(set(range(vocab)) - gone)})
     params = SamplingParams(
         repetition_penalty=maybe(rng.choice([0.7, 1.3, 2.0]), 1.0),
         frequency_penalty=maybe(rng.choice([-1.5, 0.1, 0.7]), 0.0),
@@ -36,3 +36,16 @@ def random_shape(rng: random.Random, vocab: int, **more: Any) -> RowSampling:
     )
     seed, sample = rng.randrange(-(2**63), 2**63), rng.randrange(4)
     return RowSampling.of(params, seed, sample, stops, bad_words)
+
+
+def random_row(rng: random.Random, vocab: int) -> RowSampling:
+    """The same, with any temperature and filters."""
+    return random_shape(
+        rng,
+        vocab,
+        temperature=rng.choice([0, 0.3, 1.0, 2.0]),
+        top_k=rng.choice([0, 0, 1, 5]),
+        top_p=rng.choice([1.0, 1.0, 0.9, 0.5]),
+        min_p=rng.choice([0.0, 0.0, 0.1]),
+        typical_p=rng.choice([1.0, 1.0, 0.9, 0.4]),
+    )

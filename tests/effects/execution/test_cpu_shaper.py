@@ -12,25 +12,13 @@ from minfer.effects.execution.sampler import Sampler
 from minfer.params import SamplingParams
 from minfer.plan import Open
 from minfer.sample import RowSampling
-from tests.effects.execution.shapes import random_shape
+from tests.effects.execution.shapes import random_row
 
 ROWS = 4
 
 
 def opened(how: RowSampling, known: list[int], prompt: int) -> Open:
     return Open(0, ("r", 0), tuple(known), prompt, 10_000, how, ((0,),))
-
-
-def random_row(rng: random.Random, vocab: int) -> RowSampling:
-    return random_shape(
-        rng,
-        vocab,
-        temperature=rng.choice([0, 0.3, 1.0, 2.0]),
-        top_k=rng.choice([0, 0, 1, 5]),
-        top_p=rng.choice([1.0, 1.0, 0.9, 0.5]),
-        min_p=rng.choice([0.0, 0.0, 0.1]),
-        typical_p=rng.choice([1.0, 1.0, 0.9, 0.4]),
-    )
 
 
 class Batch:

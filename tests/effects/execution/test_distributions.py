@@ -1,8 +1,8 @@
 """Every way to draw has the distribution that its definition says, by chi-squared.
 
-Draws of the CPU's sampler and of the GPU kernels' reference, against exact probabilities:
-100,000 and more of each with `--all`, fewer always. Seeds are fixed, and the level is
-1e-3 for all together.
+Draws of the CPU's sampler, of the GPU's kernels where there is one, and of their
+reference, against exact probabilities: 100,000 and more of each with `--all`, fewer
+always. Seeds are fixed, and the level is 1e-3 for all together.
 """
 
 import math
@@ -48,9 +48,13 @@ WAYS: Final[dict[str, dict[str, Any]]] = {
     "all": {**SHAPE, "top_p": 0.9, "temperature": 1.2},
 }
 STOPS, WORDS = frozenset({8, 11}), ((9,), (8, 4), (2, 8))
-SAMPLERS: Final = ("cpu", "reference")
+NEEDS_GPU: Final = pytest.mark.skipif(
+    not torch.cuda.is_available(), reason="so many rows are for the GPU"
+)
+SAMPLERS: Final = ("cpu", "reference", pytest.param("kernels", marks=NEEDS_GPU))
+AT_ONCE: Final = 30_000  # rows: a grid's second side has 2^16 - 1 at most
 # By a normal approximation of chi-squared's cube root (Wilson and Hilferty 1931).
-Z: Final = 4.2  # of 1e-3 by 56 tests
+Z: Final = 4.23  # of 1e-3 by 84 tests
 
 
 def critical(freedom: int) -> float:
@@ -79,21 +83,35 @@ def drawn(sampler: str, how: RowSampling, count: int) -> Counter[int]:
         )
         tokens = choose(logits, every, np.full(count, position)).tokens.tolist()
         return Counter(tokens)
-    streams = np.array([stream(seed, 0) for seed in range(count)], np.uint64)
-    ones = torch.ones(count)
-    found, broken = kernels.reference(
-        logits,
-        torch.arange(count),
+    device = "cuda" if sampler == "kernels" else "cpu"
+    sample = kernels.sample if sampler == "kernels" else kernels.reference
+    drew: Counter[int] = Counter()
+    for first in range(0, count, AT_ONCE):
+        seeds = range(first, min(first + AT_ONCE, count))
+        lines = logits[: len(seeds)].contiguous().to(device)
+        found, broken = sample(lines, *arguments(how, seeds, position, device))
+        assert not broken.any()
+        drew.update(found.tolist())
+    return drew
+
+
+def arguments(
+    how: RowSampling, seeds: range, position: int, device: str
+) -> tuple[torch.Tensor, ...]:
+    """Those of `kernels.sample` for a row of each seed, after the logits."""
+    streams = np.array([stream(seed, 0) for seed in seeds], np.uint64)
+    ones = torch.ones(len(seeds))
+    made = (
+        torch.arange(len(seeds), dtype=torch.int32),
         how.temperature * ones,
         (how.top_k * ones).int(),
         how.top_p * ones,
         -lowest(how.min_p) * ones,
         how.typical_p * ones,
         torch.from_numpy(streams.view(np.int64)),
-        torch.full((count,), position),
+        torch.full((len(seeds),), position, dtype=torch.int32),
     )
-    assert not broken.any()
-    return Counter(found.tolist())
+    return tuple(one.to(device) for one in made)
 
 
 @pytest.mark.parametrize("count", [FEW, *long([MANY])])

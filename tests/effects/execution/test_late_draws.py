@@ -7,11 +7,18 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from numpy.typing import NDArray
 
 from minfer import sample
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.executor import LogitsError
-from minfer.effects.execution.late_draws import MaskError, pack_late
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.late_draws import (
+    LateDraw,
+    MaskError,
+    pack_late,
+    write_masks,
+)
 from minfer.effects.execution.packing import Draw
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.messages import Executed, Failed, Preempted, Voided
@@ -321,31 +328,46 @@ PLAN = Plan(
 )
 
 
+def pad(kind: Kind) -> Kind:
+    return kind
+
+
 def test_rows_and_positions_of_late_draws() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([1, 2], [owners[0], owners[1]])
-    late = pack_late(PLAN, kept, (), rows)
+    late = pack_late(PLAN, kept, (), rows, pad)
     assert late.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
-    assert (late.draw.places, late.gone, late.allowed) == ([1, 2], [], None)
+    assert (late.draw.places, late.gone, late.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    late = pack_late(PLAN, kept, (), rows)
+    late = pack_late(PLAN, kept, (), rows, pad)
     assert (late.draw.places, late.gone) == ([2], [1])
     assert late.draw.owners == [owners[1]]
+
+
+def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
+    rows, owners = rows_with("a", "b", "c")
+    kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
+    late = pack_late(PLAN, kept, (), rows, Kind.padded)
+    assert late.kind == Kind(alone=0, draws=4, late=True)
+    assert late.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
+
+
+def written(late: LateDraw) -> NDArray[np.uint8]:
+    """The bits of its masks, a line for each draw."""
+    out = np.full((5, 4), 7, np.int32)
+    count = write_masks(late, VOCAB, out)
+    assert (out[count:] == 7).all()
+    return np.unpackbits(out[:count].view(np.uint8), axis=1, bitorder="little")
 
 
 def test_bits_of_masks() -> None:
     rows, owners = rows_with("a", "b")
     kept = Draw([1, 2], [*owners])
-    late = pack_late(PLAN, kept, (Mask(2, b"\x03"),), rows)
-    assert late.allowed is not None
-    assert late.allowed.shape == (2, 13)
-    bits = np.unpackbits(late.allowed, axis=1, bitorder="little")
+    bits = written(pack_late(PLAN, kept, (Mask(2, b"\x03"),), rows, pad))
     assert bits.sum(1).tolist() == [VOCAB, 2]
     assert bits[1, :2].all()
-    late = pack_late(PLAN, kept, (Mask(2, b"\xff" * 50),), rows)
-    assert late.allowed is not None
-    bits = np.unpackbits(late.allowed, axis=1, bitorder="little")
+    bits = written(pack_late(PLAN, kept, (Mask(2, b"\xff" * 50),), rows, pad))
     assert bits[1].sum() == VOCAB
     for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
         with pytest.raises(MaskError, match="no token for request 'b' "):
-            pack_late(PLAN, kept, (Mask(2, nothing),), rows)
+            written(pack_late(PLAN, kept, (Mask(2, nothing),), rows, pad))

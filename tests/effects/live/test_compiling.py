@@ -1,17 +1,20 @@
 """Who waits for its grammar comes in line once that is compiled, or is not wanted."""
 
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from minfer.effects.live.compiling import Compiling
-from minfer.effects.text.grammars.store import Grammars
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.store import THREADS, Grammars
 from minfer.request import Request, SamplingParams
 from minfer.structured import StructuredOutputs
+from tests.effects.text.grammars.one_by_one import OneByOne
 
 
-class Compiler:
+class Compiler(OneByOne):
     """Compiles once it may."""
 
     def __init__(self) -> None:
@@ -20,7 +23,7 @@ class Compiler:
     def compile(self, asked: StructuredOutputs) -> Any:
         assert self.go.wait(5)
         if asked.text == "bad":
-            raise ValueError("bad")
+            raise GrammarError("bad")
         return asked
 
 
@@ -31,13 +34,20 @@ def ask(name: str, regex: str = "") -> Request:
 
 
 @pytest.fixture
-def compiler() -> Compiler:
-    return Compiler()
+def compiler() -> Iterator[Compiler]:
+    made = Compiler()
+    yield made
+    made.go.set()
 
 
 @pytest.fixture
-def compiling(compiler: Compiler) -> Compiling:
-    return Compiling(Grammars(lambda: compiler))
+def grammars(compiler: Compiler) -> Grammars:
+    return Grammars(lambda: compiler)
+
+
+@pytest.fixture
+def compiling(grammars: Grammars) -> Compiling:
+    return Compiling(grammars)
 
 
 def test_who_needs_no_grammar_does_not_wait(compiling: Compiling) -> None:
@@ -73,3 +83,18 @@ def test_who_is_released_early_takes_its_batch_along(compiling: Compiling) -> No
     (batch,) = compiling.release(["b"])
     assert [one.id for one in batch] == ["a", "b"]
     assert len(compiling) == 1
+
+
+def test_what_only_who_was_released_waited_for_is_not_compiled(
+    compiling: Compiling, grammars: Grammars
+) -> None:
+    busy = [grammars.begin(StructuredOutputs(regex=f"busy{i}")) for i in range(THREADS)]
+    told = list[list[str]]()
+    compiling.hold([ask("a", "x"), ask("b", "y")], told.append)
+    compiling.hold([ask("c", "y")], told.append)
+    assert grammars.pending == len(busy) + 2
+    compiling.release(["a"])
+    assert grammars.pending == len(busy) + 1
+    assert told == [["a", "b"]]  # who is not among those who wait: nothing comes of it
+    compiling.release(["c"])
+    assert grammars.pending == len(busy)

@@ -273,6 +273,11 @@ def test_a_stop_string_cuts_the_text_wherever_it_falls(
             assert one.text == text[: text.index(stop)]
             assert (one.finish_reason, one.stop_reason) == ("stop", stop)
             assert one.token_ids == whole[: len(one.token_ids)]
+            keep = attrs.evolve(cut, include_stop_str_in_output=True)
+            kept = llm.generate("abc", keep)[0].outputs[0]
+            assert (kept.text, kept.stop_reason) == (one.text + stop, stop)
+            streamed = [p.outputs[0].text for p in llm.stream("abc", keep)]
+            assert "".join(streamed) == kept.text
             pieces = list(llm.stream("abc", cut))
             assert "".join(p.outputs[0].text for p in pieces) == one.text
             assert sum((p.outputs[0].token_ids for p in pieces), ()) == one.token_ids

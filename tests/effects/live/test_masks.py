@@ -6,8 +6,9 @@ from typing import Any
 from attrs import define, evolve, field
 
 from minfer.config import EngineConfig
-from minfer.effects.live.masks import STUCK, GrammarMasks, Masked
-from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
+from minfer.effects.live.masks import Masked
+from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
 from minfer.messages import Execute, Executed, Finish, Submit, Tick
@@ -15,6 +16,7 @@ from minfer.plan import Mask, Plan
 from minfer.request import Request, SamplingParams
 from minfer.state import EngineState, initial
 from minfer.structured import StructuredOutputs
+from tests.effects.text.grammars.one_by_one import OneByOne
 
 CONFIG = EngineConfig(
     num_blocks=40,
@@ -52,7 +54,7 @@ class Walker:
 
 
 @define
-class Compiler:
+class Compiler(OneByOne):
     """Keeps the matchers that it gives out."""
 
     made: list[Walker] = field(factory=list)
@@ -63,6 +65,17 @@ class Compiler:
     def matcher(self) -> Walker:
         self.made.append(Walker())
         return self.made[-1]
+
+    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+        found: list[bytes | GrammarError] = []
+        for move in moves:
+            move.matcher.rollback(move.back)
+            move.matcher.advance(move.tokens)
+            try:
+                found.append(move.matcher.mask())
+            except GrammarError as error:
+                found.append(error)
+        return found
 
 
 @define

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
-from minfer.effects.live import masks
-from minfer.effects.text.grammars import by_llguidance
+from minfer.effects.live import grammar_masks
+from minfer.effects.text.grammars import walking
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.messages import Preempted
 
@@ -87,7 +87,7 @@ def test_what_ends_is_as_was_asked_and_stops(llm: LLM) -> None:
         {"steps_in_flight": 1},
         {"max_num_batched_tokens": 8, "max_num_seqs": 8},
         {"enable_prefix_caching": False},
-        {"block_size": 16, "num_gpu_blocks_override": 9, "max_model_len": 128},
+        {"block_size": 16, "num_gpu_blocks_override": 6, "max_model_len": 96},
         {"max_repeat": 4},
     ],
     ids=["depth 1", "chunked", "uncached", "preempted", "repeated"],
@@ -149,23 +149,23 @@ def test_what_cannot_be_compiled_is_refused_at_once(llm: LLM) -> None:
 def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = by_llguidance.LlguidanceMatcher
-    mask = made.mask
+    made = walking.LlguidanceMatcher
+    checked = made.checked
 
-    def failing(self: Any) -> bytes:
+    def failing(self: Any, bits: bytes) -> bytes:
         if self.may_end:
             raise GrammarError("took too long")
-        return mask(self)
+        return checked(self, bits)
 
     asked = StructuredOutputs(regex="a{3,9}x?")
     llm.grammars.get(asked)
-    monkeypatch.setattr(made, "mask", failing)
+    monkeypatch.setattr(made, "checked", failing)
     both = [params(asked, temperature=0), params(None, temperature=0, max_tokens=9)]
     ended, plain = (
         out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
     )
     assert ended.finish_reason == "error"
-    assert ended.error == f"{masks.STUCK}: took too long"
+    assert ended.error == f"{grammar_masks.STUCK}: took too long"
     assert ended.text.startswith("aaa")
     monkeypatch.undo()
     alone = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
@@ -202,19 +202,19 @@ sys.exit(main(["replay", sys.argv[1]]))
 def test_a_journal_replays_without_library_model_and_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mask = by_llguidance.LlguidanceMatcher.mask
+    checked = walking.LlguidanceMatcher.checked
 
-    def failing(self: Any) -> bytes:
+    def failing(self: Any, bits: bytes) -> bytes:
         if self.must_end:
             raise GrammarError("took too long")
-        return mask(self)
+        return checked(self, bits)
 
     for redact in (False, True):
         folder = tmp_path / str(redact)
         with LLM(journal=folder, journal_redact=redact, **SETTINGS) as recorded:
             serve(recorded)
             with monkeypatch.context() as patched:
-                patched.setattr(by_llguidance.LlguidanceMatcher, "mask", failing)
+                patched.setattr(walking.LlguidanceMatcher, "checked", failing)
                 done = one(recorded, StructuredOutputs(choice=["yes", "no"]))
                 assert done.finish_reason == "error"
         replayed = subprocess.run(

@@ -20,7 +20,7 @@ from tests.effects.serving.wire import asking
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 
-CAUSES = {"step", "rows", "blocks", "budget", "sibling", "policy", "fault"}
+CAUSES = {"step", "rows", "blocks", "budget", "sibling", "policy", "share", "fault"}
 
 
 @pytest.fixture(scope="module")

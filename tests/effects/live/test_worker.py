@@ -35,6 +35,7 @@ from minfer.request import Request
 from minfer.structured import StructuredOutputs
 from tests.core.recorded import Seen
 from tests.effects.served import Slow
+from tests.effects.text.grammars.one_by_one import OneByOne
 from tests.effects.tiny_model import write_checkpoint
 from tests.effects.watched import Watched
 
@@ -432,7 +433,7 @@ def test_a_death_is_told_once_with_those_it_concerns(
             llm.client.submit([request("c")])
 
 
-class Slowly:
+class Slowly(OneByOne):
     """Compiles once it may."""
 
     def __init__(self) -> None:

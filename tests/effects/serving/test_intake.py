@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any, NoReturn
+from unittest.mock import patch
 
 import pytest
 from pydantic_core import from_json
@@ -26,9 +28,12 @@ from minfer.effects.serving.openai.models import Models
 from minfer.effects.serving.transports.envelope import Envelope
 from minfer.effects.serving.transports.transport import Failure, Transport, Watcher
 from minfer.effects.serving.transports.websocket import Channel
+from minfer.effects.text.grammars import store as grammars
 from minfer.messages import Submit
+from minfer.structured import StructuredOutputs
 from tests.effects.served import Serving, events, serving
 from tests.effects.serving.wire import NEIGHBOUR, SLOW, raw
+from tests.effects.text.grammars.one_by_one import OneByOne
 
 MODELS = Models(("m",), 0, 2048)
 
@@ -133,6 +138,56 @@ def test_who_leaves_while_its_body_is_prepared(llm: AsyncLLM) -> None:
     sent.gone.set()
     with pytest.raises(ClientDisconnect):
         taken(llm, sent, workers=1)
+
+
+class Slowly(OneByOne):
+    """Compiles once it may."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.asked: list[str] = []
+
+    def compile(self, asked: StructuredOutputs) -> Any:
+        self.asked.append(asked.text)
+        assert self.go.wait(5)
+        return self
+
+
+def constrained(name: str) -> Sent:
+    return Sent(body(structured_outputs={"regex": name}))
+
+
+def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
+    slowly = Slowly()
+    store = grammars.Grammars(lambda: slowly)
+
+    async def whole() -> None:
+        made = Bounds()
+        limits = Limits.of(llm)
+        intake = Intake(Backend(llm, limits, made), MODELS, limits, made)
+        share = grammars.MOST_WAITING // grammars.SHARE
+        sent = [constrained(f"x{i}") for i in range(share + grammars.THREADS)]
+        doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
+        while len(slowly.asked) < grammars.THREADS or not store.crowded("10.0.0.7"):
+            await asyncio.sleep(0.001)
+        with pytest.raises(OverloadedError, match="constraints wait"):
+            await intake.take(ENDPOINT, constrained("one more"))
+        other = constrained("other")
+        other.scope["client"] = ("10.0.0.8", 1)
+        doing.append(asyncio.ensure_future(intake.take(ENDPOINT, other)))
+        for one in sent:
+            one.gone.set()
+        await asyncio.wait(doing[:-1])
+        assert store.pending == grammars.THREADS + 1
+        slowly.go.set()
+        assert (await doing[-1]).request.prompts
+        assert sorted(slowly.asked) == ["other", "x0", "x1"]
+        for left in doing[:-1]:
+            assert isinstance(left.exception(), ClientDisconnect)
+        intake.close()
+
+    with patch.object(llm, "grammars", store):
+        asyncio.run(whole())
 
 
 def test_more_than_an_idle_server_can_take_is_said_so() -> None:

@@ -76,7 +76,7 @@ def test_how_an_answer_is_read() -> None:
 
     def asked(parsers: Parsers) -> Parsing | None:
         llm: Any = SimpleNamespace(tokenizer=tokenizer, parsers=parsers)
-        return parsing_of(llm, [7] * 10_000, ("f",), parallel=False)
+        return parsing_of(llm, [7] * 10_000, {"f": None}, parallel=False)
 
     assert asked(Parsers(NONE, NONE)) is None
     assert asked(Parsers("hermes", NONE)) == Parsing(

@@ -110,6 +110,24 @@ def test_templates_in_the_config_are_found(tmp_path: Path) -> None:
     assert Tokenizer(tmp_path).chat_template == "newer"
 
 
+def test_templates_that_take_arguments_as_text(tokenizer: Tokenizer) -> None:
+    """They add them to texts, and content that is null is not left out."""
+    call = {"type": "function", "function": {"name": "f", "arguments": {"a": "é"}}}
+    chat = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    arguments = "message.tool_calls[0].function.arguments"
+    for template, text in (
+        ("{{ '<' + %s }}", '<{"a": "é"}'),
+        ("{{ %s | tojson }}", '{"a": "é"}'),
+        ("{{ 'x' if message.content is none else message.content + 'y' }}", "x"),
+    ):
+        loop = "{% for message in messages %}" + template + "{% endfor %}"
+        tokenizer.chat_template = loop.replace("%s", arguments)
+        assert render_chat(tokenizer, chat, {}) == text
+    tokenizer.chat_template = "{{ 5 + messages[0].tool_calls[0].function.name }}"
+    with pytest.raises(ChatTemplateError, match="TypeError"):
+        render_chat(tokenizer, chat, {})
+
+
 @pytest.mark.parametrize(
     ("template", "messages", "options", "says"),
     [

@@ -75,6 +75,17 @@ def test_the_token_that_ends_has_no_text(tokenizer: Tokenizer) -> None:
         assert new.finish_reason == reason
 
 
+def test_the_token_that_ends_has_a_text_if_that_is_kept(tokenizer: Tokenizer) -> None:
+    a, b = (tokenizer.encode(char)[0] for char in "ab")
+    special = min(tokenizer.special_ids)
+    for end, text in ((b, "ab"), (special, "a")):
+        one = Pieces(Detokenizer(tokenizer), None, keeps_stop=True)
+        one.fresh += [a, end]
+        one.finish(done(2, "stop"))
+        one.flush(frozenset([end]))
+        assert one.take(0, ()).text == text
+
+
 def test_the_models_own_end_is_no_stop_reason(tokenizer: Tokenizer) -> None:
     a, b = (tokenizer.encode(char)[0] for char in "ab")
     one = Pieces(Detokenizer(tokenizer), None)

@@ -39,6 +39,24 @@ def test_stop_strings_against_search(seed: int) -> None:
     assert (got, found) == searched(text, stops)
 
 
+@pytest.mark.parametrize("seed", range(100))
+def test_stop_strings_that_are_kept_against_search(seed: int) -> None:
+    """Nothing is held back, and the text ends with the stop string that was found."""
+    draw = random.Random(seed)
+    letters = ALPHABETS[seed % len(ALPHABETS)]
+    text = "".join(draw.choices(letters, k=draw.randrange(60)))
+    stops = drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))
+    matcher, got, found, at = StopMatcher(stops, kept=True), "", None, 0
+    while at < len(text) and found is None:
+        step = draw.randrange(4)
+        piece, found = matcher.push(text[at : at + step])
+        got, at = got + piece, at + step
+        assert found or got == text[:at]
+    before, stop = searched(text, stops)
+    assert matcher.push("", final=True) == ("", None)
+    assert (got, found) == (before + (stop or ""), stop)
+
+
 def test_a_text_is_found_in_whatever_is_pushed_last() -> None:
     assert StopMatcher(["bc"]).push("abcd", final=True) == ("a", "bc")
     assert StopMatcher(["bc"]).push("ab", final=True) == ("ab", None)

@@ -43,6 +43,7 @@ function blocked(i) {
     rows: `all ${count(run.max_num_seqs)} places in the batch are taken`,
     budget: "the token budget of this step is spent",
     sibling: "another sample of its request is computing the prompt that they share",
+    share: "its client has its share of seats, or of newcomers, while others run",
     policy: `the scheduling policy (${run.policy}) holds it back`,
   };
   return causes[text(log.a[i])] ?? text(log.a[i]);

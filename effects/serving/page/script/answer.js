@@ -1,8 +1,8 @@
 // One answer, from the request to its end: text as it comes, and how long it took.
 //
-// An answer's `about` is {first, seconds, tokens, exact, finish, cached, prompt, waited}:
-// times in seconds as this browser measured them, tokens counted by the server once the
-// answer is whole and, before, by how many chunks came.
+// An answer's `about` is {first, seconds, thinking, tokens, exact, finish, cached, prompt,
+// waited}: times in seconds as this browser measured them, tokens counted by the server
+// once the answer is whole and, before, by how many chunks came.
 
 import { ask, chunks } from "./api.js";
 import { news, request } from "./asking.js";
@@ -52,6 +52,7 @@ function begin(message) {
   message.about = {
     first: null,
     seconds: 0,
+    thinking: 0,
     tokens: 0,
     exact: false,
     finish: "",
@@ -62,15 +63,20 @@ function begin(message) {
   return performance.now();
 }
 
-function take(message, { text, finish, usage, timing }, clock) {
+function take(message, { text, thought, calls, finish, usage, timing }, clock) {
   const { about } = message;
   const passed = (performance.now() - clock) / 1000;
-  if (text) {
+  if (text || thought || calls.length) {
     about.first ??= passed;
     about.seconds = passed;
     about.tokens += 1;
     message.content += text;
   }
+  if (thought) {
+    message.thought = (message.thought ?? "") + thought;
+    about.thinking = passed - about.first;
+  }
+  for (const call of calls) takeCall(message, call);
   if (finish) about.finish = finish;
   if (usage) {
     about.tokens = usage.completion_tokens;
@@ -83,6 +89,13 @@ function take(message, { text, finish, usage, timing }, clock) {
       (sum, one) => sum + one,
       0,
     );
+}
+
+// A call begins with its name; its arguments come in pieces.
+function takeCall(message, { index, function: { name, arguments: more = "" } }) {
+  message.calls ??= [];
+  message.calls[index] ??= { name, arguments: "" };
+  message.calls[index].arguments += more;
 }
 
 // What the server says of a prompt is, here, about a whole conversation.

@@ -53,11 +53,14 @@ function numbers() {
   return Object.fromEntries(filled.map((name) => [name, Number(given[name])]));
 }
 
-// What is new in a chunk: text, why it ended, and at last what it took.
+// What is new in a chunk: text, thoughts before it, calls of tools, why it ended, and at
+// last what it took.
 export function news(chunk) {
   const choice = chunk.choices?.[0];
   return {
     text: choice?.delta?.content ?? choice?.text ?? "",
+    thought: choice?.delta?.reasoning_content ?? "",
+    calls: choice?.delta?.tool_calls ?? [],
     finish: choice?.finish_reason ?? "",
     usage: chunk.usage ?? null,
     timing: chunk.timing?.[0] ?? null,

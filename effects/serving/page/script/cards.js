@@ -14,6 +14,7 @@ const WAITS = {
   budget: "for room in a step: it has no tokens left",
   sibling: "for a sibling, whose prompt it shares",
   policy: "because the policy has them wait",
+  share: "while their clients have their share of seats, beside others",
   step: "for the next step",
   fault: "while one runs alone, to see whose fault a failure is",
 };

@@ -2,6 +2,7 @@
 
 import { details, summary, wasCutShort } from "./about.js";
 import { isRunning } from "./answer.js";
+import { callsView, thoughtView } from "./beside.js";
 import { copy, el, icon, tool } from "./dom.js";
 import { render } from "./markdown.js";
 import { question } from "./question.js";
@@ -16,14 +17,16 @@ export function messageView(talk, message, acts) {
 
 function answerView(talk, message, acts) {
   const given = givenTo(talk, message);
+  const thought = thoughtView();
   const text = el("div", { className: "text" });
+  const calls = callsView();
   const error = el("p", { className: "error", role: "alert" });
   const about = el("p", { className: "about" });
   const look = { given, plain: false, busy: false };
   const tools = toolbar(message, acts, look, () => showText(text, message, look));
   const footer = el("footer", {}, tools, about);
   const properties = { className: "assistant", ariaLabel: model.id };
-  const view = el("article", properties, text, error, footer);
+  const view = el("article", properties, thought, text, calls, error, footer);
   view.update = () => {
     const last = talk.messages.at(-1) === message;
     look.busy = last && isRunning(talk);
@@ -31,6 +34,8 @@ function answerView(talk, message, acts) {
     view.classList.toggle("busy", look.busy);
     view.classList.toggle("last", last);
     tools.update(last);
+    thought.update(message, look.busy);
+    calls.update(message);
     showText(text, message, look);
     error.textContent = message.error ?? "";
     about.textContent = summary(message.about, look.busy);
@@ -65,7 +70,7 @@ function toolbar(message, acts, look, show) {
     const mayGoOn = given !== null || wasCutShort(message.about);
     for (const one of usual) one.hidden = !message.content;
     goOn.hidden = !(last && message.content && mayGoOn);
-    retry.hidden = Boolean(message.content);
+    retry.hidden = Boolean(message.content || message.calls?.length);
   };
   return bar;
 }
@@ -76,9 +81,10 @@ function worded(name, words, act) {
 }
 
 // Show a message's text, if it or how it is to look has changed.
-function showText(into, { content }, { given, plain, busy }) {
+function showText(into, { content, thought, calls }, { given, plain, busy }) {
   const asSource = plain || given !== null || !settings().markdown;
-  const wanted = `${asSource} ${busy && !content} ${content}`;
+  const waits = busy && !content && !thought && !calls?.length;
+  const wanted = `${asSource} ${waits} ${content}`;
   if (into.wanted === wanted) return;
   into.wanted = wanted;
   into.classList.toggle("source", asSource);
@@ -87,7 +93,7 @@ function showText(into, { content }, { given, plain, busy }) {
     into.shown = undefined;
   }
   if (given !== null) into.append(el("span", { className: "given" }, given), content);
-  else if (!content) into.append(...(busy ? [dots()] : []));
+  else if (!content) into.append(...(waits ? [dots()] : []));
   else if (asSource) into.append(content);
   else render(into, content);
 }

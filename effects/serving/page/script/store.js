@@ -1,8 +1,8 @@
 // What this browser keeps: conversations, each under a name of its own, and settings.
 //
 // A conversation is {id, changed, messages}; a message is {role, content}, and of an
-// answer also {about, error}. Two tabs may have the page open: each writes only the
-// conversations that it changes.
+// answer also {about, error}, and {thought, calls} if there are any. Two tabs may have the
+// page open: each writes only the conversations that it changes.
 
 const TALK = "minfer.talk.";
 const SETTINGS = "minfer.settings";

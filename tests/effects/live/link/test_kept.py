@@ -1,10 +1,13 @@
 """A front's requests: how they are asked for again, and how news of them read."""
 
+from attrs import evolve
+
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.kept import Requests
 from minfer.effects.live.link.quarantine import GUILTY
 from minfer.messages import Admitted, Finish, Finished
-from minfer.request import Request
+from minfer.request import Request, SamplingParams
+from minfer.structured import StructuredOutputs
 
 
 def request(name: str = "a", n: int = 1, first_sample: int = 0) -> Request:
@@ -72,6 +75,26 @@ def test_who_is_blamed() -> None:
         requests.resumed()
     (done,) = requests.lose(_name_of(requests, "a"))
     assert (done.id, done.reason) == ("a", "error")
+
+
+def test_who_may_have_been_compiling_is_blamed() -> None:
+    requests = Requests()
+    asked = SamplingParams(structured_outputs=StructuredOutputs(regex="x"))
+    for name in ("compiles", "in line"):
+        requests.add(evolve(request(name), sampling=asked))
+    requests.add(request("free"))
+    requests.take(wire.News(time=0.0, arrived=("in line", "free", "gone")))
+    requests.lose("")
+    assert [one.deaths for one in requests.resumed()] == [1, 0, 0]
+    requests.lose("", served=False)
+    assert [one.deaths for one in requests.resumed()] == [1, 0, 0], "it was not ready"
+    requests.lose("")
+    assert [one.deaths for one in requests.resumed()] == [2, 1, 0]
+    for _ in range(GUILTY - 1):
+        assert not requests.lose(_name_of(requests, "compiles"))
+        requests.resumed()
+    (done,) = requests.lose(_name_of(requests, "compiles"))
+    assert (done.id, done.reason) == ("compiles", "error")
 
 
 def _name_of(requests: Requests, own: str) -> str:

@@ -15,6 +15,7 @@ from minfer.effects.live.errors import (
 from minfer.effects.live.link import messages as wire
 from minfer.effects.live.link.quarantine import GUILTY
 from minfer.effects.live.link.remote import Remote
+from minfer.request import SamplingParams
 from tests.circles import seeds
 from tests.effects.live.link.ends import IDLE, linked, request
 from tests.effects.live.link.world import World
@@ -33,13 +34,14 @@ def test_nobody_loses_anything_whatever_happens(seeds: range) -> None:
     assert ended > 10 * len(seeds)
 
 
+@pytest.mark.parametrize("compiles", [False, True], ids=["runs", "compiles"])
 @seeds(6, 60)
-def test_a_request_that_kills_ends_alone(seeds: range) -> None:
+def test_a_request_that_kills_ends_alone(seeds: range, *, compiles: bool) -> None:
     for seed in seeds:
         world = World(seed, poison="bad")
-        world.ask(
-            world.fronts[0], evolve(world.any_request(), id="bad", n=1, max_tokens=9)
-        )
+        asked = world.constrained("bad") if compiles else SamplingParams()
+        bad = evolve(world.any_request(), id="bad", n=1, max_tokens=9, sampling=asked)
+        world.ask(world.fronts[0], bad)
         world.run(300)
         world.judge()
         assert world.fronts[0].ended["bad", 0].error.startswith("the engine died 2 times")

@@ -6,8 +6,10 @@ request got is compared with what it gets where nothing ever happens.
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from itertools import count
 from random import Random
+from typing import Never
 
 from attrs import define, field
 
@@ -22,11 +24,14 @@ from minfer.effects.live.link.remote import Remote
 from minfer.effects.live.link.shares import Session
 from minfer.effects.live.totals import NOTHING_COUNTED
 from minfer.effects.live.worker import Worker
+from minfer.effects.text.grammars.protocol import Grammar, GrammarError
+from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Finish, Finished
 from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import Oracle
 from minfer.sequence import SampleId
+from minfer.structured import StructuredOutputs
 
 VOCAB = 50
 CONFIG = EngineConfig(
@@ -39,6 +44,7 @@ CONFIG = EngineConfig(
     depth=2,
 )
 READY = wire.Ready("cpu", CONFIG.num_blocks, b"print")
+BOUND = 0.2  # of requests: they have a constraint
 STEP = 0.01  # seconds on the world's clock that a move takes
 MOST_MOVES = 60_000
 
@@ -78,6 +84,35 @@ class Poisoned(Oracle):
         if self.bad.intersection(plan.rows):
             raise Killed
         super().launch(plan)
+
+
+class Compiling(Grammars):
+    """Compiles a constraint when it is told to: each anew for whoever asks."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda: self.fail())
+        self.begun: deque[tuple[StructuredOutputs, Future[Grammar]]] = deque()
+
+    def fail(self) -> Never:
+        """Nobody needs what comes of it."""
+        raise AssertionError
+
+    def begin(self, asked: StructuredOutputs, client: str = "") -> "Future[Grammar]":
+        del client
+        wait: Future[Grammar] = Future()
+        self.begun.append((asked, wait))
+        return wait
+
+    def move(self, poison: str) -> None:
+        """Compile what came first, or die of it."""
+        if not self.begun:
+            return
+        asked, wait = self.begun.popleft()
+        if wait.cancelled():
+            return
+        if asked.text == poison:
+            raise Killed
+        wait.set_exception(GrammarError("whatever it is, its masks say it"))
 
 
 def alone(request: Request) -> dict[int, tuple[int, ...]]:
@@ -141,6 +176,7 @@ class World:
         self.poison = poison
         self.numbers = count()
         self.host: Host | None = None
+        self.compiling = Compiling()
         self.engine: Inline | None = None
         self.deaths = 0
         # How often a request was served alone when an engine, or its link, was gone.
@@ -163,7 +199,9 @@ class World:
         """The engine has loaded."""
         if self.host is not None and self.engine is None:
             executor = Poisoned(self.poison)
-            self.engine = Inline(Driver(CONFIG, executor, clock=self.clock))
+            driver = Driver(CONFIG, executor, clock=self.clock)
+            self.compiling = Compiling()
+            self.engine = Inline(driver, grammars=self.compiling)
             self.host.open(self.engine, READY)
 
     def kill(self) -> None:
@@ -203,16 +241,21 @@ class World:
             front.got[request.id, sample] = []
         front.remote.submit([request])
 
+    def constrained(self, text: str) -> SamplingParams:
+        """How it is asked for what has to be compiled."""
+        return SamplingParams(structured_outputs=StructuredOutputs(regex=text))
+
     def any_request(self) -> Request:
         """One like others."""
         rng = self.rng
+        free = SamplingParams(temperature=rng.choice((0, 1)))
         return Request(
             id=f"r{next(self.numbers)}",
             prompt=tuple(rng.choices(range(VOCAB), k=rng.randint(1, 20))),
             max_tokens=rng.randint(1, 40),
             n=rng.choice((1, 1, 1, 2, 3)),
             seed=rng.randrange(2**63),
-            sampling=SamplingParams(temperature=rng.choice((0, 1))),
+            sampling=self.constrained("fine") if rng.random() < BOUND else free,
             stop_ids=frozenset(rng.choices(range(VOCAB), k=rng.choice((0, 1)))),
         )
 
@@ -228,6 +271,7 @@ class World:
             lambda: self._up(front),
             lambda: self._down(front),
             self._turn,
+            self._compile,
             self._tick,
             lambda: front.remote.count(NOTHING_COUNTED),
         ]
@@ -239,7 +283,7 @@ class World:
             lambda: self._finish(front),
         ]
         common: list[Callable[[], object]] = [lambda: self.ask(front, self.any_request())]
-        weights = [10, 40, 120, 120, 120, 10, 2]
+        weights = [10, 40, 120, 120, 120, 40, 10, 2]
         if hostile:
             weights += [3, 2, 3, 5, 5, 20]
             friendly += bad + common
@@ -346,10 +390,18 @@ class World:
 
     def _turn(self) -> None:
         if self.engine is not None:
-            try:
-                self.engine.pump()
-            except Killed:
-                self.kill()
+            self._risk(self.engine.pump)
+
+    def _compile(self) -> None:
+        if self.engine is not None:
+            self._risk(lambda: self.compiling.move(self.poison))
+
+    def _risk(self, what: Callable[[], object]) -> None:
+        """Do what may kill the engine."""
+        try:
+            what()
+        except Killed:
+            self.kill()
 
     def _tick(self) -> None:
         if self.host is not None:

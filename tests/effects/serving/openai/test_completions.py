@@ -183,6 +183,17 @@ def test_stop_strings_echo_and_lengths(client: OpenAI) -> None:
     )
     assert done.choices[0].text == text[: text.index(stop)]
     assert done.choices[0].finish_reason == "stop"
+    kept: dict[str, Any] = {"include_stop_str_in_output": True}
+    parts = client.completions.create(
+        model="bundled",
+        prompt="def add(a",
+        stop=stop,
+        stream=True,
+        extra_body=kept,
+        **GREEDY,
+    )
+    streamed = "".join(part.choices[0].text for part in parts)
+    assert streamed == done.choices[0].text + stop
     done = client.completions.create(
         model="bundled", prompt="def add(a", echo=True, temperature=0, max_tokens=1
     )

@@ -246,19 +246,19 @@ def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
 def test_a_grammar_that_cannot_go_on_is_told_to_its_client_alone(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minfer.effects.text.grammars import by_llguidance
+    from minfer.effects.text.grammars import walking
     from minfer.effects.text.grammars.protocol import GrammarError
 
-    made = by_llguidance.LlguidanceMatcher
-    mask = made.mask
+    made = walking.LlguidanceMatcher
+    checked = made.checked
 
-    def failing(self: Any) -> bytes:
+    def failing(self: Any, bits: bytes) -> bytes:
         if self.may_end:
             raise GrammarError("took too long")
-        return mask(self)
+        return checked(self, bits)
 
     assert bundled.post("completions", prompt="x", guided_regex="b{3}c?").is_success
-    monkeypatch.setattr(made, "mask", failing)
+    monkeypatch.setattr(made, "checked", failing)
     answer = bundled.post("completions", prompt="x", guided_regex="b{3}c?")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "guided_regex"

@@ -12,6 +12,7 @@ from tests.effects.served import Serving, serving
 from tests.effects.serving.page.visits import (
     DRY,
     go,
+    overhear,
     press,
     seen,
     settled,
@@ -38,14 +39,6 @@ def page(chromium: Browser, dry: Serving) -> Iterator[Browser]:
 def set_to(page: Browser, **values: object) -> None:
     """Settings, as if they had been typed in."""
     page.value(f"localStorage.setItem('minfer.settings', '{json.dumps(values)}')")
-
-
-def overhear(page: Browser) -> None:
-    """From here on, the bodies that the page sends are in its `asked`."""
-    page.value(
-        "window.asked = []; const real = fetch; window.fetch = (path, how) => "
-        "{ asked.push(how.body); return real(path, how); }; 0"
-    )
 
 
 def fill_in(page: Browser, name: str, value: str) -> None:

@@ -64,3 +64,11 @@ def settled(chromium: Browser, answers: int = 1) -> None:
         f"document.querySelectorAll('.assistant').length === {answers} && "
         "!document.querySelector('.assistant.busy')"
     )
+
+
+def overhear(chromium: Browser) -> None:
+    """From here on, the bodies that the page sends are in its `asked`."""
+    chromium.value(
+        "window.asked = []; const real = fetch; window.fetch = (path, how) => "
+        "{ asked.push(how.body); return real(path, how); }; 0"
+    )

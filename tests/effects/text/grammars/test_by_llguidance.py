@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from minfer.effects.text.grammars import by_llguidance
+from minfer.effects.text.grammars import walking
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.structured import StructuredOutputs
@@ -140,7 +140,7 @@ def test_what_cannot_be_compiled_is_refused_by_its_field(
 
 def test_a_mask_that_takes_too_long_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     walk = matcher(regex="a+")
-    monkeypatch.setattr(by_llguidance, "MOST_SECONDS", 0)
+    monkeypatch.setattr(walking, "MOST_SECONDS", 0)
     with pytest.raises(GrammarError, match="at most 0; make it simpler"):
         walk.mask()
     assert "make it simpler" in str(refusal(regex="a+"))

@@ -1,25 +1,38 @@
 """Grammars are compiled once, away from who asks, and not kept without end."""
 
 import threading
+import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from minfer.effects.text.grammars import store as module
 from minfer.effects.text.grammars.protocol import Grammar, GrammarError
-from minfer.effects.text.grammars.store import KEPT, Grammars
+from minfer.effects.text.grammars.store import (
+    KEPT,
+    MOST_WAITING,
+    SHARE,
+    THREADS,
+    Grammars,
+)
 from minfer.structured import StructuredOutputs
+from tests.effects.text.grammars.one_by_one import OneByOne
 
 
-class Compiler:
+class Compiler(OneByOne):
     """Counts, and waits if it is told to."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
         self.go = threading.Event()
         self.go.set()
+        self.begun = 0
 
     def compile(self, asked: StructuredOutputs) -> Any:
+        self.begun += 1
         assert asked.text == "quick" or self.go.wait(5)
         self.asked.append(asked.text)
         if asked.text == "bad":
@@ -45,9 +58,10 @@ def test_who_begins_does_not_wait() -> None:
     store = Grammars(lambda: compiler)
     begun: Future[Grammar] = store.begin(asked("a"))
     assert not begun.done()
-    assert store.begin(asked("a")) is begun
+    again = store.begin(asked("a"))
     compiler.go.set()
-    assert begun.result(5) is not None
+    assert begun.result(5) is again.result(5) is store.begin(asked("a")).result(0)
+    assert compiler.asked == ["a"]
 
 
 def test_a_refusal_is_kept_too() -> None:
@@ -101,4 +115,110 @@ def test_who_needs_one_that_is_not_kept_waits_for_no_others() -> None:
     for one in begun:
         assert one.result(5) is not None
     assert store.pending == 0
+    store.close()
+
+
+@pytest.fixture
+def busy() -> Iterator[tuple[Compiler, Grammars]]:
+    """A store all of whose threads are at something, until it may go on."""
+    compiler = Compiler()
+    compiler.go.clear()
+    store = Grammars(lambda: compiler)
+    for i in range(THREADS):
+        store.begin(asked(f"busy{i}"))
+    while compiler.begun < THREADS:
+        time.sleep(0.001)
+    yield compiler, store
+    compiler.go.set()
+    store.close()
+
+
+def ended(compiler: Compiler, waits: list[Future[Grammar]]) -> list[str]:
+    """What was compiled once all have what they wait for, without what was before."""
+    compiler.go.set()
+    for wait in waits:
+        wait.result(5)
+    return [one for one in compiler.asked if not one.startswith("busy")]
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(
+    busy: tuple[Compiler, Grammars],
+) -> None:
+    compiler, store = busy
+    gone, shared = store.begin(asked("a")), store.begin(asked("b"))
+    other = store.begin(asked("b"), "another client")
+    assert gone.cancel()
+    assert shared.cancel()
+    assert store.pending == THREADS + 1
+    found = ended(compiler, [other, store.begin(asked("c"))])
+    assert sorted(found) == ["b", "c"]
+
+
+def test_who_leaves_what_is_being_compiled_leaves_it_to_who_asks_next(
+    busy: tuple[Compiler, Grammars],
+) -> None:
+    compiler, store = busy
+    running = store.begin(asked("busy0"))
+    assert running.cancel()
+    assert ended(compiler, [store.begin(asked("busy0"))]) == []
+    assert compiler.asked.count("busy0") == 1
+
+
+def test_clients_take_turns() -> None:
+    compiler = Compiler()
+    compiler.go.clear()
+    with patch.object(module, "THREADS", 1):
+        store = Grammars(lambda: compiler)
+        waits = [store.begin(asked("first"), "one")]
+        while not compiler.begun:
+            time.sleep(0.001)
+        waits += [store.begin(asked(f"x{i}"), "greedy") for i in range(3)]
+        waits += [store.begin(asked(f"long {i}"), "other") for i in range(2)]
+        found = ended(compiler, waits)
+    assert found == ["first", "x0", "long 0", "x1", "long 1", "x2"]
+    store.close()
+
+
+def test_who_may_wait_takes_a_constraint_out_of_the_line(
+    busy: tuple[Compiler, Grammars],
+) -> None:
+    compiler, store = busy
+    waits = store.begin(asked("quick"))
+    assert store.get(asked("quick")) is waits.result(5)
+    assert ended(compiler, [store.begin(asked("a"))]) == ["quick", "a"]
+
+
+def test_a_client_may_have_its_share_of_the_line(
+    busy: tuple[Compiler, Grammars],
+) -> None:
+    _, store = busy
+    share = MOST_WAITING // SHARE
+    mine = [store.begin(asked(f"x{i}"), "me") for i in range(share)]
+    assert store.crowded("me")
+    assert not store.crowded("other")
+    for i in range(MOST_WAITING - share):
+        store.begin(asked(f"y{i}"), f"client {i}")
+    assert store.crowded("other")
+    mine[0].cancel()
+    assert not store.crowded("other")
+    assert not store.crowded("me")
+
+
+def test_who_waits_is_told_when_it_is_closed(busy: tuple[Compiler, Grammars]) -> None:
+    _, store = busy
+    wait = store.begin(asked("a"))
+    store.close()
+    assert wait.cancelled()
+    assert store.pending == THREADS  # they end by themselves
+
+
+def test_what_is_wrong_with_the_machine_is_tried_again() -> None:
+    compiler = Compiler()
+    store = Grammars(lambda: compiler)
+    with patch.object(compiler, "compile", side_effect=MemoryError):
+        with pytest.raises(MemoryError):
+            store.begin(asked("a")).result(5)
+        with pytest.raises(MemoryError):
+            store.get(asked("a"))
+    assert store.get(asked("a")) is not None
     store.close()

@@ -17,9 +17,13 @@ from minfer.effects.text.tools.deltas import (
     merged,
 )
 from minfer.effects.text.tools.formats import REASONING, TOOLS
+from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.parser import Parser
 
-NAMES = frozenset({"get_weather", "add", "now"})
+OFFERED = Offered(
+    frozenset({"get_weather", "add", "now"}),
+    frozenset({("get_weather", "days"), ("add", "a"), ("add", "b")}),
+)
 
 
 @define
@@ -42,7 +46,7 @@ def parser(
 ) -> Parser:
     form = None if tools is None else TOOLS[tools]
     thinking = None if reasoning is None else REASONING[reasoning]
-    return Parser(form, NAMES, thinking, opened=opened)
+    return Parser(form, OFFERED, thinking, opened=opened)
 
 
 def fed(one: Parser, pieces: Iterable[str]) -> list[Delta]:

@@ -25,8 +25,9 @@ CALL = '<tool_call>{"name": "f"}</tool_call>'
         ("[THINK]{{ tools }}[TOOL_CALLS]", "mistral", "mistral"),
         ("<|start|>{{ tools }}<|channel|></think>", "openai", NONE),
         ("{{ tools | tojson }}", "json", NONE),
-        ("{{ tools }}<tool_call><function=f><parameter=a>", NONE, NONE),
-        ("{{ tools }}tool▁calls▁begin", NONE, NONE),
+        ("{{ tools }}<tool_call><function=f><parameter=a>", "qwen3_coder", NONE),
+        ("{{ tools }}tool▁calls▁begin```json</think>", "deepseek_v3", "think"),
+        ("{{ tools }}tool▁calls▁begin", "deepseek_v31", NONE),
     ],
 )
 def test_what_a_template_shows(template: str | None, tools: str, reasoning: str) -> None:
@@ -46,13 +47,16 @@ def test_what_it_is_told() -> None:
 
 
 def test_what_is_looked_for() -> None:
-    assert Parsers("hermes", NONE).parsing((), "") is None
-    assert Parsers(NONE, NONE).parsing(("f",), "") is None
-    one = Parsers("hermes", "think").parsing((), "<think>\n")
+    assert Parsers("hermes", NONE).parsing({}, "") is None
+    assert Parsers(NONE, NONE).parsing({"f": None}, "") is None
+    one = Parsers("hermes", "think").parsing({}, "<think>\n")
     assert one == Parsing(reasoning="think", opened=True)
-    one = Parsers("hermes", "think").parsing(("f",), "\n", parallel=False)
+    one = Parsers("hermes", "think").parsing({"f": None}, "\n", parallel=False)
     assert one == Parsing(tools="hermes", reasoning="think", names=("f",), parallel=False)
-    assert Parsers("openai", NONE).parsing((), "") == Parsing(tools="openai")
+    schema = {"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}
+    one = Parsers("qwen3_coder", NONE).parsing({"f": schema, "g": None}, "")
+    assert one == Parsing(tools="qwen3_coder", names=("f", "g"), typed=(("f", "a"),))
+    assert Parsers("openai", NONE).parsing({}, "") == Parsing(tools="openai")
 
 
 def test_what_a_parser_has_to_see() -> None:

@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.spelled import json_rule
+from minfer.effects.text.tools import deepseek
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.forms import (
     FORMS,
@@ -25,6 +26,9 @@ from minfer.effects.text.tools.thinking import BRACKETS, THINK
 from minfer.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import ENDS, allowed, tokenizer
 from tests.effects.text.tools.cuts import found
+from tests.effects.text.tools.test_deepseek import call as called
+from tests.effects.text.tools.test_deepseek import calls
+from tests.effects.text.tools.test_qwen_coder import call as tagged
 
 ADD: Final = Callee(
     "add",
@@ -40,7 +44,7 @@ ADD: Final = Callee(
 )
 NOW: Final = Callee("now", arguments_schema(None, ""))
 SPECIAL: Final = ("[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[THINK]", "[/THINK]")
-ADDED: Final = ("<tool_call>", "</tool_call>", "<think>", "</think>")
+ADDED: Final = ("<tool_call>", "</tool_call>", "<think>", "</think>", *deepseek.MARKERS)
 
 
 class Vocabulary:
@@ -97,11 +101,16 @@ def hermes(*calls: str) -> str:
     return "\n".join(f"<tool_call>\n{one}\n</tool_call>" for one in calls)
 
 
+def deep(form: str, *each: tuple[str, str]) -> str:
+    return calls(form, *(called(form, name, said) for name, said in each))
+
+
 ONE: Final = call("add", {"a": 1})
 TWO: Final = call("now", {})
 BAD: Final = call("add", {"a": "x"})
 STRANGE: Final = call("sub", {"a": 1})
 LLAMA: Final = [call("add", {"a": 1}, "parameters"), call("now", {}, "parameters")]
+DEEP: Final = (("add", '{"a": 1}'), ("now", "{}"), ("add", '{"a": "x"}'))
 # By format: an answer with one call, one with two, and one whose arguments do not fit.
 ANSWERS: Final = {
     "hermes": (hermes(ONE), hermes(ONE, TWO), hermes(BAD)),
@@ -112,6 +121,15 @@ ANSWERS: Final = {
         f"[TOOL_CALLS] [{BAD}]",
     ),
     "json": (ONE, f"[{ONE}, {TWO}]", BAD),
+    "qwen3_coder": (
+        tagged("add", ("a", "1")),
+        tagged("add", ("a", "1")) + "\n" + tagged("now"),
+        tagged("add", ("a", "x")),
+    ),
+    **{
+        form: (deep(form, *DEEP[:1]), deep(form, *DEEP[:2]), deep(form, *DEEP[2:]))
+        for form in ("deepseek_v3", "deepseek_v31")
+    },
 }
 NAMED: Final = (
     '[TOOL_CALLS]add[ARGS]{"a": 1}',

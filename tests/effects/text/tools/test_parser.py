@@ -9,7 +9,7 @@ import pytest
 from minfer.effects.text.tools.deltas import CallStart
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.parser import Parser
-from tests.effects.text.tools.cuts import NAMES, fed, parser, told
+from tests.effects.text.tools.cuts import OFFERED, fed, parser, told
 
 PIECES = [
     "<tool_call>",
@@ -43,6 +43,42 @@ PIECES = [
     '{"a": "x"}',
     "add",
 ]
+TAGS = [
+    "<tool_call>",
+    "</tool_call>",
+    "<function=add>",
+    "<function=strange>",
+    "</function>",
+    "<parameter=a>",
+    "<parameter=c>",
+    "</parameter>",
+    "<think>",
+    "</think>",
+    "<function",
+    "<",
+    "1",
+    '"',
+    " ",
+    "\n",
+]
+TOKENS = [
+    "<｜tool▁calls▁begin｜>",
+    "<｜tool▁calls▁end｜>",
+    "<｜tool▁call▁begin｜>",
+    "<｜tool▁call▁end｜>",
+    "<｜tool▁sep｜>",
+    "<｜tool",
+    "</think>",
+    "function",
+    "add",
+    "```json",
+    "```",
+    "{",
+    "}",
+    '{"a": 1}',
+    " ",
+    "\n",
+]
 CHANNELS = [
     "<|channel|>",
     "<|message|>",
@@ -58,6 +94,13 @@ CHANNELS = [
     "{",
     "}",
 ]
+OWN = {
+    "openai": CHANNELS,
+    "qwen3_coder": TAGS,
+    "deepseek_v3": TOKENS,
+    "deepseek_v31": TOKENS,
+}
+CALL = "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
 
 
 def pieces(text: str, draw: random.Random) -> list[str]:
@@ -74,7 +117,7 @@ def test_chance_texts(name: str | None) -> None:
     """Nothing raises, cuts change nothing, and no word is lost."""
     for seed in range(300):
         draw = random.Random(seed)
-        markers = CHANNELS if name == "openai" else PIECES
+        markers = OWN.get(name or "", PIECES)
         there = [draw.choice(markers) for _ in range(draw.randrange(1, 14))]
         for word in range(draw.randrange(4)):
             there.insert(draw.randrange(len(there) + 1), f"w{word}w")
@@ -99,6 +142,9 @@ def test_cost_is_linear(name: str) -> None:
         "mistral": '[TOOL_CALLS]add[ARGS]{"a": "',
         "json": '[{"parameters": {"a": "',
         "openai": "<|channel|>final<|message|>",
+        "qwen3_coder": "<function=add>",
+        "deepseek_v3": f"{CALL}function<｜tool▁sep｜>",
+        "deepseek_v31": f'{CALL}add<｜tool▁sep｜>{{"a": "',
     }
 
     def seconds(size: int) -> float:
@@ -118,7 +164,7 @@ def test_ids() -> None:
     text = "[TOOL_CALLS]add[ARGS]{}[TOOL_CALLS]add[ARGS]{}"
     first, second = (
         one.id
-        for one in Parser(TOOLS["mistral"], NAMES).push(text, final=True)
+        for one in Parser(TOOLS["mistral"], OFFERED).push(text, final=True)
         if isinstance(one, CallStart)
     )
     assert first != second

@@ -1,8 +1,9 @@
 """The line in front of the workers: who goes next.
 
 Theory. Each client has a line of its own, and clients take turns, so that what one sends
-delays its own alone; within a client the smallest body goes first. A worker may be kept
-for bodies up to a size: then there is always one that is soon free for small ones.
+delays its own alone; within a client the smallest job goes first. A worker may be kept
+for jobs up to a size: then there is always one that is soon free for small ones.
+Workers are who prepares bodies, and who compiles grammars.
 """
 
 import heapq
@@ -34,6 +35,10 @@ class Line(Generic[Job]):
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
+
+    def count(self, client: str) -> int:
+        """How many jobs of a client are in line."""
+        return len(self._lines.get(client, ()))
 
     def add(self, job: Job, client: str, size: int) -> Place[Job]:
         """Put a job in line."""

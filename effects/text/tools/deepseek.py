@@ -1,0 +1,89 @@
+"""Calls as DeepSeek's models write them, between tokens of their own.
+
+    V3, R1  <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME
+            ```json
+            {...}
+            ```<｜tool▁call▁end｜><｜tool▁calls▁end｜>
+    V3.1    <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{...}
+            <｜tool▁call▁end｜><｜tool▁calls▁end｜>
+
+Either is read wherever it comes: what stands before the arguments tells them apart.
+"""
+
+import re
+from typing import Final
+
+from minfer.effects.text.tools.calls import any_name, streamed
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import (
+    Reading,
+    Source,
+    ahead,
+    char,
+    run,
+    space,
+    until,
+)
+
+CALLS: Final = "<｜tool▁calls▁begin｜>"
+CALL: Final = "<｜tool▁call▁begin｜>"
+BETWEEN: Final = "<｜tool▁sep｜>"
+CALL_ENDS: Final = "<｜tool▁call▁end｜>"
+CALLS_END: Final = "<｜tool▁calls▁end｜>"
+MARKERS: Final = (CALLS, CALL, BETWEEN, CALL_ENDS, CALLS_END)
+_NAME: Final = re.compile(r"[\w.:/-]*")
+_FENCE: Final = re.compile("`*")
+_LANGUAGE: Final = "json"
+
+
+def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
+    """Read a whole answer."""
+    while marker := (yield from until(source, [CALLS, CALL], out.content)):
+        source.keep(marker)
+        whole = yield from _calls(source, out, marker)
+        left = source.kept()
+        if not whole:
+            out.content(left)
+
+
+def _calls(source: Source, out: Outlet, marker: str) -> Reading[bool]:
+    """Take calls up to the end of all; returns whether that is all there is."""
+    if marker == CALLS:
+        yield from space(source)
+        if not (yield from ahead(source, [CALL])):
+            return False
+        source.take(len(CALL))
+    while (yield from _call(source, out)):
+        source.keep()
+        yield from space(source)
+        after = yield from ahead(source, [CALL, CALLS_END])
+        source.take(len(after))
+        if after != CALL:
+            return after == CALLS_END or not (yield from char(source))
+    return False
+
+
+def _call(source: Source, out: Outlet) -> Reading[bool]:
+    """Take one call, up to its end; returns whether it is whole."""
+    kind = yield from run(source, _NAME)
+    if not (yield from ahead(source, [BETWEEN])):
+        return False
+    source.take(len(BETWEEN))
+    yield from space(source)
+    name = (yield from run(source, _NAME)) or kind
+    yield from space(source)
+    if (yield from run(source, _FENCE)) and (yield from ahead(source, [_LANGUAGE])):
+        source.take(len(_LANGUAGE))
+    yield from space(source)
+    if not name or not any_name(name) or (yield from char(source)) != "{":
+        return False
+    whole = yield from streamed(source, out, name)
+    source.keep()
+    yield from space(source)
+    yield from run(source, _FENCE)
+    yield from space(source)
+    if (yield from ahead(source, [CALL_ENDS])):
+        source.take(len(CALL_ENDS))
+        return whole
+    return whole and not (yield from char(source))

@@ -1,0 +1,66 @@
+"""The tools that an answer may call, as far as a reader has to know them.
+
+Formats that write arguments as JSON say of each what it is. Others write the bare text of
+a parameter, of which only the tool's schema says whether `5` is a number.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+Tools = Mapping[str, Mapping[str, Any] | None]  # schemas of parameters, by name
+_DEEP: Final = 8  # references that are followed, and levels of choices
+_PARTS: Final = ("anyOf", "oneOf", "allOf")
+
+
+@frozen
+class Offered:
+    """What there is to call."""
+
+    names: frozenset[str] = frozenset()
+    # Parameters that are no text, each with its tool before it.
+    typed: frozenset[tuple[str, str]] = frozenset()
+
+
+def typed_parameters(tools: Tools) -> Iterator[tuple[str, str]]:
+    """The parameters that cannot be text, as their schemas say."""
+    for name, schema in tools.items():
+        properties = (schema or {}).get("properties")
+        if isinstance(properties, Mapping):
+            for key, one in properties.items():
+                if not may_be_text(one, schema):
+                    yield name, key
+
+
+def may_be_text(schema: Any, root: Any, within: int = 0) -> bool:
+    """Whether a string may match; what is not understood is text."""
+    schema = resolved(schema, root)
+    if not isinstance(schema, Mapping) or within > _DEEP:
+        return True
+    if (kinds := schema.get("type")) is not None:
+        return "string" in (kinds if isinstance(kinds, list) else [kinds])
+    for name in _PARTS:
+        if isinstance(parts := schema.get(name), list):
+            return any(may_be_text(one, root, within + 1) for one in parts)
+    if isinstance(values := schema.get("enum"), list):
+        return any(isinstance(one, str) for one in values)
+    return "const" not in schema or isinstance(schema["const"], str)
+
+
+def resolved(schema: Any, root: Any) -> Any:
+    """A schema, or what it refers to; None for what is not there."""
+    for _ in range(_DEEP):
+        if not isinstance(schema, Mapping) or "$ref" not in schema:
+            return schema
+        schema = _found(schema["$ref"], root)
+    return None
+
+
+def _found(reference: Any, root: Any) -> Any:
+    """What a reference within the schema refers to, if that is there."""
+    if not isinstance(reference, str) or not reference.startswith("#/"):
+        return None
+    for part in reference[2:].split("/"):
+        root = root.get(part) if isinstance(root, Mapping) else None
+    return root

@@ -1,0 +1,142 @@
+"""Calls as Qwen's coders write them: in tags, with the bare text of each parameter.
+
+    <tool_call>
+    <function=NAME>
+    <parameter=KEY>
+    VALUE
+    </parameter>
+    </function>
+    </tool_call>
+
+A value is text, which goes out as it comes, unless its schema says that it is none: that
+is JSON, or one of the words that Python has for it, once it is whole; what is neither is
+text after all. One line break belongs to each tag around a value. Models leave tags out:
+the first one, if the name is that of a tool, and those that close. What stands between
+parameters, where nothing should, is content behind the call.
+"""
+
+import json
+import re
+from typing import Final
+
+from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.json_scanner import JsonScanner
+from minfer.effects.text.tools.offered import Offered
+from minfer.effects.text.tools.outlet import Outlet
+from minfer.effects.text.tools.source import Reading, Source, ahead, run, space, until
+
+OPENS: Final = "<tool_call>"
+CLOSES: Final = "</tool_call>"
+_FUNCTION: Final = "<function="
+_FUNCTION_ENDS: Final = "</function>"
+_PARAMETER: Final = "<parameter="
+_PARAMETER_ENDS: Final = "</parameter>"
+_WITHIN: Final = (_PARAMETER, _FUNCTION_ENDS, CLOSES)  # between two parameters
+_TAGS: Final = (*_WITHIN, _PARAMETER_ENDS)
+_BEHIND: Final = (  # a value; the first one that is there
+    f"\n{_PARAMETER_ENDS}",
+    _PARAMETER_ENDS,
+    f"\n{_PARAMETER}",
+    f"\n{_FUNCTION_ENDS}\n{CLOSES}",
+)
+_NAME: Final = re.compile(r"[^<>{}\[\]|\s]*")
+_WORDS: Final = {"true": "true", "false": "false", "none": "null", "null": "null"}
+
+
+def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:
+    """Read a whole answer."""
+    while marker := (yield from until(source, [OPENS, _FUNCTION], out.content)):
+        source.keep(marker)
+        name = yield from _name(source, marker)
+        known = name in tools.names or (marker == OPENS and any_name(name))
+        left = source.kept()
+        if not name or not known:
+            out.content(left)
+            continue
+        out.start(name)
+        yield from _arguments(source, out, name, tools)
+
+
+def _name(source: Source, marker: str) -> Reading[str]:
+    """Take what stands before the first parameter; returns whose call it is, if any."""
+    if marker == OPENS:
+        yield from space(source)
+        if not (yield from ahead(source, [_FUNCTION])):
+            return ""
+        source.take(len(_FUNCTION))
+    name = yield from run(source, _NAME)
+    if not (yield from ahead(source, [">"])):
+        return ""
+    source.take(1)
+    return name
+
+
+def _arguments(source: Source, out: Outlet, name: str, tools: Offered) -> Reading[None]:
+    """Take parameters and tell of them as an object, up to the end of a call."""
+    before = "{"
+    odd: list[str] = []
+    marker = yield from until(source, _WITHIN, odd.append)
+    while marker.endswith(_PARAMETER):
+        parts: list[str] = []
+        marker = yield from until(source, [">"], parts.append)
+        if not marker:
+            break
+        key = "".join(parts)
+        out.arguments(f"{before}{_quoted(key)}: ")
+        before = ", "
+        if (yield from ahead(source, ["\n"])):
+            source.take(1)
+        take = _typed if (name, key) in tools.typed else _text
+        marker = yield from take(source, out)
+        if marker.endswith(_PARAMETER_ENDS):
+            marker = yield from until(source, _WITHIN, odd.append)
+    if marker:
+        out.arguments("{}" if before == "{" else "}")
+    out.end(whole=bool(marker))
+    if marker == _FUNCTION_ENDS:
+        yield from space(source)
+        if (yield from ahead(source, [CLOSES])):
+            source.take(len(CLOSES))
+    out.content(_without_begun_tag("".join(odd).strip()))
+
+
+def _without_begun_tag(text: str) -> str:
+    """A text without the tag in whose midst it breaks off, if it does."""
+    at = text.rfind("<")
+    begun = at >= 0 and any(tag.startswith(text[at:]) for tag in _TAGS)
+    return text[:at] if begun else text
+
+
+def _text(source: Source, out: Outlet) -> Reading[str]:
+    """Take a value that is text; returns the tag behind it."""
+    out.arguments('"')
+    marker = yield from until(
+        source, _BEHIND, lambda text: out.arguments(_quoted(text)[1:-1])
+    )
+    if marker:
+        out.arguments('"')
+    return marker
+
+
+def _typed(source: Source, out: Outlet) -> Reading[str]:
+    """Take a value that is no text; returns the tag behind it."""
+    parts: list[str] = []
+    marker = yield from until(source, _BEHIND, parts.append)
+    value = "".join(parts)
+    out.arguments(_as_json(value) if marker else _without_begun_tag(value).rstrip())
+    return marker
+
+
+def _as_json(value: str) -> str:
+    """A value as JSON."""
+    text = value.strip()
+    scanner = JsonScanner()
+    end = scanner.feed(text)
+    scanner.end()
+    if scanner.done and end == len(text):
+        return scanner.taken()
+    return _WORDS.get(text.lower()) or _quoted(value)
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

@@ -1,0 +1,107 @@
+"""Arguments in tags, as grammars: what Qwen's coders write, so that it fits a schema.
+
+    <parameter=KEY>
+    VALUE
+    </parameter>
+
+Parameters come in the schema's order; those that are not required may be left out, and
+others than it names do not come. A value that may be text is any text, or one of those
+that are listed; other values are JSON. What else a schema says of a text cannot be
+enforced here, and neither can what it says of an object as a whole.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
+from minfer.effects.text.tools.offered import may_be_text, resolved
+
+_ENDS: Final = "\n</parameter>\n"
+_DEFINITIONS: Final = ("$defs", "definitions")
+_SAID: Final = frozenset({"title", "description", "default", "examples", "$comment"})
+_OBJECT: Final = _SAID | {"type", "properties", "required", "additionalProperties"}
+_NOT_IN_KEYS: Final = frozenset("<>\n")
+_ANY: Final = "tagged_any"
+SHARED: Final = (  # rules that all tools use
+    f"tagged_text[lazy]: /{TEXT}/ {quoted(_ENDS)}",
+    f'{_ANY}: ("<parameter=" /[A-Za-z0-9_.-]+/ ">\\n" tagged_text)*',
+)
+
+
+@frozen
+class Tagged:
+    """How the arguments of one tool are written."""
+
+    body: str  # of a rule
+    rules: tuple[str, ...] = ()  # that it needs
+
+
+def tagged(name: str, number: int, schema: str) -> Tagged:
+    """The arguments of the tool of this number. Raises GrammarError for what cannot be
+    enforced.
+    """
+    root = json.loads(schema)
+    if odd := sorted(root.keys() - _OBJECT.union(_DEFINITIONS)):
+        raise GrammarError(f"{name}: {odd[0]!r} cannot be enforced in this format")
+    properties = root.get("properties", {})
+    required = root.get("required", ())
+    if unknown := [key for key in required if key not in properties]:
+        why = f"{unknown[0]!r} is required, and not among the properties"
+        raise GrammarError(f"{name}: {why}, which cannot be enforced in this format")
+    if not properties and root.get("additionalProperties") is not False:
+        return Tagged(_ANY)
+    parts, rules = [], []
+    for at, (key, one) in enumerate(properties.items()):
+        if set(key) & _NOT_IN_KEYS:
+            raise GrammarError(f"{name}: {key!r} cannot be a name in this format")
+        rule = f"tagged_{number}_{at}"
+        head = quoted(f"<parameter={key}>\n")
+        rules.append(f"{rule}: {head} {_value(one, root, f'{name}.{key}')}")
+        parts.append(rule if key in required else f"{rule}?")
+    return Tagged(" ".join(parts), tuple(rules))
+
+
+def _value(schema: Any, root: Mapping[str, Any], where: str) -> str:
+    """What matches a value, and the tag behind it."""
+    if may_be_text(schema, root):
+        texts = _listed(schema, root)
+        if texts is not None:
+            return f"({' | '.join(map(quoted, texts))}) {quoted(_ENDS)}"
+        if not any(map(_is_free, _branches(schema, root))):
+            raise GrammarError(f"{where}: a text cannot be bound in this format")
+        return "tagged_text"
+    shared = {name: root[name] for name in _DEFINITIONS if name in root}
+    return f"{json_rule(json.dumps({**shared, **schema}))} {quoted(_ENDS)}"
+
+
+def _listed(schema: Any, root: Mapping[str, Any]) -> list[str] | None:
+    """The only texts that may come, if they are listed."""
+    one = resolved(schema, root)
+    if not isinstance(one, Mapping) or not one.keys() & {"enum", "const"}:
+        return None
+    values = one.get("enum", [one.get("const")])
+    return [value for value in values if isinstance(value, str)]
+
+
+def _branches(schema: Any, root: Mapping[str, Any]) -> Iterator[Any]:
+    """A schema, or what it is one of."""
+    one = resolved(schema, root)
+    several = one.get("anyOf") if isinstance(one, Mapping) else None
+    if several is None:
+        yield one
+        return
+    for part in several:
+        yield resolved(part, root)
+
+
+def _is_free(schema: Any) -> bool:
+    """Whether any text matches."""
+    if not isinstance(schema, Mapping):
+        return schema is True
+    kinds = schema.get("type", "string")
+    text = "string" in (kinds if isinstance(kinds, list) else [kinds])
+    return text and not schema.keys() - _SAID - {"type"}

@@ -1,0 +1,238 @@
+"""How many of a row's tokens need be sorted out, kept few: bounds of depth, proven or
+guessed, within the kernels of sample_kernels.py; sample.py has their theory.
+"""
+
+from typing import NamedTuple
+
+import triton
+import triton.language as tl
+
+GREEDY_BELOW = tl.constexpr(1e-5)  # a temperature
+# Masses are added up as integers, so that their order does not show: in units of 2^-43,
+# as 2^20 of at most 1 then fit in 63 bits.
+MASS_UNITS = tl.constexpr(2.0**43)
+DEEPEST_BOUND = tl.constexpr(128.0)  # exp(-128) is nothing to float32
+HALVINGS = tl.constexpr(12)  # of a range, until a depth is near enough
+NEARLY = tl.constexpr(0.999)  # of a mass: room for float32's sums
+ROUNDED = tl.constexpr(2.0**-19)  # of a group's mass: room for that of its largest
+MORE = tl.constexpr(1.001)  # of a depth
+DEEP = tl.constexpr(80.0)  # exp(-80) is still a normal float32
+NARROWEST = tl.constexpr(1e-30)  # range of depths: divisors are not 0
+# Of what a sample says: one row in a million may be missed. Besides these a few tokens of
+# the sample at the edge, as few deeper ones may be in it by chance.
+DEVIATIONS = tl.constexpr(5.0)
+STRAYS = tl.constexpr(10.0)
+# Where a row's `Bounds` lie.
+FACTS = tl.constexpr(8)
+# What is added up of a row: the mass of what is kept for sure, that of all within min-p.
+MASSES = tl.constexpr(2)
+
+
+class Asked(NamedTuple):
+    """How a row samples."""
+
+    temperature: tl.tensor  # 1 if greedy
+    top_k: tl.tensor  # 0: all
+    top_p: tl.tensor
+    deepest: tl.tensor  # a token's depth at most, from min-p
+    typical_p: tl.tensor
+    greedy: tl.tensor
+    restricted: tl.tensor
+
+
+class Bounds(NamedTuple):
+    """What is known of a restricted row before its tokens are listed."""
+
+    largest: tl.tensor  # logit
+    total: tl.tensor  # mass of all tokens
+    mean: tl.tensor  # depth; if typical-p alone restricts the row
+    limit: tl.tensor  # no kept token is deeper
+    low: tl.tensor  # all that are less deep are kept, and few of these listed
+    lowered: tl.tensor  # 1: `limit` is a guess
+    wait: tl.tensor  # times its mass: a token kept for sure is listed if it waits less
+    floor: tl.tensor  # logit: nobody asks for lower ones; NaN of rows not restricted
+
+
+@triton.jit
+def asked_of(
+    who,
+    temperatures,
+    top_ks,
+    top_ps,
+    deepests,
+    typical_ps,
+    row,
+    vocab,
+    filtered: tl.constexpr,
+):
+    """How a row samples; `filtered` False promises that nothing restricts any."""
+    owner = tl.load(who + row)
+    temperature = tl.load(temperatures + owner)
+    top_k = tl.load(top_ks + owner)
+    top_p = tl.load(top_ps + owner)
+    greedy = temperature < GREEDY_BELOW
+    top_k = tl.where((top_k > 0) & (top_k < vocab), top_k, 0)
+    deepest = tl.load(deepests + owner)
+    typical_p = tl.load(typical_ps + owner)
+    some = (top_k > 0) | (top_p < 1) | (deepest < float("inf")) | (typical_p < 1)
+    restricted = filtered & (greedy == 0) & some
+    temperature = tl.where(greedy, 1.0, temperature)
+    return Asked(temperature, top_k, top_p, deepest, typical_p, greedy, restricted)
+
+
+@triton.jit
+def typical_alone(asked):
+    """Whether typical-p is all that restricts a row."""
+    others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.deepest < float("inf"))
+    return (asked.typical_p < 1) & (others == 0)
+
+
+@triton.jit
+def min_p_alone(asked):
+    """Whether min-p is all that restricts a row."""
+    others = (asked.top_k > 0) | (asked.top_p < 1) | (asked.typical_p < 1)
+    return (asked.deepest < float("inf")) & (others == 0)
+
+
+@triton.jit
+def depth_of(x, largest, temperature):
+    """Of logits, never -0."""
+    return tl.abs(tl.div_rn(largest - x.to(tl.float32), temperature))
+
+
+@triton.jit
+def mass_of(depth):
+    """exp(-depth), as an integer."""
+    return (tl.exp(-depth) * MASS_UNITS).to(tl.int64)
+
+
+@triton.jit
+def rest_of(depth, mass):
+    """The masses of groups without their largest, or a little more."""
+    return tl.maximum(mass * (1 + ROUNDED) - tl.exp(-depth), 0.0)
+
+
+@triton.jit
+def limit_of(asked, depth, mass, total, group: tl.constexpr):
+    """A depth that no kept token exceeds, from groups' least depths and their masses."""
+    # That of k groups' largest is one of theirs.
+    deepest = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0) * MORE + NARROWEST
+    start = tl.minimum(tl.where(asked.top_k > 0, deepest, DEEPEST_BOUND), DEEPEST_BOUND)
+    less = 0.0
+    more = start
+    share = tl.where(typical_alone(asked), asked.typical_p, asked.top_p)
+    rest = rest_of(depth, mass)
+    for _step in range(HALVINGS):
+        limit = (less + more) / 2
+        # What is left beyond `limit`: all of a group, or all but its largest, which each
+        # are as deep at least.
+        near = depth <= limit
+        beyond = tl.minimum(tl.where(near, rest, mass), group * tl.exp(-limit))
+        light = tl.sum(beyond, 0) < NEARLY * (1 - share) * total
+        many = tl.sum(near.to(tl.int32), 0) >= asked.top_k
+        enough = tl.where(asked.top_k > 0, many, light)
+        less = tl.where(enough, less, limit)
+        more = tl.where(enough, limit, more)
+    # None found: all. What top-p keeps depends on the mass of all that min-p leaves.
+    found = (more < start) & ((asked.top_k > 0) | (asked.deepest == float("inf")))
+    return tl.minimum(tl.where(found, more, float("inf")), asked.deepest)
+
+
+@triton.jit
+def most_within(depth, mass, limit, group: tl.constexpr):
+    """How many tokens are no deeper than this, at most: each of them has mass."""
+    least = tl.exp(-tl.minimum(limit, DEEP))
+    more = tl.minimum(rest_of(depth, mass) / least, group - 1)
+    return tl.sum(tl.where(depth <= limit, 1 + more, 0.0), 0)
+
+
+@triton.jit
+def floor_of(largest, limit, temperature):
+    """A logit that none of a token within this depth is below, roundings and all."""
+    return largest - limit * temperature * MORE
+
+
+@triton.jit
+def guess_of(asked, line, largest, total, limit, vocab, samples: tl.constexpr):
+    """Two depths between which the edge should be, and the mass before them.
+
+    A sample tells what weighs how much beyond a depth; of what is within, few tokens may
+    be most. A wrong guess costs time alone.
+    """
+    ids = (tl.arange(0, samples).to(tl.int64) * vocab // samples).to(tl.int32)
+    depth = depth_of(tl.load(line + ids), largest, asked.temperature)
+    counted = asked.top_k > 0
+    weight = tl.where(counted, 1.0, tl.exp(-depth))
+    total = tl.where(counted, samples, total * samples / vocab)
+    share = tl.where(counted, asked.top_k / vocab, asked.top_p)
+    deepest = tl.where(counted, float("inf"), asked.deepest)
+    out = tl.sum(tl.where(depth > deepest, weight, 0.0), 0)
+    wanted = (1 - share) * (total - out) + out
+    end = tl.max(tl.where(depth < float("inf"), depth, 0.0), 0)
+    end = tl.minimum(end, limit)
+    _, edge = _leaving(depth, weight, wanted, end)
+    beyond = tl.where(depth > edge, weight, 0.0)
+    sum_ = tl.sum(beyond, 0)
+    variance = tl.sum(beyond * beyond, 0) - sum_ * sum_ / samples
+    stray = tl.where(counted, 1.0, tl.exp(-edge)) * STRAYS
+    spread = tl.sqrt(tl.maximum(variance, 0.0)) * DEVIATIONS + stray
+    low, _ = _leaving(depth, weight, wanted + spread, end)
+    _, high = _leaving(depth, weight, wanted - spread, end)
+    # All up to the edge is listed where a token's number counts, not its mass alone.
+    low = tl.where(counted, 0.0, low)
+    held = tl.maximum((total - wanted - spread) * vocab / samples, 1.0)
+    return low, tl.where(wanted > spread, high, float("inf")), held
+
+
+@triton.jit
+def _leaving(depth, weight, wanted, end):
+    """A depth beyond which just so much is, between two."""
+    less = 0.0
+    more = end
+    for _step in range(HALVINGS):
+        middle = (less + more) / 2
+        enough = tl.sum(tl.where(depth > middle, weight, 0.0), 0) <= wanted
+        less = tl.where(enough, less, middle)
+        more = tl.where(enough, middle, more)
+    return less, more
+
+
+@triton.jit
+def load_bounds(at):
+    """A row's `Bounds`, from where they lie."""
+    return Bounds(
+        tl.load(at),
+        tl.load(at + 1),
+        tl.load(at + 2),
+        tl.load(at + 3),
+        tl.load(at + 4),
+        tl.load(at + 5),
+        tl.load(at + 6),
+        tl.load(at + 7),
+    )
+
+
+@triton.jit
+def store_bounds(at, bounds):
+    """Where `load_bounds` takes a row's from."""
+    tl.store(at, bounds.largest)
+    tl.store(at + 1, bounds.total)
+    tl.store(at + 2, bounds.mean)
+    tl.store(at + 3, bounds.limit)
+    tl.store(at + 4, bounds.low)
+    tl.store(at + 5, bounds.lowered)
+    tl.store(at + 6, bounds.wait)
+    tl.store(at + 7, bounds.floor)
+
+
+@triton.jit
+def is_whole(asked, bounds):
+    """Whether all that may be kept is listed, and not what is near the edge alone."""
+    return (bounds.low == 0) & ((bounds.lowered == 0) | (asked.top_k > 0))
+
+
+@triton.jit
+def target_of(share, total):
+    """How much mass the kept tokens hold at least."""
+    target = tl.ceil(share.to(tl.float64) * total).to(tl.int64)
+    return tl.maximum(target, 1)

@@ -1,0 +1,64 @@
+"""Logits that were kept for rows, without the tokens that the host does not allow.
+
+Theory. Rows that a grammar binds are drawn when the host has made their masks, a bit for
+each token: from logits that the forward left in a line of their own, by device row. On
+their way from there to the sampler the masks are applied: what is not allowed becomes
+-inf, and is not even read. A mask of all ones is a copy.
+
+Arithmetic, for 152k bfloat16 logits, 4.2 TB/s: 0.3 MB a row out, and as much in where
+most tokens are allowed; where few are, as within a JSON object, next to nothing. 128
+rows: 10 to 20 us.
+"""
+
+from typing import Final
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minfer.kernels import on_triton, plain
+from minfer.kernels.pdl import early, follow
+
+CHUNK: Final = 4096  # logits of a program
+WARPS: Final = 4
+BITS: Final = 32  # tokens of a word of a mask
+
+_BITS: tl.constexpr = tl.constexpr(BITS)
+_NEVER: tl.constexpr = tl.constexpr(float("-inf"))
+
+
+@triton.jit
+def _hide(kept, who, masks, out, vocab, words, chunk: tl.constexpr):
+    """Grid [chunks, draws]: out [draws, vocab]."""
+    follow()
+    draw = tl.program_id(1).to(tl.int64)
+    row = tl.load(who + draw).to(tl.int64)
+    ids = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    inside = ids < vocab
+    mask = tl.load(masks + draw * words + ids // _BITS, mask=inside, other=0)
+    allowed = inside & (((mask >> (ids % _BITS)) & 1) != 0)
+    x = tl.load(kept + row * vocab + ids, mask=allowed, other=_NEVER)
+    tl.store(out + draw * vocab + ids, x, mask=inside)
+
+
+def hide(kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
+    """Of logits `kept` [device rows, vocab] those of rows `who` [draws], int32, with -inf
+    for tokens whose bit in `masks` [draws, words], int32, is 0; the lowest bit of a word
+    is its first token's. Both are contiguous.
+    """
+    if not on_triton(kept):
+        return plain.hide(kept, who, masks)
+    draws, vocab = len(who), kept.shape[1]
+    out = kept.new_empty(draws, vocab)
+    _hide[triton.cdiv(vocab, CHUNK), draws](
+        kept=kept,
+        who=who,
+        masks=masks,
+        out=out,
+        vocab=vocab,
+        words=masks.shape[1],
+        chunk=CHUNK,
+        num_warps=WARPS,
+        launch_pdl=early(out),
+    )
+    return out

@@ -1,0 +1,130 @@
+"""Answers as Qwen's coders write them: tags, and values that schemas say the kind of."""
+
+from typing import Any
+
+import pytest
+
+from tests.effects.text.tools.cuts import found
+
+FORM = "qwen3_coder"
+CODE = "def f(a):\n    return \"<b>\" if a < 1 else '\\n'\n"
+
+
+def call(name: str, *values: tuple[str, str]) -> str:
+    tags = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in values)
+    return f"<tool_call>\n<function={name}>\n{tags}</function>\n</tool_call>"
+
+
+def test_a_call() -> None:
+    one = found(call("get_weather", ("city", "Zürich"), ("days", "[1, 2]")), FORM)
+    assert one.calls == [("get_weather", '{"city": "Zürich", "days": [1, 2]}')]
+    assert (one.content, one.reasoning, one.whole) == ("", "", [True])
+
+
+def test_several_calls_and_text_around_them() -> None:
+    calls = f"{call('now')}\n{call('add', ('a', '1'), ('b', '2.5'))}"
+    one = found(f"Let me look.\n\n{calls}\nThat is all.\n", FORM)
+    assert one.parsed == [("now", {}), ("add", {"a": 1, "b": 2.5})]
+    assert one.content == "Let me look.\n\nThat is all.\n"
+    assert one.whole == [True, True]
+
+
+def test_text_stays_as_it_is_but_for_the_breaks_around_it() -> None:
+    for text in (
+        "",
+        "5",
+        "null",
+        " x ",
+        "\n\nx\n",
+        CODE,
+        "🙂\t\\",
+        "</parameter",
+        "</p>",
+    ):
+        one = found(call("get_weather", ("city", text)), FORM)
+        assert one.parsed == [("get_weather", {"city": text})]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("5", 5),
+        (" -2.5e3 ", -2500.0),
+        ("true", True),
+        ("False", False),
+        ("None", None),
+        ("NULL", None),
+        ('{"a": [1, {"b": "x\ny"}]}', {"a": [1, {"b": "x\ny"}]}),
+        ('"text"', "text"),
+        ("some text", "some text"),
+        ("[1, 2", "[1, 2"),
+        ("1 2", "1 2"),
+        ("NaN", "NaN"),
+        ("", ""),
+    ],
+)
+def test_what_is_no_text_is_json_if_it_can_be(text: str, value: Any) -> None:
+    assert found(call("add", ("a", text)), FORM).parsed == [("add", {"a": value})]
+
+
+def test_tags_without_breaks() -> None:
+    text = "<tool_call><function=add><parameter=a>1</parameter><parameter=c>x</parameter>"
+    one = found(f"{text}</function></tool_call>", FORM)
+    assert one.parsed == [("add", {"a": 1, "c": "x"})]
+
+
+def test_tags_that_were_left_out() -> None:
+    value = "<parameter=c>\nx\n</parameter>\n"
+    for text in (
+        f"<function=add>\n{value}</function>",
+        f"<function=add>\n{value}</function>\n</tool_call>",
+        f"<tool_call>\n<function=add>\n{value}</function>",
+        f"<tool_call>\n<function=add>\n{value}</tool_call>",
+        "<tool_call>\n<function=add>\n<parameter=c>\nx\n</function>\n</tool_call>",
+    ):
+        one = found(f"Hi.\n{text}\n", FORM)
+        assert (one.parsed, one.whole) == ([("add", {"c": "x"})], [True])
+        assert one.content == "Hi."
+    text = "<function=add>\n<parameter=a>\n1\n<parameter=c>\nx\n</parameter></function>"
+    assert found(text, FORM).parsed == [("add", {"a": 1, "c": "x"})]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1 < 2, <tool, <tool_cal, <function",
+        "<tool_call>",
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "add", "arguments": {}}</tool_call>',
+        "<tool_call>\n<function=>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=a b>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=add\n</function>\n</tool_call>",
+        "<tool_call>\n<function=add",
+        "In XML, <function=strange> is none.",  # of a name that was not offered
+    ],
+)
+def test_what_is_no_call_is_content(text: str) -> None:
+    one = found(text, FORM)
+    assert (one.content, one.calls) == (text, [])
+
+
+@pytest.mark.parametrize("at", range(len("<tool_call>\n<function=add>"), 80, 3))
+def test_an_answer_that_breaks_off(at: int) -> None:
+    text = call("add", ("a", "12"), ("c", "long text"))[:at]
+    one = found(text, FORM)
+    assert (one.whole, one.content) == ([False], "")
+    assert '{"a": 12, "c": "long text"}'.startswith(one.calls[0][1])
+
+
+def test_what_stands_between_parameters_is_content_behind_the_call() -> None:
+    text = call("add", ("a", "1"), ("c", "x")).replace(
+        "<parameter=c", "Hm.\n<parameter=c"
+    )
+    one = found(text, FORM)
+    assert (one.parsed, one.content) == ([("add", {"a": 1, "c": "x"})], "Hm.")
+
+
+def test_reasoning_comes_first() -> None:
+    text = f"<think>\nHm: <tool_call>\n</think>\n\n{call('now')}"
+    one = found(text, FORM, "think")
+    assert (one.reasoning, one.content, len(one.calls)) == ("Hm: <tool_call>", "", 1)

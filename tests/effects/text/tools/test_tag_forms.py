@@ -1,0 +1,88 @@
+"""Arguments in tags: what a schema lets through, and what is refused."""
+
+import json
+from typing import Any
+
+import pytest
+
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.tools.forms import Callee, Calling
+from minfer.effects.text.tools.tag_forms import tagged
+from tests.effects.text.tools.test_forms import vocabulary
+from tests.effects.text.tools.test_qwen_coder import call
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "description": "where"},
+        "kind": {"enum": ["a", "b c"]},
+        "count": {"$ref": "#/$defs/count"},
+        "note": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "list": {"type": "array", "items": {"type": "boolean"}},
+    },
+    "required": ["path"],
+    "$defs": {"count": {"type": "integer", "minimum": 1}},
+}
+
+
+def takes(schema: dict[str, Any], *values: tuple[str, str]) -> bool:
+    callee = Callee("f", json.dumps(schema))
+    calling = Calling(
+        format="qwen3_coder", callees=(callee,), must=True, token=lambda _: None
+    )
+    return vocabulary(marked=False).takes(call("f", *values), calling)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [("path", "x")],
+        [("path", "")],
+        [("path", "a\n</p> <parameter=x>\nb"), ("kind", "b c"), ("count", "12")],
+        [("path", "x"), ("note", "null"), ("list", "[true, false]")],
+    ],
+)
+def test_what_fits(values: list[tuple[str, str]]) -> None:
+    assert takes(SCHEMA, *values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [("kind", "a")],
+        [("path", "x"), ("kind", "c")],
+        [("path", "x"), ("count", "0")],
+        [("path", "x"), ("count", "some")],
+        [("path", "x"), ("list", "[1]")],
+        [("path", "x"), ("strange", "y")],
+        [("count", "1"), ("path", "x")],
+    ],
+)
+def test_what_does_not_fit(values: list[tuple[str, str]]) -> None:
+    assert not takes(SCHEMA, *values)
+
+
+def test_any_object_has_any_parameters() -> None:
+    for values in ([], [("a", "1")], [("a", "x\ny"), ("b-c", "")]):
+        assert takes({"type": "object"}, *values)
+    assert not takes({"type": "object"}, ("a b", "1"))
+    none = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert takes(none)
+    assert not takes(none, ("a", "1"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [
+        ({"properties": {"a": {"type": "string", "maxLength": 3}}}, "f.a: a text cannot"),
+        ({"properties": {"a": {"pattern": "x"}}}, "f.a: a text cannot"),
+        ({"properties": {"a": {"type": "string", "format": "date"}}}, "f.a: a text"),
+        ({"properties": {"a>b": {}}}, "'a>b' cannot be a name"),
+        ({"minProperties": 1}, "'minProperties' cannot be enforced"),
+        ({"required": ["a"]}, "'a' is required"),
+    ],
+)
+def test_what_cannot_be_enforced(schema: dict[str, Any], says: str) -> None:
+    with pytest.raises(GrammarError, match=says):
+        tagged("f", 0, json.dumps({"type": "object", **schema}))

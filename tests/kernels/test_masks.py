@@ -1,0 +1,51 @@
+"""What is not allowed is -inf, and all else as it was kept."""
+
+import pytest
+import torch
+
+from minfer.kernels import masks, plain
+
+from .conftest import CUDA
+
+DEVICE = "cuda" if CUDA else "cpu"
+
+
+def kept(rows: int, vocab: int, dtype: torch.dtype) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(vocab)
+    return torch.randn(rows, vocab, generator=gen).to(DEVICE, dtype)
+
+
+def words(rows: int, vocab: int) -> torch.Tensor:
+    gen = torch.Generator().manual_seed(rows)
+    count = -(-vocab // masks.BITS)
+    made = torch.randint(-(2**31), 2**31, (rows, count), generator=gen)
+    return made.to(DEVICE, torch.int32)
+
+
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 100, 257])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_kernel_and_reference_are_the_same(
+    vocab: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(masks, "CHUNK", 64)  # so small that there are several programs
+    logits, some = kept(5, vocab, dtype), words(4, vocab)
+    some[1], some[2] = -1, 0
+    who = torch.tensor([3, 0, 4, 3], dtype=torch.int32, device=DEVICE)
+    made = masks.hide(logits, who, some)
+    assert torch.equal(made, plain.hide(logits, who, some))
+    assert torch.equal(made[1], logits[0])
+    assert bool((made[2] == -torch.inf).all())
+    for draw, row in ((0, 3), (3, 3)):
+        for token in range(vocab):
+            bit = int(some[draw, token // 32]) >> (token % 32) & 1
+            value = logits[row, token] if bit else -torch.inf
+            assert made[draw, token] == value
+
+
+@pytest.mark.skipif(not CUDA, reason="real vocabularies are for the GPU")
+@pytest.mark.parametrize("vocab", [151_936, 128_256, 50_257])
+def test_real_vocabularies(vocab: int) -> None:
+    logits, some = kept(200, vocab, torch.bfloat16), words(130, vocab)
+    who = torch.randperm(200, device="cuda")[:130].int()
+    made = masks.hide(logits, who, some)
+    assert torch.equal(made, plain.hide(logits, who, some))
