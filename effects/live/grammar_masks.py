@@ -106,7 +106,8 @@ class GrammarMasks:
                     self._pause(walk)
         flying = {gen for plan in transition.state.inflight for gen in plan.gens}
         for i, walk in slow:
-            if walk.paused and not walk.busy and run.gens[i] not in flying:
+            # In this order: a job that is done has said that it may go on.
+            if not walk.busy and walk.paused and run.gens[i] not in flying:
                 self._make_alone(due_at(walk, run, i, self._block_size))
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
@@ -120,6 +121,7 @@ class GrammarMasks:
             seq = run.seqs[i]
             if gen in gens and seq.request.sampling.structured_outputs:
                 walk = self._walk(seq.id, seq.request)
+                walk.settle()  # it was planned too early, if that takes any time
                 due.append(due_at(walk, run, i, self._block_size, gens[gen]))
         self._make_at_once([one for one in due if not one.is_made])
         told = [self._told(one) for one in due]
@@ -195,8 +197,7 @@ class GrammarMasks:
 
     def _make_alone(self, due: Due) -> None:
         """Have a thread make the mask of a slow sample, and say so."""
-        due.walk.busy = True
-        self._threads.submit(self._alone, due)
+        due.walk.job = self._threads.submit(self._alone, due)
 
     def _alone(self, due: Due) -> None:
         walk = due.walk
@@ -205,10 +206,14 @@ class GrammarMasks:
         begun = time.thread_time()
         if walk.matcher is not None:
             walk.allowed = Allowed(due.length, _moved(walk.matcher, due))
-        if time.thread_time() - begun <= QUICK:
-            self._slow.pop(walk.name, None)
-        walk.busy = walk.paused = False
-        self._post(Pause(*walk.name, paused=False))
+        quick = time.thread_time() - begun <= QUICK
+        if quick and self._slow.get(walk.name) is walk:
+            del self._slow[walk.name]
+        walk.paused = False
+        now = self._walks.get(walk.name)
+        # Who has its id by now is told by a job of its own.
+        if now is walk or now is None or not now.busy:
+            self._post(Pause(*walk.name, paused=False))
 
     def _open(self, walk: Walk) -> None:
         """Make a sample's matcher; if that cannot be, it may draw nothing, ever."""
