@@ -99,7 +99,7 @@ class GrammarMasks:
             for i, name in enumerate(run.ids)
             if (walk := self._slow.get(name)) is not None  # threads take some out
         ]
-        if len(slow) < len(run):
+        if len(run) > 1:  # even if all are slow: most may have been in a step with one
             planned = _planned(transition)
             for i, walk in slow:
                 if run.gens[i] in planned:

@@ -1,6 +1,5 @@
 """Matchers are where their samples are, whatever happened in between."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from attrs import define, evolve, field
@@ -8,15 +7,13 @@ from attrs import define, evolve, field
 from minfer.config import EngineConfig
 from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
 from minfer.effects.live.masks import Masked
-from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
 from minfer.messages import Execute, Executed, Finish, Submit, Tick
 from minfer.plan import Mask, Plan
 from minfer.request import Request, SamplingParams
 from minfer.state import EngineState, initial
-from minfer.structured import StructuredOutputs
-from tests.effects.text.grammars.one_by_one import OneByOne
+from tests.effects.live.walkers import EOS, Compiler, ask
 
 CONFIG = EngineConfig(
     num_blocks=40,
@@ -27,55 +24,6 @@ CONFIG = EngineConfig(
     vocab_size=32,
     depth=1,
 )
-ASKED = StructuredOutputs(regex="any")
-EOS = 1
-
-
-@define
-class Walker:
-    """A matcher that allows as many tokens as it has taken, and the end of sequence."""
-
-    taken: list[int] = field(factory=list)
-    broken: bool = False
-    calls: list[str] = field(factory=list)
-
-    def advance(self, tokens: Sequence[int]) -> None:
-        self.calls.append(f"advance {len(tokens)}")
-        self.taken += tokens
-
-    def rollback(self, count: int) -> None:
-        self.calls.append(f"rollback {count}")
-        del self.taken[len(self.taken) - count :]
-
-    def mask(self) -> bytes:
-        if self.broken:
-            raise GrammarError("too much work")
-        return bytes([1 << EOS | len(self.taken) << 2, 0, 0, 0])
-
-
-@define
-class Compiler(OneByOne):
-    """Keeps the matchers that it gives out."""
-
-    made: list[Walker] = field(factory=list)
-
-    def compile(self, _: StructuredOutputs) -> Any:
-        return self
-
-    def matcher(self) -> Walker:
-        self.made.append(Walker())
-        return self.made[-1]
-
-    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
-        found: list[bytes | GrammarError] = []
-        for move in moves:
-            move.matcher.rollback(move.back)
-            move.matcher.advance(move.tokens)
-            try:
-                found.append(move.matcher.mask())
-            except GrammarError as error:
-                found.append(error)
-        return found
 
 
 @define
@@ -104,18 +52,6 @@ class Bench:
         self.plan = plans[0] if plans else None
         assert self.plan is not None
         return self.masks.begin(self.plan, self.state).result(5)
-
-
-def ask(name: str, **more: Any) -> Request:
-    params = SamplingParams(structured_outputs=ASKED, **more.pop("sampling", {}))
-    return Request(
-        id=name,
-        prompt=(5, 6, 7),
-        max_tokens=20,
-        sampling=params,
-        lockstep=True,
-        **{"stop_ids": frozenset({EOS}), **more},
-    )
 
 
 def allowed(masked: Masked) -> dict[int, int]:

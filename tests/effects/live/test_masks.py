@@ -1,0 +1,26 @@
+"""Who makes no masks lets every row draw what it likes, and keeps nobody waiting."""
+
+from minfer.config import EngineConfig
+from minfer.effects.live.masks import Masked, NoMasks, at_once
+from minfer.messages import Finish
+from minfer.plan import Mask, Plan
+from minfer.request import Request
+from minfer.state import initial
+
+
+def test_masks_that_have_been_made_are_there() -> None:
+    masked = Masked((Mask(1, b"\x01"),), (Finish("a", 0, 3),))
+    made = at_once(masked)
+    assert made.done()
+    assert made.result(0) is masked
+
+
+def test_without_masks_nobody_waits() -> None:
+    masks = NoMasks()
+    assert (
+        masks.arrived([Request(id="a", prompt=(1,), max_tokens=2, lockstep=True)]) == ()
+    )
+    plan = Plan(0, (0,), (0,), (0,), (1,), (1,), apart=(0,))
+    begun = masks.begin(plan, initial(EngineConfig(num_blocks=1)))
+    assert begun.done()
+    assert begun.result(0) == Masked((), ())
