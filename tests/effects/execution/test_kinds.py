@@ -89,6 +89,3 @@ def test_late_draws_have_few_sizes() -> None:
 def test_late_draws_share_no_graph_with_a_step_of_as_many_rows() -> None:
     step = Kind(alone=8, draws=8, apart=True)
     assert Kind(alone=0, draws=8, late=True).padded() != step.padded()
-    assert evolve(step, alone=0, apart=False, late=True) == Kind(
-        alone=0, draws=8, late=True
-    )

@@ -1,45 +1,15 @@
-"""Who needs long for a mask is planned once that is there, and holds nobody up.
-
-The clock stands still but where a matcher costs something, and threads do their jobs when
-a test says so: nothing here depends on how fast the machine is.
-"""
+"""Who needs long for a mask is planned once that is there."""
 
 import threading
-from collections import defaultdict
-from typing import Any
 
 import pytest
-from attrs import define, evolve, field
 
-from minfer.config import EngineConfig
 from minfer.effects.live import grammar_masks
-from minfer.effects.live.driver import Driver
-from minfer.effects.live.grammar_masks import LONG, QUICK, STUCK, GrammarMasks
+from minfer.effects.live.grammar_masks import LONG, QUICK, STUCK
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Cancel, Emit, Event, Finished, Ignored, Pause, Submit
-from minfer.request import Request
-from minfer.runs.oracle import Oracle
-from tests.effects.live.walkers import (
-    ByHand,
-    Clock,
-    Compiler,
-    Counting,
-    ask,
-    counted,
-)
-
-CONFIG = EngineConfig(
-    num_blocks=90,
-    block_size=4,
-    max_model_len=128,
-    max_num_seqs=8,
-    max_num_batched_tokens=64,
-    vocab_size=32,
-    late_masks=True,
-)
-SLOW = 0.03  # seconds of a mask
-PER_MASK = 5  # turns that pass until such a mask is there
+from minfer.messages import Cancel, Ignored, Pause
+from tests.effects.live.slow import SLOW, Engine, on, plain
+from tests.effects.live.walkers import Clock, Counting, ask, counted
 
 
 @pytest.fixture
@@ -47,67 +17,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(grammar_masks, "time", made)
     return made
-
-
-@define
-class Engine:
-    """A driver whose masks are made by hand."""
-
-    clock: Clock
-    config: EngineConfig = CONFIG
-    threads: ByHand = field(factory=ByHand)
-    compiler: Compiler = field(init=False)
-    masks: GrammarMasks = field(init=False)
-    driver: Driver = field(init=False)
-    tokens: dict[str, list[int]] = field(factory=lambda: defaultdict(list))
-    ends: dict[str, Finished] = field(factory=dict)
-    reasons: list[Any] = field(factory=list)
-    held_up: float = 0.0  # seconds of masks that the driver made itself
-
-    def __attrs_post_init__(self) -> None:
-        self.compiler = Compiler(Counting, self.clock)
-        self.masks = GrammarMasks(Grammars(lambda: self.compiler), 4)
-        self.masks._threads = self.threads  # type: ignore[assignment]  # stands in
-        oracle = Oracle(4, self.config.vocab_size)
-        self.driver = Driver(self.config, oracle, clock=lambda: 0.0, masks=self.masks)
-
-    def post(self, *events: Event | Request) -> None:
-        for event in events:
-            made = Submit(event) if isinstance(event, Request) else event
-            self.driver.post(made)
-
-    def turn(self, *events: Event | Request, times: int = 1) -> None:
-        """Take some."""
-        self.post(*events)
-        for _ in range(times):
-            begun = self.clock.now
-            turned = self.driver.turn()
-            self.held_up += self.clock.now - begun
-            self.reasons += turned.reasons
-            for emit in turned.commands:
-                if isinstance(emit, Emit):
-                    for (name, _), some in zip(emit.ids, emit.tokens, strict=True):
-                        self.tokens[name] += some
-                    self.ends.update({done.id: done for done in emit.finished})
-
-    def told(self) -> list[Event]:
-        """What the engine was told of pauses in the last turn."""
-        return [one for one in self.driver.taken if isinstance(one, Pause)]
-
-    @property
-    def slow(self) -> set[str]:
-        return {name for name, _ in self.masks._slow}
-
-    def lengths(self, *names: str) -> list[int]:
-        return [len(self.tokens[name]) for name in names]
-
-
-def plain(name: str = "p") -> Request:
-    return Request(id=name, prompt=(5,), max_tokens=100)
-
-
-def on(name: str) -> Pause:
-    return Pause(name, 0, paused=False)
 
 
 def quick_ones(clock: Clock, *names: str) -> Engine:
@@ -304,6 +213,7 @@ def test_a_mask_of_a_request_that_has_ended_lets_none_of_its_name_go_on(
     engine.turn(ask("a"))
     assert len(engine.threads.jobs) == 2
     engine.threads.run(1)  # the old one's
+    assert not engine.driver.inbox
     engine.turn()
     assert not engine.told()
     assert engine.slow == {"a"}
@@ -357,53 +267,3 @@ def test_whoever_is_being_made_something_may_be_closed(clock: Clock) -> None:
     assert len(begun) == 1  # the other one's was cancelled
     assert not len(engine.masks)
     assert not engine.slow
-
-
-# --- what the neighbours notice ---------------------------------------------------------
-
-
-def pace(engine: Engine, *wanted: Request) -> list[float]:
-    """How many turns a token of each takes, once all have begun. Threads make masks
-    within a turn, but for the request "slow", where that takes `PER_MASK`.
-    """
-    names = [one.id for one in wanted]
-    before = list[int]()
-    engine.post(*wanted)
-    for _ in range(7):
-        for _ in range(PER_MASK):
-            engine.turn()
-            engine.threads.run(but="slow")
-        engine.threads.run()
-        before = before or engine.lengths(*names)
-    after = engine.lengths(*names)
-    for name, length in zip(names, after, strict=True):
-        assert name == "p" or engine.tokens[name] == counted(length)
-    return [6 * PER_MASK / (b - a) for a, b in zip(before, after, strict=True)]
-
-
-@pytest.mark.parametrize("depth", [1, 2, 3])
-@pytest.mark.parametrize("late_masks", [False, True])
-def test_neighbours_of_a_slow_one_keep_their_pace(
-    clock: Clock, depth: int, late_masks: bool
-) -> None:
-    config = evolve(CONFIG, depth=depth, late_masks=late_masks)
-    neighbours = plain(), ask("q", max_tokens=60)
-    alone = pace(Engine(clock, config), *neighbours)
-    engine = Engine(clock, config)
-    engine.compiler.costs = [0.0, SLOW]
-    beside = pace(engine, *neighbours, ask("slow"))
-    assert beside[:2] == pytest.approx(alone, rel=0.1)
-    assert beside[0] == 1
-    assert beside[2] == pytest.approx(PER_MASK, rel=0.2)
-    assert engine.held_up == 0.0
-
-
-@pytest.mark.parametrize(("depth", "late_masks"), [(1, True), (2, False), (2, True)])
-def test_so_do_those_who_all_have_constraints(
-    clock: Clock, depth: int, late_masks: bool
-) -> None:
-    engine = Engine(clock, evolve(CONFIG, depth=depth, late_masks=late_masks))
-    engine.compiler.costs = [0.0, 0.0, SLOW]
-    turns = pace(engine, ask("q", max_tokens=60), ask("r", max_tokens=60), ask("slow"))
-    assert turns == [1, 1, PER_MASK]
-    assert engine.held_up == 0.0

@@ -58,7 +58,7 @@ def test_they_are_as_one_by_one_on_random_walks(
     rng = random.Random(seed)
     two = [[matcher(**asked) for asked in EACH] for _ in range(2)]
     outputs: list[list[int]] = [[] for _ in EACH]
-    moves = [(0, ())] * len(EACH)
+    moves: list[tuple[int, tuple[int, ...]]] = [(0, ())] * len(EACH)
     for _ in range(25):
         at_once._suspicious = suspicious
         made, each = (
