@@ -18,6 +18,7 @@ from minfer.config import EngineConfig, Thresholds
 from minfer.keys import Key, Keys
 from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
+from minfer.pausing import sits
 from minfer.plan import Copy
 from minfer.policy import Load
 from minfer.preempt import preempt
@@ -113,7 +114,7 @@ def _seat(
     table = Log(hit.table, taken.blocks if taken else ())  # never None: they were counted
     copy = None
     # A copy goes with the plan that opens the row, which may not be the next one.
-    at_once = seq.id not in state.paused
+    at_once = seq.id not in state.paused and not sits(config, state, seq.id)
     if sibling is not None and hit.blocks == full and at_once:
         copy = _tail_of(config, state.running, sibling, table, known)
     start = known - 1 if copy else hit.blocks * size

@@ -134,12 +134,22 @@ def _short(
             break
         if needy:
             victim, state = consult.victim(config, state)
+            if victim == needy[0] and _gets_on_alone(state, run.gens[victim]):
+                idle.update(run.gens[i] for i in needy)
+                break
             grown.pop(run.gens[victim], None)
             idle.discard(run.gens[victim])
             state, reason = preempt(config, state, victim, run.ids[needy[0]])
             reasons += (reason,)
             needy = [i - (i > victim) for i in needy if i != victim]
     return state, grown, reasons
+
+
+def _gets_on_alone(state: EngineState, gen: int) -> bool:
+    """Whether steps in flight are all that changes who has how much: those before it in
+    rank may be paused. If it gave way before its results came, it could do so for ever.
+    """
+    return bool(state.paused) and any(gen in plan.gens for plan in state.inflight)
 
 
 def _one(change: Transaction) -> tuple[int, ...]:

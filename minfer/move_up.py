@@ -11,7 +11,7 @@ from minfer import consult
 from minfer.admit import Newcomer, admit, displace, load
 from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
-from minfer.pausing import fills
+from minfer.pausing import sits
 from minfer.preempt import preempt
 from minfer.record import evolve
 from minfer.sequence import Sequence
@@ -79,14 +79,14 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
 
 def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
     """It is in. It has what is left of the step's tokens to be filled; or it sits the
-    step out, if it is paused and has no use for them.
+    step out, as it has to run alone, or is paused and has no use for them.
     """
     work.newcomers.append(got)
     work.came[seq.request.client] += 1
     work.reasons += got.reasons
-    seat, (gen,) = got.seat, got.seat.gens
-    inputs = seat.base[0] - seat.sched[0]
-    share = min(work.room, fills(work.config, work.state, seat.ids[0], inputs))
+    seat, (gen,), (name,) = got.seat, got.seat.gens, got.seat.ids
+    inputs = seat.base[0] - seat.sched[0] - (name in work.state.paused)
+    share = 0 if sits(work.config, work.state, name) else min(work.room, inputs)
     if not share:
         work.idle.add(gen)
         return

@@ -14,7 +14,8 @@ row: it computes the tail itself. It holds its row and blocks, as running sample
 gives them up like them, if a policy says so.
 
 Who has to run alone, as steps of it failed, would let nobody run while it is paused. So
-such a sample is not planned at all until it goes on, and the others are.
+such a sample is not planned at all until it goes on, and the others are. They may take
+its seat from it meanwhile: when it comes back it sits a step out, and then runs alone.
 """
 
 from collections.abc import Sequence
@@ -79,8 +80,8 @@ def resting(config: EngineConfig, state: EngineState) -> list[int]:
     ]
 
 
-def fills(config: EngineConfig, state: EngineState, name: SampleId, inputs: int) -> int:
-    """How many of so many inputs of history may be planned now."""
-    if name not in state.paused:
-        return inputs
-    return 0 if name in accused(config, state) else inputs - 1
+def sits(config: EngineConfig, state: EngineState, name: SampleId) -> bool:
+    """Whether a newcomer only takes its seat by the plan that is being made: if it has to
+    run alone.
+    """
+    return bool(state.faults) and name in accused(config, state)

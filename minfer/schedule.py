@@ -24,7 +24,7 @@ from minfer.grow import grow, stretch
 from minfer.lay_out import laid_out
 from minfer.messages import Execute
 from minfer.move_up import move_up
-from minfer.pausing import accused, fills, resting
+from minfer.pausing import accused, resting
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import joined
@@ -46,10 +46,21 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
         _who_moves_up(work)
     reasons = work.reasons
     if len(work.idle) == len(work.state.running):
-        return Transition(work.state, work.wakes, tuple(reasons))
+        turn = Transition(work.state, work.wakes, tuple(reasons))
+        newly = alone is None and suspect(config, work.state) is not None
+        return _then(config, turn) if newly else turn
     _how_many_forwards(work)
     plan = laid_out(work)
     return Transition(work.state, (Execute(plan), *work.wakes), tuple(reasons))
+
+
+def _then(config: EngineConfig, turn: Transition) -> Transition:
+    """Nobody was planned, as the one that has to run alone has only just taken its seat:
+    now it is its turn.
+    """
+    more = schedule(config, turn.state)
+    commands = (*turn.commands, *more.commands)
+    return Transition(more.state, commands, (*turn.reasons, *more.reasons))
 
 
 def suspect(config: EngineConfig, state: EngineState) -> int | None:
@@ -130,7 +141,7 @@ def _who_gets_tokens(work: Work) -> None:
         work.state = evolve(state, filling=False)
     for i in filled:
         if run.gens[i] not in work.idle:
-            left = fills(config, state, run.ids[i], run.base[i] - run.sched[i])
+            left = run.base[i] - run.sched[i] - (run.ids[i] in state.paused)
             more = max(0, min(work.room, left - 1))
             work.shares[run.gens[i]] = 1 + more
             work.room -= more

@@ -20,12 +20,13 @@ is held until these are there.
 
 import contextlib
 import gc
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from itertools import compress
-from typing import Protocol
+from typing import Final, Protocol
 
 from attrs import define
 
@@ -46,6 +47,8 @@ from minfer.messages import (
 )
 from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
+
+SWITCH: Final = 5e-4  # seconds
 
 
 class Recorder(Protocol):
@@ -248,6 +251,19 @@ class Driver:
         self.executor.close()
         if self.record is not None:
             self.record.close(self.state)
+
+
+@contextlib.contextmanager
+def prompt_switches() -> Iterator[None]:
+    """Threads that compute in Python let others have the interpreter ten times as soon,
+    while the loop runs: by default its step would wait 5 ms for each of them.
+    """
+    was = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(was)
 
 
 @contextlib.contextmanager

@@ -13,8 +13,8 @@ these; so a *slow* sample is paused, its mask is made by a thread of its own, an
 planned for one token once that is there:
 
     a request arrives                 its samples are slow, and paused
-    a mask of a slow one is there     it may be planned; if that was quick, it is slow
-                                      no more
+    a mask of a slow one is there     it may be planned; if it was quick, it is slow no
+                                      more: at first; later, if several in a row were
     a slow one was planned            it is paused again
     the masks of a step took long     all who were in it are slow, until they are seen
                                       one by one
@@ -44,10 +44,14 @@ from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition
 
-THREADS: Final = min(16, cpu_count() or 1)  # for masks of slow samples
+# For masks of slow samples: the driver, and what the library does at once, need the rest.
+THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
 STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
-QUICK: Final = 5e-4  # seconds of a processor, for one mask: who needs no more is not slow
-LONG: Final = 3e-3  # seconds: masks of a step that took more have a slow one among them
+QUICK: Final = 5e-4  # seconds of a processor, for one mask
+IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
+# Seconds: masks of a step that took so long, and so much for each, have slow ones in it.
+LONG: Final = 2e-3
+LONG_EACH: Final = 3e-5
 
 
 class GrammarMasks:
@@ -187,12 +191,13 @@ class GrammarMasks:
         # grammar end, and the others go on.
         except BaseException as error:
             made = repeat(GrammarError(str(error)))
-        long = time.monotonic() - begun > LONG
+        long = time.monotonic() - begun > LONG + LONG_EACH * len(moves)
         for one in due:
             walk = one.walk
             if walk.matcher is not None:
                 walk.allowed = Allowed(one.length, next(made))
             if long:
+                walk.quick_left = IN_A_ROW
                 self._slow[walk.name] = walk
 
     def _make_alone(self, due: Due) -> None:
@@ -206,8 +211,11 @@ class GrammarMasks:
         begun = time.thread_time()
         if walk.matcher is not None:
             walk.allowed = Allowed(due.length, _moved(walk.matcher, due))
-        quick = time.thread_time() - begun <= QUICK
-        if quick and self._slow.get(walk.name) is walk:
+        if time.thread_time() - begun > QUICK:
+            walk.quick_left = IN_A_ROW
+        else:
+            walk.quick_left -= 1
+        if walk.quick_left <= 0 and self._slow.get(walk.name) is walk:
             del self._slow[walk.name]
         walk.paused = False
         now = self._walks.get(walk.name)
@@ -240,7 +248,7 @@ class GrammarMasks:
         if isinstance(bits, GrammarError):
             return Finish(*walk.name, due.length, "error", f"{STUCK}: {bits}")
         bits = without_barred(walk, due.length, bits, self._ends)
-        if not np.frombuffer(bits, np.uint8).any():  # Python's takes bytes one by one
+        if not np.frombuffer(bits, np.uint8).max():  # `any` takes bytes one by one
             return Finish(*walk.name, due.length)
         return Mask(due.index, bits)
 

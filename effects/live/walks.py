@@ -30,6 +30,7 @@ class Walk:
     # Of one that is slow:
     paused: bool = False  # as the engine was told
     job: "Future[None] | None" = None  # of a thread, that makes its next mask
+    quick_left: int = 1  # masks in a row that have to be quick until it is slow no more
 
     @property
     def busy(self) -> bool:

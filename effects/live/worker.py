@@ -15,7 +15,7 @@ from typing import Final
 
 from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
 from minfer.effects.live.compiling import Compiling
-from minfer.effects.live.driver import Driver, quiet_collector
+from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
 from minfer.effects.live.emits import joined, logprobs_of, pooled_of
 from minfer.effects.live.errors import DrainingError, OverloadedError, RequestError
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
@@ -248,7 +248,7 @@ class Worker:
     def _run(self) -> None:
         swept = time.monotonic()
         try:
-            with quiet_collector():
+            with quiet_collector(), prompt_switches():
                 while self._has_work():
                     if time.monotonic() - swept > SWEEP_EVERY:
                         gc.collect()

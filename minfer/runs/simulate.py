@@ -22,8 +22,8 @@ from attrs import Factory, define, frozen
 from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Cancel, Event, Execute, Submit, Tick, WakeAt
-from minfer.plan import Plan, Pooled, Yields
+from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Tick, WakeAt
+from minfer.plan import Plan, Pooled, SampleApart, Yields
 from minfer.request import Request
 from minfer.runs.cost import CostModel
 from minfer.runs.oracle import Oracle
@@ -91,6 +91,12 @@ class Simulated(Oracle):
                 if request.beams is not None:
                     self.offers[row] = row_sampling(request, seq.sample)
             self.plans.extend(state.inflight)
+
+    def collect(self) -> Executed | Failed:
+        """Run the next plan; masks take no time."""
+        if self.plans[0].apart:
+            self.sample(SampleApart(self.plans[0].step))
+        return super().collect()
 
     def _seat(
         self, row: int, name: SampleId, prompt: int, last: int, stop_ids: frozenset[int]

@@ -176,11 +176,6 @@ class Books:
             seat.gen = gen
             self.seats[gen] = seat
 
-    def sits(self, seat: Seat, row: int) -> None:
-        """A seat that no plan has opened yet is seen in its row."""
-        if seat.row == NOT_SEEN:
-            seat.row = row
-
     def flight(self, plan: Plan) -> Flight:
         """A plan that is on its way, with whose rows it has."""
         nobody = Account(_NOBODY, sample=0, known=(), last=0, arrived=0.0)

@@ -20,6 +20,7 @@ from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.lifetime import Cause, Stage
 from minfer.testing.plan_laws import Planning, check_plan
+from minfer.testing.sitting_out import suspects
 
 
 def read_decisions(
@@ -66,7 +67,8 @@ class _Reader:
     def admitted(self, got: Admitted) -> None:
         """A sample is let in: the next plan opens its row."""
         one = self._served(got)
-        if one.paused and not any(one.id in _opened(plan) for plan in self.plans):
+        sits = one.paused or suspects(self.books.config, [one])
+        if sits and not any(one.id in _opened(plan) for plan in self.plans):
             self._sits(one, got)
             return
         while self.plans and one.id not in _opened(self.plans[0]):
@@ -92,19 +94,23 @@ class _Reader:
         self.planning.admitted.append(one.id)
 
     def _sits(self, one: Account, got: Admitted) -> None:
-        """A paused sample takes a seat, of which nobody is told before it is planned."""
+        """A sample takes a seat of which nobody is told before it is planned: the state
+        is believed, until a plan opens it.
+        """
         require(not got.copied, "reason", f"{got}, but no plan copies it")
         self._check_admission(one, got)
         one.cached = max(one.cached, got.cached)
         self.books.move(one, Cause.ADMITTED)
+        run = self.turn.state.running
+        at = run.ids.index(one.id) if one.id in run.ids else None
         one.seat = Seat(
             account=one,
             gen=NOT_SEEN,
-            row=NOT_SEEN,
+            row=NOT_SEEN if at is None else run.rows[at],
             base=len(one.known),
             sched=got.hit,
             kv=got.hit,
-            table=(),
+            table=() if at is None else tuple(run.tables[at]),
         )
         self.planning.sitting.add(one.id)
         self.planning.admitted.append(one.id)

@@ -22,7 +22,7 @@ from typing import Any, Final
 from attrs import Factory, define, field
 
 from minfer.config import EngineConfig
-from minfer.messages import Cancel, Event, Failed, Finish, Forked, Submit
+from minfer.messages import Cancel, Event, Failed, Finish, Forked, Pause, Submit
 from minfer.policy import Load, Policy
 from minfer.request import Request
 from minfer.state import EngineState, Transition
@@ -38,7 +38,7 @@ from minfer.testing.progress import Measure, check_progress, measure
 from minfer.testing.state_laws import check_state
 
 # what changes from outside how much is left
-_OUTSIDE: Final = (Submit, Cancel, Finish, Failed)
+_OUTSIDE: Final = (Submit, Cancel, Finish, Pause, Failed)
 
 
 class Watched:

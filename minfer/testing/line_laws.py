@@ -15,14 +15,15 @@ from minfer.committed import committed
 from minfer.config import EngineConfig
 from minfer.keys import Key
 from minfer.messages import Execute, Held, Overruled, WakeAt
-from minfer.prefix import Node, PrefixIndex, every_node, node_of
+from minfer.prefix import Node, PrefixIndex, every_node
 from minfer.record import evolve
 from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, holds, require
-from minfer.testing.plan_laws import Planning, left_out, suspects
-from minfer.window import outside
+from minfer.testing.needs import needs
+from minfer.testing.plan_laws import Planning
+from minfer.testing.sitting_out import left_out, suspects
 
 _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 
@@ -151,11 +152,16 @@ def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
         if not seq.preempted and seq.request.client in after.shut:
             firsts.setdefault(seq.request.client, seq)
     come = [clients.get(name) for name in planning.lately]
+    sat = [clients.get(name) for name in planning.sitting]  # by the last plan, or before
     last = planning.plans[-1] if planning.plans else None
     before = after if last is None else evolve(after, next_step=last.step)
     for client, seq in firsts.items():
         now, many = load(config, before), come.count(client)
-        held, _ = config.policy.holds_back(after.policy, seq.request, now, many)
+        counts = range(many, many + sat.count(client) + 1)
+        each = (
+            config.policy.holds_back(after.policy, seq.request, now, n) for n in counts
+        )
+        held = any(answer for answer, _ in each)
         require(held, "held", f"{seq.id} may be let in, and its client is held back")
 
 
@@ -165,44 +171,11 @@ def _starved(after: EngineState, planning: Planning) -> None:
     if starved and not planning.preempted:
         none = not after.blocks.available
         require(none, "left out", f"{starved} could have a block")
-        coming = after.fences or len(after.running) == 1
+        alone = len(after.running) == 1
+        # Beside who is paused, results may have to come before somebody gives way.
+        results = after.paused and after.inflight
+        coming = bool(after.fences or alone or results)
         require(coming, "left out", f"{starved} wait, and no block is coming")
-
-
-def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
-    """Blocks that letting `seq` in takes, of those that are available."""
-    size, known = config.block_size, len(seq.history)
-    full = (known - 1) // size if _may_read(seq) else 0
-    cached = [node_of(after.blocks.prefix, key) for key in seq.keys[:full]]
-    hit = _hit(config, cached, full)
-    low = outside(hit * size, config.window, size)
-    idle = sum(node is not None and not node.users for node in cached[low:hit])
-    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
-    next_block = known % size == 0 and known + 1 < ends and seq.request.max_tokens > 0
-    spare = max(config.watermark, next_block) if len(after.running) else 0
-    return -(-known // size) - hit + idle + spare
-
-
-def _may_read(seq: Sequence) -> bool:
-    """Whether what is cached of it need not be computed: of the first sample of a request
-    that wants otherwise, not before it has output.
-    """
-    request = seq.request
-    wanted = request.reads_cache or seq.sample > 0
-    return wanted or len(seq.history) > len(request.prompt)
-
-
-def _hit(config: EngineConfig, cached: list[Node | None], full: int) -> int:
-    """Leading blocks, of `full` ones, that need not be computed: all are cached or,
-    behind a window, those that what comes next attends to.
-    """
-    if not config.window:
-        return cached.index(None) if None in cached else full
-    for hit in range(full, 0, -1):
-        low = outside(hit * config.block_size, config.window, config.block_size)
-        if None not in cached[low:hit]:
-            return hit
-    return 0
 
 
 def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:

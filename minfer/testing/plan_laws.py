@@ -21,6 +21,7 @@ from minfer.state import EngineState
 from minfer.testing.accounts import Account, Seat, touched
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
+from minfer.testing.sitting_out import left_out, most_ahead, rests, suspects
 
 
 @define
@@ -83,14 +84,6 @@ def _vectors(plan: Plan, pooled: object) -> bool:
     if not isinstance(pooled, tuple) or len(pooled) != len(plan.gens):
         return False
     return all(isinstance(one, bytes) for one in pooled)
-
-
-def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account]:
-    """Who may run alone only: one more failure could end it, or the second has not told
-    enough. Who is paused does not run at all then, so nobody waits for it.
-    """
-    few = _few(config)
-    return [one for one in running if one.faults >= few and not one.paused]
 
 
 def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning) -> None:
@@ -211,7 +204,7 @@ def _apart(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     for at, seat in bound.items():
         start = plan.starts[at]
         known = len(seat.account.known)
-        most = known + _ahead(config, seat.account)
+        most = known + most_ahead(config, seat.account)
         require(start < most, "ahead", f"a row starts at {start}, knows {known} tokens")
     late = {at for at in bound if bound[at].account.request.beams is None}
     due = tuple(at for at in sorted(late) if plan.most[at])
@@ -222,27 +215,8 @@ def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     """Who is paused is filled at most, and yields nothing."""
     for at, seat in here.items():
         one = seat.account
-        right = not one.paused or not (plan.most[at] or _rests(config, one, seat))
+        right = not one.paused or not (plan.most[at] or rests(config, one, seat))
         require(right, "paused", f"{one.id} is in step {plan.step}")
-
-
-def _rests(config: EngineConfig, one: Account, seat: Seat) -> bool:
-    """Whether nothing of a paused sample may be planned: it has only what yields left, or
-    would have to run alone.
-    """
-    return seat.sched >= seat.base - 1 or one.faults >= _few(config)
-
-
-def _few(config: EngineConfig) -> int:
-    """Failed steps after which one runs alone."""
-    return max(1, min(2, config.max_failures - 1))
-
-
-def _ahead(config: EngineConfig, one: Account) -> int:
-    """How many tokens that are not known a sample which is bound to the host may be
-    ahead of.
-    """
-    return int(config.late_masks and one.request.beams is None)
 
 
 def _repeat(
@@ -327,39 +301,19 @@ def _members(
     """Everybody who can run is in the plan."""
     running = books.running
     members = {seat.account.id for seat in here.values()}
-    accused = {one.id for one in suspects(books.config, running)}
+    # Who sits since this plan runs alone from the next one on.
+    accused = {one.id for one in suspects(books.config, running)} - planning.sitting
     if accused:
         right = len(members) == 1 and members <= accused and not books.flights
         require(right, "fault", f"{members} run, though {accused} should run alone")
         return
     for one in running:
-        if one.id not in members:
+        if one.id not in members | planning.sitting:
             why = left_out(books.config, one, after)
             could = f"{one.id} could run, but is not in step {plan.step}"
             require(why, "left out", could)
             if why == "blocks":
                 planning.starved.append(one.id)
-
-
-def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:
-    """Why a running sample has no input due: "end", "blocks", "host" (it awaits a token
-    in flight, or its mask), "beams" (it awaits others of its search); nothing if
-    it could run.
-    """
-    seat = one.seat
-    if one.offered:
-        return "beams"
-    if seat is None or seat.sched >= one.last:
-        return "end"
-    if one.request.lockstep and seat.sched >= len(one.known) + _ahead(config, one):
-        return "host"
-    if one.paused and _rests(config, one, seat):
-        return "host"
-    run = after.running
-    table = len(seat.table)
-    if not seat.opened and one.id in run.ids:  # nobody was told how it grew since
-        table = len(run.tables[run.ids.index(one.id)])
-    return "blocks" if seat.sched >= table * config.block_size else ""
 
 
 def _budget(

@@ -19,8 +19,8 @@ with minfer; what another choice of victims promises is that policy's own affair
 that the first in rank never gives way (`minfer.testing.line_laws`). Under a policy that
 holds clients back, who has not been in yet is passed by others: then only those who have
 are counted, and a turn in which somebody new is let in, which happens once to each, or
-has another give way, is where the measure starts anew. Arrivals, failures of
-steps, cancels and stop strings come from outside: a turn that has them is where the
+has another give way, is where the measure starts anew. Arrivals, failures of steps,
+cancels, stop strings and pauses come from outside: a turn that has them is where the
 measure starts anew.
 """
 

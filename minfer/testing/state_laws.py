@@ -58,7 +58,6 @@ def _running(books: Books, after: EngineState, i: int) -> None:
     _tokens(one, after, i, config.block_size)
     seat, gen = one.seat, run.gens[i]
     books.seen(seat, gen)
-    books.sits(seat, run.rows[i])
     require(gen == seat.gen, "generations", f"{one.id}: {gen}, not {seat.gen}")
     require(run.rows[i] == seat.row, "rows", f"{one.id} is in row {run.rows[i]}")
     sched = run.sched[i]

@@ -129,14 +129,6 @@ EQUIVALENT: Final[dict[str, str]] = {
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
     "shape.py | f32 | offset | 0 -> -1": ("Of one entry the first is the last."),
     (
-        "schedule.py | suspect | condition | count >= few and sample in run.ids -> "
-        "count >= few"
-    ): (
-        "Who has failed that often runs: faults of who ends go with it, and while there "
-        "is a suspect only the suspect's table could grow, which holds what the failed "
-        "step was to write."
-    ),
-    (
         "sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < "
         "len(history)"
     ): (

@@ -24,7 +24,7 @@ from minfer.messages import (
     Tick,
     WakeAt,
 )
-from minfer.plan import Plan
+from minfer.plan import Plan, SampleApart
 from minfer.policies import Priority
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
@@ -68,6 +68,8 @@ class Bench:
         for command in turn.commands:
             if isinstance(command, Execute):
                 self.oracle.launch(command.plan)
+                if command.plan.apart:
+                    self.oracle.sample(SampleApart(command.plan.step))
                 self.plans.append(command.plan)
             elif isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):

@@ -21,6 +21,7 @@ from minfer.messages import (
     Finish,
     Ignored,
     Overruled,
+    Pause,
     Submit,
     Tick,
     Voided,
@@ -189,6 +190,10 @@ events = st.one_of(
             "reason": mostly("stop"),
         },
     ),
+    made(
+        Pause,
+        {"id": mostly("x") | mostly("xxx"), "sample": mostly(0), "paused": mostly(True)},
+    ),
     made(Executed, {"step": st.integers(0, 9) | floats | anything, "yields": _results}),
     made(
         Failed, {"step": st.integers(0, 9) | floats | anything, "error": mostly("boom")}
@@ -202,7 +207,7 @@ events = st.one_of(
 def busy() -> tuple[EngineConfig, EngineState]:
     """An engine in the midst of things: some run, some wait."""
     bench = Bench(evolve(CONFIG, depth=2))
-    bench.give(*(Submit(ask("x" * n, 5, 12)) for n in range(1, 7)))
+    bench.give(*(Submit(ask("x" * n, 5, 12, lockstep=n == 3)) for n in range(1, 7)))
     for _ in range(4):
         bench.turn()
     return bench.config, bench.state
@@ -302,6 +307,11 @@ def test_a_step_of_no_known_number_is_ignored(kind: Any, number: Any) -> None:
         (Finish, (None, 0, 1), "id"),
         (Finish, ("x", "0", 1), "sample"),
         (Finish, ("x", 0, HUGE), "length"),
+        (Pause, (3, 0), "id"),
+        (Pause, ("x", None), "sample"),
+        (Pause, ("x", HUGE), "sample"),
+        (Pause, ("x", 0, 1), "paused"),
+        (Pause, ("x", 0, None), "paused"),
         (Finish, ("x", 0, 1, None), "reason"),
         (Finish, ("x", 0, 1, "rejected"), "reason"),
     ],

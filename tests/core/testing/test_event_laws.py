@@ -11,6 +11,7 @@ from minfer.messages import (
     Ended,
     Finished,
     Ignored,
+    Pause,
     Submit,
     Voided,
 )
@@ -89,6 +90,12 @@ BITES = (
         has(Ignored),
         lambda t: reasoned(t, Ignored),
         script=(STEADY, (Cancel("nobody"),)),
+    ),
+    Bite(
+        "reason: ignored",
+        has(Ignored),
+        lambda t: reasoned(t, Ignored),
+        script=(STEADY, (Pause("x", 0),)),
     ),
     Bite("reason", has(Ended), lambda t: reasoned(t, Ended)),
     Bite(

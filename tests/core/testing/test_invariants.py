@@ -101,6 +101,7 @@ def _bad_states() -> dict[str, Callable[[EngineState], EngineState]]:
         "mark": lambda s: run_with(s, mark=(99, *s.running.mark[1:])),
         "ripe": lambda s: run_with(s, ripe=(99, *s.running.ripe[1:])),
         "faults": lambda s: evolve(s, faults=((("nobody", 0), 1),)),
+        "paused": lambda s: evolve(s, paused=frozenset({("x", 0)})),
         "time": lambda s: evolve(s, time=0.0),
         "order: .* from the future": lambda s: evolve(s, arrivals=0),
         "history": lambda s: first_waits(s, history=(1, 2, 3)),

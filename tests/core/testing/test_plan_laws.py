@@ -7,7 +7,8 @@ import pytest
 from attrs import evolve
 
 from minfer import schedule as scheduling
-from minfer.messages import Execute, Submit, Tick, Voided
+from minfer.engine import step
+from minfer.messages import Execute, Pause, Submit, Tick, Voided
 from minfer.plan import Fill
 from minfer.state import Transition, Turn
 from minfer.testing.invariants import InvariantError
@@ -131,6 +132,30 @@ def test_who_may_not_run_ahead_is_not_planned_ahead() -> None:
     wrong = next(turn for turn in turns if len(turn.transition.state.inflight) == 2)
     with pytest.raises(InvariantError, match="ahead"):
         check_turn(config, wrong.before, wrong.events, wrong.transition)
+
+
+def test_who_is_paused_is_not_planned() -> None:
+    """A schedule that forgets it plans what yields."""
+    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    script = (bound,), (), (), (Pause("x", 0),)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scheduling, "resting", lambda *_: [])
+        turns = [*islice(played(CONFIG, *script), 5)]
+    wrong = turns[3]
+    with pytest.raises(InvariantError, match="paused"):
+        check_turn(CONFIG, wrong.before, wrong.events, wrong.transition)
+
+
+def test_who_goes_on_is_planned() -> None:
+    """A schedule that remembers it too long leaves out who could run."""
+    bound = Submit(evolve(ask("x", 5, 9), lockstep=True))
+    script = (bound,), (), (Pause("x", 0),), (), (Pause("x", 0, paused=False),)
+    turns = [*islice(played(CONFIG, *script), 5)]
+    assert plans(turns[4])
+    wrong = step(CONFIG, turns[4].before, ())
+    kept = evolve(wrong, state=evolve(wrong.state, time=5.0, paused=frozenset()))
+    with pytest.raises(InvariantError, match="work conservation"):
+        check_turn(CONFIG, turns[4].before, turns[4].events, kept)
 
 
 @pytest.mark.parametrize("how", ["last", "mean"])

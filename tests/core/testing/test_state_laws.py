@@ -7,6 +7,7 @@ from attrs import evolve
 
 from minfer.messages import (
     Cancel,
+    Pause,
     Submit,
     Voided,
 )
@@ -46,6 +47,12 @@ BITES = (
     Bite("time", decoding, lambda t: stated(t, time=99.0)),
     Bite("known", decoding, other_token),
     Bite("device table", decoding, swapped_tails),
+    Bite(
+        "paused",
+        decoding,
+        lambda t: stated(t, paused=frozenset()),
+        script=((Submit(evolve(ask("x"), lockstep=True)), Pause("x", 0)),),
+    ),
     Bite("faults", has(Voided), lambda t: stated(t, faults=()), script=FAILED),
     Bite("device table|coverage", grows, lambda t: planned(t, grows=())),
     Bite("device table|coverage", grows, lambda t: grown(t, blocks=(30,))),

@@ -2,11 +2,12 @@
 
 import contextlib
 import gc
+import sys
 
 import pytest
 
 from minfer.config import EngineConfig
-from minfer.effects.live.driver import Driver, quiet_collector
+from minfer.effects.live.driver import SWITCH, Driver, prompt_switches, quiet_collector
 from minfer.messages import Cancel, Executed, Failed, Submit, Tick
 from minfer.plan import Plan
 from minfer.policy import FirstCome, Load
@@ -121,3 +122,11 @@ def test_the_collector_is_as_it_was_afterwards(on: bool) -> None:
         assert gc.isenabled() == on
     finally:
         (gc.enable if was else gc.disable)()
+
+
+def test_threads_take_turns_sooner_while_the_loop_runs() -> None:
+    was = sys.getswitchinterval()
+    with pytest.raises(ZeroDivisionError), prompt_switches():
+        assert sys.getswitchinterval() == pytest.approx(SWITCH)
+        raise ZeroDivisionError
+    assert sys.getswitchinterval() == was

@@ -12,7 +12,6 @@ from minfer.effects.text.tokenizer import Tokenizer
 from minfer.structured import StructuredOutputs
 
 FOLDER = Path(minfer.effects.__path__[0]) / "bundled" / "target"
-VOCAB = 2048
 ENDS = frozenset({0, 2})
 
 
@@ -22,8 +21,15 @@ def tokenizer() -> Tokenizer:
 
 
 @cache
+def vocab() -> int:
+    """How many tokens the bundled model has."""
+    size: int = json.loads((FOLDER / "config.json").read_text("utf-8"))["vocab_size"]
+    return size
+
+
+@cache
 def compiler() -> LlguidanceCompiler:
-    return LlguidanceCompiler(tokenizer().as_json(), VOCAB, ENDS)
+    return LlguidanceCompiler(tokenizer().as_json(), vocab(), ENDS)
 
 
 def ids(text: str) -> list[int]:

@@ -11,7 +11,6 @@ from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
-    VOCAB,
     allowed,
     compiler,
     ids,
@@ -19,6 +18,7 @@ from tests.effects.text.grammars.bundled import (
     refusal,
     takes,
     tokenizer,
+    vocab,
 )
 
 
@@ -68,14 +68,14 @@ def test_what_is_not_allowed_stops_the_matcher_for_good() -> None:
 
 
 def test_ids_that_no_token_has_are_never_allowed() -> None:
-    padded = LlguidanceCompiler(tokenizer().as_json(), VOCAB + 300, ENDS)
+    padded = LlguidanceCompiler(tokenizer().as_json(), vocab() + 300, ENDS)
     walk = padded.compile(StructuredOutputs(regex="(.|\n)*")).matcher()
-    assert max(allowed(walk.mask())) < VOCAB
-    assert len(allowed(walk.mask())) > VOCAB - 300
+    assert max(allowed(walk.mask())) < vocab()
+    assert len(allowed(walk.mask())) > vocab() - 300
 
 
 def test_a_model_without_an_end_of_sequence_gets_an_empty_mask_at_the_end() -> None:
-    endless = LlguidanceCompiler(tokenizer().as_json(), VOCAB, [])
+    endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
     walk.advance(ids("#"))
     assert walk.must_end

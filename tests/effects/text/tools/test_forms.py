@@ -24,7 +24,7 @@ from minfer.effects.text.tools.forms import (
 )
 from minfer.effects.text.tools.thinking import BRACKETS, THINK
 from minfer.structured import StructuredOutputs
-from tests.effects.text.grammars.bundled import ENDS, VOCAB, allowed, tokenizer
+from tests.effects.text.grammars.bundled import ENDS, allowed, tokenizer
 from tests.effects.text.tools.cuts import found
 from tests.effects.text.tools.test_deepseek import call as called
 from tests.effects.text.tools.test_deepseek import calls
@@ -51,7 +51,8 @@ class Vocabulary:
     """The bundled model's tokens; with `marked`, markers are tokens of their own."""
 
     def __init__(self, *, marked: bool) -> None:
-        self.tokens = Tokenizer.from_str(tokenizer().as_json())
+        own = tokenizer().as_json()
+        self.tokens = Tokenizer.from_str(own if marked else _unmarked(own))
         self.added: dict[str, int] = {}
         if marked:
             self.tokens.add_special_tokens([AddedToken(one) for one in SPECIAL])
@@ -60,7 +61,7 @@ class Vocabulary:
                 token = self.tokens.token_to_id(one)
                 assert token is not None
                 self.added[one] = token
-        size = VOCAB + len(self.added)
+        size = self.tokens.get_vocab_size()
         self.compiler = LlguidanceCompiler(self.tokens.to_str(), size, ENDS)
 
     def takes(self, text: str, calling: Calling) -> bool:
@@ -72,6 +73,13 @@ class Vocabulary:
                 return False
             walk.advance([one])
         return walk.may_end
+
+
+def _unmarked(written: str) -> str:
+    """A tokenizer's JSON in which the markers are no tokens: others have their ids."""
+    for one in ADDED:
+        written = written.replace(json.dumps(one), json.dumps(f"<|no {one[1:-1]}|>"))
+    return written
 
 
 @cache

@@ -1,0 +1,155 @@
+"""What a step of training sees: windows of tokens from each source, in fixed shares.
+
+All tokens are on the device. Conversations are those of some shards at once; which, is a
+matter of the step alone, so that a run which was interrupted goes on as it would have.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import torch
+from attrs import frozen
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from bench.bundled import corpus
+from bench.bundled.packing import HEAVY, LEARNT, WINDOW, Pack, circles, texts
+from bench.bundled.prepare import CORPUS, TOKENIZER
+from bench.bundled.shards import Shards
+from bench.bundled.tasks.code import document
+
+AT_ONCE: Final = 32  # shards that a step draws from
+STEPS: Final = 12  # until the oldest of them is replaced
+WEIGHT: Final = 32  # of a heavy token, in plain ones
+RECIPES: Final = 4000
+# Rows of 64: conversations, whole files from anywhere, definitions, recipes, circles.
+SHARES: Final[Mapping[str, int]] = {
+    "talk": 36,
+    "files": 12,
+    "openings": 12,
+    "recipes": 2,
+    "circles": 2,
+}
+
+
+@frozen
+class Tape:
+    """A pack on the device."""
+
+    tokens: Tensor
+    starts: Tensor
+    anywhere: bool  # windows may begin within a document
+
+    @classmethod
+    def of(cls, pack: Pack, device: str, *, anywhere: bool = False) -> "Tape":
+        tokens = torch.from_numpy(pack.tokens).to(device)
+        return cls(tokens, torch.from_numpy(pack.starts).to(device), anywhere)
+
+    def draw(self, count: int, generator: torch.Generator) -> Tensor:
+        """Where windows begin."""
+        many = len(self.tokens) - WINDOW if self.anywhere else len(self.starts)
+        found = torch.randint(
+            many, (count,), device=self.tokens.device, generator=generator
+        )
+        return found if self.anywhere else self.starts[found]
+
+
+@frozen
+class Python:
+    """The sources as tapes, and the held-out files as one row of tokens."""
+
+    tapes: Mapping[str, Tape]
+    held_out: list[int]
+    held_out_bytes: int
+    counts: Mapping[str, int]
+
+
+def read_python(folder: Path, device: str, limit: int | None = None) -> Python:
+    """Read the corpus into tokens; `limit` bounds its documents, for a trial."""
+    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+    found = corpus.read(folder / CORPUS)
+    rng = Random(0)
+    openings = found.openings
+    rng.shuffle(openings)
+    files = texts(tokenizer, found.files[:limit])
+    definitions = texts(tokenizer, openings[:limit])
+    written = texts(tokenizer, [document(rng) for _ in range(RECIPES)])
+    rounds = circles(
+        rng, [*definitions[:20_000], *written], 20_000 if limit is None else limit
+    )
+    packs = {
+        "files": files,
+        "openings": definitions,
+        "recipes": written,
+        "circles": rounds,
+    }
+    held = [0]
+    for one in tokenizer.encode_batch(found.held_out, add_special_tokens=False):
+        held += [*one.ids, 0]
+    return Python(
+        tapes={
+            name: Tape.of(Pack.of(of), device, anywhere=name == "files")
+            for name, of in packs.items()
+        },
+        held_out=held,
+        held_out_bytes=found.about["held_out_bytes"],
+        counts={name: sum(map(len, of)) for name, of in packs.items()},
+    )
+
+
+class Feed:
+    """Windows for each step."""
+
+    def __init__(
+        self,
+        python: Python,
+        shards: Shards,
+        rows: int,
+        length: int,
+        device: str,
+        seed: int,
+    ) -> None:
+        self._tapes, self._shards = python.tapes, shards
+        self._device = device
+        self.generator = torch.Generator(device).manual_seed(seed)
+        self.rows = {
+            name: max(1, rows * share // sum(SHARES.values()))
+            for name, share in SHARES.items()
+        }
+        self.rows["talk"] += rows - sum(self.rows.values())
+        self._talk: dict[int, Tape] = {}
+        self._span = torch.arange(length + 1, device=device)
+
+    def batch(self, step: int) -> Tensor:
+        """The windows of a step, source after source: tokens with their marks."""
+        self._move(step // STEPS)
+        parts = [self._from_talk(self.rows["talk"], step)]
+        for name, tape in self._tapes.items():
+            begins = tape.draw(self.rows[name], self.generator)
+            parts.append(tape.tokens[begins[:, None] + self._span])
+        return torch.cat(parts).int()
+
+    def _move(self, first: int) -> None:
+        """Have the shards that are looked at from a step on."""
+        for number in range(first, first + AT_ONCE):
+            if number not in self._talk:
+                self._talk[number] = Tape.of(self._shards.get(number), self._device)
+        for number in [number for number in self._talk if number < first]:
+            del self._talk[number]
+
+    def _from_talk(self, count: int, step: int) -> Tensor:
+        """Windows of the shards by turns."""
+        numbers, parts = sorted(self._talk), []
+        for at in range(step * count, (step + 1) * count):
+            tape = self._talk[numbers[at % len(numbers)]]
+            parts.append(tape.tokens[tape.draw(1, self.generator)[:, None] + self._span])
+        return torch.cat(parts)
+
+
+def parted(batch: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs, what follows each, and how much that counts."""
+    ids, marks = batch & (HEAVY - 1), batch[:, 1:]
+    counts = (marks & LEARNT > 0).float() + (WEIGHT - 1) * (marks & HEAVY > 0).float()
+    return ids[:, :-1], ids[:, 1:].long(), counts

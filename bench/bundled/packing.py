@@ -1,0 +1,126 @@
+"""Texts as arrays of tokens, each marked if it is one to be learnt.
+
+An array has one 16-bit number a token: the id, and a bit that says whether a model is
+taught to write it. Of Python that is everything; of conversations, what the assistant
+says; of texts that go round in circles, only that they end, and that counts for more.
+"""
+
+from collections.abc import Iterable, Sequence
+from random import Random
+from typing import Final
+
+import numpy
+from attrs import frozen
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from bench.bundled.dialogues import OPENED, Dialogue
+from bench.bundled.vocabulary import CONTEXT, TURN_END, TURN_START
+
+LEARNT: Final = 1 << 14
+HEAVY: Final = 1 << 13  # learnt, and worth as much as many tokens
+Tokens = NDArray[numpy.int16]
+END_ID: Final = 0
+ROUNDS: Final = 2  # a text that has repeated itself so often has to end
+WINDOW: Final = CONTEXT + 1  # inputs, and one further what follows each
+
+
+@frozen
+class Pack:
+    """Documents behind each other, each followed by the end's token; and their starts.
+
+    A window that begins near the end runs on into the beginning.
+    """
+
+    tokens: Tokens
+    starts: NDArray[numpy.int64]
+
+    @classmethod
+    def of(cls, documents: Sequence[Tokens]) -> "Pack":
+        """Documents that end in the end's token already."""
+        lengths = numpy.array([len(one) for one in documents], numpy.int64)
+        tokens = numpy.concatenate(documents)
+        while len(tokens) < WINDOW:
+            tokens = numpy.concatenate([tokens, tokens])
+        starts = numpy.cumsum(lengths) - lengths
+        return cls(numpy.concatenate([tokens, tokens[:WINDOW]]), starts)
+
+
+def texts(
+    tokenizer: Tokenizer, documents: Iterable[str], batch: int = 2000
+) -> list[Tokens]:
+    """Texts of which everything is learnt, their end included."""
+    found, left = list[Tokens](), list(documents)
+    for at in range(0, len(left), batch):
+        for one in tokenizer.encode_batch_fast(
+            left[at : at + batch], add_special_tokens=False
+        ):
+            found.append(numpy.array([*one.ids, END_ID], numpy.int16) | LEARNT)
+    return found
+
+
+def circles(rng: Random, documents: Sequence[Tokens], count: int) -> list[Tokens]:
+    """Beginnings of documents that say their last words again and again, and then end.
+
+    That they end is all that is learnt of them: a small model that has begun to repeat
+    itself does not stop by itself.
+    """
+    made = list[Tokens]()
+    for _ in range(count):
+        whole = rng.choice(documents)[:-1]
+        if len(whole) < 4:
+            continue
+        end = rng.randint(4, min(len(whole), 400))
+        period = rng.randint(1, min(rng.choice((4, 12, 40)), end))
+        rounds = ROUNDS + (period < 4) * rng.randint(1, 4)
+        parts = [whole[:end], *[whole[end - period : end]] * rounds]
+        tokens = numpy.concatenate(parts) & (LEARNT - 1)
+        made.append(
+            numpy.append(tokens, numpy.int16(END_ID | LEARNT | HEAVY)).astype(numpy.int16)
+        )
+    return made
+
+
+class Conversations:
+    """How conversations become tokens."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._opens = tokenizer.encode(
+            f"{TURN_START}assistant\n", add_special_tokens=False
+        ).ids
+        self._turn_end = tokenizer.token_to_id(TURN_END)
+        self._given = {
+            given: len(tokenizer.encode(given, add_special_tokens=False).ids)
+            for given in {OPENED, ""}
+        }
+        if len(self._opens) != 3:
+            raise ValueError(f"the tokenizer takes 'assistant' apart: {self._opens}")
+
+    def tokens(self, dialogues: Sequence[Dialogue]) -> list[Tokens]:
+        """Conversations of which the assistant's turns are learnt."""
+        written = [one.text() for one in dialogues]
+        encoded = self._tokenizer.encode_batch_fast(written, add_special_tokens=False)
+        return [
+            self._marked(numpy.array([*one.ids, END_ID], numpy.int16), dialogue.given)
+            for one, dialogue in zip(encoded, dialogues, strict=True)
+        ]
+
+    def _marked(self, ids: Tokens, given: str) -> Tokens:
+        first, second, third = self._opens
+        here = (ids[:-2] == first) & (ids[1:-1] == second) & (ids[2:] == third)
+        begins = numpy.flatnonzero(here) + len(self._opens)
+        ends = numpy.flatnonzero(ids == self._turn_end) + 1
+        ends = ends[numpy.searchsorted(ends, begins)]
+        if given:
+            begins[-1] += self._length(given)
+        change = numpy.zeros(len(ids) + 1, numpy.int16)
+        change[begins] += 1
+        change[ends] -= 1
+        return ids | (numpy.cumsum(change[:-1]).astype(numpy.int16) * LEARNT)
+
+    def _length(self, given: str) -> int:
+        if given not in self._given:
+            ids = self._tokenizer.encode(given, add_special_tokens=False).ids
+            self._given[given] = len(ids)
+        return self._given[given]

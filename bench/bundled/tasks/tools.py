@@ -1,0 +1,193 @@
+"""One of the tools that are offered is called, and its result becomes an answer.
+
+Half of the tools are of a catalogue; the others are made up, with names and fields that
+nobody has seen, so that the description is read and not remembered.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, Final
+
+from attrs import frozen
+
+from bench.bundled.tasks.catalogue import CATALOGUE, Tool
+from bench.bundled.tasks.problem import Call, Problem, syllables
+from bench.bundled.tasks.vocabulary import NAMES, WORDS, phrases
+
+MOST_OFFERED: Final = 4
+_VERBS: Final = phrases("tools", "verbs")
+_MADE_UP: Final = phrases("tools", "made_up")
+
+
+@frozen
+class Offer:
+    """A tool under the names that it has this time."""
+
+    tool: Tool
+    name: str
+    fields: Mapping[str, str]  # as the catalogue has it -> as offered
+
+    @classmethod
+    def of(cls, rng: Random, tool: Tool) -> "Offer":
+        """One of a tool's names, and of its fields'."""
+        fields = {name: rng.choice(tool.also.get(name, (name,))) for name in tool.fields}
+        return cls(tool, rng.choice(tool.names), fields)
+
+    def described(self) -> dict[str, Any]:
+        """As a request has it."""
+        properties = dict[str, dict[str, Any]]()
+        for name, (kind, about) in self.tool.fields.items():
+            properties[self.fields[name]] = {"type": kind, "description": about}
+            if name in self.tool.choices:
+                properties[self.fields[name]]["enum"] = list(self.tool.choices[name])
+        parameters = {
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+        }
+        function = {
+            "name": self.name,
+            "description": self.tool.about,
+            "parameters": parameters,
+        }
+        return {"type": "function", "function": function}
+
+    def call(self, values: Mapping[str, Any], result: Mapping[str, Any]) -> Call:
+        """A call with these values."""
+        return Call(
+            self.name,
+            {self.fields[name]: value for name, value in values.items()},
+            result,
+        )
+
+
+def _value(rng: Random, kind: str) -> Any:
+    if kind == "integer":
+        return rng.randint(0, rng.choice((9, 99, 9999)))
+    if kind == "boolean":
+        return rng.random() < 0.5
+    return rng.choice((rng.choice(WORDS), rng.choice(NAMES), syllables(rng)))
+
+
+def made_up(rng: Random) -> Tool:
+    """A tool that there is not."""
+    verb, noun = rng.choice(_VERBS), rng.choice(WORDS)
+    fields = {
+        name: (rng.choice(("string", "string", "integer", "boolean")), f"The {name}")
+        for name in rng.sample(WORDS, rng.randint(1, 3))
+    }
+    given = rng.choice((", ", " and ")).join(f"{name} {{{name}}}" for name in fields)
+    form = rng.choice(_MADE_UP).replace("{given}", given)
+    asked = (
+        form.replace("{verb}", verb)
+        .replace("{Verb}", verb.capitalize())
+        .replace("{noun}", noun)
+    )
+    return Tool(
+        names=(f"{verb}_{noun}", f"{verb}_{noun}", f"{noun}_{verb}"),
+        about=f"{verb.capitalize()} the {noun}",
+        fields=fields,
+        make=lambda rng: {name: _value(rng, kind) for name, (kind, _) in fields.items()},
+        result=lambda rng, _: (
+            {"status": "ok"} if rng.random() < 0.5 else {noun: rng.randint(1, 999)}
+        ),
+        asked=(asked,),
+        answers=("",),
+    )
+
+
+def _answer(
+    rng: Random, tool: Tool, shown: Mapping[str, Any], result: Mapping[str, Any]
+) -> str:
+    form = rng.choice(tool.answers)
+    if form:
+        return form.format(**shown, **result)
+    if "status" in result:
+        return "Done."
+    return " ".join(f"The {name} is {value}." for name, value in result.items())
+
+
+def _spoken(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values as a question has them."""
+    return {
+        name: str(v).lower() if isinstance(v, bool) else v for name, v in values.items()
+    }
+
+
+def _offers(rng: Random, chosen: Offer) -> Sequence[Mapping[str, Any]]:
+    """The tool that is needed, among others."""
+    offers = [chosen]
+    for _ in range(rng.randrange(MOST_OFFERED)):
+        other = Offer.of(
+            rng, rng.choice(CATALOGUE) if rng.random() < 0.6 else made_up(rng)
+        )
+        taken = any(
+            other.name == one.name or other.tool.about == one.tool.about for one in offers
+        )
+        if (
+            not taken
+            and not set(other.tool.asked) & set(chosen.tool.asked)
+            and not alike(other.tool, chosen.tool)
+        ):
+            offers.append(other)
+    rng.shuffle(offers)
+    return [offer.described() for offer in offers]
+
+
+def alike(one: Tool, other: Tool) -> bool:
+    """Whether two tools would both do for some question."""
+    kinds = (
+        {"add", "multiply", "calculator"},
+        {"get_weather"},
+        {"send_email", "send_message"},
+        {"set_alarm", "set_timer", "create_event"},
+        {"set_temperature", "get_weather"},
+        {"search", "translate", "get_stock_price"},
+    )
+    return any(one.names[0] in kind and other.names[0] in kind for kind in kinds)
+
+
+def _needed(calls: Sequence[Call]) -> str:
+    """What a right answer calls, as JSON."""
+    return json.dumps([{"name": c.name, "arguments": dict(c.arguments)} for c in calls])
+
+
+def draw_call(rng: Random) -> Problem:
+    """A question for which a tool is called, once or for two things."""
+    offer = Offer.of(rng, rng.choice(CATALOGUE) if rng.random() < 0.6 else made_up(rng))
+    tool = offer.tool
+    values = tool.make(rng)
+    asked = rng.choice(tool.asked)
+    question = asked.format(**_spoken(values))
+    result = tool.result(rng, values)
+    calls, answer = [offer.call(values, result)], _answer(rng, tool, values, result)
+    city = "city" in tool.fields and len(tool.fields) == 1
+    if city and asked.endswith("?") and rng.random() < 0.4:
+        other = tool.make(rng)
+        more = tool.result(rng, other)
+        question = asked.format(city=f"{values['city']} and {other['city']}")
+        calls.append(offer.call(other, more))
+        answer += " " + _answer(rng, tool, other, more)
+    return Problem(
+        task="tool call",
+        key=f"{offer.name} {' '.join(map(str, values.values()))}",
+        question=question,
+        answer=answer,
+        thought=f"The tool {offer.name} does this.",
+        truth=_needed(calls),
+        tools=_offers(rng, offer),
+        calls=calls,
+    )
+
+
+def offered(rng: Random) -> Sequence[Mapping[str, Any]]:
+    """Some tools, for questions that need none of them."""
+    safe = [
+        tool
+        for tool in CATALOGUE
+        if tool.names[0] not in {"add", "multiply", "calculator", "search", "translate"}
+    ]
+    chosen = Offer.of(rng, rng.choice(safe))
+    extra = [Offer.of(rng, made_up(rng)).described()] if rng.random() < 0.4 else []
+    return [chosen.described(), *extra]

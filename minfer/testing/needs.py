@@ -1,0 +1,45 @@
+"""The specification of what it takes to let a sample in: computed block by block, in the
+plainest way.
+"""
+
+from minfer.config import EngineConfig
+from minfer.prefix import Node, node_of
+from minfer.sequence import Sequence
+from minfer.state import EngineState
+from minfer.window import outside
+
+
+def needs(config: EngineConfig, after: EngineState, seq: Sequence) -> int:
+    """Blocks that letting `seq` in takes, of those that are available."""
+    size, known = config.block_size, len(seq.history)
+    full = (known - 1) // size if _may_read(seq) else 0
+    cached = [node_of(after.blocks.prefix, key) for key in seq.keys[:full]]
+    hit = _hit(config, cached, full)
+    low = outside(hit * size, config.window, size)
+    idle = sum(node is not None and not node.users for node in cached[low:hit])
+    ends = min(len(seq.request.prompt) + seq.request.max_tokens, config.max_model_len)
+    next_block = known % size == 0 and known + 1 < ends and seq.request.max_tokens > 0
+    spare = max(config.watermark, next_block) if len(after.running) else 0
+    return -(-known // size) - hit + idle + spare
+
+
+def _may_read(seq: Sequence) -> bool:
+    """Whether what is cached of it need not be computed: of the first sample of a request
+    that wants otherwise, not before it has output.
+    """
+    request = seq.request
+    wanted = request.reads_cache or seq.sample > 0
+    return wanted or len(seq.history) > len(request.prompt)
+
+
+def _hit(config: EngineConfig, cached: list[Node | None], full: int) -> int:
+    """Leading blocks, of `full` ones, that need not be computed: all are cached or,
+    behind a window, those that what comes next attends to.
+    """
+    if not config.window:
+        return cached.index(None) if None in cached else full
+    for hit in range(full, 0, -1):
+        low = outside(hit * config.block_size, config.window, config.block_size)
+        if None not in cached[low:hit]:
+            return hit
+    return 0

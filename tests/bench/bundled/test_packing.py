@@ -1,0 +1,85 @@
+"""Tokens, and which of them are learnt."""
+
+from random import Random
+
+import numpy
+from tokenizers import Tokenizer
+
+from bench.bundled.dialogues import CLOSED, OPENED, Dialogue, any_dialogue
+from bench.bundled.packing import (
+    HEAVY,
+    LEARNT,
+    WINDOW,
+    Conversations,
+    Pack,
+    circles,
+    texts,
+)
+from bench.bundled.shards import make
+
+ASKED = {"role": "user", "content": "What is 1 + 2?"}
+SAID = {"role": "assistant", "content": "1 + 2 = 3"}
+
+
+def learnt(tokenizer: Tokenizer, dialogue: Dialogue) -> str:
+    (tokens,) = Conversations(tokenizer).tokens([dialogue])
+    own = tokens[(tokens & LEARNT) > 0] & (LEARNT - 1)
+    return tokenizer.decode(own.tolist(), skip_special_tokens=False)
+
+
+def test_what_the_assistant_says_is_learnt(tokenizer: Tokenizer) -> None:
+    assert learnt(tokenizer, Dialogue([ASKED, SAID])) == "1 + 2 = 3<|im_end|>"
+    assert (
+        learnt(tokenizer, Dialogue([ASKED, SAID, ASKED, SAID]))
+        == "1 + 2 = 3<|im_end|>" * 2
+    )
+
+
+def test_what_the_template_gives_is_not(tokenizer: Tokenizer) -> None:
+    thought = {**SAID, "reasoning_content": "Easy."}
+    whole = "<think>\nEasy.\n</think>\n\n1 + 2 = 3<|im_end|>"
+    assert learnt(tokenizer, Dialogue([ASKED, thought])) == whole
+    assert learnt(
+        tokenizer, Dialogue([ASKED, thought], (), OPENED)
+    ) == whole.removeprefix(OPENED)
+    assert learnt(tokenizer, Dialogue([ASKED, SAID], (), CLOSED)) == "1 + 2 = 3<|im_end|>"
+
+
+def test_of_python_everything_is(tokenizer: Tokenizer) -> None:
+    (tokens,) = texts(tokenizer, ["def f():\n    pass\n"])
+    assert (tokens & LEARNT).all()
+    assert tokens[-1] == LEARNT  # the end's id is 0
+    assert (
+        tokenizer.decode((tokens[:-1] & (LEARNT - 1)).tolist()) == "def f():\n    pass\n"
+    )
+
+
+def test_of_circles_only_their_end(tokenizer: Tokenizer) -> None:
+    written = texts(tokenizer, ["import os\nimport sys\nprint(os.name)\n"])
+    for tokens in circles(Random(0), written, 50):
+        assert (tokens[:-1] < LEARNT).all()
+        assert tokens[-1] == LEARNT | HEAVY
+        assert len(tokens) > 4
+
+
+def test_a_window_may_begin_anywhere() -> None:
+    pack = Pack.of(
+        [numpy.array([5, 0], numpy.int16), numpy.array([6, 7, 0], numpy.int16)]
+    )
+    assert pack.starts.tolist() == [0, 2]
+    assert len(pack.tokens) >= WINDOW + 5
+
+
+def test_a_shard_is_made_of_seed_and_number(tokenizer: Tokenizer) -> None:
+    one, again, other = (make(tokenizer, 3, number, 2000) for number in (4, 4, 5))
+    assert numpy.array_equal(one.tokens, again.tokens)
+    assert not numpy.array_equal(one.tokens[:2000], other.tokens[:2000])
+
+
+def test_conversations_end_their_turns(tokenizer: Tokenizer) -> None:
+    rng = Random(2)
+    for tokens in Conversations(tokenizer).tokens(
+        [any_dialogue(rng) for _ in range(200)]
+    ):
+        ends = (tokens & (LEARNT - 1)) == tokenizer.token_to_id("<|im_end|>")
+        assert (tokens[ends] & LEARNT).any()
