@@ -14,12 +14,12 @@ from minfer.effects.text.grammars.walking import LlguidanceMatcher
 from minfer.structured import StructuredOutputs
 from tests.effects.text.grammars.bundled import (
     ENDS,
-    VOCAB,
     allowed,
     compiler,
     ids,
     matcher,
     tokenizer,
+    vocab,
 )
 from tests.effects.text.grammars.one_by_one import OneByOne
 
@@ -34,7 +34,7 @@ EACH: list[dict[str, Any]] = [
 
 @pytest.fixture
 def at_once() -> AtOnce:
-    return AtOnce(VOCAB)
+    return AtOnce(vocab())
 
 
 def move(walk: Matcher, *tokens: int, back: int = 0) -> Move:
@@ -154,17 +154,17 @@ def test_after_a_long_call_each_is_timed_for_itself(
 
 
 def test_masks_are_of_the_whole_vocabulary_and_allow_nothing_behind_it() -> None:
-    padded = LlguidanceCompiler(tokenizer().as_json(), VOCAB + 5, ENDS)
+    padded = LlguidanceCompiler(tokenizer().as_json(), vocab() + 5, ENDS)
     walk = padded.compile(StructuredOutputs(regex="(.|\n)*")).matcher()
     (made,) = padded.masks([move(walk)])
     assert isinstance(made, bytes)
-    assert len(made) >= (VOCAB + 5) / 8
-    assert max(allowed(made)) < VOCAB
+    assert len(made) >= (vocab() + 5) / 8
+    assert max(allowed(made)) < vocab()
     assert allowed(made) == allowed(walk.mask())
 
 
 def test_what_stands_for_an_end_of_sequence_is_never_allowed() -> None:
-    endless = LlguidanceCompiler(tokenizer().as_json(), VOCAB, [])
+    endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
     (made,) = endless.masks([move(walk, *ids("#"))])
     assert bits(made) == set()
