@@ -44,6 +44,7 @@ class Masks:
         if self._lines is None:  # never while a graph is captured: that step ran before
             device = self._device
             self._lines = torch.full(self._shape, -1, dtype=torch.int32, device=device)
+            self.read()  # else a copy beside this stream could come before that
         return self._lines
 
     def send(self, late: LateDraw) -> None:

@@ -13,7 +13,9 @@ by then, and launched once they have been drawn:
     device   forward 1 ........ draws 1   forward 2 ........ draws 2   forward 3
     host       tokens 0, plan 2, masks 1    tokens 1, plan 3, masks 2
 
-So the device waits for the host only where masks take longer than a forward.
+So the device waits for the host only where masks take longer than a forward. With more
+steps in flight, a step may feed rows of one whose masks await tokens of another row: it
+is held until these are there.
 """
 
 import contextlib
@@ -21,7 +23,7 @@ import gc
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from itertools import compress
 from typing import Final, Protocol
@@ -74,6 +76,10 @@ class Apart:
         """Whose rows these are."""
         return {self.plan.gens[index] for index in self.plan.apart}
 
+    def feeds(self, gens: Iterable[int]) -> bool:
+        """Whether some of these rows are fed by what is drawn here."""
+        return not self.gens.isdisjoint(gens)
+
     @property
     def is_there(self) -> bool:
         """Whether the masks have been made."""
@@ -105,6 +111,7 @@ class Driver:
         self.record = record
         self.masks = NoMasks() if masks is None else masks
         self.apart: list[Apart] = []  # in order of their steps
+        self.held: deque[Plan] = deque()  # steps that cannot be launched yet, in order
         self.ends: list[Finish] = []  # that who makes masks asks for
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
@@ -145,22 +152,34 @@ class Driver:
         self._forget_void()
         self.masks.turned(transition)
         self._begin_masks()
+        self._launch_held()
         if before is not None:
             before(transition)
         for command in transition.commands:
             match command:
                 case Execute(plan):
-                    self._launch(plan)
+                    self.held.append(plan)
+                    self._launch_held()
                 case WakeAt(moment):
                     self.wake = moment
                 case Emit(finished=finished):  # the rest is the caller's
                     self.masks.forget((one.id, one.sample) for one in finished)
         return transition
 
+    def _launch_held(self) -> None:
+        """Launch steps in their order, up to one that feeds rows whose masks await
+        tokens.
+        """
+        while self.held:
+            gens = self.held[0].gens
+            if any(one.masked is None and one.feeds(gens) for one in self.apart):
+                return
+            self._launch(self.held.popleft())
+
     def _launch(self, plan: Plan) -> None:
         """Hand a plan over, once all is drawn that its rows feed themselves."""
         for apart in self.apart:
-            if apart.is_there or not apart.gens.isdisjoint(plan.gens):
+            if apart.is_there or apart.feeds(plan.gens):
                 self._sample(apart)
         self._let_go_of_sampled()
         self.executor.launch(plan)
@@ -220,10 +239,11 @@ class Driver:
         self.apart = [one for one in self.apart if not one.sampled]
 
     def _forget_void(self) -> None:
-        """Steps that are in flight no more, as one before them failed, need no masks."""
-        if self.apart:
+        """Steps that are in flight no more, as one before them failed, are not done."""
+        if self.apart or self.held:
             flying = {plan.step for plan in self.state.inflight}
             self.apart = [one for one in self.apart if one.plan.step in flying]
+            self.held = deque(plan for plan in self.held if plan.step in flying)
 
     def close(self) -> None:
         """Let go of the executor and end the record."""

@@ -103,14 +103,15 @@ class GrammarMasks:
             for i, name in enumerate(run.ids)
             if (walk := self._slow.get(name)) is not None  # threads take some out
         ]
-        if len(slow) < len(run):
+        if len(run) > 1:  # even if all are slow: most may have been in a step with one
             planned = _planned(transition)
             for i, walk in slow:
                 if run.gens[i] in planned:
                     self._pause(walk)
         flying = {gen for plan in transition.state.inflight for gen in plan.gens}
         for i, walk in slow:
-            if walk.paused and not walk.busy and run.gens[i] not in flying:
+            # In this order: a job that is done has said that it may go on.
+            if not walk.busy and walk.paused and run.gens[i] not in flying:
                 self._make_alone(due_at(walk, run, i, self._block_size))
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
@@ -124,6 +125,7 @@ class GrammarMasks:
             seq = run.seqs[i]
             if gen in gens and seq.request.sampling.structured_outputs:
                 walk = self._walk(seq.id, seq.request)
+                walk.settle()  # it was planned too early, if that takes any time
                 due.append(due_at(walk, run, i, self._block_size, gens[gen]))
         self._make_at_once([one for one in due if not one.is_made])
         told = [self._told(one) for one in due]
@@ -200,8 +202,7 @@ class GrammarMasks:
 
     def _make_alone(self, due: Due) -> None:
         """Have a thread make the mask of a slow sample, and say so."""
-        due.walk.busy = True
-        self._threads.submit(self._alone, due)
+        due.walk.job = self._threads.submit(self._alone, due)
 
     def _alone(self, due: Due) -> None:
         walk = due.walk
@@ -214,10 +215,13 @@ class GrammarMasks:
             walk.quick_left = IN_A_ROW
         else:
             walk.quick_left -= 1
-        if walk.quick_left <= 0:
-            self._slow.pop(walk.name, None)
-        walk.busy = walk.paused = False
-        self._post(Pause(*walk.name, paused=False))
+        if walk.quick_left <= 0 and self._slow.get(walk.name) is walk:
+            del self._slow[walk.name]
+        walk.paused = False
+        now = self._walks.get(walk.name)
+        # Who has its id by now is told by a job of its own.
+        if now is walk or now is None or not now.busy:
+            self._post(Pause(*walk.name, paused=False))
 
     def _open(self, walk: Walk) -> None:
         """Make a sample's matcher; if that cannot be, it may draw nothing, ever."""

@@ -1,5 +1,7 @@
 """A sample's way through its grammar: how far its matcher is, and what it allows next."""
 
+from concurrent.futures import Future, wait
+
 from attrs import define, frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
@@ -27,8 +29,18 @@ class Walk:
     allowed: Allowed | None = None  # its last mask
     # Of one that is slow:
     paused: bool = False  # as the engine was told
-    busy: bool = False  # its next mask is being made
+    job: "Future[None] | None" = None  # of a thread, that makes its next mask
     quick_left: int = 1  # masks in a row that have to be quick until it is slow no more
+
+    @property
+    def busy(self) -> bool:
+        """Whether a thread is at its matcher."""
+        return self.job is not None and not self.job.done()
+
+    def settle(self) -> None:
+        """Wait until no thread is at its matcher."""
+        if self.job is not None:
+            wait((self.job,))
 
 
 @frozen(eq=False)

@@ -3,7 +3,14 @@
 import pytest
 from attrs import asdict, evolve
 
-from minfer.effects.execution.kinds import CHUNK_SIZES, LONELY, Kind, mixed_bucket_of
+from minfer.effects.execution.kinds import (
+    CHUNK_SIZES,
+    DECODE,
+    LONELY,
+    Kind,
+    bucket_of,
+    mixed_bucket_of,
+)
 
 SAME = ("filtered", "scored", "splits", "apart")
 SIZES = ("alone", "tokens", "chunks", "draws", "longest")
@@ -60,3 +67,25 @@ def test_a_lone_chunk_has_graphs_of_its_own_beside_few_rows_alone() -> None:
     lone = Kind(alone=LONELY, draws=LONELY + 1, tokens=64, chunks=1, longest=64)
     assert lone.padded().chunks == 1
     assert evolve(lone, alone=LONELY + 1).padded().chunks == CHUNK_SIZES[1]
+
+
+@pytest.mark.parametrize("draws", [*range(1, 40), 100, 250])
+def test_late_draws_are_padded_by_their_number_alone(draws: int) -> None:
+    late = Kind(alone=0, draws=draws, filtered=True, scored=True, late=True)
+    padded = late.padded()
+    assert padded == evolve(late, draws=bucket_of(draws, DECODE))
+    assert draws <= padded.draws <= max(draws + 7, draws * (1 + 2 / DECODE))
+    assert padded.padded() == padded
+    assert padded.fits(1)
+    assert padded.wants == late.wants
+
+
+def test_late_draws_have_few_sizes() -> None:
+    sizes = {Kind(alone=0, draws=n, late=True).padded().draws for n in range(1, 257)}
+    assert {1, 2, 4, 8} < sizes
+    assert len(sizes) < 40
+
+
+def test_late_draws_share_no_graph_with_a_step_of_as_many_rows() -> None:
+    step = Kind(alone=8, draws=8, apart=True)
+    assert Kind(alone=0, draws=8, late=True).padded() != step.padded()

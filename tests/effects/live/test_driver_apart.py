@@ -1,5 +1,6 @@
 """The driver's loop: what it asks of an executor, and when."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -80,7 +81,7 @@ def request(name: str, **more: Any) -> Request:
 
 
 def serve(driver: Driver, *requests: Request) -> dict[str, list[int]]:
-    out: dict[str, list[int]] = {one.id: [] for one in requests}
+    out = defaultdict[str, list[int]](list)
     for one in requests:
         driver.post(Submit(one))
     while driver.busy:

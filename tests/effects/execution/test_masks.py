@@ -1,0 +1,116 @@
+"""Masks lie where the draws read them, before these run."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.late_draws import LateDraw, MaskError, mask_words
+from minfer.effects.execution.masks import TURNS, Masks
+from minfer.effects.execution.packing import Draw
+
+VOCAB = 40  # a word, and part of another
+DRAWS = 6
+CPU = torch.device("cpu")
+
+
+def late(*masks: bytes) -> LateDraw:
+    """Draws with these masks."""
+    count = len(masks)
+    return LateDraw(
+        kind=Kind(alone=0, draws=count, late=True),
+        words=np.zeros(2 * count, np.int32),
+        draw=Draw(list(range(count)), [None] * count),
+        masks=list(masks),
+        gone=[],
+    )
+
+
+def only(*tokens: int) -> bytes:
+    return sum(1 << token for token in tokens).to_bytes(VOCAB // 8, "little")
+
+
+def tokens(lines: Tensor) -> list[set[int]]:
+    """Those that each line allows."""
+    bits = np.unpackbits(lines.cpu().numpy().view(np.uint8), axis=1, bitorder="little")
+    return [set(np.flatnonzero(line).tolist()) for line in bits]
+
+
+def buffers(masks: Masks) -> list[int]:
+    """Where the host's lie, the one that was used last first."""
+    return [one.lines.data_ptr() for one in masks._host]
+
+
+def test_at_first_every_token_may_be_drawn() -> None:
+    masks = Masks(DRAWS, VOCAB, CPU)
+    assert masks.lines.shape == (DRAWS, mask_words(VOCAB))
+    assert masks.lines.dtype == torch.int32
+    assert (masks.lines == -1).all()
+
+
+def test_masks_lie_in_the_order_of_draws_and_others_stay() -> None:
+    masks = Masks(DRAWS, VOCAB, CPU)
+    masks.send(late(only(1), only(2, 39), b"", only(31, 32)))
+    masks.read()
+    everything = set(range(VOCAB))
+    assert tokens(masks.lines[:4]) == [{1}, {2, 39}, everything, {31, 32}]
+    assert (masks.lines[4:] == -1).all()
+    masks.send(late(only(5)))
+    assert tokens(masks.lines[:4]) == [{5}, {2, 39}, everything, {31, 32}]
+
+
+def test_where_they_lie_is_one_place_as_graphs_read_there() -> None:
+    masks = Masks(DRAWS, VOCAB, CPU)
+    there = masks.lines.data_ptr()
+    for token in range(TURNS + 2):
+        masks.send(late(only(token)))
+        assert masks.lines.data_ptr() == there
+        assert tokens(masks.lines[:1]) == [{token}]
+
+
+def test_buffers_take_turns() -> None:
+    masks = Masks(DRAWS, VOCAB, CPU)
+    used = []
+    for token in range(2 * TURNS):
+        masks.send(late(only(token)))
+        used.append(buffers(masks)[0])
+    assert len({*used}) == TURNS
+    assert used[:TURNS] == used[TURNS:]
+    # What was handed over stays, until the turn comes again.
+    last = [one.lines for one in masks._host]
+    assert {*tokens(torch.stack([one[0] for one in last]))[0]} == {2 * TURNS - 1}
+    kept = {token for one in last for token in tokens(one[:1])[0]}
+    assert kept == set(range(TURNS, 2 * TURNS))
+
+
+@pytest.mark.parametrize("nothing", [b"\0", bytes(5), bytes(5) + b"\xff"])
+def test_a_mask_that_allows_nothing_is_refused_and_changes_nothing(
+    nothing: bytes,
+) -> None:
+    masks = Masks(DRAWS, VOCAB, CPU)
+    masks.send(late(only(1), only(2)))
+    with pytest.raises(MaskError, match="allows no token"):
+        masks.send(late(only(3), nothing))
+    assert tokens(masks.lines[:2]) == [{1}, {2}]
+    masks.send(late(only(3)))
+    assert tokens(masks.lines[:2]) == [{3}, {2}]
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="is about a GPU's streams")
+def test_the_first_masks_of_a_gpu_come_behind_what_runs_there() -> None:
+    gpu = torch.device("cuda")
+    masks = Masks(DRAWS, VOCAB, gpu)
+    torch.cuda.current_stream(gpu).synchronize()
+    torch.cuda._sleep(200_000_000)  # type: ignore[no-untyped-call]  # torch's: cycles
+    masks.send(late(only(1), only(2)))
+    torch.cuda.synchronize(gpu)
+    assert tokens(masks.lines[:2]) == [{1}, {2}]
+    assert (masks.lines[2:] == -1).all()
+    masks.read()
+    for token in range(2 * TURNS):
+        torch.cuda._sleep(2_000_000)  # type: ignore[no-untyped-call]  # torch's
+        masks.send(late(only(token)))
+        read = masks.lines.clone()
+        masks.read()
+        assert tokens(read[:1]) == [{token}]

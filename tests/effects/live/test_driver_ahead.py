@@ -1,0 +1,211 @@
+"""Rows under a mask run one token ahead: what is launched, drawn and begun, in which
+order.
+"""
+
+from concurrent.futures import Future
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.live.driver import Driver
+from minfer.effects.live.masks import Masked
+from minfer.messages import Executed, Failed, Pause, Submit
+from minfer.plan import Mask, Plan
+from minfer.request import SamplingParams
+from minfer.state import EngineState
+from tests.effects.live.test_driver_apart import (
+    CONFIG,
+    VOCAB,
+    Eleven,
+    Noting,
+    request,
+    serve,
+)
+from tests.effects.masking import MasksBy
+
+
+class Watching(Noting):
+    """Notes what it hands back, too."""
+
+    def collect(self) -> Executed | Failed:
+        self.asked.append(f"collect {self.plans[0].step}")
+        return super().collect()
+
+
+class Ordered(Eleven):
+    """Notes when masks are begun, among what the executor is asked."""
+
+    def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
+        begun = super().begin(plan, state)
+        self.executor.asked.append(f"begin {plan.step}")
+        return begun
+
+
+def ahead(depth: int, *, late_masks: bool = True) -> EngineConfig:
+    return evolve(CONFIG, depth=depth, late_masks=late_masks)
+
+
+def followed(asked: list[Plan], gen: int) -> list[tuple[int, int]]:
+    """Steps that yield a row's tokens, each with the one before."""
+    steps = [plan.step for plan in asked if gen in plan.gens]
+    return list(pairwise(steps))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_a_row_is_one_token_ahead_of_its_masks(depth: int) -> None:
+    executor = Watching()
+    masks = Ordered(executor)
+    wanted = request("a", lockstep=True), request("bb")
+    tokens = serve(Driver(ahead(depth), executor, masks=masks), *wanted)
+    assert tokens["a"] == [11] * 6
+    assert len(masks.asked) == 6
+    at = executor.asked.index
+    gen = masks.asked[0].gens[masks.asked[0].apart[0]]
+    for last, step in followed(masks.asked, gen):
+        # It feeds itself with what the last step drew, and its mask knows that token.
+        assert at(f"begin {last}") < at(f"sample {last}") < at(f"launch {step}")
+        assert at(f"launch {step}") < at(f"begin {step}")
+        assert at(f"collect {last}") < at(f"begin {step}")
+        assert (at(f"launch {step}") < at(f"collect {last}")) == (depth > 1)
+
+
+def test_masks_are_made_while_the_forward_runs_that_they_are_for() -> None:
+    executor = Watching()
+    driver = Driver(ahead(2), executor, masks=Ordered(executor))
+    serve(driver, evolve(request("a", lockstep=True), max_tokens=4))
+    assert executor.asked == [
+        *("launch 0", "begin 0", "sample 0", "launch 1"),
+        *("collect 0", "begin 1", "sample 1", "launch 2"),
+        *("collect 1", "begin 2", "sample 2", "launch 3"),
+        *("collect 2", "begin 3", "sample 3", "collect 3"),
+    ]
+
+
+def test_without_late_masks_nobody_is_ahead() -> None:
+    executor = Watching()
+    driver = Driver(ahead(2, late_masks=False), executor, masks=Ordered(executor))
+    serve(driver, evolve(request("a", lockstep=True), max_tokens=2))
+    once = ("launch {0}", "begin {0}", "sample {0}", "collect {0}")
+    assert executor.asked == [one.format(step) for step in range(2) for one in once]
+
+
+def test_a_step_waits_for_the_masks_of_rows_that_it_feeds_and_of_no_others() -> None:
+    executor = Watching()
+    masks = Ordered(executor, late=True)
+    driver = Driver(ahead(2), executor, masks=masks)
+    driver.post(Submit(request("bb")))
+    driver.turn()  # launches 0 and 1
+    driver.post(Submit(request("a", lockstep=True)))
+    driver.turn()  # collects 0, and launches 2, with both
+    (plan,) = masks.asked
+    assert (plan.step, len(plan.gens)) == (2, 2)
+    driver.post(Pause("a", 0))
+    driver.turn()  # collects 1, and launches 3, without "a": nothing waits for its mask
+    assert executor.asked[-1] == "launch 3"
+    assert not executor.told
+    driver.post(Pause("a", 0, paused=False))
+    masks.say()
+    driver.turn()  # collects 2, for which the mask has to be there
+    assert [one.step for one in executor.told] == [2]
+    assert executor.asked[-2:] == ["launch 4", "begin 4"]  # with both
+    masks.say()
+    driver.turn()  # collects 3; 5 feeds what 4 drew
+    assert executor.asked[-3:] == ["collect 3", "sample 4", "launch 5"]
+    assert [one.plan.step for one in driver.apart] == [5]
+    assert driver.apart[0].masked is None  # as the token of 4 is not known
+
+
+def test_a_step_that_feeds_a_row_beside_one_that_is_ahead_is_held() -> None:
+    executor = Watching()
+    masks = Ordered(executor)
+    driver = Driver(ahead(3), executor, masks=masks)
+    driver.post(Submit(request("a", lockstep=True)))
+    driver.turn()  # launches 0 and 1; the second is ahead
+    driver.post(Submit(request("bb", lockstep=True)))
+    driver.turn()  # collects 0, and plans 2 with both, and 3 with "bb" alone
+    both, alone = driver.state.inflight[1:]
+    assert (len(both.gens), both.step) == (2, 2)
+    assert alone.gens == both.gens[1:]
+    assert executor.asked[-1] == "launch 2"  # whose masks await the token of 1
+    assert list(driver.held) == [alone]
+    driver.turn()
+    at = executor.asked.index
+    assert at("collect 1") < at("begin 2") < at("sample 2") < at("launch 3")
+    assert not driver.held
+
+
+def test_a_step_that_is_held_when_one_before_it_fails_is_never_launched() -> None:
+    executor = FailsAt(1)
+    driver = Driver(ahead(3), executor, masks=Eleven(executor))
+    driver.post(Submit(request("a", lockstep=True)))
+    driver.turn()
+    driver.post(Submit(request("bb", lockstep=True)))
+    driver.turn()
+    (held,) = driver.held
+    tokens = serve(driver)
+    assert executor.failed
+    assert f"launch {held.step}" not in executor.asked
+    assert len(driver.state.requests) == 0
+    assert tokens["bb"] == [11] * 6
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("failing", [0, 1, 2, 3])
+def test_tokens_are_the_same_if_a_step_fails_on_the_way(depth: int, failing: int) -> None:
+    wanted = [request("a", lockstep=True), request("bb"), request("ccc", lockstep=True)]
+    expected = serve(by_position(Noting(), ahead(depth)), *wanted)
+    executor = FailsAt(failing)
+    driver = by_position(executor, ahead(depth))
+    assert serve(driver, *wanted) == expected
+    assert executor.failed
+    assert not driver.apart
+
+
+class FailsAt(Noting):
+    """Fails one step, and all that follow it."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__()
+        self.step = step
+        self.failed = False
+
+    def collect(self) -> Executed | Failed:
+        if self.plans[0].step == self.step:
+            self.failed = True
+            return self.fail("it was to", halfway=True)
+        return super().collect()
+
+
+def by_position(executor: Noting, config: EngineConfig, *, late: bool = False) -> Driver:
+    """A driver whose rows may draw one of two tokens, which depend on the position."""
+
+    def masks(plan: Plan) -> tuple[Mask, ...]:
+        places = [(i, plan.starts[i] + plan.counts[i]) for i in plan.apart]
+        return tuple(
+            Mask(i, (1 << at % VOCAB | 1 << 3 * at % VOCAB).to_bytes(5, "little"))
+            for i, at in places
+        )
+
+    return Driver(config, executor, masks=MasksBy(masks, late=late))
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("more", [{}, {"num_blocks": 7}, {"max_num_batched_tokens": 4}])
+def test_being_ahead_changes_no_token(
+    depth: int, late: bool, more: dict[str, Any]
+) -> None:
+    warm = SamplingParams(temperature=1.0)
+    wanted = [
+        evolve(request("x" * i, lockstep=i % 3 > 0, seed=i), sampling=warm, max_tokens=9)
+        for i in range(1, 7)
+    ]
+    wanted[0] = evolve(wanted[0], stop_ids=frozenset(range(0, VOCAB, 7)))  # it may end
+    expected = serve(by_position(Noting(), CONFIG), *wanted)
+    driver = by_position(Noting(), evolve(ahead(depth), **more), late=late)
+    assert serve(driver, *wanted) == expected
+    assert {len(expected[one.id]) for one in wanted[1:]} == {9}
+    assert not driver.apart

@@ -1,0 +1,137 @@
+"""Matchers are where their samples are, whatever happened in between."""
+
+from typing import Any
+
+from attrs import define, evolve, field
+
+from minfer.config import EngineConfig
+from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
+from minfer.effects.live.masks import Masked
+from minfer.effects.text.grammars.store import Grammars
+from minfer.engine import step
+from minfer.messages import Execute, Executed, Finish, Submit, Tick
+from minfer.plan import Mask, Plan
+from minfer.request import Request, SamplingParams
+from minfer.state import EngineState, initial
+from tests.effects.live.walkers import EOS, Compiler, ask
+
+CONFIG = EngineConfig(
+    num_blocks=40,
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=8,
+    max_num_batched_tokens=64,
+    vocab_size=32,
+    depth=1,
+)
+
+
+@define
+class Bench:
+    """An engine whose rows yield token 9, with masks made for it."""
+
+    compiler: Compiler = field(factory=Compiler)
+    state: EngineState = field(factory=lambda: initial(CONFIG))
+    plan: Plan | None = None
+    masks: GrammarMasks = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        store = Grammars(lambda: self.compiler)
+        self.masks = GrammarMasks(store, CONFIG.block_size, frozenset({EOS}))
+
+    def turn(self, *events: Any) -> Masked:
+        """Take one, and make the masks of its plan."""
+        done: tuple[Executed, ...] = ()
+        if self.plan is not None:
+            done = (
+                Executed(self.plan.step, tuple((9,) * most for most in self.plan.most)),
+            )
+        turned = step(CONFIG, self.state, (Tick(0.0), *done, *events))
+        self.state = turned.state
+        plans = [one.plan for one in turned.commands if isinstance(one, Execute)]
+        self.plan = plans[0] if plans else None
+        assert self.plan is not None
+        return self.masks.begin(self.plan, self.state).result(5)
+
+
+def allowed(masked: Masked) -> dict[int, int]:
+    return {mask.index: mask.bits[0] >> 2 for mask in masked.masks}
+
+
+def test_a_matcher_gets_each_token_once() -> None:
+    bench = Bench()
+    assert allowed(bench.turn(Submit(ask("a")))) == {0: 0}
+    assert [allowed(bench.turn()) for _ in range(3)] == [{0: 1}, {0: 2}, {0: 3}]
+    (walker,) = bench.compiler.made
+    assert walker.taken == [9, 9, 9]
+    assert walker.calls[-2:] == ["rollback 0", "advance 1"]
+
+
+def test_each_sample_has_its_own_and_others_have_none() -> None:
+    bench = Bench()
+    plain = Request(id="b", prompt=(5,), max_tokens=9)
+    bench.turn(Submit(ask("a", n=3)), Submit(plain))
+    masked = bench.turn()  # by then its samples share the prompt
+    assert len(masked.masks) == len(bench.compiler.made) == len(bench.masks) == 3
+    assert bench.plan is not None
+    assert len(bench.plan.rows) == 4
+    assert sorted(len(one.taken) for one in bench.compiler.made) == [0, 0, 1]
+
+
+def test_rows_in_lockstep_for_another_reason_get_no_mask() -> None:
+    bench = Bench()
+    assert not bench.turn(Submit(evolve(ask("a"), sampling=SamplingParams()))).masks
+    assert not bench.compiler.made
+
+
+def test_who_comes_with_output_gets_a_matcher_that_has_seen_it() -> None:
+    bench = Bench()
+    assert allowed(bench.turn(Submit(ask("a", output=(9, 8))))) == {0: 2}
+    assert bench.compiler.made[0].taken == [9, 8]
+
+
+def test_a_matcher_goes_back_to_where_its_sample_is() -> None:
+    bench = Bench()
+    bench.turn(Submit(ask("a")))
+    bench.turn()
+    early, plan = bench.state, bench.plan
+    bench.turn()
+    assert plan is not None
+    assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 1}
+    assert bench.compiler.made[0].calls[-2:] == ["rollback 1", "advance 0"]
+
+
+def test_an_id_that_is_used_again_gets_a_new_matcher() -> None:
+    bench = Bench()
+    bench.turn(Submit(ask("a")))
+    bench.turn()
+    bench.turn(Finish("a", 0, 1), Submit(ask("a")))
+    assert len(bench.compiler.made) == 2
+    bench.masks.forget([("a", 0), ("nobody", 0)])
+    assert not len(bench.masks)
+
+
+def test_a_matcher_that_cannot_go_on_ends_its_sample_alone() -> None:
+    bench = Bench()
+    bench.turn(Submit(ask("a")), Submit(ask("b")))
+    bench.compiler.made[0].broken = True
+    masked = bench.turn()
+    assert masked.ends == (Finish("a", 0, 1, "error", f"{STUCK}: too much work"),)
+    assert [mask.index for mask in masked.masks] == [1]
+
+
+def test_many_rows_are_divided_between_threads() -> None:
+    bench = Bench()
+    masked = bench.turn(*[Submit(ask(f"{i}")) for i in range(8)])
+    assert sorted(mask.index for mask in masked.masks) == list(range(8))
+    assert {mask.bits for mask in masked.masks} == {bytes([1 << EOS, 0, 0, 0])}
+
+
+def test_where_the_end_is_to_be_ignored_it_comes_only_once_nothing_else_may() -> None:
+    bench = Bench()
+    sampling = {"ignore_eos": True}
+    masked = bench.turn(Submit(ask("a", sampling=sampling, stop_ids=frozenset())))
+    assert masked.masks == ()
+    assert masked.ends == (Finish("a", 0, 0, "stop"),)
+    later = bench.turn()
+    assert later.masks == (Mask(0, bytes([1 << 2, 0, 0, 0])),)

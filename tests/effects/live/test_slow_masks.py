@@ -1,0 +1,275 @@
+"""Who needs long for a mask is planned once that is there."""
+
+import threading
+
+import pytest
+
+from minfer.effects.live import grammar_masks
+from minfer.effects.live.grammar_masks import IN_A_ROW, LONG, LONG_EACH, QUICK, STUCK
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.messages import Cancel, Ignored, Pause
+from tests.effects.live.slow import SLOW, Engine, on, plain
+from tests.effects.live.walkers import Clock, Counting, ask, counted
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(grammar_masks, "time", made)
+    return made
+
+
+def quick_ones(clock: Clock, *names: str) -> Engine:
+    """Beside one without a constraint, some that run, of none of whom masks are slow."""
+    engine = Engine(clock)
+    engine.turn(plain(), *(ask(name, max_tokens=90) for name in names))
+    engine.threads.run()
+    engine.turn(times=4)
+    assert not engine.slow
+    assert not engine.threads.jobs
+    return engine
+
+
+def test_who_arrives_is_paused_until_its_mask_is_there(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a"))
+    assert engine.told() == [Pause("a", 0)]
+    assert len(engine.threads.jobs) == 1
+    engine.turn(times=5)
+    assert engine.lengths("p", "a") == [5, 0]
+    assert not engine.compiler.made  # the matcher too is made by the thread
+    engine.threads.run()
+    engine.turn()
+    assert engine.told() == [on("a")]
+    engine.turn(times=5)
+    assert engine.tokens["a"] == counted(4)
+    assert engine.lengths("p") == [11]
+
+
+def test_each_sample_of_a_request_is_paused_for_itself(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a", n=3))
+    assert engine.told() == [Pause("a", i) for i in range(3)]
+    engine.threads.run(2)
+    engine.turn()
+    assert engine.told() == [Pause("a", i, paused=False) for i in range(2)]
+    assert engine.driver.state.paused == {("a", 2)}
+
+
+def test_who_was_quick_is_slow_no_more(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.compiler.costs = [QUICK, SLOW]
+    engine.turn(plain(), ask("a"), ask("b"))
+    assert engine.slow == {"a", "b"}
+    engine.threads.run()
+    assert engine.slow == {"b"}
+    before = engine.lengths("a")[0]
+    engine.turn(times=6)
+    assert engine.lengths("a")[0] >= before + 4  # a token each turn
+    assert engine.lengths("b") == [1]  # one, and it is paused again
+    assert engine.driver.state.paused == {("b", 0)}
+
+
+def test_a_slow_one_runs_freely_while_nobody_else_does(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.compiler.costs = [SLOW]
+    engine.turn(ask("a"))
+    engine.threads.run()
+    engine.turn(times=6)
+    assert engine.lengths("a")[0] >= 4
+    assert engine.slow == {"a"}
+    assert not engine.threads.jobs
+    engine.turn(plain())
+    engine.turn(times=4)  # now it has a neighbour
+    assert engine.driver.state.paused == {("a", 0)}
+    assert len(engine.threads.jobs) == 1
+    length = engine.lengths("a")
+    engine.turn(times=3)
+    assert engine.lengths("a") == length
+
+
+def test_when_its_neighbours_have_ended_it_runs_freely_again(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.compiler.costs = [SLOW]
+    engine.turn(plain(), ask("a"))
+    engine.threads.run()
+    engine.turn(times=4)
+    engine.turn(Cancel("p"))
+    engine.threads.run()  # the one that it waits for
+    engine.turn(times=6)
+    assert engine.lengths("a")[0] >= 5
+    assert not engine.threads.jobs
+
+
+def test_all_of_a_step_whose_masks_took_long_are_looked_at_one_by_one(
+    clock: Clock,
+) -> None:
+    engine = quick_ones(clock, "a", "b", "c")
+    engine.compiler.made[1].cost = LONG + 3 * LONG_EACH + 0.001
+    engine.turn(times=2)
+    assert engine.slow == {"a", "b", "c"}
+    engine.turn(times=3)
+    assert {name for name, _ in engine.driver.state.paused} == {"a", "b", "c"}
+    for _ in range(IN_A_ROW):
+        assert engine.slow == {"a", "b", "c"}
+        engine.threads.run()
+        engine.turn(times=4)
+    assert engine.slow == {"b"}
+    lengths = engine.lengths("a", "b", "c")
+    engine.turn(times=5)
+    after = engine.lengths("a", "b", "c")
+    grown = [new - old for new, old in zip(after, lengths, strict=True)]
+    assert grown[1] == 0  # its next mask is not there
+    assert min(grown[0], grown[2]) >= 3
+
+
+def test_they_are_if_nobody_else_runs(clock: Clock) -> None:
+    engine = quick_ones(clock, "a", "b")
+    engine.turn(Cancel("p"))
+    engine.compiler.made[1].cost = SLOW
+    engine.turn(times=5)
+    assert engine.driver.state.paused == {("a", 0), ("b", 0)}
+    for _ in range(IN_A_ROW):
+        assert engine.slow == {"a", "b"}
+        engine.threads.run(but="b")
+        engine.turn(times=4)
+    assert engine.slow == {"b"}
+
+
+def test_masks_of_a_step_that_took_as_long_as_they_may_make_nobody_slow(
+    clock: Clock,
+) -> None:
+    engine = quick_ones(clock, "a", "b")
+    engine.compiler.made[0].cost = LONG / 2
+    engine.turn(times=6)
+    assert not engine.slow
+
+
+@pytest.mark.parametrize("error", [GrammarError("no way"), RuntimeError("no way")])
+@pytest.mark.parametrize("late", [False, True])
+def test_a_matcher_that_cannot_be_made_ends_its_sample_alone(
+    clock: Clock, error: Exception, late: bool
+) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a"), ask("b"))
+    if late:
+        engine.masks.forget([("a", 0)])  # it needs another one
+        engine.threads.run()
+        engine.masks.forget([("a", 0)])
+    engine.compiler.error = error
+    engine.threads.run()
+    engine.turn(times=5)
+    ended = engine.ends["a"]
+    assert (ended.reason, ended.length) == ("error", 0)
+    assert ended.error == f"{STUCK}: no way"
+    assert engine.tokens["b"] == counted(len(engine.tokens["b"]))
+    assert min(engine.lengths("b", "p")) >= 3
+    assert len(engine.masks) == 1
+
+
+def test_a_matcher_that_breaks_in_a_thread_ends_its_sample_alone(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.compiler.costs = [SLOW]
+    engine.turn(plain(), ask("a"))
+    engine.threads.run()
+    engine.turn(times=4)
+    (walker,) = engine.compiler.made
+    walker.broken = True
+    engine.threads.run()
+    engine.turn(times=4)
+    assert engine.ends["a"].error == f"{STUCK}: too much work"
+    assert engine.tokens["a"] == counted(1)
+    assert set(engine.ends) == {"a"}
+
+
+def test_who_is_resumed_goes_on_where_its_output_ended(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a", output=tuple(counted(3))))
+    engine.threads.run()
+    (walker,) = engine.compiler.made
+    assert walker.taken == counted(3)
+    engine.turn(times=6)
+    assert engine.tokens["a"] == counted(9)[3 : 3 + engine.lengths("a")[0]]
+    assert engine.lengths("a")[0] >= 3
+    assert len(engine.compiler.made) == 1
+
+
+# --- who leaves while a thread is at it -------------------------------------------------
+
+
+def test_what_is_made_for_somebody_who_has_left_is_nobodys(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a"))
+    engine.turn(Cancel("a"))
+    assert not len(engine.masks)
+    engine.threads.run()
+    engine.turn(times=2)
+    ignored = [one for one in engine.reasons if isinstance(one, Ignored)]
+    assert [one.event for one in ignored] == ["pause"]
+    assert not engine.slow
+    assert engine.lengths("p") == [3]
+
+
+def test_a_mask_of_a_request_that_has_ended_lets_none_of_its_name_go_on(
+    clock: Clock,
+) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a"))
+    engine.turn(Cancel("a"))
+    engine.turn(ask("a"))
+    assert len(engine.threads.jobs) == 2
+    engine.threads.run(1)  # the old one's
+    assert not engine.driver.inbox
+    engine.turn()
+    assert not engine.told()
+    assert engine.slow == {"a"}
+    engine.threads.run()
+    engine.turn()
+    assert engine.told() == [on("a")]
+    engine.turn(times=4)
+    assert engine.tokens["a"] == counted(3)
+
+
+def test_a_matcher_is_for_one_thread_at_a_time(clock: Clock) -> None:
+    engine = Engine(clock)
+    go, calls = threading.Event(), list[str]()
+
+    class Waiting(Counting):
+        def bits(self) -> bytes:
+            calls.append("begins")
+            assert go.wait(5)
+            calls.append("ends")
+            return super().bits()
+
+    engine.compiler.kind = Waiting
+    engine.turn(plain(), ask("a"))
+    thread = threading.Thread(target=engine.threads.run)
+    thread.start()
+    while not calls:
+        pass
+    threading.Timer(0.02, go.set).start()
+    engine.turn(on("a"))  # although it is not there yet
+    engine.turn()
+    assert calls[:2] == ["begins", "ends"]
+    thread.join()
+    engine.turn(times=3)
+    assert engine.tokens["a"] == counted(engine.lengths("a")[0])
+    assert calls == ["begins", "ends"] * (len(calls) // 2)
+
+
+def test_whoever_is_being_made_something_may_be_closed(clock: Clock) -> None:
+    engine = Engine(clock)
+    engine.turn(plain(), ask("a"), ask("b"))
+    begun = []
+
+    class Closing(Counting):
+        def bits(self) -> bytes:
+            begun.append(self)
+            engine.driver.close()
+            return super().bits()
+
+    engine.compiler.kind = Closing
+    engine.threads.run()
+    assert len(begun) == 1  # the other one's was cancelled
+    assert not len(engine.masks)
+    assert not engine.slow

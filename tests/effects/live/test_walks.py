@@ -1,0 +1,111 @@
+"""Where a matcher is, where it is due, and what may not end an output yet."""
+
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from minfer.config import EngineConfig
+from minfer.effects.live.driver import Driver
+from minfer.effects.live.walks import Allowed, Due, Walk, due_at, without_barred
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.messages import Submit
+from minfer.runs.oracle import Oracle
+from minfer.sequence import Running
+from tests.effects.live.walkers import EOS, ask
+
+BLOCK = 4
+ALL = b"\xff\xff"
+
+
+def walk(given: int = 0, **more: Any) -> Walk:
+    request = ask("a", **more)
+    return Walk((request.id, 0), request, given)
+
+
+@pytest.fixture(scope="module")
+def running() -> Running:
+    """One sample, of which 9 output tokens are known: in several blocks."""
+    config = EngineConfig(num_blocks=20, block_size=BLOCK, vocab_size=32, depth=1)
+    driver = Driver(config, Oracle(BLOCK, 32))
+    driver.post(Submit(ask("a", stop_ids=frozenset())))
+    while not len(driver.state.running) or driver.state.running.known[0] < 3 + 9:
+        driver.turn()
+    return driver.state.running
+
+
+def output(running: Running) -> tuple[int, ...]:
+    return running.inputs(0, 3, 3 + 9, BLOCK)
+
+
+def test_a_matcher_is_due_behind_the_last_token_that_is_known(running: Running) -> None:
+    assert len(output(running)) == 9
+    for given in range(10):
+        one = walk(given)
+        due = due_at(one, running, 0, BLOCK, index=2)
+        assert (due.back, due.tokens) == (0, output(running)[given:])
+        assert (due.length, due.index) == (9, 2)
+        assert one.given == 9
+
+
+def test_what_does_not_count_any_more_is_taken_back_first(running: Running) -> None:
+    one = walk(given=11)
+    due = due_at(one, running, 0, BLOCK)
+    assert (due.back, due.tokens, due.length) == (2, (), 9)
+    assert one.given == 9
+
+
+@pytest.mark.parametrize(
+    ("length", "back", "made"), [(9, 0, True), (8, 0, False), (9, 1, False)]
+)
+def test_a_mask_is_made_once_for_so_many_tokens(
+    length: int, back: int, made: bool
+) -> None:
+    one = walk()
+    assert not Due(one, back, (), 9).is_made
+    one.allowed = Allowed(length, ALL)
+    assert Due(one, back, (), 9).is_made == made
+
+
+def test_for_whom_there_can_be_no_matcher_no_mask_is_to_be_made() -> None:
+    one = walk()
+    one.failed = GrammarError("no way")
+    assert Due(one, 0, (), 9).is_made
+
+
+@pytest.mark.parametrize("done", [False, True])
+def test_a_walk_is_busy_until_its_thread_is_done(done: bool) -> None:
+    one = walk()
+    one.settle()  # which waits for nothing
+    one.job = Future()
+    if done:
+        one.job.set_exception(ValueError())
+        one.settle()
+    assert one.busy == (not done)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "length", "barred"),
+    [
+        ({}, 0, set()),
+        ({"min_tokens": 3}, 2, {EOS, 9}),  # all that may end it
+        ({"min_tokens": 3}, 3, set()),
+        ({"ignore_eos": True}, 8, {EOS, 12}),  # the model's
+        ({"ignore_eos": True, "min_tokens": 3}, 0, {EOS, 9, 12}),
+        ({"ignore_eos": True, "min_tokens": 3}, 3, {EOS, 12}),
+    ],
+)
+def test_what_may_not_end_an_output_is_barred(
+    sampling: dict[str, Any], length: int, barred: set[int]
+) -> None:
+    one = walk(sampling=sampling, stop_ids=frozenset({EOS, 9, 400}))
+    bits = without_barred(one, length, ALL, frozenset({EOS, 12, 500}))
+    left = {i for i in range(16) if bits[i // 8] >> i % 8 & 1}
+    assert left == set(range(16)) - barred
+    assert (bits is ALL) == (not barred)  # masks are not copied for nothing
+    assert without_barred(one, length, bits, frozenset({EOS, 12})) is bits
+
+
+def test_a_mask_that_bars_all_is_empty() -> None:
+    one = walk(sampling={"ignore_eos": True})
+    assert not any(without_barred(one, 0, b"\x02\x00", frozenset({EOS})))

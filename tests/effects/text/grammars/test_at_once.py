@@ -1,0 +1,184 @@
+"""Masks of many rows at once are those that each matcher would make for itself."""
+
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minfer.effects.text.grammars import at_once as module
+from minfer.effects.text.grammars.at_once import AtOnce
+from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
+from minfer.effects.text.grammars.walking import LlguidanceMatcher
+from minfer.structured import StructuredOutputs
+from tests.effects.text.grammars.bundled import (
+    ENDS,
+    allowed,
+    compiler,
+    ids,
+    matcher,
+    tokenizer,
+    vocab,
+)
+from tests.effects.text.grammars.one_by_one import OneByOne
+
+EACH: list[dict[str, Any]] = [
+    {"regex": "(a|b)*c{2,5}(xy)+"},
+    {"choice": ["yes", "no", "never"]},
+    {"json_object": True},
+    {"json": {"type": "array", "items": {"type": "integer"}, "minItems": 2}},
+    {"grammar": 'start: "(" start ")" | /[0-9]{2,4}/ | start "+" start'},
+]
+
+
+@pytest.fixture
+def at_once() -> AtOnce:
+    return AtOnce(vocab())
+
+
+def move(walk: Matcher, *tokens: int, back: int = 0) -> Move:
+    return Move(walk, back, tokens)
+
+
+def bits(made: bytes | GrammarError) -> set[int]:
+    assert isinstance(made, bytes)
+    return allowed(made)
+
+
+def test_of_nobody_there_are_no_masks(at_once: AtOnce) -> None:
+    assert at_once.masks([]) == []
+
+
+@pytest.mark.parametrize("suspicious", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_they_are_as_one_by_one_on_random_walks(
+    at_once: AtOnce, seed: int, suspicious: bool
+) -> None:
+    rng = random.Random(seed)
+    two = [[matcher(**asked) for asked in EACH] for _ in range(2)]
+    outputs: list[list[int]] = [[] for _ in EACH]
+    moves: list[tuple[int, tuple[int, ...]]] = [(0, ())] * len(EACH)
+    for _ in range(25):
+        at_once._suspicious = suspicious
+        made, each = (
+            make(
+                [Move(w, back, new) for w, (back, new) in zip(walks, moves, strict=True)]
+            )
+            for make, walks in zip((at_once.masks, OneByOne().masks), two, strict=True)
+        )
+        assert list(map(bits, made)) == list(map(bits, each))
+        moves = [step(rng, *one) for one in zip(outputs, made, strict=True)]
+    assert max(map(len, outputs)) > 5
+
+
+def step(
+    rng: random.Random, output: list[int], made: bytes | GrammarError
+) -> tuple[int, tuple[int, ...]]:
+    """A sample goes on, or some tokens back, or back and on by another way."""
+    back = rng.randint(0, len(output)) if rng.random() < 0.3 else 0
+    taken = output[len(output) - back :]
+    del output[len(output) - back :]
+    if back:
+        new = taken[: rng.randint(0, back)]
+    else:
+        new = rng.sample(sorted(bits(made) - ENDS), 1) if bits(made) - ENDS else []
+    output += new
+    return back, tuple(new)
+
+
+def test_one_that_may_not_go_there_is_an_error_among_the_others(at_once: AtOnce) -> None:
+    walks = [matcher(regex="a+") for _ in range(3)]
+    token = {name: ids(name)[0] for name in "ab"}
+    good, bad, other = at_once.masks(
+        [move(walks[0], token["a"]), move(walks[1], token["b"]), move(walks[2])]
+    )
+    assert isinstance(bad, GrammarError)
+    assert "doesn't satisfy" in str(bad)
+    assert bits(good) == bits(other) | ENDS
+    again = at_once.masks([move(one) for one in walks])
+    assert [isinstance(one, GrammarError) for one in again] == [False, True, False]
+
+
+def test_several_may_be_stuck_and_each_is_told_why(at_once: AtOnce) -> None:
+    walks = [matcher(regex="a+"), matcher(regex="[0-9]+"), matcher(choice=["#"])]
+    moves = [move(walk, *ids("b")) for walk in walks]
+    assert all(isinstance(one, GrammarError) for one in at_once.masks(moves))
+
+
+def test_one_of_several_goes_back(at_once: AtOnce) -> None:
+    walks = [matcher(regex="ab?c?") for _ in range(3)]
+    first = bits(at_once.masks([move(walk) for walk in walks])[0])
+    a, b = ids("a")[0], ids("b")[0]
+    at_once.masks([move(walks[0], a), move(walks[1], a, b), move(walks[2], a)])
+    back, other, on = at_once.masks(
+        [move(walks[0], back=1), move(walks[1], a, back=2), move(walks[2], b)]
+    )
+    assert bits(back) == first
+    assert b in bits(other)
+    assert b not in bits(on)
+
+
+def test_who_goes_back_too_far_is_an_error_among_the_others(at_once: AtOnce) -> None:
+    one, other = matcher(regex="a+"), matcher(regex="a+")
+    bad, good = at_once.masks([move(one, back=3), move(other)])
+    assert isinstance(bad, GrammarError)
+    assert isinstance(good, bytes)
+
+
+def test_after_a_long_call_each_is_timed_for_itself(
+    at_once: AtOnce, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    walks = [matcher(regex="a+"), matcher(regex="b+")]
+    each = list[Matcher]()
+    own = LlguidanceMatcher.mask
+
+    def noting(self: LlguidanceMatcher) -> bytes:
+        each.append(self)
+        return own(self)
+
+    monkeypatch.setattr(LlguidanceMatcher, "mask", noting)
+    seconds = iter([0.0, 0.05, 1.0, 1.2, 2.0, 3.0, 3.0, 3.0])
+    clock = SimpleNamespace(monotonic=lambda: next(seconds))
+    monkeypatch.setattr(module, "time", clock)
+    moves = [move(walk) for walk in walks]
+    made = [list(map(bits, at_once.masks(moves))) for _ in range(2)]
+    assert not each
+    made.append(
+        list(map(bits, at_once.masks(moves)))
+    )  # as the second took longer than one may
+    assert each == walks
+    made.append(list(map(bits, at_once.masks(moves))))
+    assert each == walks
+    assert made[1:] == made[:-1]
+
+
+def test_masks_are_of_the_whole_vocabulary_and_allow_nothing_behind_it() -> None:
+    padded = LlguidanceCompiler(tokenizer().as_json(), vocab() + 5, ENDS)
+    walk = padded.compile(StructuredOutputs(regex="(.|\n)*")).matcher()
+    (made,) = padded.masks([move(walk)])
+    assert isinstance(made, bytes)
+    assert len(made) >= (vocab() + 5) / 8
+    assert max(allowed(made)) < vocab()
+    assert allowed(made) == allowed(walk.mask())
+
+
+def test_what_stands_for_an_end_of_sequence_is_never_allowed() -> None:
+    endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
+    walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
+    (made,) = endless.masks([move(walk, *ids("#"))])
+    assert bits(made) == set()
+
+
+def test_matchers_of_somebody_else_are_refused(at_once: AtOnce) -> None:
+    class Other:
+        pass
+
+    with pytest.raises(TypeError, match="made by somebody else"):
+        at_once.masks([Move(Other(), 0, ())])  # type: ignore[arg-type]  # what it is about
+
+
+def test_a_compiler_makes_them_for_its_own() -> None:
+    walks = [matcher(**asked) for asked in EACH]
+    made = compiler().masks([move(walk) for walk in walks])
+    assert list(map(bits, made)) == [allowed(walk.mask()) for walk in walks]
