@@ -21,6 +21,7 @@ is held until these are there.
 import contextlib
 import gc
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -28,7 +29,7 @@ from concurrent.futures import Future
 from itertools import compress
 from typing import Final, Protocol
 
-from attrs import define
+from attrs import define, field
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
@@ -49,6 +50,20 @@ from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn, initial
 
 SWITCH: Final = 5e-4  # seconds
+
+
+@define
+class Switching:
+    """How many loops of this process have threads take turns sooner; the interval is the
+    process's.
+    """
+
+    loops: int = 0
+    before: float = 0.0  # seconds: what it was without them
+    lock: threading.Lock = field(factory=threading.Lock)
+
+
+_switching: Final = Switching()
 
 
 class Recorder(Protocol):
@@ -258,12 +273,18 @@ def prompt_switches() -> Iterator[None]:
     """Threads that compute in Python let others have the interpreter ten times as soon,
     while the loop runs: by default its step would wait 5 ms for each of them.
     """
-    was = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH)
+    with _switching.lock:
+        if not _switching.loops:
+            _switching.before = sys.getswitchinterval()
+            sys.setswitchinterval(SWITCH)
+        _switching.loops += 1
     try:
         yield
     finally:
-        sys.setswitchinterval(was)
+        with _switching.lock:
+            _switching.loops -= 1
+            if not _switching.loops:
+                sys.setswitchinterval(_switching.before)
 
 
 @contextlib.contextmanager

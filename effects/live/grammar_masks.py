@@ -110,8 +110,11 @@ class GrammarMasks:
                     self._pause(walk)
         flying = {gen for plan in transition.state.inflight for gen in plan.gens}
         for i, walk in slow:
-            # In this order: a job that is done has said that it may go on.
-            if not walk.busy and walk.paused and run.gens[i] not in flying:
+            # In this order: a job that is done has said that it may go on. Who was never
+            # planned but to be filled knows all tokens before its first mask.
+            if walk.busy or not walk.paused:
+                continue
+            if walk.is_new or run.gens[i] not in flying:
                 self._make_alone(due_at(walk, run, i, self._block_size))
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
@@ -158,14 +161,12 @@ class GrammarMasks:
         return walk
 
     def _prepare(self, request: Request, sample: int) -> None:
-        """A sample arrives: it may be planned once its matcher and first mask are
-        there.
+        """A sample arrives: it may draw once its matcher and first mask are there, which
+        are made when it has a seat. Who waits in line needs neither.
         """
         walk = self._walk((request.id, sample), request)
         self._slow[walk.name] = walk
         self._pause(walk)
-        walk.given = len(request.output)
-        self._make_alone(Due(walk, 0, request.output, walk.given))
 
     def _pause(self, walk: Walk) -> None:
         if not walk.paused:
@@ -201,7 +202,13 @@ class GrammarMasks:
                 self._slow[walk.name] = walk
 
     def _make_alone(self, due: Due) -> None:
-        """Have a thread make the mask of a slow sample, and say so."""
+        """Have a thread make the mask of a slow sample, and say so; unless it is there,
+        as the sample was planned to be filled.
+        """
+        if due.is_made:
+            due.walk.paused = False
+            self._post(Pause(*due.walk.name, paused=False))
+            return
         due.walk.job = self._threads.submit(self._alone, due)
 
     def _alone(self, due: Due) -> None:

@@ -37,6 +37,11 @@ class Walk:
         """Whether a thread is at its matcher."""
         return self.job is not None and not self.job.done()
 
+    @property
+    def is_new(self) -> bool:
+        """Whether nobody has been at its matcher yet."""
+        return self.job is None and self.matcher is None and self.failed is None
+
     def settle(self) -> None:
         """Wait until no thread is at its matcher."""
         if self.job is not None:

@@ -265,6 +265,8 @@ class Worker:
             while driver.busy and threading.main_thread().is_alive():
                 idle = not driver.state.inflight and not driver.inbox
                 left = (driver.wake or 0.0) - driver.clock() if idle else 0.0
+                if idle and driver.wake is None and driver.state.paused:
+                    left = POLL  # until a mask is there, which is an event
                 if left <= 0:
                     return True
                 self.posted.wait(min(left, 1.0))

@@ -36,6 +36,7 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     "Submit": (),
     "Cancel": ("id",),
     "Finish": ("length", "reason"),
+    "Pause": ("paused",),
     "Failed": ("step", "error"),
     "Admitted": ("hit", "known", "copied"),
     "Missed": ("block", "blocks"),

@@ -50,10 +50,17 @@ def test_each_sample_of_a_request_is_paused_for_itself(clock: Clock) -> None:
     engine = Engine(clock)
     engine.turn(plain(), ask("a", n=3))
     assert engine.told() == [Pause("a", i) for i in range(3)]
-    engine.threads.run(2)
+    engine.threads.run()
     engine.turn()
-    assert engine.told() == [Pause("a", i, paused=False) for i in range(2)]
-    assert engine.driver.state.paused == {("a", 2)}
+    assert engine.told() == [Pause("a", 0, paused=False)]
+    # The others wait for the prompt of the first: who has no seat has no matcher.
+    assert engine.driver.state.paused == {("a", 1), ("a", 2)}
+    assert len(engine.compiler.made) == 1
+    for _ in range(4):
+        engine.turn()
+        engine.threads.run()
+    engine.turn()
+    assert len(engine.compiler.made) == 3
 
 
 def test_who_was_quick_is_slow_no_more(clock: Clock) -> None:

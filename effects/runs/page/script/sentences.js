@@ -77,6 +77,8 @@ function heardSentence({ i, name, a, b, s }) {
         name,
         ` is to end after ${many(a, "token")} (${text(b)}), says the text layer`,
       ]);
+    case "Pause":
+      return item([name, a ? " awaits the mask of its next token" : " has its mask"]);
     case "Failed":
       return item([`step ${count(a)} failed${and(b)}`], "wrong");
     default:

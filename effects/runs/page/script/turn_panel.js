@@ -11,7 +11,7 @@ import { entry, link } from "./sentences.js";
 
 const NAMES = 20; // of those whose prompt a step reads
 
-const HEARD = ["Submit", "Cancel", "Finish", "Failed", "Present"];
+const HEARD = ["Submit", "Cancel", "Finish", "Pause", "Failed", "Present"];
 
 export function showTurn() {
   const t = cursor;
