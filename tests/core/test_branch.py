@@ -10,6 +10,7 @@ from minfer.beam import NEVER, BeamSearch
 from minfer.engine import step
 from minfer.messages import (
     Cancel,
+    Emit,
     Executed,
     Finish,
     Forked,
@@ -20,6 +21,7 @@ from minfer.messages import (
 )
 from minfer.preempt import preempt
 from minfer.request import Request, SamplingParams
+from minfer.void import _give_up
 from tests.core.test_engine import CONFIG, VOCAB, Bench, ask
 from tests.core.world import World, beam_reference, tiny_config
 
@@ -227,3 +229,20 @@ def test_worlds_of_searches() -> None:
         world.drain()
         ended += world.paths["beams"]
     assert ended > 40
+
+
+def test_a_search_that_is_given_up_ends_in_the_order_of_its_beams() -> None:
+    """Also where it is a later beam that failed too often."""
+    bench = Bench(evolve(CONFIG, num_blocks=60, max_num_seqs=8))
+    bench.give(Submit(search("a", 3, 6, 20)), Submit(ask("plain", 6, 30)))
+    while ("a", 2) not in bench.state.running.ids:
+        bench.turn()
+    state = evolve(bench.state, inflight=())
+    assert state.running.ids[:2] == (("a", 0), ("a", 1))
+    faults = {("a", 1): bench.config.max_failures}
+    given_up = _give_up(bench.config, state, faults, "x", Voided(0, "x", 1, 1))
+    (emit,) = (one for one in given_up.commands if isinstance(one, Emit))
+    ended = [(one.id, one.sample) for one in emit.finished]
+    assert ended == sorted(ended)
+    assert {one.reason for one in emit.finished} == {"error"}
+    assert set(given_up.state.running.ids) == {("plain", 0)}

@@ -498,3 +498,13 @@ def test_time_never_goes_back() -> None:
     bench = Bench()
     state = step(CONFIG, bench.state, (Tick(5.0), Tick(3.0))).state
     assert state.time == 5.0
+
+
+def test_once_nobody_is_bound_to_the_host_a_plan_has_several_forwards_again() -> None:
+    bench = Bench(evolve(CONFIG, max_repeat=4))
+    bench.give(Submit(ask("bound", 5, 2, lockstep=True)), Submit(ask("plain", 5, 20)))
+    while ("bound", 0) not in bench.ended:
+        bench.turn()
+    bench.drain()
+    assert max(plan.repeat for plan in bench.plans) == 4
+    assert not bench.state.lockstep
