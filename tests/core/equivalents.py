@@ -8,6 +8,10 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "sample.py | next_token | slice | :prompt -> :prompt + 1": (
+        "The prompt is looked up for the tokens that are penalized at all, as those of "
+        "the output are: that one is the output's first."
+    ),
     (
         "admit.py | _shortage | comparison | uncached(config, seq, alone=alone) <= room "
         "-> uncached(config, seq, alone=alone) < room"
