@@ -116,9 +116,9 @@ class Driver:
         record: Recorder | None = None,
         masks: MaskMaker | None = None,
     ) -> None:
-        """`masks` is asked, once a plan with rows that are sampled apart was launched,
-        which tokens these may draw; it may take its time, as the plan's other rows do not
-        wait. None: any token.
+        """`masks` is asked which tokens rows that are sampled apart may draw, once all
+        before them are known: the plan that they are in was launched by then, and the
+        next one waits for the answer. None: any token.
         """
         self.config = config
         self.executor = executor
@@ -153,6 +153,7 @@ class Driver:
         waiting = [self.inbox.popleft() for _ in range(len(self.inbox))]
         # Ends before results: what was drawn for these rows does not count.
         ends, self.ends = self.ends, []
+        # Pauses come last: whoever may go on, by what came in, may be paused again.
         arrived = [one.request for one in waiting if isinstance(one, Submit)]
         pauses = self.masks.arrived(arrived)
         now = Tick(self.clock())
