@@ -21,7 +21,7 @@ class Compiler(OneByOne):
         self.go = threading.Event()
 
     def compile(self, asked: StructuredOutputs) -> Any:
-        assert self.go.wait(5)
+        assert self.go.wait(60)
         if asked.text == "bad":
             raise GrammarError("bad")
         return asked

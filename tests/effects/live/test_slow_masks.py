@@ -244,7 +244,7 @@ def test_a_matcher_is_for_one_thread_at_a_time(clock: Clock) -> None:
     class Waiting(Counting):
         def bits(self) -> bytes:
             calls.append("begins")
-            assert go.wait(5)
+            assert go.wait(60)
             calls.append("ends")
             return super().bits()
 

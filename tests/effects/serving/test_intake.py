@@ -149,7 +149,7 @@ class Slowly(OneByOne):
 
     def compile(self, asked: StructuredOutputs) -> Any:
         self.asked.append(asked.text)
-        assert self.go.wait(5)
+        assert self.go.wait(60)
         return self
 
 
@@ -168,8 +168,9 @@ def test_who_leaves_takes_its_constraint_out_of_the_line(llm: AsyncLLM) -> None:
         share = grammars.MOST_WAITING // grammars.SHARE
         sent = [constrained(f"x{i}") for i in range(share + grammars.THREADS)]
         doing = [asyncio.ensure_future(intake.take(ENDPOINT, one)) for one in sent]
-        while len(slowly.asked) < grammars.THREADS or not store.crowded("10.0.0.7"):
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            while len(slowly.asked) < grammars.THREADS or not store.crowded("10.0.0.7"):
+                await asyncio.sleep(0.001)
         with pytest.raises(OverloadedError, match="constraints wait"):
             await intake.take(ENDPOINT, constrained("one more"))
         other = constrained("other")
