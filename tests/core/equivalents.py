@@ -8,6 +8,9 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "shape.py | penalized | comparison | x > 0 -> x >= 0": (
+        "A logit of zero is itself, divided by a factor above zero or multiplied by it."
+    ),
     "sample.py | next_token | slice | :prompt -> :prompt + 1": (
         "The prompt is looked up for the tokens that are penalized at all, as those of "
         "the output are: that one is the output's first."
