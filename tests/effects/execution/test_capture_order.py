@@ -1,5 +1,6 @@
 """Which graphs come first, and whether there is time for those that loads need."""
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -198,14 +199,15 @@ def kind_of(plan: Plan) -> Kind:
 
 def others(at: int, count: int, length: Prompt, most: int) -> Iterator[list[Event]]:
     """So many at once, one turn in `at`."""
-    rng, number = random.Random(0), 0
+    rng, numbers = random.Random(0), itertools.count()
     while True:
-        come = list[Event]()
-        for number in range(number, number + count):
-            prompt = tuple(rng.randrange(1000) for _ in range(length(rng)))
-            come.append(Submit(asks(f"x{number}", prompt, most, "others")))
-        number += 1
-        yield come
+        prompts = [
+            tuple(rng.randrange(1000) for _ in range(length(rng))) for _ in range(count)
+        ]
+        yield [
+            Submit(asks(f"x{next(numbers)}", prompt, most, "others"))
+            for prompt in prompts
+        ]
         yield from ([] for _ in range(at - 1))
 
 
