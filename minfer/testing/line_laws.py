@@ -23,7 +23,7 @@ from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, holds, require
 from minfer.testing.needs import needs
 from minfer.testing.plan_laws import Planning
-from minfer.testing.sitting_out import left_out, suspects
+from minfer.testing.sitting_out import left_out, rests, suspects
 
 _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 
@@ -43,7 +43,7 @@ def check_line(
         _left_out(books, after, planning)
     _starved(after, planning)
     if (room or planning.plans) and after.waiting and not alone:
-        _first(config, turn, planning)
+        _first(books, turn, planning)
     _news(before, turn)
 
 
@@ -138,11 +138,11 @@ def _next(after: EngineState) -> Sequence | None:
     return None
 
 
-def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
+def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     """Others run, or join, and the policy, asked once more, still says of each client
     that is held back that others pass it.
     """
-    after = turn.state
+    config, after = books.config, turn.state
     require(after.running.seqs, "held", "clients are held back, and nobody runs")
     if any(isinstance(reason, Overruled) for reason in turn.reasons):
         return
@@ -155,14 +155,21 @@ def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     sat = [clients.get(name) for name in planning.sitting]  # by the last plan, or before
     last = planning.plans[-1] if planning.plans else None
     before = after if last is None else evolve(after, next_step=last.step)
+    paused = last is None and _all_rest(books)
     for client, seq in firsts.items():
-        now, many = load(config, before), come.count(client)
+        now, many = evolve(load(config, before), paused=paused), come.count(client)
         counts = range(many, many + sat.count(client) + 1)
         each = (
             config.policy.holds_back(after.policy, seq.request, now, n) for n in counts
         )
         held = any(answer for answer, _ in each)
         require(held, "held", f"{seq.id} may be let in, and its client is held back")
+
+
+def _all_rest(books: Books) -> bool:
+    """Whether nothing of those who run may be planned, as all are paused."""
+    every = ((one, one.seat) for one in books.running if one.seat is not None)
+    return all(one.paused and rests(books.config, one, seat) for one, seat in every)
 
 
 def _starved(after: EngineState, planning: Planning) -> None:
@@ -178,9 +185,9 @@ def _starved(after: EngineState, planning: Planning) -> None:
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
-def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
+def _first(books: Books, turn: Transition, planning: Planning) -> None:
     """The first in line could not be let in, and nobody had to make room for it."""
-    after = turn.state
+    config, after = books.config, turn.state
     if len(after.inflight) < config.depth:  # the last try made no plan
         planning.launched(None)
     found, said = _next(after), after.held
@@ -191,7 +198,7 @@ def _first(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
     if after.shut:
-        _shares(config, turn, planning)
+        _shares(books, turn, planning)
     require((claim == "share") == (found is None), "held", f"{seq.id} for {claim}")
     if found is None:
         return
