@@ -60,7 +60,8 @@ def test_who_closes_cancels_what_has_not_begun() -> None:
     threads.close()
     gate.set()
     assert jobs[0].result(5)
-    for job in (*jobs[1:], threads.submit(int)):
+    last: Future[Any] = threads.submit(int)
+    for job in (*jobs[1:], last):
         with pytest.raises(CancelledError):
             job.result(5)
 
