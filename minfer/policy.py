@@ -93,7 +93,7 @@ class Policy(Protocol):
         return len(ranks) - 1
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """Say whether the first in line may take the place of the last that runs."""
+        """Say whether who is next in line may take the place of the last that runs."""
         return False
 
     def budget(self, state: Any, load: Load) -> int:

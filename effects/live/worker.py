@@ -72,7 +72,7 @@ class Worker:
         self.closed = False
         self.resets = 0
         self.dead: BaseException | None = None
-        # Seconds in which somebody waited, by what the first in line waited for; made
+        # Seconds in which somebody waited, by what who was next in line waited for; made
         # anew, never changed.
         self.waits: Mapping[str, float] = {}
 

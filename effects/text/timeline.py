@@ -17,8 +17,8 @@ class Timeline:
     first: float | None = None  # when its first and last tokens came
     last: float | None = None
     preempted: int = 0  # times, all samples together
-    # How long anybody waited by then, by what the first in line waited for, as the engine
-    # tells it: when the request came in line. And of this one, once it was let in.
+    # How long anybody waited by then, by what who was next in line waited for, as the
+    # engine tells it: when the request came in line. And of this one, once it was let in.
     line: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
 

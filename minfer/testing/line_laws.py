@@ -129,7 +129,7 @@ def _may_pass(
 
 
 def _next(after: EngineState) -> Sequence | None:
-    """The first in line who is not held back with its client; None: all are."""
+    """Who is next in line: the first whose client is not held back; None: all are."""
     running = {name for name, _ in after.running.ids}
     for seq in after.waiting:
         begun = seq.request.beams is not None and seq.request.id in running
@@ -186,14 +186,14 @@ def _starved(after: EngineState, planning: Planning) -> None:
 
 
 def _first(books: Books, turn: Transition, planning: Planning) -> None:
-    """The first in line could not be let in, and nobody had to make room for it."""
+    """Who is next in line could not be let in, and nobody had to make room for it."""
     config, after = books.config, turn.state
     if len(after.inflight) < config.depth:  # the last try made no plan
         planning.launched(None)
     found, said = _next(after), after.held
     seq = found or next(iter(after.waiting))
     if said is None or said.place != seq.place:
-        raise InvariantError("held", f"{seq.id} is first in line, and nothing holds it")
+        raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
     claim = said.cause
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
@@ -229,7 +229,7 @@ def _cause(
     *,
     short: bool,
 ) -> str:
-    """What the first in line has to wait for, if for anything; `lately` were let in by
+    """What who is next in line has to wait for, if for anything; `lately` were let in by
     the last plan, and blocks are `short` or not.
     """
     if not after.free_rows:
@@ -240,7 +240,7 @@ def _cause(
 
 
 def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
-    """The first in line waits for budget: the last plan took all there was."""
+    """Who is next in line waits for budget: the last plan took all there was."""
     budget = planning.budget(config, len(planning.plans) - 1)
     plan = planning.plans[-1]
     used = sum(plan.counts) if plan is not None else 0
@@ -249,7 +249,7 @@ def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
 
 
 def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str) -> None:
-    """Nobody runs who would have to give way to the first in line."""
+    """Nobody runs who would have to give way to who is next in line."""
     after = turn.state
     if after.fences or not after.running.seqs:
         return
