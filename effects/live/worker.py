@@ -270,7 +270,7 @@ class Worker:
                         swept = time.monotonic()
                     self._turn()
         except BaseException as error:  # whoever waits must hear of it, whatever it is
-            self._broke(error, f"the engine broke: {error!r}")
+            self._broke(error)
 
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
@@ -324,14 +324,14 @@ class Worker:
         for hear in self.listeners:
             hear(message)
 
-    def _broke(self, error: BaseException, why: str) -> None:
+    def _broke(self, error: BaseException, why: str = "") -> None:
         with self.posted:
             self.dead = error
             self.running = False
             ids = tuple(self.served)
             self.compiling.release(ids)
             self.served = {}
-        self._tell(Died(ids, why))
+        self._tell(Died(ids, why or f"the engine broke: {error!r}"))
 
     def _account(self, before: EngineState, after: EngineState) -> None:
         """Note how long somebody has waited, and what for."""
