@@ -246,6 +246,13 @@ def test_tables_that_cannot_be_are_refused(table: tuple[tuple[int, float], ...])
         Costs(table)
 
 
+def test_what_costs_are_of() -> None:
+    some = Costs(((2, 1.0), (4, 2.0)), draft=0.25, fixed=0.5)
+    assert [some.seconds(n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, float("inf")]
+    assert [some.seconds(2, depth) for depth in (1, 2)] == [1.75, 2.0]
+    assert Learning(kept=1.0, rested=1.0, assumed=1.0).most > 0
+
+
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(ConfigError, match="speculation: kept must be at most 1"):
         Learning(kept=1.5)

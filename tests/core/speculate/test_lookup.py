@@ -88,6 +88,19 @@ def test_others_are_shown_a_batch_at_a_time_and_the_rest_at_the_end() -> None:
     assert lookup.propose(told(lookup, state, B, (4, 5)), B, 9).tokens == (6, 7)
 
 
+def test_who_ends_having_written_nothing_takes_nobodys_room() -> None:
+    lookup = Lookup(batch=1, least=2, scopes=1)
+    state = told(lookup, lookup.start(), A, (), 1, 2, 3)
+    state = told(lookup, state, B, (1, 2), scope=BLUE)
+    assert set(lookup.ended(state, B).others) == {RED}
+
+
+def test_the_end_of_a_sample_is_no_candidate() -> None:
+    lookup = Lookup(least=2, candidates=1)
+    state = told(lookup, lookup.start(), A, (1, 2, 3, 1, 2))
+    assert lookup.propose(state, A, 1) == Proposal((3,), 2)
+
+
 def test_scopes_do_not_see_each_other() -> None:
     state = told(LOOKUP, LOOKUP.start(), A, (1,), 4, 5, 6)
     state = told(LOOKUP, state, B, (4, 5), scope=BLUE)

@@ -149,3 +149,18 @@ def test_a_text_may_push_itself_out() -> None:
     pushed = texts.extended(0, (3,))
     assert sorted(pushed.texts) == [1]
     assert pushed.size == 2
+
+
+def test_a_gram_may_be_one_token() -> None:
+    texts = Texts(1, ROOMY).begun().extended(0, (5, 6, 7))
+    assert texts.found((9, 6), 3) == Match(0, 2, 1)
+
+
+def test_the_table_does_not_grow_beyond_its_slots() -> None:
+    texts = Texts(LEAST, 3).begun()
+    for token in range(200):
+        if texts.size == texts.capacity:
+            texts = texts.begun()
+        texts = texts.extended(texts.next - 1, (token,))
+    assert texts.size <= 3
+    assert len(texts.heads) <= 6
