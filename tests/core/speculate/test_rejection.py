@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from attrs import evolve
 
-from minfer.sample import RowSampling, draw, pick, scores
+from minfer.sample import RowSampling, draw, draw_key, noise_bits, pick, scores, uniform
 from minfer.speculate.accept import Target, Verdict, same_noise
 from minfer.speculate.rejection import (
     Chances,
@@ -27,6 +27,7 @@ from tests.core.speculate.tiny import (
     VOCAB,
     Model,
     Rule,
+    Scripted,
     Setting,
     largest_error,
 )
@@ -234,6 +235,39 @@ def test_what_is_left_of_equal_distributions_is_the_targets() -> None:
     assert residual(p, p) == equal
     assert residual(p, {0: 1.0}) == {2: pytest.approx(math.log(0.25))}
     assert residual(p, {0: 0.25, 1: 0.75}).keys() == {0, 2}
+
+
+def test_noise_is_of_the_position_that_it_decides() -> None:
+    low, high = 2.0**-33, 1 - 2.0**-24
+    setting, drafts = setting_of("plain"), (0, 1)
+    qs = [{t: 0.999 if t == draft else 0.0 for t in range(VOCAB)} for draft in drafts]
+    for coins, places, accepted in (
+        ([low, low], [2, 3, 4], 2),
+        ([low, high], [2, 3, 3], 1),
+        ([high], [2, 2], 0),
+    ):
+        noise = Scripted([*coins])
+        verdict = rejection(setting.at(drafts), drafts, qs, noise)
+        assert (noise.places, verdict.accepted) == (places, accepted)
+        assert verdict.proposed == 2
+
+
+def test_every_draft_says_what_it_was_drawn_from() -> None:
+    setting = setting_of("plain")
+    with pytest.raises(ValueError, match="zip"):
+        rejection(setting.at((0, 1)), (0, 1), [{0: 1.0}])
+
+
+def test_the_coin_and_the_pick_are_of_streams_of_their_own() -> None:
+    noise, scored = Streams(1, 2, 3), {0: 0.0, 1: 0.0, 2: 0.0}
+    for position in range(20):
+        assert noise.coin(position) == uniform(noise_bits(draw_key(2, position), 0))
+        assert noise.pick(scored, position) == pick(scored, 3, position)
+
+
+def test_what_underflows_is_not_picked_from() -> None:
+    assert residual({0: 1.0, 1: 0.0}, {0: 1.0}) == {0: 0.0}
+    assert chances({0: 0.0, 1: -200.0}) == {0: 1.0, 1: 0.0}
 
 
 def test_without_drafts_the_token_is_the_one_without_speculation() -> None:

@@ -85,11 +85,14 @@ class Scripted:
 
     coins: list[float]  # in turn
     asked: list[dict[int, float]] = field(factory=list)  # scores of picks
+    places: list[int] = field(factory=list)  # positions of coins and picks
 
-    def coin(self, _: int) -> float:
+    def coin(self, position: int) -> float:
+        self.places.append(position)
         return self.coins.pop(0)
 
-    def pick(self, scored: Mapping[int, float], _: int) -> int:
+    def pick(self, scored: Mapping[int, float], position: int) -> int:
+        self.places.append(position)
         self.asked.append(dict(scored))
         return next(iter(scored))
 
