@@ -13,7 +13,7 @@ more, the target's own: at least as many as without (Leviathan et al. 2023, Chen
                       rejection.py, which keeps the distribution and not the tokens
     how many          length.py: as many as pay, by what was accepted lately and what
                       verifying costs now
+    how good it was   tally.py: accepted drafts over proposed drafts
 
 All of it is pure functions on plain values. What a device decides is tested against them.
-Accepted drafts are counted over proposed drafts; the token after them is no draft.
 """
