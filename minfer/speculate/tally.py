@@ -8,6 +8,7 @@ were accepted, and the token after them.
 """
 
 from collections.abc import Iterable
+from itertools import zip_longest
 
 from attrs import frozen
 
@@ -59,6 +60,4 @@ def tallied(plan: Plan, sizes: Iterable[int]) -> Tally:
 
 
 def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    longer, shorter = (one, other) if len(one) >= len(other) else (other, one)
-    rest = longer[len(shorter) :]
-    return (*map(sum, zip(longer, shorter, strict=False)), *rest)
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))

@@ -89,6 +89,7 @@ def test_a_forward_is_filled_up_to_its_size() -> None:
 
 def test_what_hardly_promises_anything_is_left_out() -> None:
     assert lengths([Row(0.05, 9)], Costs(((99, 1.0),))).drafts == (1,)
+    assert lengths([Row(0.01, 9)], Costs(((99, 1.0),))).drafts == (1,)
     assert lengths([Row(0.0, 9)], Costs(((99, 1.0),))).drafts == (0,)
 
 
