@@ -8,7 +8,7 @@ from attrs import frozen
 
 from minfer.beam import Search
 from minfer.blocks import Blocks
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.keys import Keys
 from minfer.messages import (
     Command,
@@ -25,6 +25,7 @@ from minfer.pmap import Map
 from minfer.policy import Rank
 from minfer.pool import Pool
 from minfer.sequence import Place, Running, SampleId, SampleIds, Sequence
+from minfer.setting import ConfigError
 from minfer.waiting import Line
 
 

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from attrs import asdict
 
-from minfer.config import ConfigError
 from minfer.effects.live.driver import quiet_collector
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.replay_fork import change_of, fork_options, print_fork
@@ -24,6 +23,7 @@ from minfer.runs.codec import dump
 from minfer.runs.fork import Change
 from minfer.runs.replay import DivergenceError, Journal
 from minfer.runs.turns import EngineRaisedError
+from minfer.setting import ConfigError
 
 Found = dict[str, Any]
 _DIVERGED: Final = 1  # exit codes

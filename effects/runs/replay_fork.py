@@ -10,7 +10,7 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.config import SIZES, ConfigError
+from minfer.config import SIZES
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200, fit, read_cost, steps
 from minfer.effects.runs.replay_state import line
@@ -19,6 +19,7 @@ from minfer.policies import policy_named
 from minfer.runs.cost import CostModel
 from minfer.runs.fork import Change, Fork, fork
 from minfer.runs.replay import Journal
+from minfer.setting import ConfigError
 from minfer.state import Turn
 
 Figures = dict[str, Any]

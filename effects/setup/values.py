@@ -12,9 +12,9 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
-from minfer.config import ConfigError
 from minfer.policies import policy_named
 from minfer.policy import Policy
+from minfer.setting import ConfigError
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)([kmgt]?|[KMGT](?:iB?)?)")
 _UNITS: Final = " kmgt"  # each a thousand of the one before, or 1,024

@@ -9,8 +9,8 @@ from typing import Any
 
 from attrs import field, frozen
 
-from minfer.config import ConfigError, number
 from minfer.plan import Plan
+from minfer.setting import ConfigError, number
 
 
 @frozen

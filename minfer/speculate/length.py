@@ -32,8 +32,8 @@ from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.config import ConfigError, number
 from minfer.record import evolve
+from minfer.setting import ConfigError, number
 
 _HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
 

@@ -3,9 +3,9 @@
 import pytest
 from attrs import evolve
 
-from minfer.config import ConfigError
 from minfer.runs.cost import CostModel, Work, work
 from minfer.runs.simulate import Simulated, Simulation
+from minfer.setting import ConfigError
 from tests.core.runs.test_simulate import EVEN, asked, config_of, plans
 
 
