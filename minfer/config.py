@@ -6,6 +6,7 @@ from attrs import field, frozen
 
 from minfer.policy import FirstCome, Policy
 from minfer.setting import ConfigError, flag, number
+from minfer.speculate.settings import Speculation
 
 # What is varied, when sizes are compared: in forks, simulations, and what a page is
 # headed by.
@@ -79,12 +80,17 @@ class EngineConfig:
     # its mask is made while the forward runs that it is for.
     late_masks: bool = field(default=False, validator=flag)
     policy: Policy = FirstCome()
+    speculation: Speculation | None = None  # no drafts
     thresholds: Thresholds = Thresholds()
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.thresholds, Thresholds):
             raise ConfigError(
                 f"thresholds must be Thresholds, not {self.thresholds!r:.80}"
+            )
+        if not isinstance(self.speculation, Speculation | None):
+            raise ConfigError(
+                f"speculation must be Speculation or none, not {self.speculation!r:.80}"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -73,6 +73,11 @@ class Record:
         share = min(1.0, how.most / count) if count else 1.0
         return Record(count * share, (self.accepted * fade + accepted) * share)
 
+    def rested(self, how: Learning, steps: int) -> "Record":
+        """After so many steps without drafts."""
+        fade = how.rested**steps
+        return Record(self.judged * fade, self.accepted * fade)
+
     def likelihood(self, how: Learning, assumed: float) -> float:
         """How likely the next draft is accepted, if those before it are; as `assumed`
         while little is known.
@@ -151,10 +156,15 @@ class Lengths:
 
 
 def lengths(
-    rows: Sequence[Row], costs: Costs, others: int = 0, margin: float = 0.0
+    rows: Sequence[Row],
+    costs: Costs,
+    others: int = 0,
+    margin: float = 0.0,
+    room: float = math.inf,
 ) -> Lengths:
-    """The numbers of drafts with the most expected tokens a second, in a step that has
-    `others` inputs besides one for each row; none, unless they are better by `margin`.
+    """The numbers of drafts, at most `room` together, with the most expected tokens a
+    second, in a step that has `others` inputs besides one for each row; none, unless they
+    are better by `margin`.
 
     Inputs of prompts count as tokens, too: they must not be slowed down for less.
     """
@@ -169,7 +179,7 @@ def lengths(
         some = [gain for gain in gains if gain.place <= depth]
         sums = [*accumulate((gain.tokens for gain in some), initial=none.tokens)]
         for size, _ in costs.verify:
-            count = min(size - load, len(some))
+            count = int(min(size - load, len(some), room))
             if count > 0:
                 seconds = costs.seconds(load + count, depth)
                 tried = Lengths(none.drafts, sums[count], seconds)

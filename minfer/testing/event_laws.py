@@ -78,6 +78,8 @@ def fold(books: Books, event: Event, told: Told) -> None:
             _pause(books, event, told)
         case Executed() | Failed():
             _step(books, event, told)
+        case Propose():
+            _propose(books, event, told)
         case _:  # a turn may hold anything
             told.ignored.append("event")  # type: ignore[unreachable]
 
