@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from minfer.config import EngineConfig
 from minfer.messages import Ignored, Propose, Reason, clip
 from minfer.record import evolve
+from minfer.sequence import SampleId
 from minfer.speculate.drafting import Proposed
 from minfer.speculate.settings import HOST
 from minfer.state import EngineState, Transition
@@ -23,8 +24,9 @@ def told_of_proposals(
 ) -> Transition:
     """Keep what may follow, of samples that may have drafts."""
     kept, reasons = state.drafting.proposals, list[Reason]()
+    running = frozenset(state.running.ids)
     for one in proposals:
-        why = _useless(config, state, one)
+        why = _useless(config, running, one)
         if why:
             who = f"sample {one.sample} of {clip(repr(one.id))}"
             reasons.append(Ignored("propose", f"{who}: {why}"))
@@ -34,13 +36,14 @@ def told_of_proposals(
     return Transition(evolve(state, drafting=drafting), (), tuple(reasons))
 
 
-def _useless(config: EngineConfig, state: EngineState, proposal: Propose) -> str:
+def _useless(
+    config: EngineConfig, running: frozenset[SampleId], proposal: Propose
+) -> str:
     """Why nothing can become of a proposal, or nothing."""
     if config.speculation is None or config.speculation.drafter != HOST:
         return "the host drafts nothing here"
-    live = state.requests.get(proposal.id)
-    if live is None or not 0 <= proposal.sample < live.samples:
-        return "it is not served"
+    if (proposal.id, proposal.sample) not in running:
+        return "it does not run"
     if not proposal.tokens:
         return "no token is proposed"
     if max(proposal.tokens) >= config.vocab_size:

@@ -17,11 +17,18 @@ from minfer.messages import Admitted, Executed
 from minfer.plan import Copy, Plan
 from minfer.sample import row_sampling
 from minfer.sequence import SampleId
+from minfer.speculate.settings import HOST
 from minfer.state import EngineState
 from minfer.testing.accounts import Account, Seat, touched
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError, require
-from minfer.testing.sitting_out import left_out, most_ahead, rests, suspects
+from minfer.testing.sitting_out import (
+    drafts_in_flight,
+    left_out,
+    most_ahead,
+    rests,
+    suspects,
+)
 
 
 @define
@@ -99,6 +106,7 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _repeat(config, plan, here, after, surely)
     _apart(config, plan, here)
     _paused(config, plan, here)
+    _drafts(books, plan, here)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
     _budget(config, plan, here, planning)
@@ -168,6 +176,7 @@ def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
 def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     """Each row goes on where it stands, and the host gives what only the host knows."""
     fills = {fill.index: fill.tokens for fill in plan.fills}
+    drafting = {draft.index for draft in plan.drafts}
     require(len(fills) == len(plan.fills), "feed", "a row is filled twice")
     for at, seat in here.items():
         start = plan.starts[at]
@@ -182,6 +191,8 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
             _filled(seat, filled, start, count)
             ends = start + count == seat.base and seat.account.request.max_tokens > 0
             require(most == ends, "feed", "only the end of a prompt yields")
+        elif at in drafting:
+            require(1 < count == most, "feed", f"{count} inputs, {most} tokens")
         else:
             require(count == 1 <= most, "feed", f"{count} inputs, {most} tokens")
         end = start + max(count, most)
@@ -219,6 +230,35 @@ def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         require(right, "paused", f"{one.id} is in step {plan.step}")
 
 
+def _drafts(books: Books, plan: Plan, here: Mapping[int, Seat]) -> None:
+    """Only who decodes has drafts, as many as are allowed; the host's are those that it
+    proposed behind what is known, for a step that nothing is in flight before or behind.
+    """
+    how = books.config.speculation
+    places = [draft.index for draft in plan.drafts]
+    require(len(set(places)) == len(places), "drafts", "a row has drafts twice")
+    require(not drafts_in_flight(books), "drafts", "a step is planned behind some")
+    by_host = how is not None and how.drafter == HOST
+    require(not places or not by_host or not books.flights, "drafts", "in flight")
+    for draft in plan.drafts:
+        seat, count = here[draft.index], plan.counts[draft.index] - 1
+        one = seat.account
+        may = not (one.request.lockstep or one.request.beams or one.request.pooling)
+        may = may and seat.sched >= seat.base
+        require(may, "drafts", f"{one.id} must not have any")
+        if how is None or not 0 < count <= how.drafts or 0 < how.rows < len(plan.gens):
+            raise InvariantError("drafts", f"{one.id} has {count}")
+        said, known = one.proposed, seat.sched + 1
+        right = not draft.tokens and not by_host
+        if by_host and said is not None:
+            same = said.tokens[:count] == draft.tokens and len(draft.tokens) == count
+            right = same and said.known == known == len(one.known)
+        require(right, "drafts", f"{one.id} has {draft.tokens}, of {said}")
+    if by_host:  # what was proposed is for one step
+        for one in books.accounts.values():
+            one.proposed = None
+
+
 def _repeat(
     config: EngineConfig,
     plan: Plan,
@@ -229,13 +269,15 @@ def _repeat(
     """Several forwards in one plan: as many as each row has room for, while nobody is
     filled or bound to the host; or one, where somebody may have been: not `surely`.
     """
-    right = plan.repeat == max((1, *plan.most))
+    forwards = 1 if plan.drafts else max((1, *plan.most))
+    right = plan.repeat == forwards
     require(right, "repeat", f"{plan.repeat} for {plan.most}")
+    drafting = {draft.index for draft in plan.drafts}
     for at, seat in here.items():
         start = plan.starts[at]
-        if start >= seat.base:
+        if start >= seat.base and at not in drafting:
             end = min(seat.account.last, len(seat.table) * config.block_size)
-            single = plan.fills or after.lockstep
+            single = plan.fills or plan.drafts or after.lockstep
             room = 1 if single else min(config.max_repeat, end - start)
             most, due = plan.most[at], max(1, room)
             require(
@@ -337,5 +379,6 @@ def _budget(
         for at, one in here.items()
     )
     if short and not planning.preempted:
-        used = total >= budget
+        drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
+        used = total - drafts >= budget
         require(used, "budget", f"{total} of {budget} tokens, and a prompt waits")
