@@ -77,10 +77,11 @@ class MemoryPlan:
     """
 
     spec: ModelSpec
+    draft: ModelSpec | None  # the model that drafts, if there is one
     sizes: EngineConfig  # but for its `num_blocks`
     limit: int | None
-    weights: int
-    activations: int
+    weights: int  # of both models
+    activations: int  # of the one that needs more
     graphs: int  # of CUDA, and its libraries' own
     block_bytes: int  # of the cache
     workspace_per_block: int
@@ -128,13 +129,16 @@ def plan_memory(
     kv_cache_memory: int | None = None,
     num_blocks: int | None = None,
     cuda: bool = False,
+    draft: ModelSpec | None = None,
 ) -> MemoryPlan:
     """Divide `limit` bytes, of a GPU's memory if `cuda`, or say why that cannot be done.
 
     `kv_cache_memory` (bytes) or `num_blocks` fix the cache by hand: then the limit is not
-    looked at, only whether one sequence of full length fits. Raises NotEnoughMemoryError.
+    looked at, only whether one sequence of full length fits. A `draft` model has a cache
+    of its own, of as many blocks. Raises NotEnoughMemoryError.
     """
-    block = kv_bytes_per_token(spec) * sizes.block_size
+    models = (spec,) if draft is None else (spec, draft)
+    block = sum(map(kv_bytes_per_token, models)) * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
         most = captured_tokens(spec, tokens) + sizes.max_num_seqs
@@ -143,13 +147,14 @@ def plan_memory(
         activations += shaping_bytes(spec, sizes)
     else:
         graphs = 0
-        activations = activation_bytes(spec, sizes)
+        activations = max(activation_bytes(one, sizes) for one in models)
     gathered = layer_kv_bytes_per_token(spec) * sizes.block_size
     plan = MemoryPlan(
         spec=spec,
+        draft=draft,
         sizes=sizes,
         limit=limit,
-        weights=weight_bytes(spec),
+        weights=sum(map(weight_bytes, models)),
         activations=activations,
         graphs=graphs,
         block_bytes=block,
@@ -244,6 +249,12 @@ def _available_here() -> int:
     return int(sysconf("SC_PAGE_SIZE")) * int(sysconf("SC_PHYS_PAGES"))
 
 
+def _draft_rows(draft: ModelSpec | None) -> list[tuple[str, str]]:
+    if draft is None:
+        return []
+    return [("of the draft model", size_text(weight_bytes(draft)))]
+
+
 def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ()) -> str:
     """The plan as `minfer plan` prints it, with `more` lines after the model's."""
     sizes = plan.sizes
@@ -258,6 +269,7 @@ def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ())
         *more,
         ("dtype", plan.spec.dtype),
         ("weights", size_text(plan.weights)),
+        *_draft_rows(plan.draft),
         ("activations", f"{size_text(plan.activations)} (estimated)"),
         (beside[0], f"{size_text(beside[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),

@@ -24,6 +24,7 @@ from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.device import Device, DeviceError, find_device
+from minfer.effects.setup.draft import Draft, find_draft
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
@@ -55,6 +56,7 @@ class Setup:
     device: Device
     folder: Path
     spec: ModelSpec  # with the dtype that runs
+    draft: Draft | None  # the model that drafts, if there is one
     memory: MemoryPlan
     config: EngineConfig
     stop_ids: frozenset[int]  # the model's own ends of sequence
@@ -84,6 +86,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     config = _config(args, spec, device, folder)
+    speculative = speculative_config(args.speculative_config)
+    draft = find_draft(speculative, folder, spec, config)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     memory = plan_memory(
@@ -93,6 +97,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         kv_cache_memory=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
         cuda=device.kind == "cuda",
+        draft=None if draft is None else draft.spec,
     )
     blocks = memory.num_blocks
     return Setup(
@@ -100,6 +105,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         device=device,
         folder=folder,
         spec=spec,
+        draft=draft,
         memory=memory,
         config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
         stop_ids=frozenset(eos_ids(folder)),
