@@ -1,15 +1,17 @@
 """What distinguishes the steps of an executor, and the few sizes to which CUDA graphs pad
 them.
 
-A step has rows that feed themselves with the token drawn last, then chunks of history.
-All numbers of a kind decide which launches there are and with what sizes, so steps of a
+A step has rows that feed themselves with the token drawn last, of which the first may
+have drafts to verify as further inputs (verified.py), then chunks of history. All numbers
+of a kind decide which launches there are and with what sizes, so steps of a
 kind can share a graph. There have to be few kinds: a graph takes time to capture and
 memory, and is worth it if it returns.
 """
 
 from attrs import evolve, frozen
 
-from minfer.effects.execution.device_rows import Wants
+from minfer.config import EngineConfig
+from minfer.effects.execution.device_rows import Wants, aligned
 from minfer.effects.models.shapes import padded_tokens
 
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
@@ -41,6 +43,22 @@ class Kind:
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
     apart: bool = False  # somebody is sampled apart: logits are kept until then
     late: bool = False  # these are drawn now, from what was kept: there are no inputs
+    verified: int = 0  # of the rows that feed themselves, the first, which have drafts
+    drafts: int = 0  # of each of these, at most
+    proposes: bool = False  # the draft model says some of them
+    draft_splits: int = 1  # `splits`, of the draft model
+
+    @property
+    def fed(self) -> int:
+        """Inputs of rows that feed themselves, drafts included."""
+        return self.alone + self.verified * self.drafts
+
+    @property
+    def lines(self) -> int:
+        """Of what is drawn: after a line for each of `draws`, for each draft one."""
+        if not self.drafts:
+            return self.draws
+        return aligned(self.draws) + self.drafts * aligned(self.verified)
 
     @property
     def wants(self) -> Wants:
@@ -57,7 +75,7 @@ class Kind:
             return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
             alone = bucket_of(self.alone, DECODE)
-            return evolve(self, alone=alone, draws=alone)
+            return evolve(self, alone=alone, draws=alone, **self._padded_drafts(alone))
         tokens = padded_tokens(self.tokens)
         alone = mixed_bucket_of(self.alone)
         sizes = CHUNK_SIZES if alone <= LONELY else CHUNK_SIZES[1:]
@@ -70,7 +88,15 @@ class Kind:
             tokens=tokens,
             chunks=chunks,
             longest=longest,
+            **self._padded_drafts(alone),
         )
+
+    def _padded_drafts(self, alone: int) -> dict[str, int]:
+        """Sizes of drafts, of so many rows that feed themselves."""
+        if not self.drafts:
+            return {}
+        verified = min(alone, power_from(self.verified))
+        return {"verified": verified, "drafts": drafts_from(self.drafts)}
 
 
 def bucket_of(count: int, parts: int) -> int:
@@ -85,10 +111,40 @@ def bucket_of(count: int, parts: int) -> int:
 def mixed_bucket_of(count: int) -> int:
     """The same beside inputs from history, where there may be none."""
     if count <= DOUBLING:
-        return 1 << (count - 1).bit_length() if count else 0
+        return power_from(count) if count else 0
     return bucket_of(count, MIXED)
 
 
+def power_from(count: int) -> int:
+    """The power of two that is no less; `count` is 1 at least."""
+    return 1 << (count - 1).bit_length()
+
+
+def drafts_from(count: int) -> int:
+    """How many drafts the rows of a graph have that serves so many: 1, 2, 3, 4, 6, 8,
+    12...
+    """
+    power = power_from(count)
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def most_drafts(config: EngineConfig) -> int:
+    """Drafts of the largest step of an engine, padding included.
+
+    Rows have up to as many as the one that has the most. Where that makes more inputs
+    than a step may have, all have fewer.
+    """
+    how = config.speculation
+    if how is None:
+        return 0
+    rows = min(how.rows or config.max_num_seqs, config.max_num_seqs)
+    verified = min(mixed_bucket_of(config.max_num_seqs), power_from(rows))
+    budget = padded_tokens(config.max_num_batched_tokens)
+    return max(verified, min(verified * drafts_from(how.drafts), budget))
+
+
 def most_draws(seqs: int) -> int:
-    """Rows of logits of the largest step of an engine of so many sequences."""
+    """Rows of logits of the largest step of an engine of so many sequences, but for
+    drafts.
+    """
     return mixed_bucket_of(seqs) + max(seqs, CHUNK_SIZES[-1])
