@@ -111,9 +111,8 @@ def _stand(
     position = tl.load(next_ + owner, stands, 0) + 1
     tl.store(who + at, tl.where(stands, owner, scratch), inside)
     tl.store(positions + at, position, inside)
-    tl.store(
-        accepted + at, tl.where(stands, place + 1, 0), stands | (inside & (place == 0))
-    )
+    told = stands | (inside & (at * 0 + place == 0))
+    tl.store(accepted + at, tl.where(stands, place + 1, 0), told)
 
 
 def stand(
