@@ -87,7 +87,11 @@ def spread(
     )
 
 
-@triton.jit(do_not_specialize=["place", "scratch", "count"])
+# Places of few rows are not aligned.
+@triton.jit(
+    do_not_specialize=["place", "scratch", "count"],
+    do_not_specialize_on_alignment=["drafts", "owners"],
+)
 def _stand(
     before,
     drafts,

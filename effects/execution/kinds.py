@@ -55,10 +55,10 @@ class Kind:
 
     @property
     def lines(self) -> int:
-        """Of what is drawn: after a line for each of `draws`, for each draft one."""
+        """Of what is drawn: one for each of `draws`, then as `verified.Further` says."""
         if not self.drafts:
             return self.draws
-        return aligned(self.draws) + self.drafts * aligned(self.verified)
+        return aligned(self.draws) + (self.drafts + 1) * aligned(self.verified)
 
     @property
     def wants(self) -> Wants:
@@ -75,28 +75,28 @@ class Kind:
             return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
             alone = bucket_of(self.alone, DECODE)
-            return evolve(self, alone=alone, draws=alone, **self._padded_drafts(alone))
+            few = evolve(self, alone=alone, draws=alone)
+            return few._with_padded_drafts()
         tokens = padded_tokens(self.tokens)
         alone = mixed_bucket_of(self.alone)
         sizes = CHUNK_SIZES if alone <= LONELY else CHUNK_SIZES[1:]
         chunks = next(size for size in sizes if size >= self.chunks)
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
-        return evolve(
+        several = evolve(
             self,
             alone=alone,
             draws=alone + chunks,
             tokens=tokens,
             chunks=chunks,
             longest=longest,
-            **self._padded_drafts(alone),
         )
+        return several._with_padded_drafts()
 
-    def _padded_drafts(self, alone: int) -> dict[str, int]:
-        """Sizes of drafts, of so many rows that feed themselves."""
+    def _with_padded_drafts(self) -> "Kind":
         if not self.drafts:
-            return {}
-        verified = min(alone, power_from(self.verified))
-        return {"verified": verified, "drafts": drafts_from(self.drafts)}
+            return self
+        verified = min(self.alone, power_from(self.verified))
+        return evolve(self, verified=verified, drafts=drafts_from(self.drafts))
 
 
 def bucket_of(count: int, parts: int) -> int:
@@ -141,6 +141,13 @@ def most_drafts(config: EngineConfig) -> int:
     verified = min(mixed_bucket_of(config.max_num_seqs), power_from(rows))
     budget = padded_tokens(config.max_num_batched_tokens)
     return max(verified, min(verified * drafts_from(how.drafts), budget))
+
+
+def most_lines(config: EngineConfig) -> int:
+    """`Kind.lines` of the largest step of an engine."""
+    draws, drafts = most_draws(config.max_num_seqs), most_drafts(config)
+    # A line of rows is aligned, and there is one of numbers.
+    return draws + 4 * (drafts + 2) if drafts else draws
 
 
 def most_draws(seqs: int) -> int:
