@@ -99,6 +99,7 @@ class Feeder:
         *,
         splits: int,
         fused: bool = False,
+        guessed: int = 0,
     ) -> Batch:
         """What a model runs, given a step's inputs; `sample` as in `Batch`."""
         return Batch(
@@ -112,4 +113,5 @@ class Feeder:
             chunks=chunks,
             splits=splits,
             fused=fused,
+            guessed=guessed,
         )

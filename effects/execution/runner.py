@@ -275,6 +275,8 @@ class ModelRunner:
         selves = rows.batch[: kind.alone]
         if dry:
             selves = selves.new_full((kind.alone,), rows.scratch)
+        if inputs.history is not None:
+            selves = inputs.history.draws[0, : kind.alone]
         step = Step(selves, None, inputs.history, dry)
         proposed = None
         if self.draft is not None and (kind.tokens or kind.proposes):
@@ -290,6 +292,7 @@ class ModelRunner:
             None if inputs.history is None else self._chunks(kind, inputs.history.chunks),
             splits=kind.splits,
             fused=self._fuses(kind),
+            guessed=kind.fed - kind.alone,
         )
         logits = self.model(errand.added(batch) if errand else batch, self.cache)
         self._draw(kind, inputs, step, fed.ahead, logits)
