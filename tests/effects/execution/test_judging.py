@@ -19,8 +19,8 @@ from minfer.plan import Open
 from minfer.request import Request, SamplingParams
 from minfer.sample import row_sampling
 from minfer.speculate.accept import Target, Verdict, same_noise
-from tests.effects.execution.test_runner import CONFIG, VOCAB
-from tests.effects.execution.tiny_engine import CUDA
+from tests.effects.execution.test_runner import CONFIG
+from tests.effects.execution.tiny_engine import CUDA, VOCAB
 from tests.effects.tiny_model import CONFIG as SIZES
 
 WAYS = (
