@@ -136,7 +136,14 @@ def test_what_is_drafted_next_follows_drafts_that_all_stood(model: Model) -> Non
 def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
     hand = Hand.start(model, WANTED, modelled(), same(model))
     answers = [model.expected(request) for request in WANTED]
-    for drafts in ({0: 3}, {1: 2, 0: answers[0][5:6]}, {}, {3: 2, 0: [0, 0]}, {1: 4}):
+    steps: list[dict[int, list[int] | int]] = [
+        {0: 3},
+        {1: 2, 0: answers[0][5:6]},
+        {},
+        {3: 2, 0: [0, 0]},
+        {1: 4},
+    ]
+    for drafts in steps:
         hand.go_on(drafts)
         done = hand.collect()
         for row, count in drafts.items():

@@ -1,7 +1,7 @@
 """Plans with drafts: the tokens are those that there are without."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -156,7 +156,7 @@ class Hand:
         hand.collect()
         return hand
 
-    def go_on(self, drafts: dict[int, Sequence[int] | int]) -> None:
+    def go_on(self, drafts: Mapping[int, Sequence[int] | int]) -> None:
         """A step of all rows; those with drafts have these, or so many that are not
         said.
         """

@@ -138,9 +138,9 @@ class Run:
     scores: dict[tuple[str, int], list[TokenLogprobs]] = field(factory=dict)
 
     @classmethod
-    def start(
-        cls, model: Model, *, draft: DraftOf | None = None, **settings: Any
-    ) -> "Run":
+    def start(cls, model: Model, **settings: Any) -> "Run":
+        """`draft`: a draft model; other settings are the configuration's."""
+        draft: DraftOf | None = settings.pop("draft", None)
         sizes: dict[str, Any] = {
             "num_blocks": 64,
             "block_size": 8,
