@@ -11,6 +11,7 @@ from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.streams import is_gpu
 
 
 def spread(
@@ -49,6 +50,7 @@ def judge(
     tokens, _, owners = inputs.view(3, kind.drafts, count).unbind(0)
     accepted = sampler.out[first + kind.drafts * apart :][:count]
     before = selves[:count]
+    waits = not is_gpu(before.device)
     for place in range(kind.drafts):
         who, positions = before.new_empty(2, apart)[:, :count]
         sampler.backend.stand(
@@ -63,6 +65,8 @@ def judge(
             positions=positions,
             accepted=accepted,
         )
+        if waits and bool((who == rows.scratch).all()):
+            return  # nothing is captured, and it can be told at once
         here = logits[place * count : (place + 1) * count]
         sampler.sample(here, who, positions, kind.wants, first + place * apart)
         before = who

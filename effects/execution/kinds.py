@@ -12,7 +12,12 @@ from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import Wants, aligned
-from minfer.effects.models.shapes import padded_tokens
+from minfer.effects.models.shapes import (
+    drafts_from,
+    most_drafts,
+    padded_tokens,
+    power_from,
+)
 
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
 # Rows that feed themselves, up to which a lone chunk has graphs of its own: beside more,
@@ -113,34 +118,6 @@ def mixed_bucket_of(count: int) -> int:
     if count <= DOUBLING:
         return power_from(count) if count else 0
     return bucket_of(count, MIXED)
-
-
-def power_from(count: int) -> int:
-    """The power of two that is no less; `count` is 1 at least."""
-    return 1 << (count - 1).bit_length()
-
-
-def drafts_from(count: int) -> int:
-    """How many drafts the rows of a graph have that serves so many: 1, 2, 3, 4, 6, 8,
-    12...
-    """
-    power = power_from(count)
-    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
-
-
-def most_drafts(config: EngineConfig) -> int:
-    """Drafts of the largest step of an engine, padding included.
-
-    Rows have up to as many as the one that has the most. Where that makes more inputs
-    than a step may have, all have fewer.
-    """
-    how = config.speculation
-    if how is None:
-        return 0
-    rows = min(how.rows or config.max_num_seqs, config.max_num_seqs)
-    verified = min(mixed_bucket_of(config.max_num_seqs), power_from(rows))
-    budget = padded_tokens(config.max_num_batched_tokens)
-    return max(verified, min(verified * drafts_from(how.drafts), budget))
 
 
 def most_lines(config: EngineConfig) -> int:

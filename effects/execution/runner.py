@@ -37,7 +37,6 @@ from minfer.effects.execution.inputs import Inputs, most_words, nobodys
 from minfer.effects.execution.judging import judge, spread
 from minfer.effects.execution.kinds import (
     Kind,
-    most_drafts,
     most_draws,
     most_lines,
 )
@@ -52,7 +51,11 @@ from minfer.effects.execution.streams import is_gpu, new_stream, wait
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
-from minfer.effects.models.shapes import cuda_activation_bytes, padded_tokens
+from minfer.effects.models.shapes import (
+    cuda_activation_bytes,
+    most_drafts,
+    padded_tokens,
+)
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.flash import FlashWork

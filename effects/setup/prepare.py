@@ -25,10 +25,10 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.device import Device, DeviceError, find_device
 from minfer.effects.setup.fingerprint import fingerprint
-from minfer.effects.setup.folders import model_folder
+from minfer.effects.setup.folders import bundled_folder, model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
-from minfer.effects.setup.speculation import speculative_config
+from minfer.effects.setup.speculation import DRAFT_MODEL, speculative_config
 from minfer.effects.setup.values import policy_of
 from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
@@ -46,6 +46,14 @@ _LARGEST_VOCABULARY: Final = 1 << 20
 
 
 @frozen(kw_only=True)
+class DraftSetup:
+    """A draft model that is to be loaded."""
+
+    folder: Path
+    spec: ModelSpec
+
+
+@frozen(kw_only=True)
 class Setup:
     """What follows from the settings: all that an engine needs but weights
     and tokenizer.
@@ -60,6 +68,7 @@ class Setup:
     stop_ids: frozenset[int]  # the model's own ends of sequence
     fingerprint: bytes  # of what KV depends on, besides tokens
     default_params: Mapping[str, float]  # of sampling, as the model's makers advise
+    draft: DraftSetup | None = None  # the draft model, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The makers' advice, changed by `overrides`. Raises ParameterError."""
@@ -84,6 +93,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     config = _config(args, spec, device, folder)
+    draft = _draft(args, device)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     memory = plan_memory(
@@ -93,6 +103,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         kv_cache_memory=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
         cuda=device.kind == "cuda",
+        draft=None if draft is None else draft.spec,
     )
     blocks = memory.num_blocks
     return Setup(
@@ -105,6 +116,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec.dtype, folder),
         default_params=_default_params(folder / "generation_config.json"),
+        draft=draft,
     )
 
 
@@ -134,6 +146,29 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
     """
     spec = _read(config, where)
     return evolve(spec, dtype=DTYPES.get(dtype, spec.dtype))
+
+
+def _draft(args: EngineArgs, device: Device) -> DraftSetup | None:
+    """The draft model that is asked for; with the bundled model, the bundled one.
+
+    Raises CheckpointError, ConfigError and DeviceError.
+    """
+    asked = speculative_config(args.speculative_config)
+    if asked is None or asked.method != DRAFT_MODEL or args.executor != "torch":
+        return None
+    if asked.model is not None:
+        folder = model_folder(asked.model)
+    elif args.model is None:
+        folder = bundled_folder("draft")
+    else:
+        raise ConfigError(
+            "speculative_config needs a model, the draft model's folder or name, unless "
+            "the bundled model is served, which has one"
+        )
+    spec = _spec(read_config(folder), str(folder / "config.json"), args.dtype)
+    if device.kind == "cuda":
+        _check_kernels(spec, folder)
+    return DraftSetup(folder=folder, spec=spec)
 
 
 def _read(config: Mapping[str, Any], where: str) -> ModelSpec:
