@@ -81,6 +81,7 @@ def _sizes(count: int, blocks: int) -> dict[str, int]:
     sizes = {
         "stream": 2 * count,
         "last": count,
+        "previous": count,
         "next": count,
         **dict.fromkeys(ROW_FIELDS, count),
         "table": count * blocks,
@@ -104,6 +105,7 @@ class DeviceRows:
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         part = {k: self.arena[self.at[k] : self.at[k] + n] for k, n in sizes.items()}
         self.last = part["last"]  # tokens
+        self.previous = part["previous"]  # the tokens before these, if they are kept
         self.next = part["next"]  # positions they take
         self.stream = part["stream"].view(torch.int64)  # of `minfer.sample.stream`
         # The values of sampling, as `kept` says, in the type of each field's word.
@@ -139,6 +141,10 @@ class DeviceRows:
         padded = np.full(size, self.scratch, np.int32)
         padded[: len(rows)] = rows
         self._set(self.at["batch"], padded)
+
+    def set_last(self, row: int, token: int) -> None:
+        """Note the token before the one that a row draws next."""
+        self._set(self.at["last"] + row, np.array([token], np.int32))
 
     def open(self, row: int, opened: Open) -> None:
         """Note all that a row keeps for a generation."""

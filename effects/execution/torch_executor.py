@@ -24,6 +24,7 @@ from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.background import Background
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
+from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
 from minfer.effects.execution.late_draws import pack_late
 from minfer.effects.execution.packing import Draw, Packer
@@ -32,6 +33,11 @@ from minfer.effects.execution.read_back import Ring, Slot, results
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.streams import give_back, is_gpu
 from minfer.effects.execution.threads import is_for_one_thread, work_alone
+from minfer.effects.execution.verified import (
+    check_speculation,
+    flaw_of_drafts,
+    flaw_of_owners,
+)
 from minfer.effects.execution.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
@@ -78,8 +84,6 @@ def open_backend(
 
 def unsupported(plan: Plan) -> str:
     """What a plan asks for that cannot be executed yet, or nothing."""
-    if plan.drafts:
-        return "drafts cannot be verified yet"
     if plan.moves:
         return "blocks cannot be moved between tiers yet"
     if any(len(one.tables) != 1 for one in plan.opens) or any(
@@ -114,24 +118,36 @@ class TorchExecutor:
         checked: bool = False,
         kernels: bool = False,
         readiness: Readiness = Readiness(),
+        draft: DraftOf | None = None,
     ) -> None:
-        """Runs on `device`, where the weights are.
+        """Runs on `device`, where the weights are; those of the draft model, too.
 
         `checked`: a decode step that waits for the device, or takes memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
-        MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit.
+        MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit,
+        and ConfigError for a speculation that cannot be.
         """
+        check_speculation(config, modelled=draft is not None)
         self.device = torch.device(device)
         backend = open_backend(spec, config, self.device, kernels=kernels)
         self.routes = backend.described  # which kernel serves what, in words
         self.runner = ModelRunner(
-            backend, spec, weights, config, graphs=graphs, checked=checked
+            backend,
+            spec,
+            weights,
+            config,
+            graphs=graphs,
+            checked=checked,
+            draft=draft,
         )
-        self.packer = Packer(self.runner.rows, self.runner.padded)
+        modelled = draft is not None
+        self.packer = Packer(
+            self.runner.rows, self.runner.padded, self.runner.drafts, remembers=modelled
+        )
         # A plan takes a slot for each forward; one more if rows are sampled apart, but
         # then it has one forward.
         slots = (config.depth + 1) * max(config.max_repeat, 2) + 1
-        self.ring = Ring(slots, self.runner.room, self.runner.draws, self.device)
+        self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
         self.flights: deque[Flight] = deque()
         # Whether what is launched runs at once; else, when its results are asked for.
         self.at_once = is_gpu(self.device)
@@ -254,7 +270,10 @@ class TorchExecutor:
     def _launch(self, flight: Flight) -> None:
         """Everything but the draws of rows that are sampled apart."""
         plan = flight.plan
-        if why := unsupported(plan):
+        modelled = self.runner.draft is not None
+        speculation = self.runner.config.speculation
+        why = unsupported(plan) or flaw_of_drafts(plan, speculation, modelled=modelled)
+        if why or (why := flaw_of_owners(plan, self.runner.rows)):
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
         for forward in self.packer.forwards(plan):

@@ -56,12 +56,12 @@ class Setup:
     device: Device
     folder: Path
     spec: ModelSpec  # with the dtype that runs
-    draft: Draft | None  # the model that drafts, if there is one
     memory: MemoryPlan
     config: EngineConfig
     stop_ids: frozenset[int]  # the model's own ends of sequence
     fingerprint: bytes  # of what KV depends on, besides tokens
     default_params: Mapping[str, float]  # of sampling, as the model's makers advise
+    draft: Draft | None = None  # the model that drafts, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The makers' advice, changed by `overrides`. Raises ParameterError."""
@@ -88,6 +88,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     config = _config(args, spec, device, folder)
     speculative = speculative_config(args.speculative_config)
     draft = find_draft(speculative, folder, spec, config)
+    if draft is not None and device.kind == "cuda":
+        _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     memory = plan_memory(

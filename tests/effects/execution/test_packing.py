@@ -5,8 +5,9 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.inputs import Inputs, most_words, nobodys
 from minfer.effects.execution.kinds import Kind, most_draws
-from minfer.effects.execution.packing import Inputs, Packer, most_words, nobodys
+from minfer.effects.execution.packing import Packer
 from minfer.effects.models.shapes import padded_tokens
 from minfer.plan import Fill, Plan
 from minfer.request import Request

@@ -39,8 +39,8 @@ def test_the_bundled_model_has_a_draft_that_counts_among_what_memory_holds() -> 
     assert both.memory.weights == plain.memory.weights + weight_bytes(draft)
     more = both.memory.block_bytes - plain.memory.block_bytes
     assert more == kv_bytes_per_token(draft) * both.config.block_size
-    assert "of the draft model" in describe(both.memory, "bundled")
-    assert "of the draft model" not in describe(plain.memory, "bundled")
+    assert "draft model's" in describe(both.memory, "bundled")
+    assert "draft model's" not in describe(plain.memory, "bundled")
 
 
 def test_another_draft_has_the_targets_type(copied: Path) -> None:
