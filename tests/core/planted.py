@@ -342,7 +342,7 @@ BUGS: Final = (
         "growth lost",
         "diffs instead of state: a second growth in one step replaces the first",
         "grow.py",
-        "stretch",
+        "make_room",
         "grown = {**grown, **more_grown}",
         "grown = more_grown",
     ),

@@ -282,6 +282,14 @@ def some_speculation(rng: Random) -> Speculation | None:
     )
 
 
+def speculating(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config` with drafts, or not; some budgets have room for them."""
+    how = some_speculation(rng)
+    room = rng.choice((0, how.drafts, 8 * how.drafts)) if how else 0
+    budget = config.max_num_batched_tokens + room
+    return evolve(config, speculation=how, max_num_batched_tokens=budget)
+
+
 @define
 class World:
     """The engine, its oracle, and everything that was ever said about each sample."""
@@ -814,8 +822,7 @@ def run_swarm(seed: int, turns: int) -> World:
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
-    speculation = some_speculation(Random(f"speculation {seed}"))
-    config = evolve(config, speculation=speculation)
+    config = speculating(config, Random(f"speculation {seed}"))
     variable = rng.random() < 0.3
     world = World(config, rng, Habits(variable))
     apart = Random(seed)  # what executors do besides changes nothing of the world itself
