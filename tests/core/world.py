@@ -299,6 +299,7 @@ class World:
     habits: Habits = field(factory=Habits)
     bound: float = 0.0  # share of requests that never run ahead
     pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
+    proposing: float = 0.7  # how often the host drafts for a sample, if it does at all
     pooled: float = 0.0  # share of requests that end with their prompts
     searching: float = 0.0  # share of requests whose samples are beams
     state: EngineState = field(init=False)
@@ -539,7 +540,7 @@ class World:
                     if gen in names and isinstance(tokens, tuple):
                         known[names[gen]] += len(tokens)
         for name, count in [*known.items(), (("nobody", 0), 3), *self._ended_one()]:
-            if rng.random() < 0.7:
+            if rng.random() < self.proposing:
                 count += rng.choice((0, 0, 0, 0, 0, 0, 0, 1, -1))
                 whole = self._whole(name) if name in run.ids else (1,) * 9
                 said = [
@@ -879,6 +880,7 @@ __all__ = [
     "big_config",
     "evolve",
     "run_swarm",
+    "speculating",
     "tiny_config",
     "tiny_thresholds",
 ]

@@ -84,6 +84,11 @@ class Drafted(Judged):
         request = run.seqs[run.ids.index(name)].request
         return (*request.prompt, *request.output, *self.right(request, name[1]))
 
+    @property
+    def deep(self) -> int:
+        """Steps in flight."""
+        return len(self.state.inflight)
+
     def drafts(self, plan: Plan) -> dict[str, int]:
         """Who of those that still run has how many drafts in a plan."""
         here = dict(zip(self.state.running.gens, self.state.running.ids, strict=True))

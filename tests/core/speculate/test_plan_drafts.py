@@ -200,7 +200,7 @@ def test_where_rows_take_all_of_the_budget_there_are_none(how: Speculation) -> N
     for _ in range(3):
         bench.turn()
         assert bench.plans[-1].counts == (1, 1, 1, 1)
-        assert len(bench.state.inflight) == 2, "and nothing waits for them"
+        assert bench.deep == 2, "and nothing waits for them"
     bench.drain()
 
 
@@ -292,7 +292,7 @@ def test_a_policy_that_allows_none_lets_nothing_wait() -> None:
     bench = begun(HOSTED, ask("a", 3, 20), config=evolve(ROOMY, policy=Bounding(0)))
     for _ in range(4):
         bench.turn()
-        assert len(bench.state.inflight) == 2
+        assert bench.deep == 2
 
 
 # --- what waits -----------------------------------------------------------------------
@@ -303,11 +303,11 @@ def test_a_step_that_the_host_drafts_for_waits_for_results_and_none_is_behind_it
 ):
     wishes = [ask("a", 6, 30), ask("bb", 6, 30)]
     bench = begun(HOSTED, *wishes, guess=nothing, turns=1)
-    assert len(bench.state.inflight) == 2
+    assert bench.deep == 2
     bench.guess = right
     turn = bench.turn()
     assert not planned(turn), "what is in flight comes first"
-    assert len(bench.state.inflight) == 1
+    assert bench.deep == 1
     turn = bench.turn()
     (plan,) = planned(turn)
     assert bench.drafts(plan) == {"a": 4, "bb": 4}
@@ -341,7 +341,7 @@ def test_stale_proposals_hold_up_nothing() -> None:
     bench = begun(HOSTED, ask("a", 6, 30), guess=nothing, turns=2)
     turn = bench.turn(Propose("a", 0, 3, (1,)), Propose("a", 0, 99, (1,)))
     assert len(planned(turn)) == 1
-    assert len(bench.state.inflight) == 2
+    assert bench.deep == 2
 
 
 def test_proposals_that_nobody_may_have_hold_up_nothing() -> None:
@@ -351,7 +351,7 @@ def test_proposals_that_nobody_may_have_hold_up_nothing() -> None:
     bench.guess = lambda w, at: right(w, at) if w[:6] == wish.prompt else ()
     for _ in range(4):
         bench.turn()
-        assert len(bench.state.inflight) == 2
+        assert bench.deep == 2
         assert not bench.plans[-1].drafts
 
 
@@ -366,7 +366,7 @@ def test_while_a_prompt_takes_all_of_the_budget_nothing_waits() -> None:
     while bench.state.running.base[1] - bench.state.running.sched[1] > 8:
         bench.turn()
         seen += 1
-        assert len(bench.state.inflight) == 2
+        assert bench.deep == 2
     assert seen >= 2
     bench.drain()
     for wish in (ask("a", 6, 40), ask("long", 40, 4)):
@@ -378,7 +378,7 @@ def test_in_steps_of_too_many_rows_nothing_waits() -> None:
     bench = begun(evolve(HOSTED, rows=1), *wishes, turns=2)
     for _ in range(3):
         bench.turn()
-        assert len(bench.state.inflight) == 2
+        assert bench.deep == 2
 
 
 def test_proposals_for_the_last_token_hold_up_nothing() -> None:
@@ -389,7 +389,7 @@ def test_proposals_for_the_last_token_hold_up_nothing() -> None:
     bench.turn()
     assert bench.state.running.known[0] == 8
     assert dict(bench.state.drafting.proposals) == {}, "a step was planned"
-    assert len(bench.state.inflight) == 2
+    assert bench.deep == 2
 
 
 def test_a_draft_model_keeps_steps_in_flight() -> None:
@@ -424,7 +424,7 @@ def test_what_does_not_pay_is_not_drafted_and_holds_up_nothing(drafter: str) -> 
     bench = begun(adaptive(drafter, STEEP), ask("a", 6, 30))
     for _ in range(5):
         bench.turn()
-        assert len(bench.state.inflight) == 2
+        assert bench.deep == 2
     bench.drain()
     assert not any(plan.drafts for plan in bench.plans)
     assert not bench.state.drafting.learnt
