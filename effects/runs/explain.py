@@ -26,6 +26,7 @@ from minfer.runs.lives import Gap, Life, Spent, Where
 from minfer.runs.prefixes import Prefix
 from minfer.runs.redact import redacted_config
 from minfer.runs.replay import Journal
+from minfer.speculate.tally import Tally
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are told
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
@@ -51,6 +52,10 @@ _REASONS: Final = {
 _GAP: Final = (
     "  longest time between outputs: {0}, turn {since:,} to {turn:,}, when step {step} "
     "ended: {tokens:,} tokens in {rows:,} rows"
+)
+_DRAFTS: Final = (
+    "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {rows:,} steps that "
+    "brought {length:.2f} tokens each"
 )
 _PREFIX: Final = (
     "{title}: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} "
@@ -158,7 +163,7 @@ def _why(it: Prefix, size: int, *, windowed: bool) -> str:
 
 
 def _sample(life: Life) -> dict[str, Any]:
-    apart = ("parts", "reasons", "gap", "last")
+    apart = ("parts", "reasons", "gap", "last", "drafts")
     told = asdict(life, filter=lambda field, _: field.name not in apart)
     told["last"] = [life.last.turn, life.last.time] if life.last else [0, 0.0]
     spent = sorted(life.parts.items(), key=_order)
@@ -166,8 +171,23 @@ def _sample(life: Life) -> dict[str, Any]:
     told["reasons"] = [
         {"turn": at, "is": type(r).__name__, **asdict(r)} for at, r in life.reasons
     ]
+    told["drafts"] = _drafts(life.drafts)
     told["gap"] = None if life.gap is None else _gap(life, life.gap)
     return told
+
+
+def _drafts(tally: Tally) -> dict[str, Any] | None:
+    """What became of a sample's drafts; None if it had none."""
+    if not tally.rows:
+        return None
+    return {
+        "rows": tally.rows,
+        "proposed": sum(tally.proposed),
+        "accepted": sum(tally.accepted),
+        "rate": tally.rate,
+        "by_place": tally.by_place,
+        "length": tally.mean_length,
+    }
 
 
 def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:
@@ -212,6 +232,8 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
         yield _heading(one)
         yield from map(_part, one["parts"])
         yield from _reasons(one["reasons"])
+        if one["drafts"]:
+            yield _DRAFTS.format(**one["drafts"])
         if one["gap"]:
             yield _longest(one["gap"])
     if prefix := found["prefix"]:

@@ -53,10 +53,14 @@ def tallied(plan: Plan, sizes: Iterable[int]) -> Tally:
     yielded, tally = tuple(sizes), Tally()
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
-        right = yielded[draft.index] - 1
-        ones = tuple(int(place < right) for place in range(count))
-        tally = tally.plus(Tally(1, (1,) * count, ones))
+        tally = tally.plus(of_row(count, yielded[draft.index] - 1))
     return tally
+
+
+def of_row(proposed: int, accepted: int) -> Tally:
+    """The drafts of one row in one step."""
+    ones = tuple(int(place < accepted) for place in range(proposed))
+    return Tally(1, (1,) * proposed, ones)
 
 
 def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
