@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 from minfer.effects.execution.executor import Executor
 from minfer.effects.execution.progress import WEIGHTS, Progress, Report, to_nobody
+from minfer.effects.live.drafts import Drafts, HostDrafts, NoDrafts
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
+from minfer.effects.setup.speculation import speculative_config
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sample import RowSampling
 from minfer.shape import is_shaped
@@ -72,6 +74,13 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
         size=args.journal_size,
         redact=args.journal_redact,
     )
+
+
+def host_drafts(setup: Setup) -> Drafts:
+    """Who says the host's drafts, if the settings ask for any."""
+    asked = speculative_config(setup.args.speculative_config)
+    proposer = None if asked is None else asked.proposer
+    return NoDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 
 
 def _with_torch(setup: Setup, report: Report) -> Executor:

@@ -28,6 +28,7 @@ from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
+from minfer.effects.setup.speculation import speculative_config
 from minfer.effects.setup.values import policy_of
 from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
@@ -174,6 +175,7 @@ def _config(
         )
     # How far back any layer looks; 0 if one looks at all keys.
     window = max(filter(None, spec.windows), default=0)
+    speculative = speculative_config(args.speculative_config)
     return EngineConfig(
         num_blocks=1,  # until the memory plan says how many
         block_size=args.block_size,
@@ -187,6 +189,7 @@ def _config(
         max_waiting=args.max_waiting,
         late_masks=True,
         policy=policy_of(args.scheduling_policy),
+        speculation=None if speculative is None else speculative.speculation,
         window=0 if None in spec.windows else window,
     )
 
