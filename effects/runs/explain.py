@@ -19,6 +19,7 @@ from minfer.effects.live.journal_files import journals_with, read_journal
 from minfer.effects.live.names import answer_of, named_by
 from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_list import lines, listed
+from minfer.effects.runs.report import drafts_told
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
 from minfer.runs.explain import explain as explained
 from minfer.runs.journal import JournalError
@@ -26,7 +27,6 @@ from minfer.runs.lives import Gap, Life, Spent, Where
 from minfer.runs.prefixes import Prefix
 from minfer.runs.redact import redacted_config
 from minfer.runs.replay import Journal
-from minfer.speculate.tally import Tally
 
 SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are told
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
@@ -54,8 +54,8 @@ _GAP: Final = (
     "ended: {tokens:,} tokens in {rows:,} rows"
 )
 _DRAFTS: Final = (
-    "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {rows:,} steps that "
-    "brought {length:.2f} tokens each"
+    "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {rows:,} steps "
+    "that brought {length:.2f} tokens each"
 )
 _PREFIX: Final = (
     "{title}: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} "
@@ -171,23 +171,9 @@ def _sample(life: Life) -> dict[str, Any]:
     told["reasons"] = [
         {"turn": at, "is": type(r).__name__, **asdict(r)} for at, r in life.reasons
     ]
-    told["drafts"] = _drafts(life.drafts)
+    told["drafts"] = drafts_told(life.drafts) if life.drafts.rows else None
     told["gap"] = None if life.gap is None else _gap(life, life.gap)
     return told
-
-
-def _drafts(tally: Tally) -> dict[str, Any] | None:
-    """What became of a sample's drafts; None if it had none."""
-    if not tally.rows:
-        return None
-    return {
-        "rows": tally.rows,
-        "proposed": sum(tally.proposed),
-        "accepted": sum(tally.accepted),
-        "rate": tally.rate,
-        "by_place": tally.by_place,
-        "length": tally.mean_length,
-    }
 
 
 def _order(part: tuple[Where, Spent]) -> tuple[int, int, str, bool]:

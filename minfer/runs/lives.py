@@ -30,7 +30,7 @@ from minfer.pmap import Map
 from minfer.runs.drafts import Judged, judged, tally_of
 from minfer.schedule import waits_for
 from minfer.sequence import SampleId, Sequence
-from minfer.speculate.tally import Tally
+from minfer.speculate.tally import NO_DRAFTS, Tally
 from minfer.state import EngineState, Turn, next_in_line
 
 
@@ -100,7 +100,7 @@ class Life:
     first: float | None = None  # when its first tokens came
     last: Moment | None = None  # when its last ones did
     gap: Gap | None = field(default=None, repr=False)  # its longest
-    drafts: Tally = Tally()  # of steps that ended well
+    drafts: Tally = NO_DRAFTS  # of steps that ended well
     end: Finished | None = None  # None: it goes on
 
     @classmethod

@@ -9,6 +9,7 @@ were accepted, and the token after them.
 
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import Final
 
 from attrs import frozen
 
@@ -46,6 +47,9 @@ class Tally:
     def mean_length(self) -> float:
         """Tokens of a row in a step in which it had drafts; 0 if none had."""
         return (self.rows + sum(self.accepted)) / self.rows if self.rows else 0.0
+
+
+NO_DRAFTS: Final = Tally()
 
 
 def tallied(plan: Plan, sizes: Iterable[int]) -> Tally:

@@ -1,5 +1,7 @@
 """What became of drafts is read off plans and results, for those who are still there."""
 
+from itertools import pairwise
+
 from minfer.messages import Cancel, Emit, Executed, Submit
 from minfer.runs.drafts import Judged, judged, tally_of
 from minfer.speculate.tally import Tally, tallied
@@ -27,7 +29,7 @@ def test_every_draft_of_a_run_is_judged_once() -> None:
     assert 0 < sum(whole.accepted) < sum(whole.proposed)
     mine = [one for one in told if one.id == "a"]
     assert mine[0].known == 5 + 1  # its prompt, and what that yielded
-    for one, then in zip(mine, mine[1:], strict=False):
+    for one, then in pairwise(mine):
         assert then.known == one.known + one.accepted + 1
         assert one.step < then.step
 

@@ -63,6 +63,7 @@ def _seconds(cost: CostModel, step: Step) -> float:
     buckets = (each for top, each in cost.decode if step.rows <= top)
     base = next(buckets, cost.decode[-1][1]) if step.rows else cost.mixed
     rates = (cost.token, cost.sequence, cost.chunk, cost.context, cost.attention)
+    rates += (cost.draft,)
     done = zip(rates, astuple(step.work), strict=True)
     return step.forwards * base + math.fsum(rate * much for rate, much in done)
 
