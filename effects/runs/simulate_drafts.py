@@ -22,6 +22,8 @@ from minfer.speculate.settings import DEVICE, HOST, Speculation
 
 DRAFTERS: Final = {"ngram": HOST, "draft_model": DEVICE}  # by vLLM's name of the method
 
+HOW_MANY: Final = "--speculative-method needs --num-speculative-tokens: how many drafts"
+
 
 def add_draft_options(parser: argparse.ArgumentParser, several: str = "") -> None:
     """Add the options to a parser; where several numbers may be given, `several` says
@@ -111,9 +113,7 @@ def drafted(
     every = [*cases]
     if numbers is None and method is not None:
         if any(case.config.speculation is None for case in every):
-            raise ConfigError(
-                "--speculative-method needs --num-speculative-tokens: how many drafts"
-            )
+            raise ConfigError(HOW_MANY)
         numbers = [case.config.speculation.drafts for case in every[:1]]  # type: ignore[union-attr]  # just looked at
     if numbers is None:
         return every
