@@ -67,7 +67,7 @@ def fork_options(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="a request does not arrive",
     )
-    add_draft_options(group)
+    add_draft_options(add)
     add("--spare", default="", metavar="ID", help="a request is not preempted in turn N")
     add(
         "--cost",

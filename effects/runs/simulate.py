@@ -97,7 +97,7 @@ LEGEND: Final = (
 def simulate_options(parser: argparse.ArgumentParser) -> None:
     """What `minfer simulate` takes."""
     add_options(parser)
-    add_draft_options(parser, SEVERAL)
+    add_draft_options(parser.add_argument, SEVERAL)
 
 
 def simulate(options: argparse.Namespace) -> int:

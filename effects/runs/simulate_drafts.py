@@ -7,9 +7,9 @@ no step can be planned ahead of them.
 """
 
 import argparse
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -25,11 +25,10 @@ DRAFTERS: Final = {"ngram": HOST, "draft_model": DEVICE}  # by vLLM's name of th
 HOW_MANY: Final = "--speculative-method needs --num-speculative-tokens: how many drafts"
 
 
-def add_draft_options(parser: argparse.ArgumentParser, several: str = "") -> None:
-    """Add the options to a parser; where several numbers may be given, `several` says
-    what comes of it.
+def add_draft_options(add: Callable[..., Any], several: str = "") -> None:
+    """Add the options to a parser, or a group of one; where several numbers may be given,
+    `several` says what comes of it.
     """
-    add = parser.add_argument
     add(
         "--num-speculative-tokens",
         type=_numbers if several else _number,

@@ -84,7 +84,7 @@ def collected(run: Run) -> dict[SampleId, int]:
 
 def _once(oracle: Oracle, done: Executed) -> Callable[[], Executed]:
     def collect() -> Executed:
-        del oracle.collect  # type: ignore[method-assign]  # the class's own again
+        del oracle.collect  # the class's own again
         oracle.plans.popleft()
         return done
 
