@@ -19,10 +19,11 @@ def drafting(drafter: str = DEVICE, drafts: int = 3, **changes: Any) -> EngineCo
     return config(speculation=how, **changes)
 
 
-def by_device(depth: int = 1) -> Run:
+def by_device(depth: int = 1, tokens: int = 24) -> Run:
     """Two samples with drafts of a draft model, most of which are right."""
     run = Run(drafting(depth=depth))
-    run.turn(Submit(request("a", 5, 24)), Submit(request("b", (9, 9, 9), 24)))
+    asked = request("a", 5, tokens), request("b", (9, 9, 9), tokens)
+    run.turn(*map(Submit, asked))
     run.drain()
     return run
 
