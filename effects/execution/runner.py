@@ -20,6 +20,7 @@ it is part of its target's steps, and works on the same rows (draft_model.py).
 import contextlib
 import time
 import warnings
+from collections.abc import Callable
 from typing import Final
 
 import torch
@@ -158,6 +159,20 @@ class ModelRunner:
         self.step_of_nobody(kind)
         self.shortcuts.capture()
         self.captures.capture(kind, self._step)
+
+    def rehearsed(self, kind: Kind) -> Callable[[], object]:
+        """Something that makes a step of a kind for its own sake as often as it is
+        called, by a graph where such steps have one. While none is under way.
+        """
+        kind = self._with_splits(self.padded(kind), CONTEXT)
+        if not self._may_be_captured(kind):
+            return lambda: self.step_of_nobody(kind)
+        if kind not in self.captures.made:
+            self.capture(kind)
+        graph = self.captures.made[kind]
+        self.step_of_nobody(kind)  # what the graph reads is nobody's
+        self.rows.batch.fill_(self.rows.scratch)
+        return graph.replay
 
     def padded(self, kind: Kind) -> Kind:
         """The kind that serves another: padded if there can be a graph of it."""

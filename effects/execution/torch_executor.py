@@ -31,6 +31,7 @@ from minfer.effects.execution.packing import Draw, Packer
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
 from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.step_costs import step_costs
 from minfer.effects.execution.streams import give_back, is_gpu
 from minfer.effects.execution.threads import is_for_one_thread, work_alone
 from minfer.effects.execution.verified import (
@@ -44,6 +45,8 @@ from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.messages import Executed, Failed
 from minfer.plan import MEAN, POOLINGS, Mask, Plan, SampleApart
+from minfer.speculate.length import Costs
+from minfer.speculate.settings import Speculation
 
 
 @define(eq=False)
@@ -211,6 +214,17 @@ class TorchExecutor:
         self.flights.clear()
         self.runner.close()
         del self.packer
+
+    def step_costs(self, how: Speculation) -> Costs:
+        """What steps cost here, for an engine that speculates so. Before any plan."""
+        if self.in_one_thread:
+            work_alone()
+        with (
+            self.lock,
+            torch.inference_mode(),
+            torch.cuda.stream(self.runner.stream),
+        ):
+            return step_costs(self.runner, how)
 
     # --- what `minfer verify` runs the model by itself with -----------------------------
 

@@ -5,6 +5,8 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from minfer.effects.execution.executor import Executor
 from minfer.effects.execution.progress import WEIGHTS, Progress, Report, to_nobody
 from minfer.effects.live.drafts import Drafts, HostDrafts, NoDrafts
@@ -46,6 +48,19 @@ def open_executor(
             return Dry(spelled or (tuple(range(vocab_size)),))
         case _:
             return _with_torch(setup, report)
+
+
+def with_costs(setup: Setup, executor: Executor) -> Setup:
+    """The setup of an engine that has as many drafts as pay, if that is asked for: by
+    what steps cost on its device. An executor that computes nothing has none.
+    """
+    asked = speculative_config(setup.args.speculative_config)
+    how = setup.config.speculation
+    measure = getattr(executor, "step_costs", None)
+    if asked is None or how is None or not asked.adaptive or measure is None:
+        return setup
+    how = attrs.evolve(how, adaptive=True, costs=measure(how))
+    return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
 
 
 def open_journal(setup: Setup, executor: Executor) -> Writer | None:

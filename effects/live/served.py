@@ -133,6 +133,7 @@ class ServedModel(Renders):
         self._read(prepare(args))
         setup = self.setup
         executor = opening.open_executor(setup, self.tokenizer, report)
+        self.setup = setup = opening.with_costs(setup, executor)
         journal = opening.open_journal(setup, executor)
         masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
         driver = Driver(
