@@ -1,10 +1,14 @@
-"""What the emits of one turn hold, as columns over all of its samples."""
+"""What one turn brought, as columns over all of its samples."""
 
+from collections import Counter
+from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
 from minfer.messages import Emit
 from minfer.plan import Logprobs, Pooled
+from minfer.runs.drafts import Judged
+from minfer.sequence import SampleId, SampleIds
 
 T = TypeVar("T")
 
@@ -26,3 +30,13 @@ def pooled_of(emits: list[Emit]) -> Pooled:
     if not any(emit.pooled for emit in emits):
         return ()
     return joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
+
+
+def column_of(drafts: Sequence[Judged], ids: SampleIds) -> tuple[int, ...]:
+    """How many drafts each sample had; nothing, if nobody had any."""
+    if not drafts:
+        return ()
+    counts = Counter[SampleId]()
+    for one in drafts:
+        counts[one.id, one.sample] += one.proposed
+    return tuple([counts.pop(name, 0) for name in ids])

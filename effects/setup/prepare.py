@@ -24,11 +24,12 @@ from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.device import Device, DeviceError, find_device
+from minfer.effects.setup.draft import Draft, find_draft
 from minfer.effects.setup.fingerprint import fingerprint
-from minfer.effects.setup.folders import bundled_folder, model_folder
+from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
-from minfer.effects.setup.speculation import DRAFT_MODEL, speculative_config
+from minfer.effects.setup.speculation import speculative_config
 from minfer.effects.setup.values import policy_of
 from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
@@ -46,14 +47,6 @@ _LARGEST_VOCABULARY: Final = 1 << 20
 
 
 @frozen(kw_only=True)
-class DraftSetup:
-    """A draft model that is to be loaded."""
-
-    folder: Path
-    spec: ModelSpec
-
-
-@frozen(kw_only=True)
 class Setup:
     """What follows from the settings: all that an engine needs but weights
     and tokenizer.
@@ -68,7 +61,7 @@ class Setup:
     stop_ids: frozenset[int]  # the model's own ends of sequence
     fingerprint: bytes  # of what KV depends on, besides tokens
     default_params: Mapping[str, float]  # of sampling, as the model's makers advise
-    draft: DraftSetup | None = None  # the draft model, if there is one
+    draft: Draft | None = None  # the model that drafts, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The makers' advice, changed by `overrides`. Raises ParameterError."""
@@ -93,7 +86,10 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     config = _config(args, spec, device, folder)
-    draft = _draft(args, device)
+    speculative = speculative_config(args.speculative_config)
+    draft = find_draft(speculative, folder, spec, config)
+    if draft is not None and device.kind == "cuda":
+        _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     memory = plan_memory(
@@ -111,12 +107,12 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         device=device,
         folder=folder,
         spec=spec,
+        draft=draft,
         memory=memory,
         config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
         stop_ids=frozenset(eos_ids(folder)),
         fingerprint=fingerprint(args, raw, spec.dtype, folder),
         default_params=_default_params(folder / "generation_config.json"),
-        draft=draft,
     )
 
 
@@ -146,29 +142,6 @@ def _spec(config: Mapping[str, Any], where: str, dtype: str) -> ModelSpec:
     """
     spec = _read(config, where)
     return evolve(spec, dtype=DTYPES.get(dtype, spec.dtype))
-
-
-def _draft(args: EngineArgs, device: Device) -> DraftSetup | None:
-    """The draft model that is asked for; with the bundled model, the bundled one.
-
-    Raises CheckpointError, ConfigError and DeviceError.
-    """
-    asked = speculative_config(args.speculative_config)
-    if asked is None or asked.method != DRAFT_MODEL or args.executor != "torch":
-        return None
-    if asked.model is not None:
-        folder = model_folder(asked.model)
-    elif args.model is None:
-        folder = bundled_folder("draft")
-    else:
-        raise ConfigError(
-            "speculative_config needs a model, the draft model's folder or name, unless "
-            "the bundled model is served, which has one"
-        )
-    spec = _spec(read_config(folder), str(folder / "config.json"), args.dtype)
-    if device.kind == "cuda":
-        _check_kernels(spec, folder)
-    return DraftSetup(folder=folder, spec=spec)
 
 
 def _read(config: Mapping[str, Any], where: str) -> ModelSpec:

@@ -57,9 +57,13 @@ def waits_for_results(config: EngineConfig, state: EngineState) -> bool:
         return False
     if any(plan.drafts for plan in state.inflight):
         return True
-    drafters = [*_proposed_for(how, state)]
     rows = len(state.running)
-    return any(_numbers(how, state, drafters, rows - len(drafters), rows))
+    if not state.drafting.proposals or 0 < how.rows < rows:
+        return False
+    drafters, _ = _bounded(config, state, how, _proposed_for(how, state))
+    inputs = rows + _to_be_filled(state)
+    room = config.max_num_batched_tokens - inputs
+    return any(_numbers(how, state, drafters, inputs - len(drafters), room))
 
 
 def plan_drafts(work: Work) -> None:
@@ -72,10 +76,7 @@ def plan_drafts(work: Work) -> None:
         work.state = _all_used(work.state)
     if not drafters or work.room <= 0:
         return
-    most, work.state = consult.drafts(
-        work.config, work.state, load(work.config, work.state), how.drafts
-    )
-    drafters = [evolve(one, most=min(one.most, most)) for one in drafters]
+    drafters, work.state = _bounded(work.config, work.state, how, drafters)
     inputs = len(work.state.running) - len(work.idle) + sum(work.shares.values())
     inputs -= len(work.shares)
     numbers = _numbers(how, work.state, drafters, inputs - len(drafters), work.room)
@@ -88,11 +89,12 @@ def _drafters(work: Work, how: Speculation) -> Iterator[Drafter]:
     run = work.state.running
     if 0 < how.rows < len(run) - len(work.idle):
         return
+    if how.drafter == HOST and work.state.inflight:
+        return
     some = _proposed_for(how, work.state) if how.drafter == HOST else _all(how, work)
     for one in some:
         gen = run.gens[one.i]
-        in_flight = one.tokens and run.sched[one.i] >= run.known[one.i]
-        if gen not in work.idle and gen not in work.shares and not in_flight:
+        if gen not in work.idle and gen not in work.shares:
             yield one
 
 
@@ -105,11 +107,8 @@ def _all(how: Speculation, work: Work) -> Iterator[Drafter]:
 
 
 def _proposed_for(how: Speculation, state: EngineState) -> Iterator[Drafter]:
-    """Who would have drafts of the host, if nothing of it were in flight."""
-    proposals = state.drafting.proposals
-    if not proposals or 0 < how.rows < len(state.running):
-        return
-    run = state.running
+    """Who would have drafts of the host, if nothing were in flight."""
+    run, proposals = state.running, state.drafting.proposals
     for i, name in enumerate(run.ids):
         found = proposals.get(name)
         if (
@@ -121,6 +120,31 @@ def _proposed_for(how: Speculation, state: EngineState) -> Iterator[Drafter]:
         most = min(how.drafts, len(found.tokens), run.last[i] - run.known[i])
         if most > 0:
             yield Drafter(i, most, found.tokens)
+
+
+def _bounded(
+    config: EngineConfig,
+    state: EngineState,
+    how: Speculation,
+    drafters: Iterable[Drafter],
+) -> tuple[list[Drafter], EngineState]:
+    """Drafters, with as many drafts as the policy allows, which is asked if there are
+    any.
+    """
+    some = [*drafters]
+    if not some:
+        return some, state
+    most, state = consult.drafts(config, state, load(config, state), how.drafts)
+    return [evolve(one, most=min(one.most, most)) for one in some], state
+
+
+def _to_be_filled(state: EngineState) -> int:
+    """Inputs of prompts that rows still have to take, besides one of each."""
+    run = state.running
+    if not state.filling:
+        return 0
+    each = zip(run.base, run.sched, strict=True)
+    return sum(max(0, base - sched - 1) for base, sched in each)
 
 
 def _numbers(
@@ -143,7 +167,7 @@ def _numbers(
 
 def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
     for want in wanted:
-        number = min(want, room)
+        number = max(0, min(want, room))
         room -= number
         yield number
 

@@ -32,8 +32,9 @@ def told_of_proposals(
             reasons.append(Ignored("propose", f"{who}: {why}"))
         else:
             kept = kept.set((one.id, one.sample), Proposed(one.known, one.tokens))
-    drafting = evolve(state.drafting, proposals=kept)
-    return Transition(evolve(state, drafting=drafting), (), tuple(reasons))
+    if kept is not state.drafting.proposals:
+        state = evolve(state, drafting=evolve(state.drafting, proposals=kept))
+    return Transition(state, (), tuple(reasons))
 
 
 def _useless(

@@ -46,6 +46,14 @@ class Speculation:
     costs: Costs | None = None  # unknown, if not adaptive
 
     def __attrs_post_init__(self) -> None:
+        if not isinstance(self.learning, Learning):
+            raise ConfigError(
+                f"speculation: learning must be Learning, not {self.learning!r:.80}"
+            )
+        if not isinstance(self.costs, Costs | None):
+            raise ConfigError(
+                f"speculation: costs must be Costs or none, not {self.costs!r:.80}"
+            )
         if self.drafts > MOST_DRAFTS:
             what = f"speculation: drafts must be at most {MOST_DRAFTS}, not {self.drafts}"
             raise ConfigError(what)

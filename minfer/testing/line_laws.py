@@ -20,10 +20,11 @@ from minfer.record import evolve
 from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
+from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError, holds, require
 from minfer.testing.needs import needs
 from minfer.testing.plan_laws import Planning
-from minfer.testing.sitting_out import left_out, may_wait_to_draft, suspects
+from minfer.testing.sitting_out import left_out, suspects
 
 _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 

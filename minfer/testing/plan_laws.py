@@ -17,18 +17,12 @@ from minfer.messages import Admitted, Executed
 from minfer.plan import Copy, Plan
 from minfer.sample import row_sampling
 from minfer.sequence import SampleId
-from minfer.speculate.settings import HOST
 from minfer.state import EngineState
 from minfer.testing.accounts import Account, Seat, touched
 from minfer.testing.books import Books
+from minfer.testing.draft_laws import check_drafts
 from minfer.testing.invariants import InvariantError, require
-from minfer.testing.sitting_out import (
-    drafts_in_flight,
-    left_out,
-    most_ahead,
-    rests,
-    suspects,
-)
+from minfer.testing.sitting_out import left_out, most_ahead, rests, suspects
 
 
 @define
@@ -106,7 +100,9 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _repeat(config, plan, here, after, surely)
     _apart(config, plan, here)
     _paused(config, plan, here)
-    _drafts(books, plan, here)
+    budget = planning.budget(config, len(planning.plans))
+    gave_way = bool(planning.preempted)
+    check_drafts(books, plan, here, after, budget, preempted=gave_way)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
     _budget(config, plan, here, planning)
@@ -228,35 +224,6 @@ def _paused(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
         one = seat.account
         right = not one.paused or not (plan.most[at] or rests(config, one, seat))
         require(right, "paused", f"{one.id} is in step {plan.step}")
-
-
-def _drafts(books: Books, plan: Plan, here: Mapping[int, Seat]) -> None:
-    """Only who decodes has drafts, as many as are allowed; the host's are those that it
-    proposed behind what is known, for a step that nothing is in flight before or behind.
-    """
-    how = books.config.speculation
-    places = [draft.index for draft in plan.drafts]
-    require(len(set(places)) == len(places), "drafts", "a row has drafts twice")
-    require(not drafts_in_flight(books), "drafts", "a step is planned behind some")
-    by_host = how is not None and how.drafter == HOST
-    require(not places or not by_host or not books.flights, "drafts", "in flight")
-    for draft in plan.drafts:
-        seat, count = here[draft.index], plan.counts[draft.index] - 1
-        one = seat.account
-        may = not (one.request.lockstep or one.request.beams or one.request.pooling)
-        may = may and seat.sched >= seat.base
-        require(may, "drafts", f"{one.id} must not have any")
-        if how is None or not 0 < count <= how.drafts or 0 < how.rows < len(plan.gens):
-            raise InvariantError("drafts", f"{one.id} has {count}")
-        said, known = one.proposed, seat.sched + 1
-        right = not draft.tokens and not by_host
-        if by_host and said is not None:
-            same = said.tokens[:count] == draft.tokens and len(draft.tokens) == count
-            right = same and said.known == known == len(one.known)
-        require(right, "drafts", f"{one.id} has {draft.tokens}, of {said}")
-    if by_host:  # what was proposed is for one step
-        for one in books.accounts.values():
-            one.proposed = None
 
 
 def _repeat(

@@ -5,10 +5,8 @@ sample waits for.
 from collections.abc import Collection
 
 from minfer.config import EngineConfig
-from minfer.speculate.settings import HOST
 from minfer.state import EngineState
 from minfer.testing.accounts import Account, Seat
-from minfer.testing.books import Books
 
 
 def suspects(config: EngineConfig, running: Collection[Account]) -> list[Account]:
@@ -36,22 +34,6 @@ def rests(config: EngineConfig, one: Account, seat: Seat) -> bool:
     would have to run alone.
     """
     return seat.sched >= seat.base - 1 or one.faults >= few_failures(config)
-
-
-def drafts_in_flight(books: Books) -> bool:
-    """Whether the host drafts for a step in flight: none is planned behind it."""
-    how = books.config.speculation
-    by_host = how is not None and how.drafter == HOST
-    return by_host and any(flight.plan.drafts for flight in books.flights)
-
-
-def may_wait_to_draft(books: Books) -> bool:
-    """Whether the next step may wait for those in flight: the host has drafted for it."""
-    fresh = any(
-        one.proposed is not None and one.proposed.known == len(one.known)
-        for one in books.running
-    )
-    return bool(books.flights) and (fresh or drafts_in_flight(books))
 
 
 def left_out(config: EngineConfig, one: Account, after: EngineState) -> str:

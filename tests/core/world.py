@@ -282,6 +282,14 @@ def some_speculation(rng: Random) -> Speculation | None:
     )
 
 
+def speculating(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config` with drafts, or not; some budgets have room for them."""
+    how = some_speculation(rng)
+    room = rng.choice((0, how.drafts, 8 * how.drafts)) if how else 0
+    budget = config.max_num_batched_tokens + room
+    return evolve(config, speculation=how, max_num_batched_tokens=budget)
+
+
 @define
 class World:
     """The engine, its oracle, and everything that was ever said about each sample."""
@@ -291,6 +299,7 @@ class World:
     habits: Habits = field(factory=Habits)
     bound: float = 0.0  # share of requests that never run ahead
     pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
+    proposing: float = 0.7  # how often the host drafts for a sample, if it does at all
     pooled: float = 0.0  # share of requests that end with their prompts
     searching: float = 0.0  # share of requests whose samples are beams
     state: EngineState = field(init=False)
@@ -531,7 +540,7 @@ class World:
                     if gen in names and isinstance(tokens, tuple):
                         known[names[gen]] += len(tokens)
         for name, count in [*known.items(), (("nobody", 0), 3), *self._ended_one()]:
-            if rng.random() < 0.7:
+            if rng.random() < self.proposing:
                 count += rng.choice((0, 0, 0, 0, 0, 0, 0, 1, -1))
                 whole = self._whole(name) if name in run.ids else (1,) * 9
                 said = [
@@ -814,8 +823,7 @@ def run_swarm(seed: int, turns: int) -> World:
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
-    speculation = some_speculation(Random(f"speculation {seed}"))
-    config = evolve(config, speculation=speculation)
+    config = speculating(config, Random(f"speculation {seed}"))
     variable = rng.random() < 0.3
     world = World(config, rng, Habits(variable))
     apart = Random(seed)  # what executors do besides changes nothing of the world itself
@@ -872,6 +880,7 @@ __all__ = [
     "big_config",
     "evolve",
     "run_swarm",
+    "speculating",
     "tiny_config",
     "tiny_thresholds",
 ]
