@@ -14,7 +14,8 @@ from torch import Tensor
 
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
-from minfer.effects.execution.inputs import History
+from minfer.effects.execution.inputs import History, Inputs
+from minfer.effects.execution.kinds import Kind
 from minfer.effects.models.batch import Batch, Chunks
 
 TOKENS: Final = 0  # lines of inputs, as of `History.tokens`
@@ -115,3 +116,16 @@ class Feeder:
             fused=fused,
             guessed=guessed,
         )
+
+
+def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
+    """Which inputs' logits are wanted: those that are drawn from without drafts, then
+    drafts; None: all, in order.
+    """
+    if inputs.history is None:
+        return None
+    drawn = inputs.history.draws[1]
+    if not kind.drafts:
+        return drawn
+    drafts = torch.arange(kind.alone, kind.fed, dtype=torch.int32, device=drawn.device)
+    return torch.cat((drawn, drafts))

@@ -53,7 +53,8 @@ class GraphCache:
 
     def may_have(self, kind: Kind) -> bool:
         """Whether there is room for a graph of a kind that has none."""
-        return kind not in self.made and (not kind.tokens or len(self.made) < MOST_KINDS)
+        rare = kind.tokens or kind.drafts
+        return kind not in self.made and (not rare or len(self.made) < MOST_KINDS)
 
     def due(self, kind: Kind, now: float) -> bool:
         """Whether a kind is captured although a step waits for it."""

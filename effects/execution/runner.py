@@ -32,7 +32,7 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
 from minfer.effects.execution.device_rows import DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
-from minfer.effects.execution.feeding import Feeder, Step
+from minfer.effects.execution.feeding import Feeder, Step, sampled
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import Inputs, most_words, nobodys
 from minfer.effects.execution.judging import judge, spread
@@ -240,17 +240,23 @@ class ModelRunner:
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
+    def cut(self, kind: Kind, context: int) -> Kind:
+        """The kind, for contexts of up to so many tokens."""
+        splits = drafting = 1
+        if kind.alone:
+            splits = self.backend.num_splits(kind.fed, self.spec, context)
+        if self.draft is not None and (kind.proposes or kind.tokens):
+            drafting = self.draft.num_splits(kind, context)
+        if (splits, drafting) == (kind.splits, kind.draft_splits):
+            return kind
+        return evolve(kind, splits=splits, draft_splits=drafting)
+
     def _with_splits(self, kind: Kind, longest: int) -> Kind:
         """The kind, for contexts of up to `longest` tokens: few differ."""
         if not kind.alone:
             return kind
         table = self.rows.blocks * self.config.block_size
-        context = min(max(CONTEXT, 1 << longest.bit_length()), table)
-        splits = self.backend.num_splits(kind.fed, self.spec, context)
-        if self.draft is not None and (kind.proposes or kind.tokens):
-            drafting = self.draft.num_splits(kind, context)
-            kind = evolve(kind, draft_splits=drafting)
-        return kind if splits == kind.splits else evolve(kind, splits=splits)
+        return self.cut(kind, min(max(CONTEXT, 1 << longest.bit_length()), table))
 
     def _send(self, slot: Slot, inputs: Words) -> None:
         """Inputs and changes to the device in one copy; the rows change."""
@@ -306,7 +312,7 @@ class ModelRunner:
         batch = self.feeder.batch(
             step,
             fed,
-            _sampled(kind, inputs),
+            sampled(kind, inputs),
             None if inputs.history is None else self._chunks(kind, inputs.history.chunks),
             splits=kind.splits,
             fused=self._fuses(kind),
@@ -328,8 +334,8 @@ class ModelRunner:
             return
         who, ahead = step.selves, positions[: kind.draws]
         if inputs.history is not None:
-            who, sampled = inputs.history.draws.unbind(0)
-            ahead = positions.index_select(0, sampled)
+            who, drawn = inputs.history.draws.unbind(0)
+            ahead = positions.index_select(0, drawn)
         first, others = logits[: kind.draws], logits[kind.draws :]
         if inputs.apart is not None:
             now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
@@ -354,16 +360,3 @@ class ModelRunner:
         if wanted and self.shortcuts.may_take(FLASH):
             flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
         return Chunks(rows, starts, counts, offsets, kind.longest, flash)
-
-
-def _sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
-    """Which inputs' logits are wanted: those that are drawn from without drafts, then
-    drafts; None: all, in order.
-    """
-    if inputs.history is None:
-        return None
-    sampled = inputs.history.draws[1]
-    if not kind.drafts:
-        return sampled
-    drafts = torch.arange(kind.alone, kind.fed, dtype=torch.int32, device=sampled.device)
-    return torch.cat((sampled, drafts))
