@@ -9,6 +9,7 @@ from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200
+from minfer.effects.runs.report import Report, drafts_told
 from minfer.effects.runs.simulate_drafts import with_drafts
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device
@@ -68,6 +69,15 @@ def test_a_recorded_run_says_how_it_speculated(
     (same,) = told(capsys, str(tmp_path))["runs"]
     assert same["drafts"] == 3
     assert same["drafted"]["proposed"] > 0
+    recorded = Report(run.config)
+    for turn in run.turns:
+        recorded.see(turn)
+    told_of = drafts_told(recorded.drafts)
+    assert same["drafted"] == told_of, "each stands as it did"
+    assert main(["simulate", str(tmp_path)]) == 0
+    assert "those that the run had stand as they did" in capsys.readouterr().out
+    (sure,) = told(capsys, str(tmp_path), RATE, "1")["runs"]
+    assert sure["drafted"]["rate"] == 1.0
     none, five = told(capsys, str(tmp_path), NUMBER, "0,5")["runs"]
     assert (none["drafts"], five["drafts"]) == (0, 5)
     assert len(five["drafted"]["by_place"]) == 5
