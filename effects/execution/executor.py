@@ -3,8 +3,13 @@
 from collections.abc import Iterable
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, SampleApart
+
+Lines = NDArray[np.int32]  # [lines, words]
 
 
 class ExecutorError(RuntimeError):
@@ -39,6 +44,14 @@ class Executor(Protocol):
 
     def launch(self, plan: Plan) -> None:
         """Take a plan over; may return before it has run."""
+        ...
+
+    def mask_lines(self, step: int) -> Lines | None:
+        """Memory for the masks of a plan that was taken over, if there is any to lend: at
+        least a line for each of its rows apart, of a bit for each token id, the lowest
+        first. Said before `sample`, once at most; what is written there need not be
+        copied.
+        """
         ...
 
     def sample(self, apart: SampleApart) -> None:

@@ -182,8 +182,13 @@ def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
         drawn = slot.tokens(draw)
         if plan.repeat == 1 and draw.at is None and not plan.apart:
             return tuple(zip(drawn, strict=True))
-        for place, token in zip(draw.places, drawn, strict=True):
-            out[place] += (token,)
+        each = zip(draw.places, zip(drawn, strict=True), strict=True)
+        if plan.repeat == 1:  # a row is in one forward, and drawn once
+            for place, token in each:
+                out[place] = token
+        else:
+            for place, token in each:
+                out[place] += token
     for place in gone:
         out[place] = (VOID,)
     return tuple(out)

@@ -28,20 +28,21 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import repeat
 from os import cpu_count
 from typing import Final
 
 import numpy as np
+from attrs import define, field
 
-from minfer.effects.live.masks import Masked, at_once
-from minfer.effects.live.walks import Allowed, Due, Walk, due_at, without_barred
-from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
+from minfer.effects.live.masks import Masked, at_once, lends_nothing
+from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
+from minfer.effects.text.grammars.lines import Bars, bits_of, fill
+from minfer.effects.text.grammars.protocol import GrammarError, Lines, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Event, Execute, Finish, Pause
 from minfer.plan import Mask, Plan
 from minfer.request import Request
-from minfer.sequence import SampleId
+from minfer.sequence import Running, SampleId
 from minfer.state import EngineState, Transition
 
 # For masks of slow samples: the driver, and what the library does at once, need the rest.
@@ -52,6 +53,27 @@ IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no 
 # Seconds: masks of a step that took so long, and so much for each, have slow ones in it.
 LONG: Final = 2e-3
 LONG_EACH: Final = 3e-5
+ANY: Final = -1  # a word that allows all its tokens
+NOTHING: Final = frozenset[int]()
+
+
+@define(eq=False)
+class Batch:
+    """The masks of a step, by line."""
+
+    walks: dict[int, Walk] = field(factory=dict)
+    lengths: dict[int, int] = field(factory=dict)  # of outputs by then
+    moves: list[Move] = field(factory=list)
+    made: list[int] = field(factory=list)  # those that are there, or never will be
+    free: list[int] = field(factory=list)  # rows that may draw any token
+    errors: dict[int, GrammarError] = field(factory=dict)  # who cannot go on, and why
+
+    def ended(self, line: int, empty: Sequence[int]) -> Finish:
+        """Why a sample is at its end; `empty`: where nothing is left to be drawn."""
+        walk, length = self.walks[line], self.lengths[line]
+        if line in empty:
+            return Finish(*walk.name, length)
+        return Finish(*walk.name, length, "error", f"{STUCK}: {self.errors[line]}")
 
 
 class GrammarMasks:
@@ -69,6 +91,8 @@ class GrammarMasks:
         self._pauses = deque[Pause]()  # that the engine is to be told
         self._threads = ThreadPoolExecutor(THREADS, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
+        self._lend: Callable[[int], Lines | None] = lends_nothing
+        self._bars: dict[frozenset[int], Bars] = {}
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -76,6 +100,10 @@ class GrammarMasks:
     def listen(self, post: Callable[[Event], object]) -> None:
         """As `MaskMaker` says."""
         self._post = post
+
+    def write_to(self, lend: Callable[[int], Lines | None]) -> None:
+        """As `MaskMaker` says."""
+        self._lend = lend
 
     def _nobody(self, event: Event) -> None:
         raise AssertionError(f"nobody listens to {event}")
@@ -121,23 +149,23 @@ class GrammarMasks:
         """As `MaskMaker` says: at once, in the driver's thread. It has nothing else to
         do, and the library works on all processors.
         """
-        gens = {plan.gens[index]: index for index in plan.apart}
-        run = state.running
-        due = []
-        for i, gen in enumerate(run.gens):
-            seq = run.seqs[i]
-            if gen in gens and seq.request.sampling.structured_outputs:
-                walk = self._walk(seq.id, seq.request)
-                walk.settle()  # it was planned too early, if that takes any time
-                due.append(due_at(walk, run, i, self._block_size, gens[gen]))
-        self._make_at_once([one for one in due if not one.is_made])
-        told = [self._told(one) for one in due]
-        return at_once(
-            Masked(
-                tuple(one for one in told if isinstance(one, Mask)),
-                tuple(one for one in told if isinstance(one, Finish)),
-            )
+        batch = self._due(plan, state.running)
+        if not batch.walks:
+            return at_once(Masked())
+        count, words = len(plan.apart), self._grammars.words
+        lent = self._lend(plan.step)
+        fits = lent is not None and lent.shape[1] == words and len(lent) >= count
+        lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
+        ends = self._written(batch, lines)
+        if lines is lent:
+            return at_once(Masked(ends=ends, written=True))
+        free = {*batch.free, *batch.errors}
+        masks = tuple(
+            Mask(index, bits_of(lines[line]))
+            for line, index in enumerate(plan.apart)
+            if line not in free
         )
+        return at_once(Masked(masks, ends))
 
     def forget(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
@@ -175,31 +203,101 @@ class GrammarMasks:
 
     # --- masks --------------------------------------------------------------------------
 
-    def _make_at_once(self, due: Sequence[Due]) -> None:
+    def _due(self, plan: Plan, run: Running) -> Batch:
+        """The masks that are to be made for a plan, a line for each of its rows apart.
+
+        Nearly always a row goes on by the token that came last; what is done then is done
+        for each row of each step, so it is written down here and not called.
+        """
+        batch = Batch()
+        places = dict(zip(run.gens, range(len(run)), strict=True))
+        for line, index in enumerate(plan.apart):
+            i = places.get(plan.gens[index])
+            if i is None:  # it has ended, or begins again
+                batch.free.append(line)
+                continue
+            walk = self._walks.get(run.ids[i])
+            if walk is None or walk.request is not run.seqs[i].request:
+                if run.seqs[i].request.sampling.structured_outputs is None:
+                    batch.free.append(line)
+                    continue
+                walk = self._walk(run.ids[i], run.seqs[i].request)
+            length = run.known[i] - walk.prompt
+            batch.walks[line] = walk
+            batch.lengths[line] = length
+            new = run.fresh[i]
+            if walk.matcher and walk.job is None and length == walk.given + 1 and new:
+                walk.given, walk.allowed = length, None
+                batch.moves.append(Move(walk.matcher, 0, new[-1:], line))
+            else:
+                self._due_otherwise(batch, line, run, i)
+        return batch
+
+    def _due_otherwise(self, batch: Batch, line: int, run: Running, i: int) -> None:
+        """The mask of a row that does not just go on, or was made by a thread."""
+        walk = batch.walks[line]
+        walk.settle()  # it was planned too early, if that takes any time
+        due = due_at(walk, run, i, self._block_size)
+        if due.is_made:
+            batch.made.append(line)
+            return
+        walk.allowed = None
+        if walk.matcher is None:
+            self._open(walk)
+        if walk.matcher is None:
+            batch.made.append(line)
+        else:
+            batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
+
+    def _written(self, batch: Batch, lines: Lines) -> tuple[Finish, ...]:
+        """Write the masks of a step; returns who of it is at its end."""
+        batch.errors |= self._make_at_once(batch, lines)
+        for line in batch.made:
+            walk = batch.walks[line]
+            bits = walk.failed or (walk.allowed and walk.allowed.bits)
+            if isinstance(bits, bytes):
+                fill(lines[line], bits)
+            elif bits:
+                batch.errors[line] = bits
+            else:
+                raise AssertionError(f"no mask was made for {walk.name}")
+        empty = self._without_barred(batch, lines)
+        ends = [batch.ended(line, empty) for line in sorted({*batch.errors, *empty})]
+        batch.free += empty
+        for line in (*batch.free, *batch.errors):
+            lines[line] = ANY
+        return tuple(ends)
+
+    def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
         """The masks of a step, but for those that are there."""
-        for one in due:
-            if one.walk.matcher is None:
-                self._open(one.walk)
-        moves = [
-            Move(one.walk.matcher, one.back, one.tokens)
-            for one in due
-            if one.walk.matcher is not None
-        ]
+        moves = batch.moves
         begun = time.monotonic()
         try:
-            made = iter(self._grammars.masks(moves))
+            errors = self._grammars.masks(moves, lines)
         # A library's panic, which is of no other kind: those of the step that have a
         # grammar end, and the others go on.
         except BaseException as error:
-            made = repeat(GrammarError(str(error)))
-        long = time.monotonic() - begun > LONG + LONG_EACH * len(moves)
-        for one in due:
-            walk = one.walk
-            if walk.matcher is not None:
-                walk.allowed = Allowed(one.length, next(made))
-            if long:
+            errors = {one.line: GrammarError(str(error)) for one in moves}
+        if time.monotonic() - begun > LONG + LONG_EACH * len(moves):
+            for walk in batch.walks.values():
                 walk.quick_left = IN_A_ROW
                 self._slow[walk.name] = walk
+        return errors
+
+    def _without_barred(self, batch: Batch, lines: Lines) -> list[int]:
+        """Have no line allow what may not come; returns those that allow nothing then."""
+        groups: dict[frozenset[int], list[int]] = {}
+        for line, walk in batch.walks.items():
+            if line not in batch.errors:
+                tokens = barred(walk, batch.lengths[line])
+                groups.setdefault(tokens, []).append(line)
+        empty = []
+        for tokens, some in groups.items():
+            if tokens:
+                if tokens not in self._bars:
+                    self._bars[tokens] = Bars.of(tokens, lines.shape[1])
+                empty += self._bars[tokens].clear(lines, some)
+        return empty
 
     def _make_alone(self, due: Due) -> None:
         """Have a thread make the mask of a slow sample, and say so; unless it is there,
@@ -237,27 +335,14 @@ class GrammarMasks:
             raise AssertionError(f"{walk.name} has no constraint")
         try:
             walk.matcher = self._grammars.get(asked).matcher()
+            ends = self._ends if walk.request.sampling.ignore_eos else NOTHING
+            walk.never = ends | self._grammars.never
         except GrammarError as error:
             walk.failed = error
         # Whatever it is, the others of the step go on; and a library's panic is of no
         # other kind.
         except BaseException as error:
             walk.failed = GrammarError(str(error))
-
-    def _told(self, due: Due) -> Mask | Finish:
-        """A row's mask, or why its sample is at its end."""
-        walk = due.walk
-        bits: bytes | GrammarError | None = walk.failed
-        if bits is None and walk.allowed is not None:
-            bits = walk.allowed.bits
-        if bits is None:
-            raise AssertionError(f"no mask was made for {walk.name}")
-        if isinstance(bits, GrammarError):
-            return Finish(*walk.name, due.length, "error", f"{STUCK}: {bits}")
-        bits = without_barred(walk, due.length, bits, self._ends)
-        if not np.frombuffer(bits, np.uint8).max():  # `any` takes bytes one by one
-            return Finish(*walk.name, due.length)
-        return Mask(due.index, bits)
 
 
 def _planned(transition: Transition) -> set[int]:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from attrs import frozen
 
+from minfer.effects.execution.executor import Lines
 from minfer.messages import Event, Finish, Pause
 from minfer.plan import Mask, Plan
 from minfer.request import Request
@@ -19,6 +20,8 @@ class Masked:
 
     masks: tuple[Mask, ...] = ()
     ends: tuple[Finish, ...] = ()
+    # Whether the masks lie in the memory that was lent for them; then `masks` has none.
+    written: bool = False
 
 
 class MaskMaker(Protocol):
@@ -26,6 +29,12 @@ class MaskMaker(Protocol):
 
     def listen(self, post: Callable[[Event], None]) -> None:
         """Learn how the engine is told that a mask is there; from any thread."""
+        ...
+
+    def write_to(self, lend: Callable[[int], Lines | None]) -> None:
+        """Learn where masks are to be written: memory for those of a step, if there is
+        any.
+        """
         ...
 
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
@@ -59,6 +68,9 @@ class NoMasks:
     def listen(self, post: Callable[[Event], None]) -> None:
         """As `MaskMaker` says: there is nothing to tell."""
 
+    def write_to(self, lend: Callable[[int], Lines | None]) -> None:
+        """As `MaskMaker` says: there are none."""
+
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:  # noqa: ARG002  # the protocol's
         """As `MaskMaker` says: nobody waits."""
         return ()
@@ -75,6 +87,10 @@ class NoMasks:
 
     def close(self) -> None:
         """As `MaskMaker` says: there is nothing."""
+
+
+def lends_nothing(step: int) -> None:
+    """No memory for the masks of a step."""
 
 
 def at_once(masked: Masked) -> "Future[Masked]":

@@ -14,6 +14,7 @@ import httpx
 import uvicorn
 from attrs import define, field
 
+from minfer.effects.execution.executor import Lines
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.connections import bounded
@@ -38,6 +39,10 @@ class Slow:
 
     def launch(self, plan: Plan) -> None:
         self.inner.launch(plan)
+
+    def mask_lines(self, step: int) -> Lines | None:
+        found: Lines | None = self.inner.mask_lines(step)
+        return found
 
     def sample(self, apart: SampleApart) -> None:
         self.inner.sample(apart)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.protocol import (
     GrammarError,
+    Lines,
     MissingLibraryError,
     Move,
 )
@@ -62,6 +63,9 @@ class LlguidanceCompiler:
                 f"this model's tokenizer cannot be used with grammars: {cut(error)}"
             ) from None
         self._at_once = AtOnce(self.vocabulary.vocab_size)
+        self.words = self._at_once.words
+        stands_in = self.stand_in is not None
+        self.never = frozenset(ends) if stands_in else frozenset[int]()
 
     def compile(self, asked: StructuredOutputs) -> "LlguidanceGrammar":
         """As `Compiler` says."""
@@ -79,9 +83,9 @@ class LlguidanceCompiler:
             raise GrammarError(f"{param}: {cut(error)}", param) from None
         return grammar
 
-    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
         """As `Compiler` says."""
-        return self._at_once.masks(moves)
+        return self._at_once.masks(moves, lines)
 
     def _matcher(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher

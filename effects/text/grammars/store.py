@@ -21,7 +21,13 @@ from typing import Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError, Move
+from minfer.effects.text.grammars.protocol import (
+    Compiler,
+    Grammar,
+    GrammarError,
+    Lines,
+    Move,
+)
 from minfer.effects.text.line import Line, Place
 from minfer.structured import StructuredOutputs
 
@@ -97,9 +103,19 @@ class Grammars:
             self._run(job)
         return known.result()
 
-    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+    @property
+    def words(self) -> int:
+        """As `Compiler` says."""
+        return self._loaded().words
+
+    @property
+    def never(self) -> frozenset[int]:
+        """As `Compiler` says."""
+        return self._loaded().never
+
+    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
         """As `Compiler` says, of matchers that were made here."""
-        return self._loaded().masks(moves)
+        return self._loaded().masks(moves, lines)
 
     @property
     def pending(self) -> int:

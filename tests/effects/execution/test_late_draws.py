@@ -335,11 +335,11 @@ def pad(kind: Kind) -> Kind:
 def test_rows_and_positions_of_late_draws() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([1, 2], [owners[0], owners[1]])
-    late = pack_late(PLAN, kept, (), rows, pad)
+    late = pack_late(PLAN, kept, SampleApart(7), rows, pad)
     assert late.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
     assert (late.draw.places, late.gone, late.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    late = pack_late(PLAN, kept, (), rows, pad)
+    late = pack_late(PLAN, kept, SampleApart(7), rows, pad)
     assert (late.draw.places, late.gone) == ([2], [1])
     assert late.draw.owners == [owners[1]]
 
@@ -347,7 +347,7 @@ def test_rows_and_positions_of_late_draws() -> None:
 def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    late = pack_late(PLAN, kept, (), rows, Kind.padded)
+    late = pack_late(PLAN, kept, SampleApart(7), rows, Kind.padded)
     assert late.kind == Kind(alone=0, draws=4, late=True)
     assert late.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
@@ -363,11 +363,13 @@ def written(late: LateDraw) -> NDArray[np.uint8]:
 def test_bits_of_masks() -> None:
     rows, owners = rows_with("a", "b")
     kept = Draw([1, 2], [*owners])
-    bits = written(pack_late(PLAN, kept, (Mask(2, b"\x03"),), rows, pad))
+    bits = written(pack_late(PLAN, kept, SampleApart(7, (Mask(2, b"\x03"),)), rows, pad))
     assert bits.sum(1).tolist() == [VOCAB, 2]
     assert bits[1, :2].all()
-    bits = written(pack_late(PLAN, kept, (Mask(2, b"\xff" * 50),), rows, pad))
+    bits = written(
+        pack_late(PLAN, kept, SampleApart(7, (Mask(2, b"\xff" * 50),)), rows, pad)
+    )
     assert bits[1].sum() == VOCAB
     for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
         with pytest.raises(MaskError, match="no token for request 'b' "):
-            written(pack_late(PLAN, kept, (Mask(2, nothing),), rows, pad))
+            written(pack_late(PLAN, kept, SampleApart(7, (Mask(2, nothing),)), rows, pad))
