@@ -18,6 +18,7 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import quantiles
 from types import SimpleNamespace
 from typing import Any
@@ -43,9 +44,10 @@ from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
 from minfer.effects.live.grammar_masks import GrammarMasks
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import Submit
+from minfer.messages import Emit, Submit
 from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
+from minfer.state import Transition
 from minfer.structured import StructuredOutputs
 
 VOCAB = 151_936
@@ -216,6 +218,26 @@ class Paced(TorchExecutor):
         self.background = None
 
 
+class Front:
+    """A thread of this process that makes text of tokens, in Python."""
+
+    def __init__(self, per_token: float) -> None:
+        self.per_token = per_token  # seconds
+        self.news = SimpleQueue[int]()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while tokens := self.news.get():
+            end = time.thread_time() + tokens * self.per_token
+            while time.thread_time() < end:
+                pass
+
+    def close(self) -> None:
+        self.news.put(0)
+        self.thread.join()
+
+
 class Bench:
     """Turns of a driver, timed."""
 
@@ -233,6 +255,7 @@ class Bench:
         masks = GrammarMasks(Grammars(lambda: compiler), 64, frozenset({EOS}))
         self.driver = Driver(config, Paced(config, self.device), masks=masks)
         self.parts = Parts()
+        self.front = Front(how["front"] / 1e6)
 
     def submit(self, kinds: list[str]) -> None:
         for i, kind in enumerate(kinds):
@@ -279,7 +302,7 @@ class Bench:
         device = self.device
         for _ in range(count):
             begun = time.perf_counter()
-            self.driver.turn()
+            self.driver.turn(self.news)
             total = 1e6 * (time.perf_counter() - begun)
             parts = self.parts.take()
             waited = parts.pop("waiting for the device", 0.0)
@@ -296,8 +319,14 @@ class Bench:
             last = now
         return {name: quartiles(each) for name, each in found.items()}
 
+    def news(self, transition: Transition) -> None:
+        emits = [one for one in transition.commands if isinstance(one, Emit)]
+        if emits and self.front.per_token:
+            self.front.news.put(sum(map(len, emits[0].tokens)))
+
     def close(self) -> None:
         self.driver.close()
+        self.front.close()
 
 
 def quartiles(values: list[float]) -> dict[str, float]:
@@ -337,7 +366,7 @@ def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str,
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
-    how = {"forward": args.forward, "draws": args.draws, "turns": args.turns}
+    how = {"forward": args.forward, "draws": args.draws, "turns": args.turns, "front": args.front}
     if args.serve:
         text = made_up()
         serve({"measured": lambda mix, batch: measured(text, tuple(mix), batch, how)})
@@ -360,6 +389,7 @@ if __name__ == "__main__":
     options: dict[str, Any] = {
         "--forward": 1.8,  # milliseconds
         "--draws": 0.15,
+        "--front": 0.0,  # microseconds of another thread of this process, for a token
         "--turns": 200,
         "--batches": {"type": int, "nargs": "*", "default": [1, 32, 128]},
         "--only": "",
