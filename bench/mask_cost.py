@@ -7,8 +7,9 @@ timed. Two figures have to fit into a device's step: from the arrival of a step'
 until the next masks are handed over (a forward's time), and all that the host does in a
 turn (a step's).
 
-Times are in microseconds of the wall clock, so on a busy machine look at ratios: of kinds
-within one run, or of trees with `--before TREE`, which take turns.
+Times are in microseconds of the wall clock: medians and quartiles of turns. On a busy
+machine look at ratios of kinds within one run. `--front` adds a thread that computes in
+Python, as a client in the same process does for the text of each token.
 """
 
 import argparse
@@ -29,7 +30,6 @@ from attrs import define, field
 
 from bench.results import run, show
 from bench.structured import ENDLESS, vocabulary
-from bench.trees import HERE, serve
 from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.kinds import Kind, most_draws
@@ -205,9 +205,8 @@ class Device:
 class Paced(TorchExecutor):
     """The torch executor over such a device."""
 
-    def __init__(
-        self, config: EngineConfig, device: Device
-    ) -> None:  # no model is loaded
+    def __init__(self, device: Device) -> None:
+        """No model is loaded."""
         self.device = CPU
         self.runner = device  # type: ignore[assignment]  # it stands in
         self.packer = Packer(device.rows, device.padded)
@@ -253,7 +252,7 @@ class Bench:
         )
         self.device = Device(config, how["forward"] / 1e3, how["draws"] / 1e3)
         masks = GrammarMasks(Grammars(lambda: compiler), 64, frozenset({EOS}))
-        self.driver = Driver(config, Paced(config, self.device), masks=masks)
+        self.driver = Driver(config, Paced(self.device), masks=masks)
         self.parts = Parts()
         self.front = Front(how["front"] / 1e6)
 
@@ -366,12 +365,12 @@ def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str,
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any] | None:
-    how = {"forward": args.forward, "draws": args.draws, "turns": args.turns, "front": args.front}
-    if args.serve:
-        text = made_up()
-        serve({"measured": lambda mix, batch: measured(text, tuple(mix), batch, how)})
-        return None
-    trees = {"after": HERE} | ({"before": args.before} if args.before else {})
+    how = {
+        "forward": args.forward,
+        "draws": args.draws,
+        "turns": args.turns,
+        "front": args.front,
+    }
     found: dict[str, Any] = {**how}
     text = made_up()
     for batch in args.batches:
@@ -380,8 +379,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any] | None:
                 continue
             name = f"batch {batch}: {' and '.join(mix)}"
             found[name] = measured(text, mix, batch, how)
-            show({name: {k: v for k, v in found[name].items()}})
-    del trees
+            show({name: found[name]})
     return found
 
 
@@ -393,7 +391,5 @@ if __name__ == "__main__":
         "--turns": 200,
         "--batches": {"type": int, "nargs": "*", "default": [1, 32, 128]},
         "--only": "",
-        "--before": {"type": Path, "help": "a tree to compare with"},
-        "--serve": {"action": "store_true", "help": argparse.SUPPRESS},
     }
     run("mask_cost", measure, options)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
 from minfer.effects.execution.executor import ExecutorError, names_of
 from minfer.effects.execution.kinds import Kind
-from minfer.effects.execution.packing import Draw
+from minfer.effects.execution.packing import Draw, picked
 from minfer.plan import Mask, Plan, SampleApart
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
@@ -60,7 +60,7 @@ def pack_late(
     kind serves another. Raises MaskError.
     """
     places, owners, gone = kept.places, kept.owners, list[int]()
-    now = [rows.owners[plan.rows[place]] for place in places]
+    now = picked(rows.owners, picked(plan.rows, places))
     if not all(map(is_, now, owners)):
         each = list(zip(places, owners, now, strict=True))
         gone = sorted(place for place, owner, other in each if other is not owner)
@@ -68,11 +68,12 @@ def pack_late(
         owners = [
             owner for owner, other in zip(owners, now, strict=True) if other is owner
         ]
-    who = [plan.rows[place] for place in places]
+    who = picked(plan.rows, places)
     kind = pad(_kind(rows.wants(who), len(who)))
     lines = np.full((2, aligned(kind.draws)), rows.scratch, np.int32)
     lines[0, : len(who)] = who
-    lines[1, : len(who)] = [plan.starts[i] + plan.counts[i] for i in places]
+    lines[1, : len(who)] = picked(plan.starts, places)
+    lines[1, : len(who)] += np.array(picked(plan.counts, places), np.int32)
     return LateDraw(
         kind=kind,
         words=lines.reshape(-1),

@@ -55,9 +55,12 @@ class Masks:
         buffer = self._lent[step] = self._next()
         return buffer.words
 
-    def forget(self) -> None:
-        """What was lent will not be sent."""
-        self._lent.clear()
+    def forget(self, step: int | None = None) -> None:
+        """What was lent for a step, or for any, will not be sent."""
+        if step is None:
+            self._lent.clear()
+        else:
+            self._lent.pop(step, None)
 
     def send(self, late: LateDraw) -> None:
         """Have the masks of draws there before what is launched from now on. Raises

@@ -76,8 +76,8 @@ class Slot:
         """What was drawn, in the order of `draw`; waits for it. Raises LogitsError."""
         if self.done is not None:
             self.done.synchronize()
-        at = draw.at
-        found = self.drawn[: len(draw.places)] if at is None else self.drawn[at]
+        at, found = draw.at, self.drawn.numpy()
+        found = found[: len(draw.places)] if at is None else found[at]
         drawn: list[int] = found.tolist()
         if -1 in drawn:
             each = zip(draw.owners, drawn, strict=True)

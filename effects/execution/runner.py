@@ -206,7 +206,6 @@ class ModelRunner:
     def forget(self) -> None:
         """A step failed: what rows were to be told is told again when they are opened."""
         self.rows.changes = []
-        self.sampler.masks.forget()
 
     def wait(self) -> None:
         """Until nothing that was launched touches the cache any more."""

@@ -279,10 +279,12 @@ class TorchExecutor:
             flight.plan, flight.kept, flight.told, self.runner.rows, self.runner.padded
         )
         flight.gone = late.gone
-        if late.draw.places:
-            slot = self.ring.next()
-            flight.slots.append(slot)
-            self.runner.run_late(late, slot)
+        if not late.draw.places:
+            self.runner.sampler.masks.forget(late.step)
+            return
+        slot = self.ring.next()
+        flight.slots.append(slot)
+        self.runner.run_late(late, slot)
 
     def _results(self, flight: Flight) -> Executed:
         if flight.plan.apart and flight.told is None:
@@ -298,6 +300,7 @@ class TorchExecutor:
         self.flights.clear()
         self.packer.forget()
         self.runner.forget()
+        self.runner.sampler.masks.forget()
         self.runner.wait()
         give_back(self.device)  # while a graph is captured, torch does not do so itself
 

@@ -32,11 +32,12 @@ from os import cpu_count
 from typing import Final
 
 import numpy as np
-from attrs import define, field
 
+from minfer.effects.live.mask_batch import STUCK as STUCK
+from minfer.effects.live.mask_batch import Batch
 from minfer.effects.live.masks import Masked, at_once, lends_nothing
 from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
-from minfer.effects.text.grammars.lines import Bars, bits_of, fill
+from minfer.effects.text.grammars.lines import Barring, bits_of, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Lines, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Event, Execute, Finish, Pause
@@ -47,7 +48,6 @@ from minfer.state import EngineState, Transition
 
 # For masks of slow samples: the driver, and what the library does at once, need the rest.
 THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
-STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
 QUICK: Final = 5e-4  # seconds of a processor, for one mask
 IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
 # Seconds: masks of a step that took so long, and so much for each, have slow ones in it.
@@ -55,25 +55,6 @@ LONG: Final = 2e-3
 LONG_EACH: Final = 3e-5
 ANY: Final = -1  # a word that allows all its tokens
 NOTHING: Final = frozenset[int]()
-
-
-@define(eq=False)
-class Batch:
-    """The masks of a step, by line."""
-
-    walks: dict[int, Walk] = field(factory=dict)
-    lengths: dict[int, int] = field(factory=dict)  # of outputs by then
-    moves: list[Move] = field(factory=list)
-    made: list[int] = field(factory=list)  # those that are there, or never will be
-    free: list[int] = field(factory=list)  # rows that may draw any token
-    errors: dict[int, GrammarError] = field(factory=dict)  # who cannot go on, and why
-
-    def ended(self, line: int, empty: Sequence[int]) -> Finish:
-        """Why a sample is at its end; `empty`: where nothing is left to be drawn."""
-        walk, length = self.walks[line], self.lengths[line]
-        if line in empty:
-            return Finish(*walk.name, length)
-        return Finish(*walk.name, length, "error", f"{STUCK}: {self.errors[line]}")
 
 
 class GrammarMasks:
@@ -92,7 +73,7 @@ class GrammarMasks:
         self._threads = ThreadPoolExecutor(THREADS, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
         self._lend: Callable[[int], Lines | None] = lends_nothing
-        self._bars: dict[frozenset[int], Bars] = {}
+        self._barring = Barring()
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -159,11 +140,10 @@ class GrammarMasks:
         ends = self._written(batch, lines)
         if lines is lent:
             return at_once(Masked(ends=ends, written=True))
-        free = {*batch.free, *batch.errors}
         masks = tuple(
             Mask(index, bits_of(lines[line]))
             for line, index in enumerate(plan.apart)
-            if line not in free
+            if line not in batch.free
         )
         return at_once(Masked(masks, ends))
 
@@ -226,11 +206,14 @@ class GrammarMasks:
             batch.walks[line] = walk
             batch.lengths[line] = length
             new = run.fresh[i]
-            if walk.matcher and walk.job is None and length == walk.given + 1 and new:
+            matcher = walk.matcher if walk.job is None else None
+            if matcher is not None and length == walk.given + 1 and new:
                 walk.given, walk.allowed = length, None
-                batch.moves.append(Move(walk.matcher, 0, new[-1:], line))
+                batch.moves.append(Move(matcher, 0, new[-1:], line))
             else:
                 self._due_otherwise(batch, line, run, i)
+            never = walk.never if length >= walk.min_tokens else barred(walk)
+            batch.barred[never].append(line)
         return batch
 
     def _due_otherwise(self, batch: Batch, line: int, run: Running, i: int) -> None:
@@ -261,12 +244,13 @@ class GrammarMasks:
                 batch.errors[line] = bits
             else:
                 raise AssertionError(f"no mask was made for {walk.name}")
-        empty = self._without_barred(batch, lines)
-        ends = [batch.ended(line, empty) for line in sorted({*batch.errors, *empty})]
-        batch.free += empty
-        for line in (*batch.free, *batch.errors):
+        ends: tuple[Finish, ...] = ()
+        empty = self._barring.clear(lines, batch.barred)
+        if empty or batch.errors:
+            ends = batch.end(empty)
+        for line in batch.free:
             lines[line] = ANY
-        return tuple(ends)
+        return ends
 
     def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
         """The masks of a step, but for those that are there."""
@@ -283,21 +267,6 @@ class GrammarMasks:
                 walk.quick_left = IN_A_ROW
                 self._slow[walk.name] = walk
         return errors
-
-    def _without_barred(self, batch: Batch, lines: Lines) -> list[int]:
-        """Have no line allow what may not come; returns those that allow nothing then."""
-        groups: dict[frozenset[int], list[int]] = {}
-        for line, walk in batch.walks.items():
-            if line not in batch.errors:
-                tokens = barred(walk, batch.lengths[line])
-                groups.setdefault(tokens, []).append(line)
-        empty = []
-        for tokens, some in groups.items():
-            if tokens:
-                if tokens not in self._bars:
-                    self._bars[tokens] = Bars.of(tokens, lines.shape[1])
-                empty += self._bars[tokens].clear(lines, some)
-        return empty
 
     def _make_alone(self, due: Due) -> None:
         """Have a thread make the mask of a slow sample, and say so; unless it is there,

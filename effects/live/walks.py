@@ -84,8 +84,6 @@ def due_at(walk: Walk, running: Running, i: int, block_size: int) -> Due:
     return Due(walk, back, new, length)
 
 
-def barred(walk: Walk, length: int) -> frozenset[int]:
-    """The tokens that may not come in an output of this length, or in none."""
-    if length >= walk.min_tokens:  # as nearly always: then it is one set for many
-        return walk.never
+def barred(walk: Walk) -> frozenset[int]:
+    """The tokens that may not come in an output that is too short to end."""
     return walk.never | walk.request.stop_ids

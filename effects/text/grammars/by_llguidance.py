@@ -33,10 +33,11 @@ LIMITS: Final = {
     "max_lexer_states": 20_000,
     "max_grammar_size": 200_000,
 }
-# Groups of tokens that the library keeps masks of, each without those of the groups before
-# it: where a group may come as a whole, its tokens are not looked at one by one. Blanks and
-# text within JSON's quotes are its own; with words of small letters and more lengths,
-# texts of bounded length take a quarter less, and expressions of words half as long.
+# Groups of tokens that the library keeps masks of, each without those of the groups
+# before it: where a group may come as a whole, its tokens are not looked at one by one.
+# Blanks and text within JSON's quotes are its own. With words of small letters, and more
+# lengths, expressions of words take half as long, and texts of bounded length a seventh
+# less.
 _QUOTED: Final = r'[^"\\\x00-\x1F\x7F]'
 SLICES: Final = (
     r"[\x20\x0A\x0D\x09]+",

@@ -1,6 +1,6 @@
 """Lines of masks: a bit for each token id, the lowest first; what is changed in many."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -59,3 +59,25 @@ class Bars:
         # Who allows much allows some of the first tokens, which are all characters.
         few = at[~all_words[at, :FIRST].any(axis=1)].tolist()
         return [line for line in few if not all_words[line].max()]
+
+
+class Barring:
+    """Has lines not allow tokens; it keeps where those lie."""
+
+    def __init__(self) -> None:
+        self._bars: dict[tuple[int, frozenset[int]], Bars] = {}
+
+    def clear(
+        self, lines: Lines, barred: Mapping[frozenset[int], Sequence[int]]
+    ) -> frozenset[int]:
+        """Have the lines that are `barred` from some tokens not allow these; returns
+        those that then allow nothing.
+        """
+        empty = list[int]()
+        for tokens, which in barred.items():
+            if tokens:
+                key = lines.shape[1], tokens
+                if key not in self._bars:
+                    self._bars[key] = Bars.of(tokens, lines.shape[1])
+                empty += self._bars[key].clear(lines, which)
+        return frozenset(empty)

@@ -115,6 +115,8 @@ def test_what_is_lent_is_nobody_elses_until_it_was_sent() -> None:
     count = len(masks._host)
     for step in range(50):
         masks.lend(step)
+        masks.lend(100)
+        masks.forget(step)  # as all of its rows have gone
         masks.forget()  # as the step failed
     assert len(masks._host) == count
 

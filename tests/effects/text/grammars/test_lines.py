@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from minfer.effects.text.grammars.lines import FIRST, WORD, Bars, bits_of, fill
+from minfer.effects.text.grammars.lines import FIRST, WORD, Barring, Bars, bits_of, fill
 from minfer.effects.text.grammars.protocol import Lines
 
 WORDS = FIRST + 2
@@ -59,3 +59,15 @@ def test_of_tokens_that_no_line_has_nothing_is_cleared() -> None:
     lines = lines_of({1}, set())
     assert Bars.of([10**6], WORDS).clear(lines, [0, 1]) == []
     assert allowed(lines) == [{1}, set()]
+
+
+def test_lines_are_barred_from_tokens_of_their_own() -> None:
+    barring = Barring()
+    for _ in range(2):
+        lines = lines_of({1, 2}, {1, 2}, {1}, {1, 2})
+        barred = {frozenset({1}): [0, 2], frozenset({2}): [3], frozenset[int](): [1]}
+        assert barring.clear(lines, barred) == {2}
+        assert allowed(lines) == [{2}, {1, 2}, set(), {1}]
+    narrow = np.full((1, 1), -1, np.int32)
+    assert barring.clear(narrow, {frozenset({1, 40}): [0]}) == set()
+    assert allowed(narrow) == [set(range(32)) - {1}]
