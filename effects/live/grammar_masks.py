@@ -131,8 +131,8 @@ class GrammarMasks:
         do, and the library works on all processors.
         """
         batch = self._due(plan, state.running)
-        if not batch.walks:
-            return at_once(Masked())
+        if not (batch.moves or batch.made):  # then there may be no library either
+            return at_once(Masked(ends=batch.end(())))
         count, words = len(plan.apart), self._grammars.words
         lent = self._lend(plan.step)
         fits = lent is not None and lent.shape[1] == words and len(lent) >= count
@@ -221,29 +221,28 @@ class GrammarMasks:
         walk = batch.walks[line]
         walk.settle()  # it was planned too early, if that takes any time
         due = due_at(walk, run, i, self._block_size)
-        if due.is_made:
+        if due.is_made and walk.failed is None:
             batch.made.append(line)
             return
         walk.allowed = None
-        if walk.matcher is None:
+        if walk.matcher is None and walk.failed is None:
             self._open(walk)
-        if walk.matcher is None:
-            batch.made.append(line)
-        else:
+        if walk.matcher is not None:
             batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
+        elif walk.failed is not None:
+            batch.errors[line] = walk.failed
 
     def _written(self, batch: Batch, lines: Lines) -> tuple[Finish, ...]:
         """Write the masks of a step; returns who of it is at its end."""
         batch.errors |= self._make_at_once(batch, lines)
         for line in batch.made:
-            walk = batch.walks[line]
-            bits = walk.failed or (walk.allowed and walk.allowed.bits)
-            if isinstance(bits, bytes):
-                fill(lines[line], bits)
-            elif bits:
-                batch.errors[line] = bits
+            last = batch.walks[line].allowed
+            if last is None:
+                raise AssertionError(f"no mask was made for {batch.walks[line].name}")
+            if isinstance(last.bits, GrammarError):
+                batch.errors[line] = last.bits
             else:
-                raise AssertionError(f"no mask was made for {walk.name}")
+                fill(lines[line], last.bits)
         ends: tuple[Finish, ...] = ()
         empty = self._barring.clear(lines, batch.barred)
         if empty or batch.errors:

@@ -20,7 +20,7 @@ class Batch:
     walks: dict[int, Walk] = field(factory=dict)
     lengths: dict[int, int] = field(factory=dict)  # of outputs by then
     moves: list[Move] = field(factory=list)  # masks that are to be made
-    made: list[int] = field(factory=list)  # those that are there, or never will be
+    made: list[int] = field(factory=list)  # those that a thread has made
     free: list[int] = field(factory=list)  # rows that may draw any token
     errors: dict[int, GrammarError] = field(factory=dict)  # who cannot go on, and why
     # Lines that may not allow these tokens.

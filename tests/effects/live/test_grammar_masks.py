@@ -10,7 +10,7 @@ from minfer.config import EngineConfig
 from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
 from minfer.effects.live.masks import Masked
 from minfer.effects.live.walks import Allowed
-from minfer.effects.text.grammars.protocol import Lines
+from minfer.effects.text.grammars.protocol import GrammarError, Lines
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
 from minfer.messages import Execute, Executed, Finish, Submit, Tick
@@ -182,3 +182,15 @@ def test_a_thread_s_mask_does_not_outlive_the_way_it_was_made_for() -> None:
     bench.turn()
     assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 1}
     assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 1}
+
+
+def test_where_the_library_cannot_be_loaded_all_that_need_it_end() -> None:
+    def missing() -> Any:
+        raise GrammarError("there is none")
+
+    bench = Bench()
+    bench.masks._grammars = Grammars(missing)
+    masked = bench.turn(Submit(ask("a")), Submit(ask("b")))
+    assert not masked.masks
+    why = f"{STUCK}: there is none"
+    assert masked.ends == tuple(Finish(name, 0, 0, "error", why) for name in "ab")
