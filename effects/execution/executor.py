@@ -1,15 +1,14 @@
 """What the driver asks of an executor, whatever it executes with."""
 
 from collections.abc import Iterable
-from typing import Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Protocol
 
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, SampleApart
 
-Lines = NDArray[np.int32]  # [lines, words]
+if TYPE_CHECKING:  # so that who only plans need not load it
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ExecutorError(RuntimeError):
@@ -46,11 +45,11 @@ class Executor(Protocol):
         """Take a plan over; may return before it has run."""
         ...
 
-    def mask_lines(self, step: int) -> Lines | None:
-        """Memory for the masks of a plan that was taken over, if there is any to lend: at
-        least a line for each of its rows apart, of a bit for each token id, the lowest
-        first. Said before `sample`, once at most; what is written there need not be
-        copied.
+    def mask_lines(self, step: int) -> "NDArray[np.int32] | None":
+        """Memory [lines, words] for the masks of a plan that was taken over, if there is
+        any to lend: at least a line for each of its rows apart, of a bit for each token
+        id, the lowest first. Said before `sample`, once at most; what is written there
+        need not be copied.
         """
         ...
 

@@ -11,8 +11,7 @@ from typing import Final
 import torch
 from attrs import frozen
 
-from minfer.effects.execution.executor import Lines
-from minfer.effects.execution.late_draws import LateDraw, mask_words, write_masks
+from minfer.effects.execution.late_draws import Bits, LateDraw, mask_words, write_masks
 from minfer.effects.execution.streams import host_words, new_event, new_stream
 
 TURNS: Final = 4  # host buffers: as many copies can wait for the draws before them
@@ -23,7 +22,7 @@ class Buffer:
     """Masks on the host, in pinned memory."""
 
     lines: torch.Tensor  # [draws, words] int32
-    words: Lines  # the same
+    words: Bits  # the same
     copied: torch.cuda.Event | None  # to the device; None on the CPU
 
 
@@ -50,7 +49,7 @@ class Masks:
             self.read()  # else a copy beside this stream could come before that
         return self._lines
 
-    def lend(self, step: int) -> Lines:
+    def lend(self, step: int) -> Bits:
         """Memory for the masks of a step, a line for each draw, until they are sent."""
         buffer = self._lent[step] = self._next()
         return buffer.words

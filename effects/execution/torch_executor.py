@@ -26,10 +26,9 @@ from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.executor import (
     ExecutorError,
-    Lines,
     UnsupportedPlanError,
 )
-from minfer.effects.execution.late_draws import pack_late
+from minfer.effects.execution.late_draws import Bits, pack_late
 from minfer.effects.execution.packing import Draw, Packer
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
@@ -159,7 +158,7 @@ class TorchExecutor:
             if self.at_once and self._stands(flight):
                 self._attempt(flight, self._launch)
 
-    def mask_lines(self, step: int) -> Lines:
+    def mask_lines(self, step: int) -> Bits:
         """Pinned memory, from which masks are copied to the device."""
         return self.runner.sampler.masks.lend(step)
 

@@ -37,8 +37,8 @@ from minfer.effects.live.mask_batch import STUCK as STUCK
 from minfer.effects.live.mask_batch import Batch
 from minfer.effects.live.masks import Masked, at_once, lends_nothing
 from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
-from minfer.effects.text.grammars.lines import Barring, bits_of, fill
-from minfer.effects.text.grammars.protocol import GrammarError, Lines, Matcher, Move
+from minfer.effects.text.grammars.lines import Barring, Lines, bits_of, fill
+from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Event, Execute, Finish, Pause
 from minfer.plan import Mask, Plan

@@ -2,16 +2,18 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
-from minfer.effects.execution.executor import Lines
 from minfer.messages import Event, Finish, Pause
 from minfer.plan import Mask, Plan
 from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition
+
+if TYPE_CHECKING:
+    from minfer.effects.text.grammars.lines import Lines
 
 
 @frozen
@@ -31,7 +33,7 @@ class MaskMaker(Protocol):
         """Learn how the engine is told that a mask is there; from any thread."""
         ...
 
-    def write_to(self, lend: Callable[[int], Lines | None]) -> None:
+    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
         """Learn where masks are to be written: memory for those of a step, if there is
         any.
         """
@@ -68,7 +70,7 @@ class NoMasks:
     def listen(self, post: Callable[[Event], None]) -> None:
         """As `MaskMaker` says: there is nothing to tell."""
 
-    def write_to(self, lend: Callable[[int], Lines | None]) -> None:
+    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
         """As `MaskMaker` says: there are none."""
 
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:  # noqa: ARG002  # the protocol's

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from minfer.effects.execution.executor import Lines
 from minfer.effects.live.masks import Masked, NoMasks
-from minfer.effects.text.grammars.lines import fill
+from minfer.effects.text.grammars.lines import Lines, fill
 from minfer.plan import Mask, Plan
 from minfer.state import EngineState
 

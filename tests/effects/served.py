@@ -14,12 +14,12 @@ import httpx
 import uvicorn
 from attrs import define, field
 
-from minfer.effects.execution.executor import Lines
 from minfer.effects.live.async_llm import AsyncLLM
 from minfer.effects.serving.application import Application
 from minfer.effects.serving.connections import bounded
 from minfer.effects.serving.server import bound
 from minfer.effects.serving.transports.websocket import SOCKETS
+from minfer.effects.text.grammars.lines import Lines
 from minfer.messages import Cancel, Event, Executed, Failed
 from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn

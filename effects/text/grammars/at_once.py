@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from minfer.effects.text.grammars.lines import fill
-from minfer.effects.text.grammars.protocol import GrammarError, Lines, Move
+from minfer.effects.text.grammars.lines import Lines, fill
+from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher, check
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from minfer.effects.text.grammars.at_once import AtOnce
+from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import (
     GrammarError,
-    Lines,
     MissingLibraryError,
     Move,
 )

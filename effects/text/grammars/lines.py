@@ -7,8 +7,7 @@ import numpy as np
 from attrs import frozen
 from numpy.typing import NDArray
 
-from minfer.effects.text.grammars.protocol import Lines
-
+Lines = NDArray[np.int32]  # [lines, words]
 WORD: Final = 32  # bits
 FIRST: Final = 32  # words that are looked at before all are
 

@@ -8,15 +8,14 @@ wherever the output may be over, and alone once it must be.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import numpy as np
 from attrs import define
-from numpy.typing import NDArray
 
 from minfer.structured import StructuredOutputs
 
-Lines = NDArray[np.int32]  # [lines, words]: a bit for each token id, the lowest first
+if TYPE_CHECKING:
+    from minfer.effects.text.grammars.lines import Lines
 
 
 class GrammarError(ValueError):
@@ -90,7 +89,7 @@ class Compiler(Protocol):
     words: int  # of a line
     never: frozenset[int]  # tokens that no output may have, whatever lines say
 
-    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+    def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
         """Move matchers that this compiler made, each another one; then write the mask of
         each to its line. Returns why there is none, by line. On as many processors as
         there are; other threads run meanwhile.

@@ -17,7 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
@@ -25,11 +25,13 @@ from minfer.effects.text.grammars.protocol import (
     Compiler,
     Grammar,
     GrammarError,
-    Lines,
     Move,
 )
 from minfer.effects.text.line import Line, Place
 from minfer.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from minfer.effects.text.grammars.lines import Lines
 
 KEPT: Final = 256  # grammars: what was asked for, and that it compiles
 THREADS: Final = 2
@@ -113,7 +115,7 @@ class Grammars:
         """As `Compiler` says."""
         return self._loaded().never
 
-    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+    def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
         """As `Compiler` says, of matchers that were made here."""
         return self._loaded().masks(moves, lines)
 

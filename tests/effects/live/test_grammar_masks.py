@@ -10,7 +10,8 @@ from minfer.config import EngineConfig
 from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
 from minfer.effects.live.masks import Masked
 from minfer.effects.live.walks import Allowed
-from minfer.effects.text.grammars.protocol import GrammarError, Lines
+from minfer.effects.text.grammars.lines import Lines
+from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
 from minfer.messages import Execute, Executed, Finish, Submit, Tick

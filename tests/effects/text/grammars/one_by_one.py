@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from attrs import define
 
-from minfer.effects.text.grammars.lines import fill
-from minfer.effects.text.grammars.protocol import GrammarError, Lines, Move
+from minfer.effects.text.grammars.lines import Lines, fill
+from minfer.effects.text.grammars.protocol import GrammarError, Move
 
 
 @define(kw_only=True)

@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from minfer.effects.text.grammars.lines import FIRST, WORD, Barring, Bars, bits_of, fill
-from minfer.effects.text.grammars.protocol import Lines
+from minfer.effects.text.grammars.lines import (
+    FIRST,
+    WORD,
+    Barring,
+    Bars,
+    Lines,
+    bits_of,
+    fill,
+)
 
 WORDS = FIRST + 2
 
