@@ -264,6 +264,8 @@ class TorchExecutor:
     def _note_work(self) -> None:
         if self.background is not None:
             self.background.asked()
+            if self.runner.captures.launched:  # of kinds that nobody foresaw
+                self.background.start()
 
     # --- one plan -----------------------------------------------------------------------
 
