@@ -37,7 +37,7 @@ from minfer.messages import (
     clip,
 )
 from minfer.request import Request
-from minfer.runs.drafts import Judged, judged
+from minfer.runs.drafts import Drafted, drafted
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
 
@@ -294,7 +294,7 @@ class Worker:
     def _turn(self) -> None:
         before = self.driver.state
         transition = self.driver.turn(partial(self._decided, before))
-        drafts = judged(before, self.driver.taken, transition)
+        drafts = drafted(before, self.driver.taken, transition)
         if (news := self._news_of(transition, drafts)) is not None:
             self._tell(news)
         self.tally.turn(transition)
@@ -343,7 +343,7 @@ class Worker:
             spent = self.waits.get(cause, 0.0) + after.time - before.time
             self.waits = {**self.waits, cause: spent}
 
-    def _news_of(self, transition: Transition, drafts: Sequence[Judged]) -> News | None:
+    def _news_of(self, transition: Transition, drafts: Sequence[Drafted]) -> News | None:
         """What a turn brought, if anything. Ids of requests that ended are free."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         early = self._is_early(transition)  # then that was said
