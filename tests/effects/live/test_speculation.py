@@ -80,7 +80,11 @@ def plain(asked: str) -> list[Any]:
 )
 @pytest.mark.parametrize("drafts", [3, *long([(1,), (8,)])])
 def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> None:
-    config = {"method": "draft_model", "num_speculative_tokens": drafts}
+    config = {
+        "method": "draft_model",
+        "num_speculative_tokens": drafts,
+        "adaptive": False,
+    }
     told, tally = answers(config, asked)
     assert told == plain(asked)
     assert tally.by_place[0] > least
@@ -90,13 +94,19 @@ def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> 
 @pytest.mark.parametrize("method", ["ngram", *long([("suffix",)])])
 @pytest.mark.parametrize("asked", ["greedy", *long([("mixed",), ("sampled",)])])
 def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
-    told, tally = answers({"method": method, "num_speculative_tokens": 4}, asked)
+    told, tally = answers(
+        {"method": method, "num_speculative_tokens": 4, "adaptive": False}, asked
+    )
     assert told == plain(asked)
     assert tally.rows > 3
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_however_many_steps_are_in_flight(depth: int) -> None:
-    config = {"method": "draft_model", "num_speculative_tokens": 2}
+    config = {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "adaptive": False,
+    }
     told, _ = answers(config, "greedy", steps_in_flight=depth, block_size=16)
     assert told == plain("greedy")
