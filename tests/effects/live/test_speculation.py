@@ -92,7 +92,7 @@ def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> 
 def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
     told, tally = answers({"method": method, "num_speculative_tokens": 4}, asked)
     assert told == plain(asked)
-    assert tally.rows > 3
+    assert tally.rows > 2
 
 
 @pytest.mark.parametrize("depth", [1, 3])
