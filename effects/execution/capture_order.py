@@ -7,11 +7,21 @@ there is speculation, such steps again, in which all of these rows have drafts. 
 prompts, alone and beside those rows; then what few ask for: other ways to draw, contexts
 that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
 them takes no longer than their work.
+
+There is time for half of the prompts' kinds. How many rows decode beside them and how
+long they are is not known before somebody comes, only that both vary by factors: a
+server has 2 streams or 40, and a prompt leaves 20 inputs or 600. So each doubling is
+taken to be as likely as another, and a kind to be as likely as the doublings that it
+serves, of rows times of inputs. Short prompts come first beside every number of rows, and
+most beside usual ones; whoever went through one number of rows after the other would be
+out of time at 32, and a burst of newcomers beside 40 streams would be launched kernel by
+kernel.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
+from math import log2
 from typing import Final
 
 from attrs import evolve, frozen
@@ -31,6 +41,10 @@ from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
 from minfer.speculate.settings import DEVICE
 
 MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
+# How likely prompts are beside no row, in doublings of rows; and several of them beside
+# few rows, by one alone.
+IDLE: Final = 0.5
+SEVERAL: Final = 0.25
 # A kind, whose contexts of up to so many tokens are cut.
 Cut = Callable[[Kind, int], Kind]
 
@@ -60,9 +74,7 @@ def capture_order(
     order = (
         told(decode, likely, short),
         told(drafts.usual, likely, short),
-        told(prompts.few, likely, short),
-        told(beside.few, likely, short),
-        told([*prompts.several, *beside.several], likely, short),
+        told(_likeliest_first(prompts, beside), likely, short),
         told([*decode, *drafts.usual], other, short),
         told(drafts.fewer, likely, short),
         told([*decode, *drafts.usual], likely, longer),
@@ -77,6 +89,31 @@ def capture_order(
         told(decode, other, longer),
     )
     return [*dict.fromkeys(kind for part in order for kind in part)]
+
+
+def _likeliest_first(*found: "WithHistory") -> list[Kind]:
+    """Those of few and of several chunks, by the doublings of rows and of inputs that
+    they serve.
+    """
+    several = {kind for one in found for kind in one.several}
+    kinds = [*(kind for one in found for kind in one.few), *several]
+    rows = _doublings(kind.alone for kind in kinds) | {0: IDLE}
+    inputs = _doublings(kind.tokens for kind in kinds)
+
+    def likely(kind: Kind) -> float:
+        alone = SEVERAL if kind in several else 1.0
+        return alone * rows[kind.alone] * inputs[kind.tokens]
+
+    return sorted(kinds, key=lambda kind: (-likely(kind), kind.tokens, kind.alone))
+
+
+def _doublings(counts: Iterable[int]) -> dict[int, float]:
+    """How many each size serves: those between the size below it and itself. The
+    smallest is taken to serve one, as are the 64 inputs of the shortest prompts.
+    """
+    sizes = sorted({*counts} - {0})
+    served = {size: log2(size / below) for below, size in pairwise(sizes)}
+    return served | dict.fromkeys(sizes[:1], 1.0)
 
 
 def _told(

@@ -27,7 +27,7 @@ from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
-from minfer.effects.execution.late_draws import pack_late
+from minfer.effects.execution.late_draws import Bits, pack_late
 from minfer.effects.execution.packing import Draw, Packer
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
@@ -45,7 +45,7 @@ from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.messages import Executed, Failed
-from minfer.plan import MEAN, POOLINGS, Mask, Plan, SampleApart
+from minfer.plan import MEAN, POOLINGS, Plan, SampleApart
 from minfer.speculate.length import Costs
 from minfer.speculate.settings import Speculation
 
@@ -58,7 +58,7 @@ class Flight:
     slots: list[Slot] = field(factory=list)  # one for each forward, and for late draws
     error: str = ""
     kept: Draw | None = None  # who is sampled apart, once their logits are kept
-    masks: tuple[Mask, ...] | None = None  # of these; None: the host has not said yet
+    told: SampleApart | None = None  # of these; None: the host has not said yet
     gone: list[int] = field(factory=list)  # of these, whose rows were others' by then
 
 
@@ -180,12 +180,16 @@ class TorchExecutor:
             if self.at_once and self._stands(flight):
                 self._attempt(flight, self._launch)
 
+    def mask_lines(self, step: int) -> Bits:
+        """Pinned memory, from which masks are copied to the device."""
+        return self.runner.sampler.masks.lend(step)
+
     def sample(self, apart: SampleApart) -> None:
         """Have the rows drawn that are sampled apart in a plan that was launched."""
         flight = next((one for one in self.flights if one.plan.step == apart.step), None)
         if flight is None:
             return  # it failed, and that was said
-        flight.masks = apart.masks
+        flight.told = apart
         if self.at_once and self._stands(flight):
             with self.lock:
                 self._attempt(flight, self._sample)
@@ -202,7 +206,7 @@ class TorchExecutor:
     def _collect(self, flight: Flight) -> Executed | Failed:
         if not self.at_once:
             self._attempt(flight, self._launch)
-            if flight.plan.apart and flight.masks is not None and not flight.error:
+            if flight.plan.apart and flight.told is not None and not flight.error:
                 self._attempt(flight, self._sample)
         if not flight.error:
             try:
@@ -266,6 +270,8 @@ class TorchExecutor:
     def _note_work(self) -> None:
         if self.background is not None:
             self.background.asked()
+            if self.runner.captures.launched:  # of kinds that nobody foresaw
+                self.background.start()
 
     # --- one plan -----------------------------------------------------------------------
 
@@ -308,19 +314,21 @@ class TorchExecutor:
 
     def _sample(self, flight: Flight) -> None:
         """The draws of rows that are sampled apart."""
-        if flight.kept is None or flight.masks is None:
+        if flight.kept is None or flight.told is None:
             return
         late = pack_late(
-            flight.plan, flight.kept, flight.masks, self.runner.rows, self.runner.padded
+            flight.plan, flight.kept, flight.told, self.runner.rows, self.runner.padded
         )
         flight.gone = late.gone
-        if late.draw.places:
-            slot = self.ring.next()
-            flight.slots.append(slot)
-            self.runner.run_late(late, slot)
+        if not late.draw.places:
+            self.runner.sampler.masks.forget(late.step)
+            return
+        slot = self.ring.next()
+        flight.slots.append(slot)
+        self.runner.run_late(late, slot)
 
     def _results(self, flight: Flight) -> Executed:
-        if flight.plan.apart and flight.masks is None:
+        if flight.plan.apart and flight.told is None:
             raise ExecutorError(
                 f"nobody said that the rows apart in step {flight.plan.step} may be "
                 "sampled"
@@ -338,6 +346,7 @@ class TorchExecutor:
         if self.catch_up is not None:
             self.catch_up.forget()
         self.runner.forget()
+        self.runner.sampler.masks.forget()
         self.runner.wait()
         give_back(self.device)  # while a graph is captured, torch does not do so itself
 

@@ -133,7 +133,7 @@ class WarmUp:
         if wanted := captures.wanted():
             return wanted[0]
         while self.pending:
-            if captures.may_have(kind := self.pending.popleft()):
+            if captures.may_foresee(kind := self.pending.popleft()):
                 return kind
         return None
 

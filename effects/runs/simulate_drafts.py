@@ -137,11 +137,22 @@ def costing(options: argparse.Namespace, cost: CostModel) -> CostModel:
     return cost if each is None else evolve(cost, draft=each)
 
 
+def free(how: Speculation | None, cost: CostModel) -> str:
+    """That a draft model costs nothing, where nobody says what it does."""
+    if how is None or how.drafter != DEVICE or cost.draft:
+        return ""
+    return "; its draft model takes no time, as --draft-cost says nothing else"
+
+
 def says_of_drafts(
-    cases: Iterable[Case], options: argparse.Namespace, guesses: Guesses
+    cases: Iterable[Case],
+    options: argparse.Namespace,
+    guesses: Guesses,
+    cost: CostModel,
 ) -> str:
     """What simulations with drafts rest on; nothing if none has any."""
-    if all(case.config.speculation is None for case in cases):
+    hows = [how for case in cases if (how := case.config.speculation) is not None]
+    if not hows:
         return ""
     first, why = "", "assumed; --acceptance-rate says otherwise"
     if options.acceptance_rate is not None:
@@ -150,6 +161,6 @@ def says_of_drafts(
         first, why = "those that the run had stand as they did; of others ", "as there"
     return (
         f"drafts: {first}each is accepted with probability {guesses.rate:.2g} if those "
-        f"before it are ({why}); accepted, of those proposed; length, tokens of a row "
-        "with drafts"
+        f"before it are ({why}){free(hows[0], cost)}; accepted, of those proposed; "
+        "length, tokens of a row with drafts"
     )

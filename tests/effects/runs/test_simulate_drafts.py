@@ -45,6 +45,9 @@ def test_a_draft_model_costs_what_it_is_said_to(
     )
     assert cheap["drafted"]["proposed"] > 0
     assert dear["drafted"]["proposed"] == 0, "none pays at that price"
+    for more, says in (((), True), (("--draft-cost", "0.001"), False)):
+        assert main(["simulate", LOAD, *asked, *more]) == 0
+        assert ("takes no time" in capsys.readouterr().out) == says
 
 
 def test_the_table_says_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:

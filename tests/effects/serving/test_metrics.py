@@ -135,12 +135,12 @@ def test_counts_of_a_run(made: Made) -> None:
 
 
 @pytest.mark.parametrize("method", ["suffix", "draft_model"])
-def test_drafts_of_a_run(made: Made, method: str) -> None:
+def test_drafts_of_a_run(made: Made, folder: str, method: str) -> None:
     """The second time the host finds what the first one was answered."""
     how: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
     how["adaptive"] = False
     if method == "draft_model":
-        how["model"] = "a draft"
+        how["model"] = folder  # its own draft: the oracle says what it drafts
     llm, metrics, _ = made(num_gpu_blocks_override=64, speculative_config=how)
     told = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
     settle(llm)
