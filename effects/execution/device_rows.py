@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
+from minfer.config import EngineConfig
 from minfer.params import ROW_FIELDS
 from minfer.plan import Open
 from minfer.sample import RowSampling, is_greedy, lowest, stream
@@ -132,6 +133,15 @@ class DeviceRows:
         self.owners: list[Open | None] = [None] * count
         self.opened = 0
         self._wants = np.zeros(rows, np.uint8)
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, length: int, vocab: int, device: torch.device
+    ) -> "DeviceRows":
+        """Those of an engine, for sequences of up to `length` tokens."""
+        rows = cls(config.max_num_seqs, -(-length // config.block_size), vocab, device)
+        rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
+        return rows
 
     def set_table(self, row: int, at: int, blocks: tuple[int, ...]) -> None:
         """Note entries of a row's table from `at` on."""

@@ -53,7 +53,7 @@ class Slot:
             done=new_event(device),
         )
 
-    def begin(self, draw: Draw, *, scored: bool) -> None:
+    def begin(self, draw: Draw | None, *, scored: bool) -> None:
         """A forward takes its turn."""
         self.draw = draw
         self.scored = scored

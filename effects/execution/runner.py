@@ -32,9 +32,9 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
 from minfer.effects.execution.device_rows import DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
-from minfer.effects.execution.feeding import Feeder, Step, sampled
+from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
 from minfer.effects.execution.graphs import GraphCache, watched
-from minfer.effects.execution.inputs import Inputs, most_words, nobodys
+from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
 from minfer.effects.execution.judging import judge, spread
 from minfer.effects.execution.kinds import (
     Kind,
@@ -73,26 +73,6 @@ def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
     return lambda batch, cache: forward(spec, weights, batch, cache)
 
 
-def _rows(
-    config: EngineConfig, length: int, vocab: int, device: torch.device
-) -> DeviceRows:
-    """The rows of a device, for sequences of so many tokens."""
-    blocks = -(-length // config.block_size)
-    rows = DeviceRows(config.max_num_seqs, blocks, vocab, device)
-    rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
-    return rows
-
-
-def _shortcuts(backend: Backend, *, graphs: bool) -> Shortcuts:
-    """What makes a backend's steps faster, as long as it works."""
-    routes = backend.routes
-    return Shortcuts(
-        graphs=graphs and is_gpu(backend.device),
-        flash_from=routes.flash_from,
-        fused=not routes.no_quack,
-    )
-
-
 class ModelRunner:
     """Runs forwards of one model. What is launched is done in order."""
 
@@ -121,7 +101,7 @@ class ModelRunner:
         self.cache = backend.make_cache(
             spec, config.num_blocks, config.block_size, length
         )
-        self.rows = _rows(config, length, spec.vocab_size, device)
+        self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         self.feeder = Feeder(backend, self.rows, config.block_size)
         self.draft: DraftModel | None = None
         if draft is not None:
@@ -142,7 +122,7 @@ class ModelRunner:
         self.checked = checked
         self.stream = new_stream(device)
         self.captured = backend.routes.captured  # from history, of a step with a graph
-        self.shortcuts = _shortcuts(backend, graphs=graphs)
+        self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
         most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
@@ -212,6 +192,14 @@ class ModelRunner:
             else:
                 self._replay(kind)
             slot.fetch(self.sampler.out, self.sampler.scores, kind.lines)
+
+    def catch_up(self, kind: Kind, words: Words, slot: Slot) -> None:
+        """Have the draft model alone take chunks of rows."""
+        slot.begin(None, scored=False)
+        self._send(slot, words)
+        history = Inputs.of(self.staging, kind).history
+        if self.draft is not None and history is not None:
+            self.draft.absorb(kind, history)
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
@@ -313,7 +301,7 @@ class ModelRunner:
             step,
             fed,
             sampled(kind, inputs),
-            None if inputs.history is None else self._chunks(kind, inputs.history.chunks),
+            None if inputs.history is None else self._chunks(kind, inputs.history),
             splits=kind.splits,
             fused=self._fuses(kind),
             guessed=kind.fed - kind.alone,
@@ -351,12 +339,12 @@ class ModelRunner:
         )
         return fuses and self.shortcuts.may_take(QUACK)
 
-    def _chunks(self, kind: Kind, words: Tensor) -> Chunks:
-        """From `words` [4, chunks]; flash-attn's work is not captured."""
-        rows, starts, counts, offsets = words
+    def _chunks(self, kind: Kind, history: History[Tensor]) -> Chunks:
+        """Where flash-attn serves them, its work; that is not captured."""
         flash = None
         flash_from = self.shortcuts.flash_from
         wanted = 0 < flash_from <= kind.longest and kind.tokens > self.captured
         if wanted and self.shortcuts.may_take(FLASH):
+            rows, starts, counts, _ = history.chunks
             flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
-        return Chunks(rows, starts, counts, offsets, kind.longest, flash)
+        return chunks_of(kind, history, flash)

@@ -22,6 +22,7 @@ from attrs import define, field, frozen
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.background import Background
+from minfer.effects.execution.catching_up import CatchUp, pack_chunks
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.draft_model import DraftOf
@@ -150,6 +151,11 @@ class TorchExecutor:
         # A plan takes a slot for each forward; one more if rows are sampled apart, but
         # then it has one forward.
         slots = (config.depth + 1) * max(config.max_repeat, 2) + 1
+        # What a draft model's cache lacks of rows, if there is one; that takes a slot.
+        self.catch_up: CatchUp | None = None
+        if modelled:
+            self.catch_up = CatchUp(config.max_num_batched_tokens)
+            slots += config.depth + 1
         self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
         self.flights: deque[Flight] = deque()
         # Whether what is launched runs at once; else, when its results are asked for.
@@ -296,6 +302,10 @@ class TorchExecutor:
         if why or (why := flaw_of_owners(plan, self.runner.rows)):
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
+        if self.catch_up is not None:
+            if chunks := self.catch_up.chunks(plan):
+                self.runner.catch_up(*pack_chunks(chunks), self.ring.next())
+            self.catch_up.launched(plan)
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             flight.slots.append(slot)
@@ -324,12 +334,17 @@ class TorchExecutor:
                 "sampled"
             )
         vocab = self.runner.spec.vocab_size
-        return results(flight.plan, flight.slots, vocab, flight.gone)
+        found = results(flight.plan, flight.slots, vocab, flight.gone)
+        if self.catch_up is not None:
+            self.catch_up.collected(flight.plan, found.yields)
+        return found
 
     def _give_up(self) -> None:
         """A plan failed: nothing that was handed over touches the cache any more."""
         self.flights.clear()
         self.packer.forget()
+        if self.catch_up is not None:
+            self.catch_up.forget()
         self.runner.forget()
         self.runner.sampler.masks.forget()
         self.runner.wait()

@@ -71,9 +71,12 @@ def test_whatever_is_guessed_tokens_are_the_same(
     assert run.serve(requests(0), apart=depth % 2) == reference
     assert not run.count(Voided)
     if right == 1:
-        assert tally.accepted == tally.proposed > 20
-    elif tally.proposed > 30:
-        assert (tally.accepted > 0) == (right > 0)
+        assert tally.accepted == tally.proposed
+    else:
+        assert tally.accepted < max(1, tally.proposed)
+    if "max_num_seqs" not in settings:  # which leaves no room
+        assert right * tally.proposed / 3 <= tally.accepted
+        assert tally.proposed > 15
     if settings == {"num_blocks": 9}:
         assert run.count(Preempted)
 
