@@ -52,6 +52,14 @@ class CatchUp:
     budget: int  # tokens of a step
     texts: dict[int, Text] = field(factory=dict)  # by device row
 
+    def begun(self, plan: Plan) -> "tuple[Kind, Words] | None":
+        """A plan is launched; returns what is to be done before, as `pack_chunks` does,
+        if anything.
+        """
+        chunks = self.chunks(plan)
+        self.launched(plan)
+        return pack_chunks(chunks) if chunks else None
+
     def chunks(self, plan: Plan) -> list[Chunk]:
         """What is to be taken before a plan is, for those who draft in it."""
         found, room = list[Chunk](), min(MOST, self.budget)

@@ -22,7 +22,7 @@ from attrs import define, field, frozen
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.background import Background
-from minfer.effects.execution.catching_up import CatchUp, pack_chunks
+from minfer.effects.execution.catching_up import CatchUp
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.draft_model import DraftOf
@@ -35,11 +35,7 @@ from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.step_costs import step_costs
 from minfer.effects.execution.streams import give_back, is_gpu
 from minfer.effects.execution.threads import is_for_one_thread, work_alone
-from minfer.effects.execution.verified import (
-    check_speculation,
-    flaw_of_drafts,
-    flaw_of_owners,
-)
+from minfer.effects.execution.verified import check_speculation, flaw_of_drafts
 from minfer.effects.execution.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
@@ -296,16 +292,14 @@ class TorchExecutor:
     def _launch(self, flight: Flight) -> None:
         """Everything but the draws of rows that are sampled apart."""
         plan = flight.plan
+        how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        speculation = self.runner.config.speculation
-        why = unsupported(plan) or flaw_of_drafts(plan, speculation, modelled=modelled)
-        if why or (why := flaw_of_owners(plan, self.runner.rows)):
+        why = unsupported(plan) or flaw_of_drafts(plan, how, rows, modelled=modelled)
+        if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
-        if self.catch_up is not None:
-            if chunks := self.catch_up.chunks(plan):
-                self.runner.catch_up(*pack_chunks(chunks), self.ring.next())
-            self.catch_up.launched(plan)
+        if self.catch_up is not None and (due := self.catch_up.begun(plan)):
+            self.runner.catch_up(*due, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             flight.slots.append(slot)

@@ -10,7 +10,7 @@ from minfer.effects.execution.kinds import Kind, most_draws
 from minfer.effects.execution.packing import Packer
 from minfer.effects.models.shapes import padded_tokens
 from minfer.plan import Draft, Fill, Plan
-from minfer.request import Request
+from minfer.request import Request, SamplingParams
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import Model, Run
 
@@ -221,6 +221,18 @@ def test_beside_prompts_drafts_come_before_them() -> None:
     assert inputs.history.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
     assert inputs.history.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
     assert inputs.drafts.counts.tolist() == [2]
+
+
+def test_prompts_are_scored_at_their_own_inputs() -> None:
+    packs = packer(pad=False)
+    packs.drafts = 99
+    sampling = SamplingParams(prompt_logprobs=0)
+    scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
+    packs.rows.open(4, opened(scored, (4,)))
+    mixed = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
+    [forward] = packs.forwards(mixed)
+    assert forward.targets is not None
+    assert forward.targets.inputs.tolist() == [7, 8]  # behind rows, drafts and a prompt
 
 
 def test_of_more_drafts_than_there_is_room_for_some_are_sent() -> None:
