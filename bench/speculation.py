@@ -137,20 +137,20 @@ class Pair:
         both = [model(torch.tensor([text])).logits[0, :-1] for model in self.models]
         if not temperature:
             target, draft = (logits.argmax(-1) for logits in both)
-            return (target != draft).double()
+            return torch.ne(target, draft).double()
         target, draft = ((logits.double() / temperature).softmax(-1) for logits in both)
-        return (target - draft).abs().sum(-1) / 2
+        return torch.abs(target - draft).sum(-1) / 2
 
 
 def distances(pair: Pair, found: Ran, temperature: float) -> Any:
-    """Acceptance of drafts that were judged, beside what the distributions there allow."""
+    """Acceptance of drafts that were judged, beside what distributions there allow."""
     far = [pair.distances(text, temperature) for text in found.texts]
     values, accepted = list[float](), 0
     for one in found.seen.drafts:
         count = length.judged(one.proposed, one.accepted)
         at = one.known - 1
         some = far[int(one.id)][at : at + count].tolist()
-        values += some  # requests are numbered; what was drafted behind an output's end is not in its text
+        values += some  # without what was drafted behind the text's end
         accepted += min(one.accepted, len(some))
     tv = torch.tensor(values, dtype=torch.float64)
     return {
