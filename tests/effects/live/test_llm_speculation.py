@@ -65,7 +65,8 @@ def prompts(count: int) -> list[list[int]]:
     ids = _text()
     made = list[list[int]]()
     for i in range(count):
-        own = ids[97 * i : 97 * i + 5 + 41 * i % 60]
+        begin = 97 * i % (len(ids) - 99)
+        own = ids[begin : begin + 5 + 41 * i % 60]
         made.append([*ids[:SHARED], *own] if i % 3 == 0 else own)
     return made
 

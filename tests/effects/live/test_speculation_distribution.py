@@ -150,5 +150,5 @@ def test_a_wrong_rule_is_caught(
     folders: tuple[Path, Path], method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(CpuBackend, "stand", staticmethod(nearly))
-    found = written(folders, method, "temperature", FEW)
+    found = written(folders, method, "temperature", 3 * FEW)
     assert is_far(found, exact(folders[0], "temperature"))
