@@ -18,7 +18,7 @@ from attrs import define, field
 
 from minfer.config import EngineConfig
 from minfer.messages import Event, Execute, Executed, Failed, Propose
-from minfer.plan import Open, Plan
+from minfer.plan import Open
 from minfer.sequence import SampleId
 from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.proposer import Proposer
@@ -103,7 +103,7 @@ class HostDrafts:
         grown = list[SampleId]()
         for result in results:
             if isinstance(result, Executed):
-                grown += self._grown(state.inflight[0], result)
+                grown += self._grown(state, result)
         self._read()
         if self.skip:
             self.skip -= 1
@@ -140,6 +140,8 @@ class HostDrafts:
     def _opened(self, gen: int, opened: Open, state: EngineState) -> None:
         """A sample begins, or begins again, with all that is known of it."""
         name, run = opened.name, state.running
+        if name not in run.ids:
+            return  # it gave way within the turn, to others of a step planned later
         request = run.seqs[run.ids.index(name)].request
         if not may_draft(request):
             return
@@ -157,14 +159,17 @@ class HostDrafts:
         self.names[gen] = name
         self._grow(reader, opened.known[reader.known :])
 
-    def _grown(self, plan: Plan, result: Executed) -> list[SampleId]:
-        """Who has more tokens by the results of a plan."""
+    def _grown(self, state: EngineState, result: Executed) -> list[SampleId]:
+        """Who has more tokens by the results of the earliest plan: of who has given way
+        since, they do not count.
+        """
+        plan, there = state.inflight[0], set(state.running.gens)
         grown = list[SampleId]()
         if type(result.yields) is not tuple or len(result.yields) != len(plan.gens):
             return grown  # results that cannot be
         for gen, tokens in zip(plan.gens, result.yields, strict=True):
             name = self.names.get(gen)
-            if tokens and name is not None:
+            if tokens and name is not None and gen in there:
                 self._grow(self.readers[name], tokens)
                 grown.append(name)
         return grown

@@ -19,6 +19,7 @@ from minfer.speculate.proposer import Proposal, Proposer
 from minfer.speculate.settings import HOST, Speculation
 from minfer.speculate.tally import Tally, tallied
 from minfer.state import Transition
+from tests.circles import seeds
 
 VOCAB = 3  # so small that everything has been there before
 PLAIN = EngineConfig(
@@ -194,6 +195,28 @@ def test_who_gives_way_is_read_on_where_it_was() -> None:
     plain = evolve(tight, speculation=None)
     wanted = [request(name, 8, 40) for name in "abcd"]
     assert run(tight, Lookup(least=2), *wanted).out == run(plain, None, *wanted).out
+
+
+@seeds(20, 300)
+def test_who_is_let_in_may_give_way_within_the_turn(seeds: range) -> None:
+    """`turn` asserts that nothing is proposed for who has."""
+    for seed in seeds:
+        rng = Random(seed)
+        tight = evolve(
+            CONFIG,
+            num_blocks=rng.randrange(12, 30),
+            max_model_len=44,
+            depth=rng.choice([2, 3]),
+            max_num_batched_tokens=rng.randrange(8, 24),
+            max_num_seqs=rng.randrange(2, 8),
+        )
+        wanted = [
+            request(f"{seed} {i}", rng.randrange(3, 20), rng.randrange(5, 24))
+            for i in range(8)
+        ]
+        plain = evolve(tight, speculation=None)
+        found = run(tight, Lookup(least=2), *wanted)
+        assert found.out == run(plain, None, *wanted).out
 
 
 def test_who_is_cancelled_is_forgotten() -> None:
