@@ -105,7 +105,7 @@ def test_worlds_yield_the_same(seeds: range, drafter: str, wrong: int) -> None:
         assert world.outs == plain.outs
         drafted += world.drafted
         preempted += world.preempted
-    assert drafted > 5 * len(seeds)
+    assert drafted > 3 * len(seeds)
     assert preempted, "the worlds are too kind"
 
 
