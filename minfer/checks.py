@@ -5,6 +5,7 @@ from typing import Any, Final
 # Whole numbers are those that journals and drivers can hold.
 LEAST: Final = -(2**63)
 MOST: Final = 2**63 - 1
+LARGEST_TOKEN: Final = 2**32 - 1
 
 
 class ParameterError(ValueError):
@@ -53,3 +54,11 @@ def check_text(value: Any, param: str) -> None:
     """
     if type(value) is not str:
         raise ParameterError(param, f"must be a string, not a {type(value).__name__}")
+
+
+def check_tokens(value: Any, param: str, most: int) -> None:
+    """Raise ParameterError unless `value` is a tuple of at most so many token ids."""
+    if type(value) is not tuple or len(value) > most:
+        raise ParameterError(param, f"must be a tuple of at most {most} token ids")
+    for token in value:
+        check_number(token, param, 0, LARGEST_TOKEN, whole=True)

@@ -20,6 +20,7 @@ from minfer.publish import sealed
 from minfer.record import evolve
 from minfer.retire import open_fences
 from minfer.sequence import Running, edited, positions
+from minfer.speculate.learn import learnt
 from minfer.spread import spread
 from minfer.state import EngineState, Transition, emitted, ignored
 from minfer.void import void
@@ -75,6 +76,8 @@ def _good(
         sizes = tuple(map(len, yields))
     advanced, new = _advanced(config.thresholds, state.running, plan, yields, sizes)
     state = evolve(state, running=advanced, inflight=state.inflight[1:])
+    if plan.drafts and config.speculation is not None:
+        state = learnt(config.speculation.learning, state, plan, sizes)
     if state.faults:
         ran = {advanced.ids[i] for i in positions(advanced, set(plan.gens))}
         state = evolve(state, faults=tuple(f for f in state.faults if f[0] not in ran))

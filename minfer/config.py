@@ -2,44 +2,15 @@
 
 from typing import Any, Final
 
-from attrs import Attribute, field, frozen
+from attrs import field, frozen
 
-from minfer.checks import MOST
 from minfer.policy import FirstCome, Policy
+from minfer.setting import ConfigError, flag, number
+from minfer.speculate.settings import Speculation
 
 # What is varied, when sizes are compared: in forks, simulations, and what a page is
 # headed by.
 SIZES: Final = ("num_blocks", "block_size", "max_num_seqs", "max_num_batched_tokens")
-
-
-class ConfigError(ValueError):
-    """A setting is out of range or contradicts another one."""
-
-
-def number(low: float, *, above: bool = False, of: str = "") -> Any:
-    """A field's validator: a finite number from `low` or above it, whole if its type is
-    int.
-    """
-
-    def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
-        whole = attribute.type is int
-        right = isinstance(value, int if whole else int | float) and not isinstance(
-            value, bool
-        )
-        if not right or not low <= value <= MOST or (above and value == low):
-            want = f"a {'whole ' * whole}number {'above' if above else 'from'} {low}"
-            # Python refuses to write out integers of thousands of digits.
-            huge = isinstance(value, int) and abs(value) > MOST
-            given = "one that large" if huge else repr(value)
-            raise ConfigError(f"{of}{attribute.name} must be {want}, not {given}")
-
-    return check
-
-
-def flag(_: object, attribute: "Attribute[Any]", value: Any) -> None:
-    """A field's validator: true or false."""
-    if not isinstance(value, bool):
-        raise ConfigError(f"{attribute.name} must be true or false, not {value!r:.80}")
 
 
 def _threshold(low: int, default: int) -> Any:
@@ -109,12 +80,17 @@ class EngineConfig:
     # its mask is made while the forward runs that it is for.
     late_masks: bool = field(default=False, validator=flag)
     policy: Policy = FirstCome()
+    speculation: Speculation | None = None  # no drafts
     thresholds: Thresholds = Thresholds()
 
     def __attrs_post_init__(self) -> None:
         if not isinstance(self.thresholds, Thresholds):
             raise ConfigError(
                 f"thresholds must be Thresholds, not {self.thresholds!r:.80}"
+            )
+        if not isinstance(self.speculation, Speculation | None):
+            raise ConfigError(
+                f"speculation must be Speculation or none, not {self.speculation!r:.80}"
             )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ConfigError(

@@ -226,3 +226,11 @@ def budget(
     found, state = _asked(config, state, "budget", load, read=_count, instead=load.budget)
     least = 0 if len(state.running) else 1
     return max(least, min(found, config.max_num_batched_tokens)), state
+
+
+def drafts(
+    config: EngineConfig, state: EngineState, load: Load, most: int
+) -> tuple[int, EngineState]:
+    """How many drafts a row may have in a step. First come: `most`, as many as may be."""
+    found, state = _asked(config, state, "drafts", load, most, read=_count, instead=most)
+    return max(0, min(found, most)), state

@@ -1,6 +1,7 @@
 """Samples end, wherever they are: in line or running."""
 
 from collections.abc import Iterable
+from functools import reduce
 
 from attrs import frozen
 
@@ -10,6 +11,7 @@ from minfer.messages import Finished
 from minfer.record import evolve
 from minfer.retire import retire
 from minfer.sequence import Running, SampleId, Sequence
+from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting
 from minfer.state import EngineState
 
 
@@ -72,6 +74,8 @@ def _counted_out(
     faults = tuple(fault for fault in state.faults if fault[0] not in gone)
     if state.paused:
         state = evolve(state, paused=state.paused - gone)
+    if state.drafting is not NOTHING_DRAFTED:
+        state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))
     if searches is not state.searches:
         state = evolve(state, searches=searches)
     return evolve(state, requests=requests.finish(), faults=faults), tuple(finished)

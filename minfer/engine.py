@@ -26,12 +26,14 @@ from minfer.messages import (
     Failed,
     Finish,
     Pause,
+    Propose,
     Submit,
     Tick,
 )
 from minfer.pausing import told_of_pauses
 from minfer.record import evolve
 from minfer.schedule import schedule
+from minfer.speculate.proposing import told_of_proposals
 from minfer.state import EngineState, Transition, ignored
 from minfer.stop import stopped
 
@@ -41,6 +43,7 @@ _IN_A_ROW: Final[dict[type, str]] = {
     Cancel: "stop",
     Finish: "stop",
     Pause: "pause",
+    Propose: "propose",
 }
 
 
@@ -96,3 +99,6 @@ def _fold(config: EngineConfig, state: EngineState, events: list[Event]) -> Tran
         case Pause():
             pauses = [event for event in events if isinstance(event, Pause)]
             return told_of_pauses(state, pauses)
+        case Propose():
+            proposals = [event for event in events if isinstance(event, Propose)]
+            return told_of_proposals(config, state, proposals)

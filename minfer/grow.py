@@ -7,6 +7,7 @@ fences are waited for, and only if none are coming the policy's victim is preemp
 shortage, one victim.
 """
 
+from collections.abc import Mapping
 from itertools import islice
 
 from minfer import consult
@@ -55,25 +56,42 @@ def stretch(
     """Make room for up to `max_repeat` decode steps; returns how many tokens each row may
     yield.
 
-    Takes blocks only while there are plenty: a row whose table ends sooner yields less.
+    A row whose table ends sooner yields less.
     """
     run = state.running
     size = config.block_size
-    wants: dict[int, int] = {}
-    each = zip(run.sched, run.last, run.tables, strict=True)
-    for i, (sched, last, table) in enumerate(each):
-        more = -(-min(sched + config.max_repeat, last) // size) - len(table)
-        if more > 0 and run.gens[i] not in idle and run.gens[i] not in grown:
-            wants[i] = more
-    if wants and sum(wants.values()) + len(run) <= state.blocks.available:
-        state, more_grown = _extend(config, state, wants)
-        grown = {**grown, **more_grown}
+    upto = {
+        i: min(sched + config.max_repeat, run.last[i])
+        for i, sched in enumerate(run.sched)
+        if run.gens[i] not in idle
+    }
+    state, grown = make_room(config, state, upto, grown)
     run = state.running
     most = tuple(
         max(1, min(config.max_repeat, last - sched, len(table) * size - sched))
         for sched, last, table in zip(run.sched, run.last, run.tables, strict=True)
     )
     return state, grown, most
+
+
+def make_room(
+    config: EngineConfig, state: EngineState, upto: Mapping[int, int], grown: Grown
+) -> tuple[EngineState, Grown]:
+    """Grow tables so that they hold the inputs below `upto`: position among the running
+    -> position of an input.
+
+    Takes blocks only while there are plenty, and of a table once a step.
+    """
+    run = state.running
+    wants: dict[int, int] = {}
+    for i, end in upto.items():
+        more = -(-end // config.block_size) - len(run.tables[i])
+        if more > 0 and run.gens[i] not in grown:
+            wants[i] = more
+    if wants and sum(wants.values()) + len(run) <= state.blocks.available:
+        state, more_grown = _extend(config, state, wants)
+        grown = {**grown, **more_grown}
+    return state, grown
 
 
 def _extend(

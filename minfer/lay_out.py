@@ -10,7 +10,7 @@ from operator import add
 from attrs import frozen
 
 from minfer.config import EngineConfig
-from minfer.plan import Fill, Open, Plan
+from minfer.plan import Draft, Fill, Open, Plan
 from minfer.record import evolve
 from minfer.sample import row_sampling
 from minfer.sequence import Running, less, positions
@@ -43,7 +43,7 @@ def laid_out(work: Work) -> Plan:
     ahead = work.most or ones(len(run))  # how far the step takes each sequence
     gens = less(run.gens, out)
     most = less(ahead, out)
-    counts = ones(len(gens))
+    counts = most if work.drafts else ones(len(gens))
     if out or chunks:
         ahead, counts, most = _with_chunks(run, out, chunks, ahead, counts, most)
     plan = Plan(
@@ -59,7 +59,8 @@ def laid_out(work: Work) -> Plan:
         ),
         grows=tuple(work.grown.values()),
         copies=tuple([one.copy for one in work.newcomers if one.copy]),
-        repeat=max(work.most) if work.most else 1,
+        repeat=max(work.most) if work.most and not work.drafts else 1,
+        drafts=_drafts(work, gens) if work.drafts else (),
         apart=_apart(run, gens, most) if state.lockstep else (),
     )
     work.state = evolve(
@@ -120,6 +121,12 @@ def _opened(config: EngineConfig, run: Running, chunk: Chunk) -> Open:
         tables=(run.tables[i][:],),
         pooling=seq.request.pooling,
     )
+
+
+def _drafts(work: Work, gens: tuple[int, ...]) -> tuple[Draft, ...]:
+    """Who of the plan's rows has drafts."""
+    drafts = work.drafts
+    return tuple([Draft(i, drafts[gen]) for i, gen in enumerate(gens) if gen in drafts])
 
 
 def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[int, ...]:

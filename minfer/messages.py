@@ -18,11 +18,13 @@ from minfer.checks import (
     check_flag,
     check_number,
     check_text,
+    check_tokens,
     check_whole,
 )
 from minfer.plan import Logprobs, Plan, Pooled, Scores, Yields
 from minfer.request import Request
 from minfer.sequence import SampleId, SampleIds
+from minfer.speculate.settings import MOST_DRAFTS
 
 OWN_ENDS: Final = frozenset(
     {"cancelled", "rejected", "error"}
@@ -120,6 +122,22 @@ class Pause(OfSample):
 
 
 @frozen
+class Propose(OfSample):
+    """The host drafts for a sample: `tokens` may follow the first `known` that it has.
+    Used by the next step that has nothing of it in flight, if no more is known then.
+    """
+
+    known: int
+    tokens: tuple[int, ...]
+
+    def __attrs_post_init__(self) -> None:
+        check_text(self.id, "id")
+        check_whole(self.sample, "sample")
+        check_whole(self.known, "known")
+        check_tokens(self.tokens, "tokens", MOST_DRAFTS)
+
+
+@frozen
 class Executed:
     """A step is done: per row of its plan, the tokens it yielded.
 
@@ -147,7 +165,7 @@ class Failed:
     error: str = ""
 
 
-Event = Tick | Submit | Cancel | Finish | Pause | Executed | Failed
+Event = Tick | Submit | Cancel | Finish | Pause | Propose | Executed | Failed
 # A subclass of one is none: nobody could write it down and read it again.
 EVENTS: Final = frozenset(get_args(Event))
 

@@ -19,11 +19,12 @@ Contract of an executor:
   chunk of a prompt that goes on, or any of a request that ends with its prompt). With
   `repeat` = k the plan stands for k forwards: row i takes part in the first
   max(1, most[i]) of them, feeding itself.
-- A row in `drafts` feeds itself, and takes the drafts as further inputs: counts[i] is 1
-  more than there are. At each of its inputs it samples as it would without drafts, and
-  it goes on as long as that token is the next draft: it yields the drafts that were
-  accepted and the token after them. KV that was written for the others is nobody's: the
-  row's next input takes the place of the first of them. `repeat` is 1.
+- A row in `drafts` feeds itself, and takes drafts as further inputs: counts[i] is 1 more
+  than there are. Those that the plan does not say, the executor's draft model makes. At
+  each of its inputs it samples as it would without drafts, and it goes on as long as that
+  token is the next draft: it yields the drafts that were accepted and the token after
+  them. KV that was written for the others is nobody's: the row's next input takes the
+  place of the first of them. `repeat` is 1.
 - A row that was opened with `pooling` yields no token. With the plan that has the last
   input of its prompt comes a vector of what the model made of it: of that input, or of
   all since the row was opened, which then are the whole prompt. It travels beside the
@@ -135,7 +136,7 @@ class Draft:
     """Tokens that are expected to follow a row's last one, to be verified."""
 
     index: int  # in the plan's columns
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()  # none: the executor's draft model says them
 
 
 @frozen
@@ -217,3 +218,6 @@ class SampleApart:
 
     step: int
     masks: tuple[Mask, ...] = ()  # of some of these rows; the others may draw any token
+    # Whether all masks lie in memory that the executor lent for this step, a line for
+    # each entry of `apart`. Whoever is told over a wire lends none.
+    written: bool = False

@@ -1,7 +1,7 @@
 """Scheduling policy: who goes first, who gives way, how much at once, and whether to
 wait.
 
-A policy is an object with ten pure functions. It decides order and appetite only: that
+A policy is an object with eleven pure functions. It decides order and appetite only: that
 blocks are conserved, budgets kept and nobody is planned twice is the engine's business
 whatever a policy says. State of its own lives inside `EngineState` and is passed in;
 policies hold none.
@@ -101,6 +101,10 @@ class Policy(Protocol):
         limits.
         """
         return load.budget
+
+    def drafts(self, state: Any, load: Load, most: int) -> int:
+        """Return how many drafts a row may have in this step, of at most `most`."""
+        return most
 
 
 @frozen

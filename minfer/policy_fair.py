@@ -19,11 +19,11 @@ import attrs
 from attrs import field, frozen
 
 from minfer.checks import MOST
-from minfer.config import ConfigError, number
 from minfer.pmap import Map
 from minfer.policy import FirstCome, Load, Rank
 from minfer.record import evolve
 from minfer.request import Request
+from minfer.setting import ConfigError, number
 
 _number: Final = partial(number, of="scheduling policy: ")
 

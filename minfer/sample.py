@@ -48,7 +48,7 @@ millions.
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Final
 
@@ -163,10 +163,14 @@ def noise_bits(key: int, token: int) -> int:
     return x
 
 
+def uniform(bits: int) -> float:
+    """A number between 0 and 1, neither included, from 32 random bits."""
+    return min(f32(f32(bits) + 0.5) * 2.0**-32, LARGEST_V)
+
+
 def gumbel(bits: int) -> float:
     """Standard Gumbel noise from 32 random bits; from -2.82 to 22.88."""
-    v = min(f32(f32(bits) + 0.5) * 2.0**-32, LARGEST_V)
-    return -f32(math.log(-f32(math.log1p(-v))))
+    return -f32(math.log(-f32(math.log1p(-uniform(bits)))))
 
 
 def is_greedy(params: RowValues) -> bool:
@@ -232,17 +236,31 @@ def draw(
     """The token at index `position` of a sequence, from logits [vocab] as they are.
     Raises NotFiniteError.
     """
+    return pick(scores(logits, params), stream(seed, sample), position)
+
+
+def scores(logits: Sequence[float], params: RowValues) -> dict[int, float]:
+    """The tokens that may be drawn, rising, with their logits over temperature, less the
+    largest. Raises NotFiniteError.
+    """
     largest = max(logits)
     if any(map(math.isnan, logits)) or not math.isfinite(largest):
         raise NotFiniteError("the logits are not finite")
     if is_greedy(params):
-        return list(logits).index(largest)
+        return {list(logits).index(largest): 0.0}
     temperature = f32(params.temperature)
     scaled = [f32((logit - largest) / temperature) for logit in map(f32, logits)]
-    key = draw_key(stream(seed, sample), position)
     ids = kept(scaled, params.top_k, params.top_p, params.min_p, params.typical_p)
-    noisy = [f32(scaled[t] + gumbel(noise_bits(key, t))) for t in ids]
-    return ids[noisy.index(max(noisy))]
+    return {t: scaled[t] for t in ids}
+
+
+def pick(scored: Mapping[int, float], stream_: int, position: int) -> int:
+    """One of the scored tokens, by a stream's noise for a position: each with a
+    probability that is proportional to exp(score). The first of equals wins.
+    """
+    key = draw_key(stream_, position)
+    noisy = {t: f32(score + gumbel(noise_bits(key, t))) for t, score in scored.items()}
+    return max(noisy, key=noisy.__getitem__)
 
 
 def next_token(

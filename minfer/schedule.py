@@ -28,6 +28,7 @@ from minfer.pausing import accused, resting
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import joined
+from minfer.speculate.plan_drafts import plan_drafts, waits_for_results
 from minfer.state import EngineState, Transition, next_in_line
 from minfer.work import Work
 
@@ -39,6 +40,8 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
     alone = suspect(config, state)
     if alone is not None and state.inflight:
         return Transition(state)
+    if waits_for_results(config, state):
+        return Transition(state)
     work = Work(config, state)
     _who_runs(work, alone)
     _who_gets_tokens(work)
@@ -49,7 +52,9 @@ def schedule(config: EngineConfig, state: EngineState) -> Transition:
         turn = Transition(work.state, work.wakes, tuple(reasons))
         newly = alone is None and suspect(config, work.state) is not None
         return _then(config, turn) if newly else turn
-    _how_many_forwards(work)
+    plan_drafts(work)
+    if not work.drafts:
+        _how_many_forwards(work)
     plan = laid_out(work)
     return Transition(work.state, (Execute(plan), *work.wakes), tuple(reasons))
 

@@ -32,7 +32,7 @@ turn's cost. `chains` hold what has a key: keys, the tokens of output blocks, th
 """
 
 from bisect import bisect
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final, TypeVar
@@ -183,15 +183,20 @@ def _place_among(run: Running, one: Running) -> int:
     return bisect(run.seqs, one.seqs[0].place, key=attrgetter("place"))
 
 
+def edited_column(column: tuple[T, ...], cells: Mapping[int, T]) -> tuple[T, ...]:
+    """`column` with other values at some positions."""
+    new = list(column)
+    for i, value in cells.items():
+        new[i] = value
+    return tuple(new)
+
+
 def edited(run: Running, **changes: dict[int, Any]) -> Running:
     """`run` with single cells changed: column name -> {position: value}."""
     new = {}
     for name, cells in changes.items():
         if cells:
-            column = list(getattr(run, name))
-            for i, value in cells.items():
-                column[i] = value
-            new[name] = tuple(column)
+            new[name] = edited_column(getattr(run, name), cells)
     return evolve(run, **new) if new else run
 
 

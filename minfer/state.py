@@ -8,7 +8,7 @@ from attrs import frozen
 
 from minfer.beam import Search
 from minfer.blocks import Blocks
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.keys import Keys
 from minfer.messages import (
     Command,
@@ -25,6 +25,8 @@ from minfer.pmap import Map
 from minfer.policy import Rank
 from minfer.pool import Pool
 from minfer.sequence import Place, Running, SampleId, SampleIds, Sequence
+from minfer.setting import ConfigError
+from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting
 from minfer.waiting import Line
 
 
@@ -90,6 +92,7 @@ class EngineState:
     fences: tuple[Fence, ...] = ()
     faults: tuple[tuple[SampleId, int], ...] = ()  # failed steps since the last good one
     paused: frozenset[SampleId] = frozenset()  # for whom the host is not ready
+    drafting: Drafting = NOTHING_DRAFTED
     held: Hold | None = None  # who was held last
     shut: frozenset[str] = frozenset()  # clients that the last plan held back
     overruled: tuple[Overruled, ...] = ()  # within a turn; they leave as reasons

@@ -27,6 +27,8 @@ class Work:
     newcomers: list[Newcomer] = field(factory=list)
     came: Counter[str] = field(factory=Counter)  # of newcomers, how many a client has
     most: tuple[int, ...] | None = None  # tokens each row may yield; None: one
+    # Who has drafts -> those that the host says; none: the draft model says them.
+    drafts: dict[int, tuple[int, ...]] = field(factory=dict)
     reasons: list[Reason] = field(factory=list)
     wakes: tuple[WakeAt, ...] = ()
 

@@ -17,7 +17,8 @@ UNPACKED: Final = (ROOT / "PKG-INFO").is_file()  # out of a source distribution
 FLAT: Final = sorted((ROOT / "minfer").glob("*.py"))  # what decides
 FOLLOWERS: Final = sorted((ROOT / "minfer" / "runs").rglob("*.py"))
 SPECIFICATION: Final = sorted((ROOT / "minfer" / "testing").rglob("*.py"))
-CORE: Final = [*FLAT, *FOLLOWERS, *SPECIFICATION]
+SPECULATION: Final = sorted((ROOT / "minfer" / "speculate").rglob("*.py"))
+CORE: Final = [*FLAT, *SPECULATION, *FOLLOWERS, *SPECIFICATION]
 KERNELS: Final = sorted((ROOT / "kernels").rglob("*.py"))
 EFFECTS: Final = sorted((ROOT / "effects").rglob("*.py"))
 SOURCES: Final = [*CORE, *KERNELS, *EFFECTS]
@@ -121,7 +122,7 @@ def test_the_core_imports_nothing_that_touches_the_world(path: Path) -> None:
             assert top not in WORLDLY, f"{shown(path)}: {module} touches the world"
 
 
-@pytest.mark.parametrize("path", FLAT, ids=shown)
+@pytest.mark.parametrize("path", [*FLAT, *SPECULATION], ids=shown)
 def test_what_decides_does_not_know_what_follows(path: Path) -> None:
     for module in imports(path):
         assert not module.startswith(("minfer.runs", "minfer.testing")), module

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Final
 from attrs import evolve
 from tqdm import tqdm
 
-from minfer.config import ConfigError
 from minfer.effects.cli.options import engine_options
 from minfer.effects.setup.device import OLDEST
 from minfer.effects.setup.memory import size_text
 from minfer.effects.setup.prepare import Setup, prepare
 from minfer.effects.setup.settings import EngineArgs, engine_args
+from minfer.setting import ConfigError
 
 if TYPE_CHECKING:
     from minfer.kernels.ahead import Made

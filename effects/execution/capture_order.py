@@ -2,7 +2,8 @@
 
 Theory. There are more kinds than there is time for: two hundred of some 15 ms each, and
 many of them never come. What every request needs comes first: steps in which all rows
-feed themselves, at every size, drawing as requests do that say nothing of it. Then
+feed themselves, at every size, drawing as requests do that say nothing of it; where
+there is speculation, such steps again, in which all of these rows have drafts. Then
 prompts, alone and beside those rows; then what few ask for: other ways to draw, contexts
 that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
 them takes no longer than their work.
@@ -36,14 +37,16 @@ from minfer.effects.execution.kinds import (
     bucket_of,
     mixed_bucket_of,
 )
-from minfer.effects.models.shapes import padded_tokens
+from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
+from minfer.speculate.settings import DEVICE
 
 MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
 # How likely prompts are beside no row, in doublings of rows; and several of them beside
 # few rows, by one alone.
 IDLE: Final = 0.5
 SEVERAL: Final = 0.25
-Splits = Callable[[int, int], int]  # of so many rows, of contexts up to so many tokens
+# A kind, whose contexts of up to so many tokens are cut.
+Cut = Callable[[Kind, int], Kind]
 
 
 def capture_order(
@@ -51,7 +54,7 @@ def capture_order(
     most: int,
     likely: Wants,
     contexts: Sequence[int],
-    splits: Splits,
+    cut: Cut,
 ) -> list[Kind]:
     """Kinds that can have graphs, the most useful first, each once.
 
@@ -66,17 +69,21 @@ def capture_order(
     sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
-    told = partial(_told, splits)
+    drafts = _with_drafts(decode, config)
+    told = partial(_told, cut)
     order = (
         told(decode, likely, short),
+        told(drafts.usual, likely, short),
         told(_likeliest_first(prompts, beside), likely, short),
-        told(decode, other, short),
-        told(decode, likely, longer),
+        told([*decode, *drafts.usual], other, short),
+        told(drafts.fewer, likely, short),
+        told([*decode, *drafts.usual], likely, longer),
         told([*prompts.few, *beside.few], other, short),
         told(decode, scored, short),
         told([*prompts.several, *prompts.few], scored, short),
         told([*prompts.several, *beside.several], other, short),
         told([*decode, *prompts.few], shaped, short),
+        told(_with_drafts(beside.few, config).usual, likely, short),
         told([*beside.many, *prompts.many], likely, short),
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
@@ -110,18 +117,18 @@ def _doublings(counts: Iterable[int]) -> dict[int, float]:
 
 
 def _told(
-    splits: Splits, kinds: Sequence[Kind], wants: Wants, contexts: Sequence[int]
+    cut: Cut, kinds: Sequence[Kind], wants: Wants, contexts: Sequence[int]
 ) -> Iterator[Kind]:
     """Kinds as they are for rows that draw so, at each of the contexts."""
     for context in contexts:
         for kind in kinds:
-            cut = splits(kind.alone, context) if kind.alone else 1
-            how = {
-                "filtered": wants.filtered,
-                "scored": wants.scored,
-                "shaped": wants.shaped,
-            }
-            yield evolve(kind, **how, splits=cut)
+            drawn = evolve(
+                kind,
+                filtered=wants.filtered,
+                scored=wants.scored,
+                shaped=wants.shaped,
+            )
+            yield cut(drawn, context)
 
 
 @frozen
@@ -137,6 +144,33 @@ def _decode(config: EngineConfig) -> list[Kind]:
     """Steps in which every row feeds itself, by size."""
     sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
     return [Kind(alone=n, draws=n) for n in sorted(sizes)]
+
+
+@frozen
+class WithDrafts:
+    """Kinds in which all rows that feed themselves have drafts."""
+
+    usual: list[Kind]  # as many as there may be
+    fewer: list[Kind]
+
+
+def _with_drafts(kinds: Sequence[Kind], config: EngineConfig) -> WithDrafts:
+    """These kinds with drafts, where there are any."""
+    how, found = config.speculation, WithDrafts([], [])
+    if how is None:
+        return found
+    most = drafts_from(how.drafts)
+    few = sorted({drafts_from(n) for n in range(1, most)}, reverse=True)
+    rows = bucket_of(min(how.rows or config.max_num_seqs, config.max_num_seqs), DECODE)
+    for kind in kinds:
+        room = most_drafts(config) // max(1, kind.alone)
+        if not 0 < kind.alone <= rows or not room:
+            continue
+        drafting = evolve(kind, verified=kind.alone, proposes=how.drafter == DEVICE)
+        found.usual.append(evolve(drafting, drafts=min(most, room)))
+        if how.adaptive:
+            found.fewer.extend(evolve(drafting, drafts=n) for n in few if n < room)
+    return found
 
 
 def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> WithHistory:

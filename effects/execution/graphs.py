@@ -54,7 +54,8 @@ class GraphCache:
 
     def may_have(self, kind: Kind) -> bool:
         """Whether there is room for a graph of a kind that has none."""
-        return kind not in self.made and (not kind.tokens or len(self.made) < MOST_KINDS)
+        rare = kind.tokens or kind.drafts
+        return kind not in self.made and (not rare or len(self.made) < MOST_KINDS)
 
     def may_foresee(self, kind: Kind) -> bool:
         """The same of a kind that nobody has asked for: rests must not fill what traffic

@@ -55,6 +55,8 @@ class News:
     logprobs: Logprobs = ()
     # A column too, if any prompt was pooled: the vectors of samples that ended with it.
     pooled: Pooled = ()
+    # A column too, if anybody had some: drafts. Those that stood are tokens but the last.
+    drafts: tuple[int, ...] = ()
     finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
     arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
     reasons: tuple[About, ...] = ()

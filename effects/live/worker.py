@@ -16,7 +16,7 @@ from typing import Final
 from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
 from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
-from minfer.effects.live.emits import joined, logprobs_of, pooled_of
+from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
 from minfer.effects.live.errors import (
     PROGRAM_ENDS,
     DrainingError,
@@ -37,6 +37,7 @@ from minfer.messages import (
     clip,
 )
 from minfer.request import Request
+from minfer.runs.drafts import Drafted, drafted
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
 
@@ -293,9 +294,11 @@ class Worker:
     def _turn(self) -> None:
         before = self.driver.state
         transition = self.driver.turn(partial(self._decided, before))
-        if (news := self._news_of(transition)) is not None:
+        drafts = drafted(before, self.driver.taken, transition)
+        if (news := self._news_of(transition, drafts)) is not None:
             self._tell(news)
         self.tally.turn(transition)
+        self.tally.drafted(drafts)
 
     def _decided(self, before: EngineState, transition: Transition) -> None:
         """Before anything of it is done: keep accounts, and tell who starts."""
@@ -340,7 +343,7 @@ class Worker:
             spent = self.waits.get(cause, 0.0) + after.time - before.time
             self.waits = {**self.waits, cause: spent}
 
-    def _news_of(self, transition: Transition) -> News | None:
+    def _news_of(self, transition: Transition, drafts: Sequence[Drafted]) -> News | None:
         """What a turn brought, if anything. Ids of requests that ended are free."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         early = self._is_early(transition)  # then that was said
@@ -359,6 +362,7 @@ class Worker:
             tokens=joined([emit.tokens for emit in emits]),
             logprobs=logprobs_of(emits),
             pooled=pooled_of(emits),
+            drafts=column_of(drafts, ids),
             finished=finished,
             arrived=arrived,
             reasons=reasons,

@@ -10,11 +10,13 @@ from typing import Any, Final
 
 from attrs import evolve, field, frozen
 
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.request import Request
+from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.redact import redacted_config
 from minfer.runs.simulate import Arrival
 from minfer.sequence import SampleId
+from minfer.setting import ConfigError
 
 LONGEST: Final = 10_000_000  # tokens: a longer prompt or output is a mistake
 
@@ -57,6 +59,7 @@ class Trace:
     config: EngineConfig | None = None  # the journal's
     # output tokens, where not `max_tokens`
     lengths: dict[SampleId, int] = field(factory=dict)
+    drafts: Recorded | None = None  # what the journal says of them
 
     @property
     def sizes(self) -> list[int]:

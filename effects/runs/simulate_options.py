@@ -10,13 +10,15 @@ from typing import Any, Final
 
 from attrs import evolve, frozen
 
-from minfer.config import SIZES, ConfigError, EngineConfig
+from minfer.config import SIZES, EngineConfig
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.traces import KNOWN
 from minfer.policies import policy_named
+from minfer.setting import ConfigError
 
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
+SEVERAL: Final = "of several, all combinations are run"
 _LARGEST: Final = 2**31  # no option takes a number as large
 
 
@@ -66,7 +68,7 @@ _NUMBERS: Final = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
-    add, several = parser.add_argument, "of several, all combinations are run"
+    add, several = parser.add_argument, SEVERAL
     add("trace", metavar="TRACE", help=KNOWN)
     add(
         "--policy",

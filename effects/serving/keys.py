@@ -30,9 +30,9 @@ from typing import Any, Final
 
 from attrs import define, field, frozen
 
-from minfer.config import ConfigError
 from minfer.effects.live.edge import MAX_CLIENT, MAX_PRIORITY
 from minfer.effects.serving.shared import Cell, Cells
+from minfer.setting import ConfigError
 
 MINUTE: Final = 60.0  # seconds
 ROUNDING: Final = 1e-6  # seconds: what is due sooner is there

@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from minfer.config import ConfigError
+from minfer.setting import ConfigError
 
 
 @frozen(kw_only=True)

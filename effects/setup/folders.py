@@ -4,7 +4,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Final
 
-from minfer.config import ConfigError
+from minfer.setting import ConfigError
 
 _GGUF: Final = (
     "GGUF files are not read yet: give the Hugging Face checkpoint that it was made "

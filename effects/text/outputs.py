@@ -21,6 +21,8 @@ class RequestMetrics:
     # (`schedule.waits_for`).
     queue_times: Mapping[str, float] = field(factory=dict)
     preemptions: int = 0  # of all samples
+    draft_tokens: int = 0  # of all samples: guessed ahead, and verified
+    accepted_draft_tokens: int = 0  # of these, that are part of the output
 
     @property
     def ttft(self) -> float | None:

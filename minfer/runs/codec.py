@@ -47,6 +47,7 @@ from minfer import (
 from minfer import state as states
 from minfer.checks import LEAST, MOST
 from minfer.pmap import Map
+from minfer.speculate import drafting, length, settings
 
 _MANY: Final = 16  # whole numbers in a row that are worth packing
 _CODES: Final = {1: "B", 2: "H", 4: "I", 8: "q"}
@@ -54,6 +55,8 @@ _MODULES: Final = (
     beam,
     blocks,
     config,
+    drafting,
+    length,
     log,
     messages,
     plan,
@@ -65,6 +68,7 @@ _MODULES: Final = (
     prefix,
     request,
     sequence,
+    settings,
     states,
     structured,
     waiting,

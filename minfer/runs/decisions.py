@@ -98,7 +98,9 @@ def _plan_facts(last: Plan | None, plan: Plan) -> Facts:
     if plan.copies:
         told["copies"] = [[copy.source, copy.target, copy.count] for copy in plan.copies]
     if plan.drafts:
-        told["drafts"] = [[draft.index, len(draft.tokens)] for draft in plan.drafts]
+        told["drafts"] = [
+            [draft.index, plan.counts[draft.index] - 1] for draft in plan.drafts
+        ]
     if plan.moves:
         told["moves"] = [
             [move.origin, move.source, move.tier, move.target] for move in plan.moves

@@ -26,6 +26,7 @@ from minfer.prefix import ROOT, PrefixIndex, blocks_of, every_node
 from minfer.runs.codec import dump
 from minfer.runs.decisions import compact
 from minfer.sequence import Running, Sequence
+from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
 from minfer.state import EngineState, Live
 
 
@@ -39,9 +40,11 @@ def projected(state: EngineState) -> dict[str, Any]:
     held, prefix = state.held, state.blocks.prefix
     searches = {name: _search(state.searches[name]) for name in state.searches}
     paused = [list(name) for name in sorted(state.paused)]
+    drafting = _drafting(state.drafting)
     return {
         **({"paused": paused} if paused else {}),
         **({"searches": searches} if searches else {}),
+        **({"drafting": drafting} if drafting else {}),
         "time": state.time,
         "next step": state.next_step,
         "next generation": state.next_gen,
@@ -66,6 +69,24 @@ def projected(state: EngineState) -> dict[str, Any]:
         "requests": {name: _live(state.requests[name]) for name in state.requests},
         "policy": dump(state.policy),
     }
+
+
+def _drafting(drafting: Drafting) -> dict[str, Any]:
+    """Nothing, as long as nothing was drafted."""
+    if drafting == NOTHING_DRAFTED:
+        return {}
+    proposals = sorted(drafting.proposals.items())
+    return {
+        "proposed": [[*name, one.known, len(one.tokens)] for name, one in proposals],
+        "learnt": [
+            [*name, *_learnt(one)] for name, one in sorted(drafting.learnt.items())
+        ],
+        "overall": _learnt(drafting.overall),
+    }
+
+
+def _learnt(learnt: Learnt) -> list[Any]:
+    return [learnt.step, repr(learnt.record.judged), repr(learnt.record.accepted)]
 
 
 def _search(search: Search) -> dict[str, Any]:

@@ -11,8 +11,8 @@ salt may make different, is in its content key, and so in its mark: all prompts 
 root.
 
 Clients are named by keyed digests too. Request ids, lengths, times and priorities stay as
-they are; errors are left out. What depends on text, such as drafts made on the host,
-cannot be replayed.
+they are; errors are left out. Of drafts only how many there were is left, and of results
+how many stood: all that is decided by.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ import attrs
 from minfer.beam import Candidates
 from minfer.config import EngineConfig
 from minfer.keys import Key, Keys, block_keys, extend_keys
-from minfer.messages import Event, Executed, Failed, Finish, Submit
+from minfer.messages import Event, Executed, Failed, Finish, Propose, Submit
 from minfer.plan import Plan
 from minfer.request import Request, SamplingParams
 from minfer.runs.journal_writing import as_written
@@ -57,6 +57,8 @@ def redacted(
                 out.append(Failed(number))
             case Finish(error=str(why)) if why:
                 out.append(attrs.evolve(event, error=_LEFT_OUT))
+            case Propose(tokens=tokens):
+                out.append(attrs.evolve(event, tokens=_blank(config, tokens)))
             case _:
                 out.append(event)
     return tuple(out)
@@ -156,6 +158,14 @@ def redacted_offer(
     return attrs.evolve(offer, tokens=tuple(chain.from_iterable(each)))
 
 
+def _blank(config: EngineConfig, tokens: Sequence[int]) -> tuple[int, ...]:
+    """As many tokens, of which one is out of range if one was."""
+    out = [0] * len(tokens)
+    if min(tokens, default=0) < 0 or max(tokens, default=0) >= config.vocab_size:
+        out[0] = _ODD
+    return tuple(out)
+
+
 def _yielded(
     config: EngineConfig,
     state: EngineState,
@@ -166,7 +176,7 @@ def _yielded(
     run, size = state.running, config.block_size
     out = [0] * len(tokens)
     if min(tokens, default=0) < 0 or max(tokens, default=0) >= config.vocab_size:
-        return [_ODD, *out[1:]]
+        return [*_blank(config, tokens)]
     if i is not None and tokens:
         begin, stops = run.known[i], run.seqs[i].request.stop_ids
         if begin // size != (begin + len(tokens)) // size:

@@ -38,6 +38,7 @@ from minfer.runs.redact import (
     redacted_root,
 )
 from minfer.sequence import Chain, Running, Sequence
+from minfer.speculate.drafting import Drafting, Proposed
 from minfer.state import EngineState
 from minfer.waiting import Line
 
@@ -72,6 +73,7 @@ def redacted_state(
         inflight=tuple(map(_without_tokens, state.inflight)),
         fences=fences,
         searches=made.searches(state),
+        drafting=_without_proposed_tokens(state.drafting),
     )
 
 
@@ -80,6 +82,15 @@ def _without_tokens(plan: Plan) -> Plan:
     fills = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.fills]
     drafts = [attrs.evolve(one, tokens=(0,) * len(one.tokens)) for one in plan.drafts]
     return evolve(plan, fills=tuple(fills), drafts=tuple(drafts), opens=())
+
+
+def _without_proposed_tokens(drafting: Drafting) -> Drafting:
+    """What may follow, of which it only matters how much it is."""
+    proposals = Map(
+        (name, Proposed(one.known, (0,) * len(one.tokens)))
+        for name, one in drafting.proposals.items()
+    )
+    return evolve(drafting, proposals=proposals)
 
 
 def _named(value: Any, secret: bytes) -> Any:

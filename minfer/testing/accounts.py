@@ -11,6 +11,7 @@ from minfer.messages import Finished, Forked, Voided
 from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import SampleId
+from minfer.speculate.drafting import Proposed
 from minfer.testing.lifetime import Stage
 from minfer.window import outside
 
@@ -44,6 +45,7 @@ class Account:
     cached: int = 0  # prompt tokens that the cache gave at its first admission
     offered: bool = False  # a beam: it has offered candidates, and others have not
     paused: bool = False  # the host has said that it is not ready for it
+    proposed: Proposed | None = None  # what may follow, since the last plan was made
     faults: int = 0  # failed steps since its last good one
     seat: Seat | None = None  # while it runs
 

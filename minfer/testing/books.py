@@ -70,6 +70,7 @@ class Books:
             one.cached = seq.cached
             one.faults = faults.get(seq.id, 0)
             one.paused = seq.id in state.paused
+            one.proposed = state.drafting.proposals.get(seq.id)
             one.stage = Stage.PREEMPTED if seq.preempted else Stage.WAITING
             books.accounts[seq.id] = one
             books.lives[seq.request.id] = books.lives.get(seq.request.id, 0) + 1

@@ -23,12 +23,15 @@ from minfer.messages import (
     Forked,
     Ignored,
     Pause,
+    Propose,
     Submit,
     Tick,
     Voided,
 )
 from minfer.request import MAX_SAMPLES, Request
 from minfer.sequence import SampleId
+from minfer.speculate.drafting import Proposed
+from minfer.speculate.settings import HOST
 from minfer.state import Transition
 from minfer.testing.accounts import Account, Told, account
 from minfer.testing.beam_laws import decide, hear, is_beam
@@ -78,6 +81,8 @@ def fold(books: Books, event: Event, told: Told) -> None:
             _pause(books, event, told)
         case Executed() | Failed():
             _step(books, event, told)
+        case Propose():
+            _propose(books, event, told)
         case _:  # a turn may hold anything
             told.ignored.append("event")  # type: ignore[unreachable]
 
@@ -127,6 +132,16 @@ def _pause(books: Books, event: Pause, told: Told) -> None:
         told.ignored.append("pause")  # it waits for no mask
         return
     one.paused = event.paused
+
+
+def _propose(books: Books, event: Propose, told: Told) -> None:
+    one, how = books.accounts.get((event.id, event.sample)), books.config.speculation
+    by_host = how is not None and how.drafter == HOST
+    said = event.tokens and all(t < books.config.vocab_size for t in event.tokens)
+    if one is None or one.stage is not Stage.RUNNING or not by_host or not said:
+        told.ignored.append("propose")
+        return
+    one.proposed = Proposed(event.known, event.tokens)
 
 
 def _ended(one: Account, reason: str, length: int) -> Finished:

@@ -20,6 +20,7 @@ from minfer.record import evolve
 from minfer.sequence import SampleId, Sequence
 from minfer.state import EngineState, Transition
 from minfer.testing.books import Books
+from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError, holds, require
 from minfer.testing.needs import needs
 from minfer.testing.plan_laws import Planning
@@ -37,13 +38,14 @@ def check_line(
     _shortage(before, after, planning)
     _order(config, before, after, planning)
     _waits(turn)
-    room = len(after.inflight) < config.depth  # for one more step
+    # Whether there is for one more step, and nothing speaks against it.
+    room = len(after.inflight) < config.depth and not may_wait_to_draft(books)
     alone = bool(suspects(config, books.running))
     if room and not alone:
         _left_out(books, after, planning)
     _starved(after, planning)
     if (room or planning.plans) and after.waiting and not alone:
-        _first(books, turn, planning)
+        _first(books, turn, planning, tried=room)
     _news(before, turn)
 
 
@@ -185,10 +187,10 @@ def _starved(after: EngineState, planning: Planning) -> None:
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
-def _first(books: Books, turn: Transition, planning: Planning) -> None:
+def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -> None:
     """Who is next in line could not be let in, and nobody had to make room for it."""
     config, after = books.config, turn.state
-    if len(after.inflight) < config.depth:  # the last try made no plan
+    if tried:  # once more, which made no plan
         planning.launched(None)
     found, said = _next(after), after.held
     seq = found or next(iter(after.waiting))
@@ -217,7 +219,8 @@ def _first(books: Books, turn: Transition, planning: Planning) -> None:
     require(cause == claim, "held", f"{seq.id} for {claim}; it is {cause}")
     if cause in ("blocks", "rows"):
         _inversion(config, turn, seq, cause)
-    if config.max_repeat == 1 and len(planning.plans) == 1:
+    later = config.max_repeat > 1 or config.speculation is not None  # tables may grow
+    if not later and len(planning.plans) == 1:
         _figures(turn, seq, wants, there)
 
 

@@ -20,6 +20,7 @@ from minfer.sequence import SampleId
 from minfer.state import EngineState
 from minfer.testing.accounts import Account, Seat, touched
 from minfer.testing.books import Books
+from minfer.testing.draft_laws import check_drafts
 from minfer.testing.invariants import InvariantError, require
 from minfer.testing.sitting_out import left_out, most_ahead, rests, suspects
 
@@ -99,6 +100,9 @@ def check_plan(books: Books, plan: Plan, after: EngineState, planning: Planning)
     _repeat(config, plan, here, after, surely)
     _apart(config, plan, here)
     _paused(config, plan, here)
+    budget = planning.budget(config, len(planning.plans))
+    gave_way = bool(planning.preempted)
+    check_drafts(books, plan, here, after, budget, preempted=gave_way)
     _copies(books, plan, here, planning)
     _members(books, plan, here, after, planning)
     _budget(config, plan, here, planning)
@@ -168,6 +172,7 @@ def _grows(plan: Plan, seats: Mapping[int, Seat]) -> None:
 def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
     """Each row goes on where it stands, and the host gives what only the host knows."""
     fills = {fill.index: fill.tokens for fill in plan.fills}
+    drafting = {draft.index for draft in plan.drafts}
     require(len(fills) == len(plan.fills), "feed", "a row is filled twice")
     for at, seat in here.items():
         start = plan.starts[at]
@@ -182,6 +187,8 @@ def _rows(config: EngineConfig, plan: Plan, here: Mapping[int, Seat]) -> None:
             _filled(seat, filled, start, count)
             ends = start + count == seat.base and seat.account.request.max_tokens > 0
             require(most == ends, "feed", "only the end of a prompt yields")
+        elif at in drafting:
+            require(1 < count == most, "feed", f"{count} inputs, {most} tokens")
         else:
             require(count == 1 <= most, "feed", f"{count} inputs, {most} tokens")
         end = start + max(count, most)
@@ -229,13 +236,15 @@ def _repeat(
     """Several forwards in one plan: as many as each row has room for, while nobody is
     filled or bound to the host; or one, where somebody may have been: not `surely`.
     """
-    right = plan.repeat == max((1, *plan.most))
+    forwards = 1 if plan.drafts else max((1, *plan.most))
+    right = plan.repeat == forwards
     require(right, "repeat", f"{plan.repeat} for {plan.most}")
+    drafting = {draft.index for draft in plan.drafts}
     for at, seat in here.items():
         start = plan.starts[at]
-        if start >= seat.base:
+        if start >= seat.base and at not in drafting:
             end = min(seat.account.last, len(seat.table) * config.block_size)
-            single = plan.fills or after.lockstep
+            single = plan.fills or plan.drafts or after.lockstep
             room = 1 if single else min(config.max_repeat, end - start)
             most, due = plan.most[at], max(1, room)
             require(
@@ -337,5 +346,6 @@ def _budget(
         for at, one in here.items()
     )
     if short and not planning.preempted:
-        used = total >= budget
+        drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
+        used = total - drafts >= budget
         require(used, "budget", f"{total} of {budget} tokens, and a prompt waits")

@@ -28,6 +28,11 @@ def check_state(books: Books, after: EngineState) -> None:
     require(dict(after.faults) == faults, "faults", f"{after.faults}, not {faults}")
     paused = {name for name, one in books.accounts.items() if one.paused}
     require(after.paused == paused, "paused", f"{set(after.paused)}, not {paused}")
+    accounts, drafting = books.accounts, after.drafting
+    proposed = {name: one.proposed for name, one in accounts.items() if one.proposed}
+    require(dict(drafting.proposals) == proposed, "drafts", "what was proposed")
+    strangers = set(drafting.learnt) - accounts.keys()
+    require(not strangers, "drafts", f"{strangers} are remembered, and have ended")
     books.leaving = _fenced(books.leaving, [fence.until for fence in after.fences])
     check_flights(books.flights, after, books.config.block_size)
 

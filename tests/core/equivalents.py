@@ -147,4 +147,22 @@ EQUIVALENT: Final[dict[str, str]] = {
         "map(gens.__contains__, run.gens))) if gens else [] -> "
         "list(compress(range(len(run)), map(gens.__contains__, run.gens)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
+    "speculate/length.py | lengths | comparison | count > 0 -> count >= 0": (
+        "With none the rate is that of no drafts at most, which is no better."
+    ),
+    "speculate/lookup.py | Lookup._shown | offset | 1 -> 2 | 1": (
+        "A clock: that it goes on is all that is asked of it."
+    ),
+    "speculate/tally.py | Tally.plus | swap | _sum(self.proposed, other.proposed) -> "
+    "_sum(other.proposed, self.proposed)": (
+        "Of two numbers, which is added to which is the same."
+    ),
+    "speculate/tally.py | Tally.plus | swap | _sum(self.accepted, other.accepted) -> "
+    "_sum(other.accepted, self.accepted)": (
+        "Of two numbers, which is added to which is the same."
+    ),
+    "speculate/tally.py | _sum | swap | zip_longest(one, other, fillvalue=0) -> "
+    "zip_longest(other, one, fillvalue=0)": (
+        "Of two numbers, which is added to which is the same."
+    ),
 }

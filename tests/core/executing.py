@@ -152,13 +152,13 @@ class Busy(Oracle):
             plan = habits.proposer(plan, self)
         return super()._run(plan)
 
-    def _verified(self, row: Row, start: int, drafts: tuple[int, ...]) -> Iterator[int]:
+    def _verified(self, row: Row, start: int, draft: Draft, count: int) -> Iterator[int]:
         accepted = -1
-        for token in super()._verified(row, start, drafts):
+        for token in super()._verified(row, start, draft, count):
             accepted += 1
             yield token
         self.seen["drafts accepted"] += accepted > 0
-        self.seen["drafts rejected"] += accepted < len(drafts)
+        self.seen["drafts rejected"] += accepted < count
 
     def _row(
         self,

@@ -57,7 +57,7 @@ def table(verdict: Verdict) -> list[str]:
     """How many of each file were killed."""
     lines = [
         (
-            f"{'file':16}{'mutants':>8}{'killed':>8}{'endless':>8}"
+            f"{'file':24}{'mutants':>8}{'killed':>8}{'endless':>8}"
             f"{'equal':>7}{'alive':>7}{'CPU s':>8}"
         )
     ]
@@ -79,7 +79,7 @@ def table(verdict: Verdict) -> list[str]:
             sum(f.cpu for f in mine),
         )
         counts = f"{row[0]:>8}{row[1]:>8}{row[2]:>8}{row[3]:>7}{row[4]:>7}{row[5]:>8.0f}"
-        lines.append(f"{name or 'all':16}{counts}")
+        lines.append(f"{name or 'all':24}{counts}")
     return lines
 
 

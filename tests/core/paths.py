@@ -17,6 +17,7 @@ from minfer.messages import (
     Executed,
     Finish,
     Preempted,
+    Propose,
     Submit,
     Voided,
 )
@@ -59,6 +60,9 @@ BIG = (
 EXECUTING = (
     "drafts accepted",
     "drafts rejected",
+    "host drafts",
+    "device drafts",
+    "proposals",
     "moved away",
     "moved back",
     "sampled apart",
@@ -119,6 +123,10 @@ def _results(
         for event in events
     )
     seen["paused"] = len(before.paused) > 0
+    drafts = plan.drafts if good and plan is not None else ()
+    seen["host drafts"] = any(draft.tokens for draft in drafts)
+    seen["device drafts"] = any(not draft.tokens for draft in drafts)
+    seen["proposals"] = Propose in kinds
     seen["all at once"] = several and Finish in kinds and len(kinds) > 3
 
 

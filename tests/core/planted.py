@@ -57,7 +57,7 @@ class Bug:
         """Have the core imported with this bug. Raises LookupError if its
         place is gone.
         """
-        module = "minfer." + self.file.removesuffix(".py")
+        module = "minfer." + self.file.removesuffix(".py").replace("/", ".")
         install({module: lambda tree: planted(tree, self.function, self.old, self.new)})
 
     def check(self) -> None:
@@ -342,7 +342,7 @@ BUGS: Final = (
         "growth lost",
         "diffs instead of state: a second growth in one step replaces the first",
         "grow.py",
-        "stretch",
+        "make_room",
         "grown = {**grown, **more_grown}",
         "grown = more_grown",
     ),
@@ -660,6 +660,190 @@ BUGS: Final = (
         "_kept_pooled",
         "dict(zip(plan.gens, pooled, strict=True))",
         "dict(zip(run.gens, pooled))",
+    ),
+    Bug(
+        "rejected drafts are taken back one short",
+        "a kind: positions that drafts had reserved are given back, but for one",
+        "commit.py",
+        "_advanced",
+        "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))",
+        (
+            "short = dict(zip(plan.gens, map(sub, plan.most, sizes), strict=True))\n"
+            "drafts = {plan.gens[one.index] for one in plan.drafts}\n"
+            "short = {g: max(0, n - (g in drafts)) for g, n in short.items()}"
+        ),
+    ),
+    Bug(
+        "drafts displace a prompt",
+        "a kind: a step's tokens go to drafts before they go to prompts",
+        "schedule.py",
+        "_who_gets_tokens",
+        "more = max(0, min(work.room, left - 1))",
+        (
+            "drafts = config.speculation.drafts if config.speculation else 0\n"
+            "more = max(0, min(work.room - drafts, left - 1))"
+        ),
+    ),
+    Bug(
+        "drafts beyond the table",
+        "a kind: the KV of drafts is written where a table has no block",
+        "speculate/plan_drafts.py",
+        "_give",
+        "min(one.most, entries - run.sched[one.i] - 1)",
+        "min(one.most, entries - run.sched[one.i])",
+    ),
+    Bug(
+        "drafts beyond the last token",
+        "a kind: what was accepted goes past max_tokens",
+        "speculate/plan_drafts.py",
+        "_all",
+        "min(how.drafts, run.last[i] - run.sched[i] - 1)",
+        "min(how.drafts, run.last[i] - run.sched[i])",
+    ),
+    Bug(
+        "the host's drafts beyond the last token",
+        "a kind: what was accepted goes past max_tokens",
+        "speculate/plan_drafts.py",
+        "_proposed_for",
+        "min(how.drafts, len(found.tokens), run.last[i] - run.known[i])",
+        "min(how.drafts, len(found.tokens), run.last[i] - run.known[i] + 1)",
+    ),
+    Bug(
+        "stale drafts are verified",
+        "a kind: drafts are taken though more is known by now than when they were made",
+        "speculate/plan_drafts.py",
+        "_proposed_for",
+        "found.known != run.known[i]",
+        "found.known > run.known[i]",
+    ),
+    Bug(
+        "drafts are used twice",
+        "a kind: what was proposed stays after the step that it was for",
+        "speculate/plan_drafts.py",
+        "_all_used",
+        "evolve(drafting, proposals=type(drafting.proposals)())",
+        "drafting",
+    ),
+    Bug(
+        "planned behind the host's drafts",
+        "a kind: the next step begins where all drafts would have been accepted",
+        "speculate/plan_drafts.py",
+        "waits_for_results",
+        "any(plan.drafts for plan in state.inflight)",
+        "False",
+    ),
+    Bug(
+        "drafts of the host do not wait",
+        "a kind: what was proposed is late for each step, and never used",
+        "speculate/plan_drafts.py",
+        "waits_for_results",
+        "any(_numbers(how, state, drafters, inputs - len(drafters), room))",
+        "False",
+    ),
+    Bug(
+        "drafts behind what is in flight",
+        "a kind: what was proposed is verified at the wrong positions",
+        "speculate/plan_drafts.py",
+        "_drafters",
+        "how.drafter == HOST and work.state.inflight",
+        "False",
+    ),
+    Bug(
+        "rejected drafts are published",
+        "a kind: blocks count as full up to what was planned",
+        "commit.py",
+        "_fillings",
+        "{i: (run.known[i] - 1) // size for i in some}",
+        "{i: (run.known[i] - 1 + sum(map(len, (d.tokens for d in plan.drafts)))) // size"
+        " for i in some}",
+    ),
+    Bug(
+        "records of who has ended",
+        "v#51629: what was noted about a sample is never cleared",
+        "ending.py",
+        "_counted_out",
+        "state = evolve(state, drafting=reduce(Drafting.without, gone, state.drafting))",
+        "",
+    ),
+    Bug(
+        "proposals of who has ended",
+        "v#51629: what was noted about a sample is never cleared",
+        "speculate/drafting.py",
+        "Drafting.without",
+        "proposals = proposals.delete(name)",
+        "pass",
+    ),
+    Bug(
+        "a beam drafts",
+        "a kind: what is verified is no token of anybody's yet",
+        "speculate/plan_drafts.py",
+        "may_draft",
+        "request.lockstep or request.beams is not None",
+        "request.lockstep and request.beams is None",
+    ),
+    Bug(
+        "drafts for who is bound to the host",
+        "a kind: a mask is for one position, and drafts take several",
+        "speculate/plan_drafts.py",
+        "may_draft",
+        "request.lockstep or request.beams is not None",
+        "request.beams is not None",
+    ),
+    Bug(
+        "drafts for a prompt",
+        "a kind: a row that is being filled has drafts behind its chunk",
+        "speculate/plan_drafts.py",
+        "_drafters",
+        "gen not in work.idle and gen not in work.shares",
+        "gen not in work.idle",
+    ),
+    Bug(
+        "drafts for who sits out",
+        "a kind: the batch has drafts of rows that it has not",
+        "speculate/plan_drafts.py",
+        "_drafters",
+        "gen not in work.idle and gen not in work.shares",
+        "gen not in work.shares",
+    ),
+    Bug(
+        "drafts beyond the budget",
+        "budgets: drafts are not counted against that of tokens",
+        "speculate/plan_drafts.py",
+        "_as_they_come",
+        "room -= number",
+        "pass",
+    ),
+    Bug(
+        "drafts in steps of many rows",
+        "a kind: verification slows a busy batch down, though it was switched off there",
+        "speculate/plan_drafts.py",
+        "_drafters",
+        "0 < how.rows < len(run) - len(work.idle)",
+        "0 < how.rows < len(run) - len(work.idle) - 1",
+    ),
+    Bug(
+        "blocks are kept from drafts",
+        "a kind: drafts are cut at each block's end, though blocks are free",
+        "grow.py",
+        "make_room",
+        "wants and sum(wants.values()) + len(run) <= state.blocks.available",
+        "wants and sum(wants.values()) + len(run) < state.blocks.available",
+    ),
+    Bug(
+        "what is proposed for strangers",
+        "a kind: a proposal that nobody asked for stays for ever",
+        "speculate/proposing.py",
+        "_useless",
+        "(proposal.id, proposal.sample) not in running",
+        "False",
+    ),
+    Bug(
+        "drafts from outside the vocabulary",
+        "a kind: an embedding is looked up that is not there",
+        "speculate/proposing.py",
+        "_useless",
+        "max(proposal.tokens) >= config.vocab_size",
+        "max(proposal.tokens) > config.vocab_size",
     ),
 )
 

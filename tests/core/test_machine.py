@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tests.core.executing import Habits
-from tests.core.world import World, tiny_config
+from tests.core.world import World, speculating, tiny_config
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -22,9 +22,15 @@ class EngineMachine(RuleBasedStateMachine):
         variable=st.booleans(),
         pooled=st.booleans(),
         searching=st.booleans(),
+        drafting=st.booleans(),
     )
-    def begin(self, rng: Random, variable: bool, pooled: bool, searching: bool) -> None:
-        self.world = World(tiny_config(rng), rng, Habits(variable=variable))
+    def begin(
+        self, rng: Random, variable: bool, pooled: bool, searching: bool, drafting: bool
+    ) -> None:
+        config = tiny_config(rng)
+        config = speculating(config, rng) if drafting else config
+        self.world = World(config, rng, Habits(variable=variable))
+        self.world.proposing = 0.0  # there is a rule for it
         self.world.pooled = 0.3 if pooled else 0.0
         self.world.searching = 0.4 if searching else 0.0
 
@@ -50,6 +56,13 @@ class EngineMachine(RuleBasedStateMachine):
     @rule()
     def finish(self) -> None:
         self.world.finish_some()
+
+    @rule(turns=st.integers(1, 4))
+    def propose(self, turns: int) -> None:
+        self.world.proposing = 0.7
+        for _ in range(turns):
+            self.world.turn()
+        self.world.proposing = 0.0
 
     @precondition(lambda self: self.world.oracle.plans)
     @rule()

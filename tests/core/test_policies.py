@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve, field, frozen
 from hypothesis import given
 
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.messages import Admitted, Cancel, Emit, Event, Execute, Submit, Tick, WakeAt
 from minfer.policies import (
@@ -30,6 +30,7 @@ from minfer.policy import FirstCome, Load, Policy, Rank
 from minfer.policy_fair import FairQueue
 from minfer.request import Request
 from minfer.runs.oracle import Oracle
+from minfer.setting import ConfigError
 from minfer.state import EngineState, initial
 from minfer.testing.ledger import Ledger
 from tests.circles import examples

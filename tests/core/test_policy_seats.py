@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.config import ConfigError
 from minfer.messages import Admitted, Cancel, Held, Pause, Submit
 from minfer.pmap import Map
 from minfer.policies import policy_named
@@ -16,6 +15,7 @@ from minfer.policy_fair import FairQueue
 from minfer.policy_seats import JOIN_EVERY, LINGER, STALE, Beside, FairSeats, Seats
 from minfer.request import Request
 from minfer.schedule import waits_for
+from minfer.setting import ConfigError
 from tests.core.test_engine import CONFIG, Bench, ask
 from tests.core.test_pausing import Judged
 

@@ -7,13 +7,14 @@ from random import Random
 import pytest
 from attrs import evolve
 
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.engine import step
 from minfer.keys import block_keys
 from minfer.messages import Admitted, Submit
 from minfer.pmap import Map
 from minfer.prefix import NONE, ROOT, PrefixIndex
 from minfer.request import Request
+from minfer.setting import ConfigError
 from minfer.window import lookup_window, outside
 from tests.circles import seeds
 from tests.core.world import VOCAB, World, run_swarm, tiny_config

@@ -39,6 +39,7 @@ from minfer.messages import (
     Finished,
     Pause,
     Preempted,
+    Propose,
     Submit,
     Tick,
 )
@@ -49,6 +50,8 @@ from minfer.prompt_logprobs import parts_of
 from minfer.request import Request, SamplingParams
 from minfer.runs.oracle import START, offer_of, vector_of
 from minfer.sequence import SampleId
+from minfer.speculate.length import Costs
+from minfer.speculate.settings import DRAFTERS, HOST, Speculation
 from minfer.state import EngineState, Transition, initial
 from minfer.testing.invariants import check
 from minfer.testing.ledger import Ledger, Watched
@@ -259,6 +262,34 @@ def big_config(rng: Random) -> EngineConfig:
     )
 
 
+def some_speculation(rng: Random) -> Speculation | None:
+    """Drafts of the host, of the device, or none."""
+    if rng.random() < 0.5:
+        return None
+    sizes = sorted(rng.sample(range(1, 40), rng.randint(1, 6)))
+    seconds = sorted(rng.uniform(1, 2) for _ in sizes)
+    costs = Costs(
+        tuple(zip(sizes, seconds, strict=True)),
+        draft=rng.choice((0.0, 0.1)),
+        fixed=rng.choice((0.0, 0.2)),
+    )
+    return Speculation(
+        drafter=rng.choice(DRAFTERS),
+        drafts=rng.choice((1, 2, 4)),
+        rows=rng.choice((0, 0, 0, 2)),
+        adaptive=rng.random() < 0.4,
+        costs=costs,
+    )
+
+
+def speculating(config: EngineConfig, rng: Random) -> EngineConfig:
+    """`config` with drafts, or not; some budgets have room for them."""
+    how = some_speculation(rng)
+    room = rng.choice((0, how.drafts, 8 * how.drafts)) if how else 0
+    budget = config.max_num_batched_tokens + room
+    return evolve(config, speculation=how, max_num_batched_tokens=budget)
+
+
 @define
 class World:
     """The engine, its oracle, and everything that was ever said about each sample."""
@@ -268,6 +299,7 @@ class World:
     habits: Habits = field(factory=Habits)
     bound: float = 0.0  # share of requests that never run ahead
     pausing: float = 0.0  # how often the host is late with a mask, or has it, in a turn
+    proposing: float = 0.7  # how often the host drafts for a sample, if it does at all
     pooled: float = 0.0  # share of requests that end with their prompts
     searching: float = 0.0  # share of requests whose samples are beams
     state: EngineState = field(init=False)
@@ -492,6 +524,37 @@ class World:
             if rng.random() < 0.25:
                 self.inbox.append(Pause(*one, paused=False))
 
+    def propose_some(self, results: tuple[Event, ...]) -> list[Event]:
+        """What the host drafts for some samples behind the results of this turn: mostly
+        right, and sometimes for nobody, behind other tokens, or nothing at all. Draws of
+        its own: seeds keep their worlds.
+        """
+        rng, run = Random(f"propose {self.turns}"), self.state.running
+        found = list[Event]()
+        known = dict(zip(run.ids, run.known, strict=True))
+        for event in results:
+            if isinstance(event, Executed) and type(event.yields) is tuple:
+                plan = self.state.inflight[0]
+                names = dict(zip(run.gens, run.ids, strict=True))
+                for gen, tokens in zip(plan.gens, event.yields, strict=False):
+                    if gen in names and isinstance(tokens, tuple):
+                        known[names[gen]] += len(tokens)
+        for name, count in [*known.items(), (("nobody", 0), 3), *self._ended_one()]:
+            if rng.random() < self.proposing:
+                count += rng.choice((0, 0, 0, 0, 0, 0, 0, 1, -1))
+                whole = self._whole(name) if name in run.ids else (1,) * 9
+                said = [
+                    token if rng.random() < 0.7 else rng.randrange(VOCAB)
+                    for token in whole[max(0, count) :][: rng.randint(0, 5)]
+                ]
+                if said and rng.random() < 0.02:
+                    said[-1] = self.config.vocab_size
+                found.append(Propose(*name, count, tuple(said)))
+        return found
+
+    def _ended_one(self) -> list[tuple[SampleId, int]]:
+        return [(name, 3) for name in islice(self.ended, 1)]
+
     def submit_again(self) -> None:
         """Somebody submits a request once more: it is being served, or was, or has just
         ended.
@@ -631,6 +694,9 @@ class World:
             self.pause_some()
         self.clock += self.rng.random()
         told = [*results, *self.inbox]
+        how = self.config.speculation
+        if how is not None and how.drafter == HOST:
+            told += self.propose_some(results)
         if self.shuffled:
             self.rng.shuffle(told)
             self.shuffled = False
@@ -757,6 +823,7 @@ def run_swarm(seed: int, turns: int) -> World:
     rng = Random(seed)
     big = rng.random() < BIG_SHARE
     config = big_config(rng) if big else tiny_config(rng)
+    config = speculating(config, Random(f"speculation {seed}"))
     variable = rng.random() < 0.3
     world = World(config, rng, Habits(variable))
     apart = Random(seed)  # what executors do besides changes nothing of the world itself
@@ -813,6 +880,7 @@ __all__ = [
     "big_config",
     "evolve",
     "run_swarm",
+    "speculating",
     "tiny_config",
     "tiny_thresholds",
 ]

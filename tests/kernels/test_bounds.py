@@ -9,7 +9,7 @@ import torch
 
 from minfer.kernels import bounds, sample_kernels, sample_launches
 from minfer.kernels import sample as kernels
-from minfer.kernels.sample import Sizes
+from minfer.kernels.sample_launches import Sizes
 from minfer.request import SamplingParams
 from tests.circles import long
 

@@ -67,7 +67,9 @@ class Mutant:
 
 def files() -> list[str]:
     """The files of the core that decide something."""
-    return sorted(path.name for path in CORE.glob("*.py") if path.name not in LEFT_OUT)
+    found = [*CORE.glob("*.py"), *CORE.glob("speculate/*.py")]
+    names = (path.relative_to(CORE).as_posix() for path in found)
+    return sorted(name for name in names if name.rpartition("/")[2] not in LEFT_OUT)
 
 
 @cache

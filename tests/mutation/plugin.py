@@ -59,7 +59,7 @@ def _plant(key: str) -> None:
     """
     changes = {}
     for file in catalogue.files():
-        name = "minfer." + file.removesuffix(".py")
+        name = "minfer." + file.removesuffix(".py").replace("/", ".")
         changes[name] = lambda tree: tree
         if key and catalogue.named(key).file == file:
             changes[name] = lambda _: catalogue.tree(catalogue.named(key))

@@ -103,11 +103,12 @@ def test_files(file: str) -> list[str]:
     all.
     """
     # Those of `runs` are of what follows from the engine, and are left out.
-    found = [*TESTS.glob("test_*.py"), *TESTS.glob("testing/test_*.py")]
+    rooms = ("", "speculate/", "testing/")
+    found = [path for room in rooms for path in TESTS.glob(f"{room}test_*.py")]
     names = sorted(
         path.relative_to(TESTS).as_posix() for path in found if path.name not in NOT_RUN
     )
-    stem, within = file.removesuffix(".py"), "tests.core."
+    stem, within = file.removesuffix(".py").replace("/", "."), "tests.core."
     if file:
         names = [
             n
@@ -115,7 +116,9 @@ def test_files(file: str) -> list[str]:
             if f"minfer.{stem}"
             in reached(within + n.removesuffix(".py").replace("/", "."))
         ]
-    first = [name for name in (*ALSO.get(file, ()), f"test_{file}") if name in names]
+    room, slash, own = file.rpartition("/")
+    namesake = f"{room}{slash}test_{own}"
+    first = [name for name in (*ALSO.get(file, ()), namesake) if name in names]
     middle = [name for name in names if name not in first and name not in LAST]
     last = [name for name in LAST if name in names and name not in first]
     files = [f"tests/core/{name}" for name in [*first, *middle, *last]]
@@ -126,7 +129,9 @@ def test_files(file: str) -> list[str]:
 def tests_digest() -> str:
     """A digest of the core and of the tests that mutants run."""
     digest = hashlib.sha256()
-    for folder in ("minfer", "minfer/testing", "tests/core", "tests/mutation"):
+    rooms = ("speculate", "testing")
+    folders = [f"{top}/{room}" for top in ("minfer", "tests/core") for room in rooms]
+    for folder in ("minfer", "tests/core", "tests/mutation", *folders):
         for path in sorted((ROOT / folder).glob("*.py")):
             if path.name not in NOT_RUN and path.name != "equivalents.py":
                 digest.update(path.read_bytes())

@@ -5,7 +5,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.config import ConfigError
+from minfer.setting import ConfigError
 
 INTERRUPTED: Final = "interrupted"  # by us: no fault of the server's
 _LONGEST: Final = 300  # characters of a message

@@ -17,14 +17,22 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError, Move
+from minfer.effects.text.grammars.protocol import (
+    Compiler,
+    Grammar,
+    GrammarError,
+    Move,
+)
 from minfer.effects.text.grammars.threads import Threads
 from minfer.effects.text.line import Line, Place
 from minfer.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from minfer.effects.text.grammars.lines import Lines
 
 KEPT: Final = 256  # grammars: what was asked for, and that it compiles
 THREADS: Final = 2
@@ -98,9 +106,19 @@ class Grammars:
             self._run(job)
         return known.result()
 
-    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+    @property
+    def words(self) -> int:
+        """As `Compiler` says."""
+        return self._loaded().words
+
+    @property
+    def never(self) -> frozenset[int]:
+        """As `Compiler` says."""
+        return self._loaded().never
+
+    def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
         """As `Compiler` says, of matchers that were made here."""
-        return self._loaded().masks(moves)
+        return self._loaded().masks(moves, lines)
 
     @property
     def pending(self) -> int:

@@ -5,8 +5,11 @@ from typing import Any
 
 import attrs
 
+from minfer.pmap import Map
 from minfer.prefix import every_node
 from minfer.runs.projection import state_digest
+from minfer.speculate.drafting import Drafting, Learnt, Proposed
+from minfer.speculate.length import Record
 from minfer.state import EngineState, Hold, Live
 from tests.core.recorded import recorded
 
@@ -128,6 +131,18 @@ def apart(state: Any) -> Iterator[EngineState]:
         "arrivals": [999],
         "faults": [((("x", 0), 1),)],
         "policy": [7],
+        "drafting": [
+            Drafting(proposals=Map({("x", 0): Proposed(7, (1,))})),
+            Drafting(proposals=Map({("x", 0): Proposed(8, (1,))})),
+            Drafting(proposals=Map({("x", 0): Proposed(7, (1, 2))})),
+            Drafting(proposals=Map({("x", 1): Proposed(7, (1,))})),
+            Drafting(learnt=Map({("x", 0): Learnt(Record(2.0, 1.0), 3)})),
+            Drafting(learnt=Map({("x", 1): Learnt(Record(2.0, 1.0), 3)})),
+            Drafting(overall=Learnt(Record(2.0, 1.0), 3)),
+            Drafting(overall=Learnt(Record(2.0, 2.0), 3)),
+            Drafting(overall=Learnt(Record(3.0, 1.0), 3)),
+            Drafting(overall=Learnt(Record(2.0, 1.0), 4)),
+        ],
         "requests": [state.requests.set("x", Live(((), 99, 0), 1))],
     }
     for name, values in parts.items():

@@ -12,9 +12,11 @@ from minfer.messages import (
     Finished,
     Ignored,
     Pause,
+    Propose,
     Submit,
     Voided,
 )
+from minfer.speculate.settings import HOST, Speculation
 from minfer.state import initial
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
@@ -36,6 +38,8 @@ from tests.core.testing.turns import (
     reasoned,
 )
 
+DRAFTING = Speculation(drafter=HOST, drafts=2, adaptive=False)
+HOSTED = evolve(CONFIG, speculation=DRAFTING)
 BITES = (
     Bite("emit: columns", decoding, lambda t: emitted(t, tokens=())),
     Bite("emit", decoding, lambda t: emitted(t, ids=(), tokens=())),
@@ -96,6 +100,26 @@ BITES = (
         has(Ignored),
         lambda t: reasoned(t, Ignored),
         script=(STEADY, (Pause("x", 0),)),
+    ),
+    Bite(
+        "reason: ignored",
+        has(Ignored),
+        lambda t: reasoned(t, Ignored),
+        script=(STEADY, (Propose("x", 0, 10, (1,)),)),
+    ),
+    *(
+        Bite(
+            "reason: ignored",
+            has(Ignored),
+            lambda t: reasoned(t, Ignored),
+            HOSTED,
+            (STEADY, (said,)),
+        )
+        for said in (
+            Propose("x", 0, 10, ()),
+            Propose("x", 0, 10, (CONFIG.vocab_size,)),
+            Propose("x", 1, 10, (1,)),
+        )
     ),
     Bite("reason", has(Ended), lambda t: reasoned(t, Ended)),
     Bite(

@@ -8,9 +8,13 @@ from attrs import evolve
 from minfer.messages import (
     Cancel,
     Pause,
+    Propose,
     Submit,
     Voided,
 )
+from minfer.pmap import Map
+from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
+from minfer.speculate.settings import HOST, Speculation
 from minfer.testing.books import Books
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
@@ -38,6 +42,8 @@ from tests.core.testing.turns import (
     swapped_tails,
 )
 
+DRAFTING = Speculation(drafter=HOST, drafts=2, adaptive=False)
+HOSTED = evolve(CONFIG, depth=2, speculation=DRAFTING)
 BITES = (
     Bite(
         "in flight",
@@ -52,6 +58,18 @@ BITES = (
         decoding,
         lambda t: stated(t, paused=frozenset()),
         script=((Submit(evolve(ask("x"), lockstep=True)), Pause("x", 0)),),
+    ),
+    Bite(
+        "drafts: what was proposed",
+        lambda t: bool(t.transition.state.drafting.proposals),
+        lambda t: stated(t, drafting=NOTHING_DRAFTED),
+        HOSTED,
+        ((*STEADY, Propose("x", 0, 9, (1,))), (Propose("x", 0, 10, (1,)),)),
+    ),
+    Bite(
+        "drafts: .* are remembered",
+        decoding,
+        lambda t: stated(t, drafting=Drafting(learnt=Map({("gone", 0): Learnt()}))),
     ),
     Bite("faults", has(Voided), lambda t: stated(t, faults=()), script=FAILED),
     Bite("device table|coverage", grows, lambda t: planned(t, grows=())),

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import pytest
 
-from minfer.config import ConfigError
 from minfer.effects.cli.errors import guarded
 from minfer.effects.live.errors import OverloadedError, RequestError
 from minfer.effects.models.config_reader import CheckpointError
@@ -15,6 +14,7 @@ from minfer.effects.text.chat import ChatTemplateError
 from minfer.request import ParameterError
 from minfer.runs.journal import JournalError
 from minfer.runs.turns import EngineRaisedError
+from minfer.setting import ConfigError
 
 
 def raising(error: BaseException) -> Callable[[], int]:

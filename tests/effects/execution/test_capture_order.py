@@ -25,6 +25,8 @@ from minfer.messages import (
 from minfer.plan import Plan
 from minfer.policies import policy_named
 from minfer.request import Request
+from minfer.speculate.length import Costs
+from minfer.speculate.settings import DEVICE, HOST, Speculation
 from minfer.state import EngineState, initial
 
 CONFIG = EngineConfig(
@@ -43,8 +45,14 @@ def splits(alone: int, context: int) -> int:
     return max(1, context // 512 // alone)
 
 
-def order(likely: Wants = GREEDY, most: int = MOST) -> list[Kind]:
-    return capture_order(CONFIG, most, likely, [1024, 2048, 4096], splits)
+def cut(kind: Kind, context: int) -> Kind:
+    return evolve(kind, splits=splits(kind.fed, context) if kind.alone else 1)
+
+
+def order(
+    likely: Wants = GREEDY, most: int = MOST, config: EngineConfig = CONFIG
+) -> list[Kind]:
+    return capture_order(config, most, likely, [1024, 2048, 4096], cut)
 
 
 @pytest.mark.parametrize("filtered", [False, True])
@@ -113,6 +121,28 @@ def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
 def test_no_more_inputs_than_graphs_may_have() -> None:
     found = order(most=256)
     assert max(kind.tokens for kind in found) == 256
+
+
+@pytest.mark.parametrize("drafter", [HOST, DEVICE])
+@pytest.mark.parametrize(("drafts", "sizes"), [(1, {1}), (5, {1, 2, 3, 4, 6})])
+def test_steps_with_drafts_come_behind_those_without(
+    drafter: str, drafts: int, sizes: set[int]
+) -> None:
+    costs = Costs(((1, 1.0), (99, 2.0)))
+    how = Speculation(drafter=drafter, drafts=drafts, rows=20, costs=costs)
+    found = order(config=evolve(CONFIG, speculation=how))
+    drafting = [kind for kind in found if kind.drafts]
+    assert all(kind.padded() == kind for kind in drafting)
+    assert all(kind.verified == kind.alone <= 24 for kind in drafting)
+    assert all(kind.proposes == (drafter == DEVICE) for kind in drafting)
+    assert {kind.drafts for kind in drafting} == sizes
+    assert {kind.alone for kind in drafting if not kind.tokens} == {1, 2, 4, 8, 16, 24}
+    first = next(i for i, kind in enumerate(found) if kind.tokens)
+    assert sum(kind.drafts == max(sizes) for kind in found[:first]) == 6
+    fixed = evolve(how, adaptive=False)
+    without = order(config=evolve(CONFIG, speculation=fixed))
+    assert {kind.drafts for kind in without} == {0, max(sizes)}
+    assert [kind for kind in found if not kind.drafts] == order()
 
 
 # --- what loads need --------------------------------------------------------------------
@@ -212,7 +242,11 @@ def others(at: int, count: int, length: Prompt, most: int) -> Iterator[list[Even
 
 
 def captured_in_time() -> set[Kind]:
-    return {*capture_order(SERVER, GRAPHS_UP_TO, GREEDY, [1024], lambda *_: 1)[:IN_TIME]}
+    return {
+        *capture_order(SERVER, GRAPHS_UP_TO, GREEDY, [1024], lambda kind, _: kind)[
+            :IN_TIME
+        ]
+    }
 
 
 @pytest.mark.parametrize(

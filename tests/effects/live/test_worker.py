@@ -473,6 +473,7 @@ class Slowly(OneByOne):
     """Compiles once it may."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.go = threading.Event()
 
     def compile(self, _: StructuredOutputs) -> Any:

@@ -8,13 +8,14 @@ from random import Random
 import pytest
 from attrs import astuple, evolve
 
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import Step, fit, read_cost, steps, write_cost
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.traces import read_trace
 from minfer.runs.cost import CostModel
 from minfer.runs.simulate import Simulated, Simulation
+from minfer.setting import ConfigError
 from tests.effects.runs.test_simulate import COST, told
 
 
@@ -61,7 +62,8 @@ def test_a_fit_finds_what_launches_take_the_host() -> None:
 def _seconds(cost: CostModel, step: Step) -> float:
     buckets = (each for top, each in cost.decode if step.rows <= top)
     base = next(buckets, cost.decode[-1][1]) if step.rows else cost.mixed
-    rates = (cost.token, cost.sequence, cost.chunk, cost.context, cost.attention)
+    of_rows = (cost.token, cost.sequence, cost.chunk)
+    rates = (*of_rows, cost.context, cost.attention, cost.draft)
     done = zip(rates, astuple(step.work), strict=True)
     return step.forwards * base + math.fsum(rate * much for rate, much in done)
 

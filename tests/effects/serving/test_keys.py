@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from minfer.config import ConfigError
 from minfer.effects.serving.keys import Bucket, Key, Keys, digest, read_keys
+from minfer.setting import ConfigError
 
 
 class Clock:

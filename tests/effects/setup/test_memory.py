@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from minfer.arrive import objection
 from minfer.blocks import blocks_for
-from minfer.config import ConfigError, EngineConfig
+from minfer.config import EngineConfig
 from minfer.effects.models.shapes import (
     activation_bytes,
     captured_tokens,
@@ -35,6 +35,7 @@ from minfer.effects.setup.prepare import prepare
 from minfer.effects.setup.settings import EngineArgs
 from minfer.kernels.shape import Kept
 from minfer.request import Request
+from minfer.setting import ConfigError
 from minfer.state import initial
 from tests.effects.tiny_model import CONFIG, with_feed_forward, with_windows
 

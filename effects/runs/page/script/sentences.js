@@ -20,6 +20,11 @@ export function passed(from, to) {
   return clock(seconds[to] - seconds[from]);
 }
 
+// What became of drafts.
+export function stood({ proposed, accepted }) {
+  return `${count(accepted)} of ${many(proposed, "draft")} stood`;
+}
+
 // A request's name as a button; the side panel knows what to do with `data-sample`.
 export function link(s) {
   if (!lives[s]) return "somebody";

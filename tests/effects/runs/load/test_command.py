@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from minfer.config import ConfigError
 from minfer.effects.runs.load import command, figures
 from minfer.effects.runs.load.client import Counts
 from minfer.effects.runs.load.command import bench_serve
 from minfer.effects.runs.load.record import LoadError
+from minfer.setting import ConfigError
 from tests.effects.runs.load.stub import NEVER, WHOLE, plain, stream, stub, token
 from tests.effects.runs.load.test_options import options
 

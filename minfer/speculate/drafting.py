@@ -1,0 +1,59 @@
+"""What the engine keeps of speculation: what may follow, and what became of it lately."""
+
+from typing import Final
+
+from attrs import frozen
+
+from minfer.pmap import Map
+from minfer.record import evolve
+from minfer.sequence import SampleId
+from minfer.speculate.length import Learning, Record
+
+
+@frozen
+class Proposed:
+    """What may follow the first `known` tokens of a sample."""
+
+    known: int
+    tokens: tuple[int, ...]
+
+
+@frozen
+class Learnt:
+    """A record, as it was after a step."""
+
+    record: Record = Record()
+    step: int = -1
+
+    def by(self, how: Learning, step: int) -> Record:
+        """The record before another step, if there were no drafts in those between."""
+        return self.record.rested(how, max(0, step - self.step - 1))
+
+
+@frozen
+class Drafting:
+    """All of it. Who had no drafts is in none of the maps."""
+
+    proposals: Map[SampleId, Proposed] = Map()  # not used yet
+    learnt: Map[SampleId, Learnt] = Map()
+    overall: Learnt = Learnt()  # of all samples together
+
+    def likelihood(self, how: Learning, name: SampleId, step: int) -> float:
+        """How likely a sample's next draft would be accepted in a step."""
+        assumed = self.overall.by(how, step).likelihood(how, how.assumed)
+        own = self.learnt.get(name)
+        return own.by(how, step).likelihood(how, assumed) if own else assumed
+
+    def without(self, name: SampleId) -> "Drafting":
+        """What is left when a sample has ended."""
+        proposals, learnt = self.proposals, self.learnt
+        if name in proposals:
+            proposals = proposals.delete(name)
+        if name in learnt:
+            learnt = learnt.delete(name)
+        if proposals is self.proposals and learnt is self.learnt:
+            return self
+        return evolve(self, proposals=proposals, learnt=learnt)
+
+
+NOTHING_DRAFTED: Final = Drafting()

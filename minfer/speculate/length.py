@@ -1,0 +1,202 @@
+"""How many drafts each row takes in a step: as many as pay.
+
+Theory. If each draft is accepted with probability a, given that those before it were, the
+k-th of a row is accepted with a^k, and that is what it adds to the tokens that the step
+is expected to yield. Verifying it costs what the step takes longer for one more input,
+which is measured at start, for each number of inputs (`Costs`): next to nothing while a
+forward is bound by reading weights, and the more the busier the server is. A draft model
+costs a forward of its own for each place that any row has a draft in.
+
+So a step has the drafts that maximise expected tokens over seconds. For a given depth and
+number of drafts these are the likeliest ones; as their likelihood falls within a row,
+they are always the first of each row. A step's cost is constant up to the next size of
+forward that there is a graph for: only numbers that fill one up need to be tried, for
+each depth. No drafts at all is among the choices, and wins unless others promise to be
+better by `margin`: speculation does not make a server slower than it is without.
+
+How likely a row's drafts are is learnt from what became of its last ones, beginning with
+what is true of all rows together. Counts fade, also
+in steps without drafts, towards what was assumed before: so a row, or all of them, that
+was given up is tried again, now and then. Such a try costs a step some percent: what has
+faded when it takes place decides how often that may be (`Learning`).
+
+The default rule of acceptance yields the same tokens whatever is decided here.
+"""
+
+import math
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, Final
+
+from attrs import field, frozen
+
+from minfer.record import evolve
+from minfer.setting import ConfigError, number
+
+_HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
+
+
+def _setting(default: float, **how: Any) -> Any:
+    return field(default=default, validator=number(0, of="speculation: ", **how))
+
+
+@frozen(kw_only=True)
+class Learning:
+    """How quickly estimates follow. Raises ConfigError for what is not from 0 to 1."""
+
+    assumed: float = _setting(0.6)  # acceptance, before anything is known
+    weight: float = _setting(2.0, above=True)  # of that, in drafts
+    kept: float = _setting(0.98)  # of older counts, whenever drafts were judged
+    most: float = _setting(100.0, above=True)  # drafts that are remembered
+    rested: float = _setting(0.999)  # likewise, for each step without drafts
+
+    def __attrs_post_init__(self) -> None:
+        for name in ("assumed", "kept", "rested"):
+            if getattr(self, name) > 1:
+                raise ConfigError(f"speculation: {name} must be at most 1")
+
+
+@frozen
+class Record:
+    """What became of the drafts of a row, or of all rows, lately."""
+
+    judged: float = 0.0  # drafts all before which were accepted
+    accepted: float = 0.0  # of these
+
+    def told(self, how: Learning, judged: int, accepted: int) -> "Record":
+        """After a step in which so many drafts were judged, or none."""
+        fade = how.kept if judged else how.rested
+        count = self.judged * fade + judged
+        # However many there were: what is remembered for long is given up too late.
+        share = min(1.0, how.most / count) if count else 1.0
+        return Record(count * share, (self.accepted * fade + accepted) * share)
+
+    def rested(self, how: Learning, steps: int) -> "Record":
+        """After so many steps without drafts."""
+        fade = how.rested**steps
+        return Record(self.judged * fade, self.accepted * fade)
+
+    def likelihood(self, how: Learning, assumed: float) -> float:
+        """How likely the next draft is accepted, if those before it are; as `assumed`
+        while little is known.
+        """
+        hits = self.accepted + assumed * how.weight
+        return hits / (self.judged + how.weight)
+
+
+def judged(proposed: int, accepted: int) -> int:
+    """How many of a row's drafts show how likely they were: those behind one that was
+    rejected do not.
+    """
+    return min(accepted + 1, proposed)
+
+
+@frozen
+class Costs:
+    """What steps take, in seconds. Raises ConfigError for tables that cannot be.
+
+    What is larger than the largest size was not measured: no drafts are added to it.
+    """
+
+    # A forward of the target with so many inputs, or fewer, and its seconds; both rising.
+    verify: tuple[tuple[int, float], ...]
+    draft: float = _setting(0.0)  # a forward of the draft model
+    # What drafts cost however few there are: of the host, that cannot plan ahead.
+    fixed: float = _setting(0.0)
+
+    def __attrs_post_init__(self) -> None:
+        sizes = [size for size, _ in self.verify]
+        seconds = [each for _, each in self.verify]
+        if not sizes or sizes[0] < 1 or not 0 < seconds[0] < math.inf:
+            raise ConfigError("speculation: costs must be pairs of numbers above 0")
+        if sizes != sorted(set(sizes)) or seconds != sorted(seconds):
+            raise ConfigError("speculation: costs must rise with sizes")
+
+    def seconds(self, inputs: int, depth: int = 0) -> float:
+        """A step with so many inputs, in which some row has `depth` drafts; endless if
+        that was not measured.
+        """
+        at = bisect_left(self.verify, (inputs, 0.0))
+        if at == len(self.verify):
+            return math.inf
+        return self.verify[at][1] + depth * self.draft + bool(depth) * self.fixed
+
+
+@frozen
+class Row:
+    """What drafts of a row promise."""
+
+    likelihood: float  # of each, if those before it are accepted
+    most: int  # drafts that it may have
+
+
+@frozen
+class Gain:
+    """One more draft of a row."""
+
+    tokens: float  # that it is expected to yield
+    row: int
+    place: int  # 1: the row's first
+
+
+@frozen
+class Lengths:
+    """How many drafts each row has, and what is expected to come of it."""
+
+    drafts: tuple[int, ...]
+    tokens: float  # by which the step gets on
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+def lengths(
+    rows: Sequence[Row],
+    costs: Costs,
+    others: int = 0,
+    margin: float = 0.0,
+    room: float = math.inf,
+) -> Lengths:
+    """The numbers of drafts, at most `room` together, with the most expected tokens a
+    second, in a step that has `others` inputs besides one for each row; none, unless they
+    are better by `margin`.
+
+    Inputs of prompts count as tokens, too: they must not be slowed down for less.
+    """
+    load = len(rows) + others
+    none = Lengths((0,) * len(rows), float(load), costs.seconds(load))
+    gains = _gains(rows)
+    deepest = max((gain.place for gain in gains), default=0)
+    # Without a draft model to run, depth costs nothing.
+    depths = range(1, deepest + 1) if costs.draft else (deepest,)
+    best, taken, bar = none, list[Gain](), none.rate * (1 + margin)
+    for depth in depths:
+        some = [gain for gain in gains if gain.place <= depth]
+        sums = [*accumulate((gain.tokens for gain in some), initial=none.tokens)]
+        for size, _ in costs.verify:
+            count = int(min(size - load, len(some), room))
+            if count > 0:
+                seconds = costs.seconds(load + count, depth)
+                tried = Lengths(none.drafts, sums[count], seconds)
+                if tried.rate > bar:
+                    best, taken, bar = tried, some[:count], tried.rate
+    each = Counter(gain.row for gain in taken)
+    return evolve(best, drafts=tuple(each[row] for row in range(len(rows))))
+
+
+def _gains(rows: Sequence[Row]) -> list[Gain]:
+    """Every draft that there may be, the likeliest first, and of equals the first of each
+    row; without those that hardly anything can be expected of.
+    """
+    every = (
+        Gain(row.likelihood**place, at, place)
+        for at, row in enumerate(rows)
+        for place in range(1, row.most + 1)
+    )
+    some = (gain for gain in every if gain.tokens >= _HARDLY)
+    return sorted(some, key=lambda gain: (-gain.tokens, gain.place, gain.row))

@@ -1,0 +1,147 @@
+"""Which drafts stand under modified rejection sampling: the distribution is kept, the
+tokens are not.
+
+Theory (Leviathan et al. 2023, Chen et al. 2023). With p the target's distribution at a
+position and q the one that the draft was drawn from, a draft d is accepted with
+probability min(1, p(d) / q(d)); else a token is drawn from max(0, p - q), renormalised.
+Either way the token has distribution p. The share 1 - TV(p, q) is accepted, which is the
+most that any rule can. A draft that was not drawn at all (found in a text, or greedy) is
+the same with all of q on it. Both are what they are after temperature, filters, penalties
+and masks.
+
+The draft, the coin and what is drawn instead must be independent, so there are three
+streams of noise. The last is the target's own: with no draft, the token is the one it
+would be without speculation.
+
+What this does not keep is the path. Which of its tokens are drafts depends on how many
+are proposed, so equal seeds give equal outputs only where that number is fixed. And it
+must not depend on the drafts themselves: who proposes only those drafts that look likely
+draws from another distribution than q. (The default rule, accept.py, does not mind.)
+
+Arithmetic is in float32, as in `minfer.sample`. Sums over a vocabulary differ in their
+last bits between devices, which decides one coin in millions.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Final, Protocol
+
+from attrs import frozen
+
+from minfer.sample import (
+    RowSampling,
+    draw_key,
+    noise_bits,
+    pick,
+    scores,
+    stream,
+    uniform,
+)
+from minfer.shape import f32, shaped
+from minfer.speculate.accept import Target, Verdict
+
+_DRAFT: Final = 1  # streams that are made from a sample's own, which is the third
+_COIN: Final = 2
+
+Chances = Mapping[int, float]  # token ids, rising -> probabilities; others have none
+
+
+class Noise(Protocol):
+    """What a verdict depends on by chance."""
+
+    def coin(self, position: int) -> float:
+        """A number between 0 and 1, uniform."""
+
+    def pick(self, scored: Mapping[int, float], position: int) -> int:
+        """One of the tokens, with a probability that is proportional to exp(score)."""
+
+
+@frozen
+class Streams:
+    """The noise of one sample of a request; all three are independent."""
+
+    draft: int  # 64 bits each
+    coins: int
+    picks: int
+
+    @classmethod
+    def of(cls, seed: int, sample: int) -> "Streams":
+        """The streams of a sample: the last is the one it has without speculation."""
+        own = stream(seed, sample)
+        return cls(stream(own, _DRAFT), stream(own, _COIN), own)
+
+    def coin(self, position: int) -> float:
+        """A number between 0 and 1, uniform."""
+        return uniform(noise_bits(draw_key(self.coins, position), 0))
+
+    def pick(self, scored: Mapping[int, float], position: int) -> int:
+        """One of the tokens, with a probability that is proportional to exp(score)."""
+        return pick(scored, self.picks, position)
+
+
+@frozen
+class Drawn:
+    """A draft, and the distribution that it was drawn from."""
+
+    token: int
+    chances: Chances
+
+
+def drawn(
+    logits: Sequence[float],
+    how: RowSampling,
+    known: Sequence[int],
+    prompt: int,
+    streams: Streams,
+) -> Drawn:
+    """A draft after `known`, from a draft model's logits [vocab]. Raises
+    NotFiniteError.
+    """
+    scored = scores(shaped(logits, how, known[:prompt], known[prompt:]), how)
+    return Drawn(pick(scored, streams.draft, len(known)), chances(scored))
+
+
+def chances(scored: Mapping[int, float]) -> Chances:
+    """Probabilities of tokens from their scores."""
+    shares = {t: math.exp(score) for t, score in scored.items()}
+    total = math.fsum(shares.values())
+    return {t: f32(share / total) for t, share in shares.items()}
+
+
+def accepts(coin: float, p: float, q: float) -> bool:
+    """Whether a draft stands that the target gives `p` and that had `q`: never one that
+    it gives nothing, always one that it gives as much.
+    """
+    return p > 0 and f32(coin * q) <= p
+
+
+def residual(p: Chances, q: Chances) -> dict[int, float]:
+    """Scores of the tokens that one takes the place of a rejected draft from."""
+    left = {t: f32(share - q.get(t, 0.0)) for t, share in p.items()}
+    # Where nothing is left, the two are equal but for rounding.
+    some = {t: share for t, share in left.items() if share > 0} or p
+    return {t: f32(math.log(share)) for t, share in some.items() if share > 0}
+
+
+def rejection(
+    target: Target,
+    drafts: Sequence[int],
+    proposed: Sequence[Chances],
+    noise: Noise | None = None,
+) -> Verdict:
+    """Accept drafts by coins; `proposed` are the distributions they were drawn from, or
+    nothing, where they were not. Raises NotFiniteError.
+    """
+    how, tokens = target.how, list[int]()
+    noise = Streams.of(how.seed, how.sample) if noise is None else noise
+    certain = [{draft: 1.0} for draft in drafts]
+    for draft, q in zip(drafts, proposed or certain, strict=True):
+        position = len(target.known) + len(tokens)
+        p = chances(scores(target.shaped(tokens), how))
+        if not accepts(noise.coin(position), p.get(draft, 0.0), q[draft]):
+            tokens.append(noise.pick(residual(p, q), position))
+            return Verdict(tuple(tokens), len(drafts))
+        tokens.append(draft)
+    scored = scores(target.shaped(tokens), how)
+    tokens.append(noise.pick(scored, len(target.known) + len(tokens)))
+    return Verdict(tuple(tokens), len(drafts))

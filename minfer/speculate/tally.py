@@ -1,0 +1,71 @@
+"""How good drafts were: what metrics are made of.
+
+Theory. The rate of acceptance is accepted drafts over proposed drafts; the token after
+them is the target's own, and counts as neither. By place it is unconditional: of the
+drafts in the k-th place of a row, how many were accepted, which takes that all before
+them were. The mean length is what a row has of a step in which it had drafts: those that
+were accepted, and the token after them.
+"""
+
+from collections.abc import Iterable
+from itertools import zip_longest
+from typing import Final
+
+from attrs import frozen
+
+from minfer.plan import Plan
+
+
+@frozen
+class Tally:
+    """Counts of drafts, over any number of steps."""
+
+    rows: int = 0  # that had drafts, once for each step
+    proposed: tuple[int, ...] = ()  # by place, from a row's first draft on
+    accepted: tuple[int, ...] = ()  # likewise
+
+    def plus(self, other: "Tally") -> "Tally":
+        """Both together."""
+        return Tally(
+            self.rows + other.rows,
+            _sum(self.proposed, other.proposed),
+            _sum(self.accepted, other.accepted),
+        )
+
+    @property
+    def rate(self) -> float:
+        """Accepted drafts over proposed drafts; 0 if there were none."""
+        return sum(self.accepted) / max(1, sum(self.proposed))
+
+    @property
+    def by_place(self) -> tuple[float, ...]:
+        """The same for each place."""
+        each = zip(self.accepted, self.proposed, strict=True)
+        return tuple(accepted / proposed for accepted, proposed in each)
+
+    @property
+    def mean_length(self) -> float:
+        """Tokens of a row in a step in which it had drafts; 0 if none had."""
+        return (self.rows + sum(self.accepted)) / self.rows if self.rows else 0.0
+
+
+NO_DRAFTS: Final = Tally()
+
+
+def tallied(plan: Plan, sizes: Iterable[int]) -> Tally:
+    """The drafts of one step, whose rows have yielded so many tokens."""
+    yielded, tally = tuple(sizes), Tally()
+    for draft in plan.drafts:
+        count = plan.counts[draft.index] - 1
+        tally = tally.plus(of_row(count, yielded[draft.index] - 1))
+    return tally
+
+
+def of_row(proposed: int, accepted: int) -> Tally:
+    """The drafts of one row in one step."""
+    ones = tuple(int(place < accepted) for place in range(proposed))
+    return Tally(1, (1,) * proposed, ones)
+
+
+def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))

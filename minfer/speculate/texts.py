@@ -1,0 +1,149 @@
+"""Texts that are searched for what followed the same tokens before.
+
+Theory. As in LZ77 with hash chains (Ziv and Lempel 1977; zlib): each run of `least`
+tokens, a gram, has a slot in a table, which holds the latest place behind such a gram;
+and each place knows the one that its slot held before. A search begins at the slot of the
+last tokens, follows a bounded chain of places back, and takes the longest match, the
+latest of equals (Saxena 2023 for the use; Oliaro et al. 2024 for that of others' texts).
+A new token costs one entry in the table and one link, however long the texts are.
+
+All is bounded. The oldest texts go when there are more than `capacity` tokens. The table
+has a fixed number of slots, so places of texts that are gone need not be looked for: they
+are overwritten in time, and until then lead nowhere. Grams that share a slot share a
+chain: as tokens are compared, that may hide a match, and never makes one up.
+
+It is a value: an older version stays what it was.
+"""
+
+from typing import Final
+
+from attrs import frozen
+
+from minfer.log import Log
+from minfer.pmap import Map
+from minfer.record import evolve
+
+NOWHERE: Final = -1  # stands for an address
+_STRIDE: Final = 2**32  # an address is a text's number, times this, and a place in it
+_SPARE: Final = 2  # slots for each token that there is room for
+_RECENT: Final = 256  # tokens of a text that are copied as it grows
+
+
+@frozen
+class Text:
+    """One text, and for each place in it from the end of its first gram on, the address
+    that was in its slot before.
+    """
+
+    tokens: Log[int] = Log()
+    links: Log[int] = Log()
+
+
+@frozen
+class Match:
+    """A place in a text behind the same tokens as those that were looked for."""
+
+    text: int  # its number
+    place: int
+    length: int  # tokens that are the same, as far as was compared
+
+
+@frozen
+class Texts:
+    """Numbered texts, the oldest of which go as others grow."""
+
+    least: int  # tokens of a gram
+    capacity: int  # tokens of all texts
+    texts: Map[int, Text] = Map()
+    heads: Map[int, int] = Map()  # slot -> the latest address
+    first: int = 0  # number of the oldest text
+    next: int = 0  # of the one to come
+    size: int = 0  # tokens
+
+    def begun(self) -> "Texts":
+        """With one more text, empty, whose number was `next`."""
+        texts = self.texts.set(self.next, Text())
+        return evolve(self, texts=texts, next=self.next + 1)
+
+    def extended(self, text: int, tokens: tuple[int, ...]) -> "Texts":
+        """With more tokens at the end of a text; unchanged if it is gone, or if it would
+        need room for itself alone that there is not.
+        """
+        old = self.texts.get(text)
+        if old is None or len(old.tokens) + len(tokens) > self.capacity:
+            return self
+        room = self._with_room(len(tokens))
+        if text not in room.texts:
+            return room
+        heads, links = room.heads.mutate(), list[int]()
+        least, start = self.least, len(old.tokens)
+        near = old.tokens[max(0, start - least + 1) :] + tokens
+        ahead = start - (len(near) - len(tokens))  # tokens of the text before these
+        for end in range(least, len(near) + 1):
+            slot = self._slot(near[end - least : end])
+            links.append(heads.get(slot, NOWHERE))
+            heads[slot] = text * _STRIDE + ahead + end
+        grown = Text(
+            old.tokens.extended(tokens, _RECENT),
+            old.links.extended(tuple(links), _RECENT),
+        )
+        return evolve(
+            room,
+            texts=room.texts.set(text, grown),
+            heads=heads.finish(),
+            size=room.size + len(tokens),
+        )
+
+    def found(self, last: tuple[int, ...], candidates: int) -> Match | None:
+        """The longest match of the end of `last` with something that goes on, of so many
+        candidates, the latest first.
+        """
+        if len(last) < self.least:
+            return None
+        best: Match | None = None
+        address = self.heads.get(self._slot(last[-self.least :]), NOWHERE)
+        for _ in range(candidates):
+            number, place = divmod(address, _STRIDE)
+            text = self.texts.get(number)  # none if nowhere
+            if text is None:
+                break
+            length = _common(text.tokens, place, last, best.length if best else 0)
+            if length >= self.least and place < len(text.tokens):
+                best = Match(number, place, length)
+            address = text.links[place - self.least]
+        return best
+
+    def following(self, match: Match, most: int) -> tuple[int, ...]:
+        """Up to `most` tokens behind a match."""
+        return self.texts[match.text].tokens[match.place : match.place + most]
+
+    def last(self, text: int, count: int) -> tuple[int, ...]:
+        """Up to `count` tokens at the end of a text."""
+        tokens = self.texts[text].tokens
+        return tokens[max(0, len(tokens) - count) :]
+
+    def _slot(self, gram: tuple[int, ...]) -> int:
+        # Hashes of tuples of whole numbers are the same in every process.
+        return hash(gram) % (_SPARE * self.capacity)
+
+    def _with_room(self, count: int) -> "Texts":
+        """Without the oldest texts, as far as there must be room for so many tokens."""
+        texts, first, size = self.texts, self.first, self.size
+        while size + count > self.capacity:
+            size -= len(texts[first].tokens)
+            texts, first = texts.delete(first), first + 1
+        if first == self.first:
+            return self
+        return evolve(self, texts=texts, first=first, size=size)
+
+
+def _common(tokens: Log[int], place: int, last: tuple[int, ...], beaten: int) -> int:
+    """How many tokens before a place are those at the end of `last`; 0 if they are not
+    more than `beaten`.
+    """
+    length, most = beaten + 1, min(place, len(last))
+    if length > most or tokens[place - length : place] != last[-length:]:
+        return 0
+    while length < most and tokens[place - length - 1] == last[-length - 1]:
+        length += 1
+    return length

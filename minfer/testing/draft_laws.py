@@ -1,0 +1,154 @@
+"""The specification of drafts: who has some in a step, how many, and what waits for them.
+
+Where as many drafts are wanted as there may be, each row's number follows: from what was
+proposed, the sample's last token, what is left of the budget, and the end of its table.
+Where it depends on what pays, only its bounds are looked at here.
+"""
+
+from collections.abc import Mapping
+
+from minfer.config import EngineConfig
+from minfer.plan import Plan
+from minfer.policy import Policy
+from minfer.speculate.settings import HOST, Speculation
+from minfer.state import EngineState
+from minfer.testing.accounts import Account, Seat
+from minfer.testing.books import Books
+from minfer.testing.invariants import InvariantError, require
+
+
+def by_host(config: EngineConfig) -> bool:
+    """Whether the host drafts."""
+    return config.speculation is not None and config.speculation.drafter == HOST
+
+
+def drafts_in_flight(books: Books) -> bool:
+    """Whether the host drafts for a step in flight: none is planned behind it."""
+    some = any(flight.plan.drafts for flight in books.flights)
+    return by_host(books.config) and some
+
+
+def may_wait_to_draft(books: Books) -> bool:
+    """Whether the next step may wait for those in flight: the host has drafted for it."""
+    how = books.config.speculation
+    if how is None or not books.flights:
+        return False
+    few = not 0 < how.rows < len(books.running)
+    fresh = few and any(_of_host(how, one) for one in books.running)
+    return drafts_in_flight(books) or (by_host(books.config) and fresh)
+
+
+def check_drafts(
+    books: Books,
+    plan: Plan,
+    here: Mapping[int, Seat],
+    after: EngineState,
+    budget: int | None,
+    *,
+    preempted: bool,
+) -> None:
+    """Raise InvariantError unless a plan's drafts are those that it may have.
+
+    The host's are those that it proposed behind what is known, for a step that nothing is
+    in flight before or behind. `budget` is what the policy allows, if that is known.
+    """
+    how = books.config.speculation
+    places = [draft.index for draft in plan.drafts]
+    require(len(set(places)) == len(places), "drafts", "a row has drafts twice")
+    require(not drafts_in_flight(books), "drafts", "a step is planned behind some")
+    if how is None:
+        require(not places, "drafts", "there is no speculation")
+        return
+    in_flight = by_host(books.config) and bool(books.flights)
+    require(not (places and in_flight), "drafts", "a step is in flight before them")
+    for draft in plan.drafts:
+        _right(how, plan, here[draft.index], draft.index, draft.tokens)
+    most = how.costs.verify[-1][0] if how.adaptive and how.costs else 0
+    known = not (places and most) or sum(plan.counts) <= most
+    require(known, "drafts", f"{sum(plan.counts)} inputs, of at most {most} measured")
+    policy = getattr(type(books.config.policy), "drafts", None)
+    # Of who gave way in this turn, a token may still be counted.
+    if not how.adaptive and policy is Policy.drafts and not preempted:
+        _due(books, plan, here, after, budget)
+    if by_host(books.config):  # what was proposed is for one step
+        for one in books.accounts.values():
+            one.proposed = None
+
+
+def _right(
+    how: Speculation, plan: Plan, seat: Seat, at: int, tokens: tuple[int, ...]
+) -> None:
+    """A row may have drafts, that many, and these."""
+    one, count = seat.account, plan.counts[at] - 1
+    may = _may(one) and seat.sched >= seat.base
+    require(may, "drafts", f"{one.id} must not have any")
+    if not 0 < count <= how.drafts or 0 < how.rows < len(plan.gens):
+        raise InvariantError("drafts", f"{one.id} has {count}")
+    said, known = one.proposed, seat.sched + 1
+    right = how.drafter != HOST and not tokens
+    if how.drafter == HOST and said is not None:
+        same = said.tokens[:count] == tokens and len(tokens) == count
+        right = same and said.known == known == len(one.known)
+    require(right, "drafts", f"{one.id} has {tokens}, of {said}")
+
+
+def _may(one: Account) -> bool:
+    request = one.request
+    bound = request.lockstep or request.beams is not None
+    return not (bound or request.pooling) and request.max_tokens > 0
+
+
+def _of_host(how: Speculation, one: Account) -> int:
+    """How many drafts the host has for a sample, if nothing of it is in flight."""
+    said = one.proposed
+    if said is None or said.known != len(one.known) or not _may(one):
+        return 0
+    return max(0, min(how.drafts, len(said.tokens), one.last - len(one.known)))
+
+
+def _due(
+    books: Books,
+    plan: Plan,
+    here: Mapping[int, Seat],
+    after: EngineState,
+    budget: int | None,
+) -> None:
+    """Everybody has all drafts that may be; and if the host says them, this step has not
+    been planned before it could use them.
+    """
+    how, config = books.config.speculation, books.config
+    if how is None or 0 < how.rows < len(plan.gens):
+        return
+    if by_host(config) and books.flights:
+        wanted = any(_of_host(how, one) for one in books.running)
+        hurried = wanted and _only_decodes(config, books)
+        require(not hurried, "drafts", "a step does not wait for what it could use")
+        return
+    if budget is None:
+        return
+    drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
+    room, lacks = max(0, budget - sum(plan.counts) + drafts), 0
+    filled = {fill.index for fill in plan.fills}
+    grown = {grow.row for grow in plan.grows}
+    for at in sorted(here.keys() - filled):
+        seat, size = here[at], config.block_size
+        one = seat.account
+        most = min(how.drafts, one.last - seat.sched - 1) if _may(one) else 0
+        due = min(room, _of_host(how, one) if by_host(config) else max(0, most))
+        room -= due
+        ends = len(seat.table) * size - seat.sched - 1
+        has = len(range(1, plan.counts[at]))
+        require(has == min(due, ends), "drafts", f"{one.id} has {has} of {due}, {ends}")
+        if ends < due and seat.row not in grown:
+            lacks += -(-(seat.sched + due + 1) // size) - len(seat.table)
+    plenty = lacks and lacks + len(after.running) <= after.blocks.available
+    require(not plenty, "drafts", f"{lacks} blocks are not taken, though there are")
+
+
+def _only_decodes(config: EngineConfig, books: Books) -> bool:
+    """Whether nobody is being filled, and there are tokens for drafts."""
+    running, how = books.running, config.speculation
+    seats = [one.seat for one in running if one.seat is not None]
+    decode = all(seat.sched >= seat.base for seat in seats) and len(seats) == len(running)
+    few = how is not None and not 0 < how.rows < len(running)
+    return decode and few and len(running) < config.max_num_batched_tokens

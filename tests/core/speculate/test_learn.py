@@ -1,0 +1,158 @@
+"""What is remembered of drafts is a plain fold over steps, however lazily it fades."""
+
+from collections.abc import Iterator
+
+import pytest
+from attrs import evolve
+
+from minfer.messages import Cancel, Executed, Failed, Submit
+from minfer.plan import Plan
+from minfer.pmap import Map
+from minfer.sequence import SampleId
+from minfer.speculate.drafting import NOTHING_DRAFTED, Drafting, Learnt
+from minfer.speculate.learn import learnt
+from minfer.speculate.length import Learning, Record, judged
+from minfer.speculate.settings import Speculation
+from minfer.state import Turn
+from tests.circles import seeds
+from tests.core.recorded import recorded
+from tests.core.speculate.drafted import (
+    HOSTED,
+    ON_DEVICE,
+    Guess,
+    begun,
+    nothing,
+    right,
+    wrong,
+)
+from tests.core.test_engine import ask
+
+QUICK = Learning(kept=0.9, rested=0.5, most=20.0)
+
+
+def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
+    """After each turn, what is remembered, all of which fades in each step."""
+    overall, each = Record(), dict[SampleId, Record]()
+    for turn in turns:
+        before, after = turn.before, turn.transition.state
+        first = before.inflight[0].step if before.inflight else None
+        done = [
+            one
+            for one in turn.events
+            if isinstance(one, Executed) and one.step == first is not None
+        ]
+        if done and _good(turn):
+            plan, run = before.inflight[0], before.running
+            names = dict(zip(run.gens, run.ids, strict=True))
+            said = _said(plan, done[0], names)
+            for name in each.keys() - {who for who, *_ in said}:
+                each[name] = each[name].told(how, 0, 0)
+            tried, hits = sum(n for _, n, _ in said), sum(n for *_, n in said)
+            overall = overall.told(how, tried, hits)
+            for who, count, hit in said:
+                if who is not None:
+                    each[who] = each.get(who, Record()).told(how, count, hit)
+        live = {*after.running.ids, *(seq.id for seq in after.waiting)}
+        each = {name: record for name, record in each.items() if name in live}
+        last = after.next_step - len(after.inflight) - 1
+        records = {name: Learnt(record, last) for name, record in each.items()}
+        yield Drafting(learnt=Map(records), overall=Learnt(overall, last))
+
+
+def _said(
+    plan: Plan, done: Executed, names: dict[int, SampleId]
+) -> list[tuple[SampleId | None, int, int]]:
+    """Whose drafts they were, if it is still there; how many count, and were accepted."""
+    return [
+        (names.get(plan.gens[at]), judged(plan.counts[at] - 1, hit), hit)
+        for at, hit in (
+            (one.index, len(done.yields[one.index]) - 1) for one in plan.drafts
+        )
+    ]
+
+
+def _good(turn: Turn) -> bool:
+    inflight, step = turn.transition.state.inflight, turn.before.inflight[0].step
+    return not any(plan.step == step for plan in inflight)
+
+
+def same(how: Learning, one: Drafting, plainly: Drafting) -> bool:
+    """Whether both say the same of the step after the last one that is over."""
+    step = plainly.overall.step + 1
+
+    def near(a: Learnt, b: Learnt) -> bool:
+        left, right_ = a.by(how, step), b.by(how, step)
+        pair = (left.judged, left.accepted)
+        return pair == pytest.approx((right_.judged, right_.accepted))
+
+    return (
+        set(one.learnt) == set(plainly.learnt)
+        and near(one.overall, plainly.overall)
+        and all(near(one.learnt[name], plainly.learnt[name]) for name in one.learnt)
+    )
+
+
+@pytest.mark.parametrize("how", [HOSTED, ON_DEVICE], ids=["host", "device"])
+@pytest.mark.parametrize("guess", [right, wrong])
+def test_a_run_is_remembered_as_by_a_plain_fold(how: Speculation, guess: Guess) -> None:
+    speculation = evolve(how, learning=QUICK)
+    wishes = [ask("a", 9, 30), ask("bb", 20, 30, n=2), ask("ccc", 3, 2)]
+    bench = begun(speculation, *wishes, guess=guess, turns=4)
+    bench.guess = nothing
+    for _ in range(3):
+        bench.turn()
+    bench.guess = right
+    bench.turn(Cancel("a"), Submit(ask("dddd", 5, 30)))
+    bench.drain()
+    folded = [*plain(QUICK, bench.turns)]
+    assert folded[-1].overall.record != Record()
+    for turn, plainly in zip(bench.turns, folded, strict=True):
+        assert same(QUICK, turn.transition.state.drafting, plainly)
+
+
+@seeds(12, 200)
+def test_worlds_are_remembered_as_by_a_plain_fold(seeds: range) -> None:
+    """Whoever of a step's rows has gone, its drafts count for all of them together."""
+    seen = 0
+    for seed in seeds:
+        config, turns = recorded(seed)
+        if config.speculation is None:
+            continue
+        # After a failed step, steps count that never happened.
+        until = next((at for at, turn in enumerate(turns) if _failed(turn)), len(turns))
+        how = config.speculation.learning
+        for turn, plainly in zip(turns[:until], plain(how, turns[:until]), strict=True):
+            drafting = turn.transition.state.drafting
+            assert same(how, drafting, plainly), seed
+            seen += drafting.overall.record.judged > 0
+    assert seen
+
+
+def _failed(turn: Turn) -> bool:
+    steps = [plan.step for plan in turn.before.inflight]
+    done = [one for one in turn.events if isinstance(one, Executed)]
+    good = [one for one in done if steps and one.step == steps[0]]
+    failed = any(isinstance(one, Failed) and one.step in steps for one in turn.events)
+    odd = len(good) != len([one for one in done if one.step in steps])
+    return failed or odd or (bool(good) and not _good(turn))
+
+
+def test_only_drafts_that_were_judged_count() -> None:
+    """Those behind one that was rejected do not."""
+    bench = begun(HOSTED, ask("a", max_tokens=30))
+    while not (plan := bench.state.inflight[0]).drafts:
+        bench.turn()
+    assert plan.counts == (5,)
+    state = learnt(QUICK, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (2,))
+    record = Learnt(Record(2.0, 1.0), plan.step)
+    assert state.drafting == Drafting(Map(), Map({("a", 0): record}), record)
+    state = learnt(QUICK, evolve(bench.state, drafting=NOTHING_DRAFTED), plan, (5,))
+    assert state.drafting.overall.record == Record(4.0, 4.0)
+
+
+def test_proposals_are_left_as_they_are() -> None:
+    bench = begun(HOSTED, ask("a", max_tokens=30), turns=5)
+    plan = next(plan for plan in bench.plans if plan.drafts)
+    before = bench.state.drafting
+    after = learnt(QUICK, bench.state, plan, (1,)).drafting
+    assert after.proposals is before.proposals

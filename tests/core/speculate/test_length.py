@@ -1,0 +1,263 @@
+"""Lengths against brute force, and against rows whose drafts are accepted as they are."""
+
+from itertools import product
+from random import Random
+from typing import Final
+
+import pytest
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minfer.setting import ConfigError
+from minfer.speculate.length import Costs, Learning, Lengths, Record, Row, judged, lengths
+from tests.circles import long
+
+SIZES: Final = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+# Like a 7B on one GPU: 4.4 ms for its weights, then by the token; a draft of a 0.5B.
+LARGE: Final = Costs(tuple((n, 4.4e-3 + 9e-6 * n + 2e-8 * n * n) for n in SIZES), 5e-4)
+FOUND: Final = evolve(LARGE, draft=0.0, fixed=4e-4)
+ROWS = st.lists(st.builds(Row, st.floats(0.05, 1), st.integers(0, 3)), max_size=4)
+RISES = st.lists(st.floats(0, 0.5), min_size=1, max_size=8)
+
+
+@st.composite
+def costs(draw: st.DrawFn) -> Costs:
+    rises, step = draw(RISES), draw(st.integers(1, 3))
+    table = [(1 + at * step, 1 + sum(rises[: at + 1])) for at in range(len(rises))]
+    return Costs(tuple(table), draw(st.sampled_from((0.0, 0.1))), draw(st.floats(0, 0.2)))
+
+
+def rate_of(rows: list[Row], drafts: tuple[int, ...], some: Costs, others: int) -> float:
+    """Expected tokens a second."""
+    each = zip(rows, drafts, strict=True)
+    tokens = sum(sum(row.likelihood**k for k in range(n + 1)) for row, n in each)
+    inputs = len(rows) + sum(drafts) + others
+    return (tokens + others) / some.seconds(inputs, max(drafts, default=0))
+
+
+@settings(deadline=None)
+@given(ROWS, costs(), st.integers(0, 6))
+def test_no_other_numbers_of_drafts_are_expected_to_yield_more(
+    rows: list[Row], some: Costs, others: int
+) -> None:
+    chosen = lengths(rows, some, others)
+    all_ways = product(*(range(row.most + 1) for row in rows))
+    best = max(rate_of(rows, drafts, some, others) for drafts in all_ways)
+    assert chosen.rate == pytest.approx(best, rel=0.08), "0.01 tokens a draft are let go"
+    assert chosen.rate == pytest.approx(rate_of(rows, chosen.drafts, some, others))
+    likely = all(row.likelihood**row.most >= 0.01 for row in rows)
+    assert not likely or chosen.rate == pytest.approx(best)
+
+
+@given(ROWS, costs(), st.integers(0, 6), st.floats(0, 0.5))
+def test_drafts_are_within_bounds_and_never_worse_than_none(
+    rows: list[Row], some: Costs, others: int, margin: float
+) -> None:
+    chosen = lengths(rows, some, others, margin)
+    assert all(0 <= n <= row.most for n, row in zip(chosen.drafts, rows, strict=True))
+    plain = rate_of(rows, (0,) * len(rows), some, others)
+    drafts = any(chosen.drafts)
+    assert chosen.rate > plain * (1 + margin) if drafts else chosen.rate == plain
+
+
+def test_likely_rows_have_more_drafts() -> None:
+    fine = Costs(tuple((n, 1 + n / 10) for n in range(1, 40)))
+    rows = [Row(0.95, 6), Row(0.5, 6), Row(0.05, 6)]
+    one, other, last = lengths(rows, fine).drafts
+    assert one > other > last
+
+
+def test_a_busy_server_has_none() -> None:
+    rows = [Row(0.7, 6)]
+    assert lengths(rows * 4, LARGE).drafts > (2,) * 4
+    assert lengths(rows * 4, LARGE, others=500).drafts == (0,) * 4
+    assert lengths(rows * 256, LARGE).drafts == (0,) * 256
+    beyond = lengths(rows * 600, LARGE)
+    assert beyond == Lengths((0,) * 600, 600.0, float("inf"))
+    assert lengths([], LARGE).drafts == ()
+
+
+def test_a_forward_is_filled_up_to_its_size() -> None:
+    steps = Costs(((4, 1.0), (8, 1.5)))
+    assert lengths([Row(0.5, 6)], steps).drafts == (3,)
+    assert lengths([Row(0.5, 6)], steps, others=3).drafts == (0,), (
+        "a half pays for no half"
+    )
+    assert lengths([Row(0.9, 6)], steps, others=3).drafts == (4,)
+
+
+def test_what_hardly_promises_anything_is_left_out() -> None:
+    assert lengths([Row(0.05, 9)], Costs(((99, 1.0),))).drafts == (1,)
+    assert lengths([Row(0.01, 9)], Costs(((99, 1.0),))).drafts == (1,)
+    assert lengths([Row(0.0, 9)], Costs(((99, 1.0),))).drafts == (0,)
+
+
+def test_a_gain_below_the_margin_is_none() -> None:
+    some = Costs(((1, 1.0), (2, 1.4)))
+    assert lengths([Row(0.5, 1)], some, margin=0.05).drafts == (1,)
+    assert lengths([Row(0.5, 1)], some, margin=0.1).drafts == (0,)
+
+
+# --- learning ---------------------------------------------------------------------------
+
+
+def test_drafts_behind_a_rejected_one_are_not_judged() -> None:
+    assert [judged(5, 2), judged(5, 5), judged(1, 0), judged(0, 0)] == [3, 5, 1, 0]
+
+
+def test_counts_fade() -> None:
+    how = Learning()
+    assert Record().told(how, 3, 2) == Record(3, 2)
+    twice = Record(3, 2).told(how, 2, 1)
+    assert twice == Record(3 * how.kept + 2, 2 * how.kept + 1)
+
+
+def test_no_more_is_remembered_than_most() -> None:
+    how = Learning(most=10.0)
+    record = Record(10, 5).told(how, 30, 30)
+    assert record.judged == pytest.approx(10)
+    assert record.accepted == pytest.approx(10 * 34.9 / 39.8)
+    assert Record().told(how, 0, 0) == Record()
+
+
+def test_without_drafts_what_was_learnt_fades() -> None:
+    how = Learning(rested=0.9)
+    record = Record(100, 0)
+    assert Record().likelihood(how, 0.5) == 0.5
+    low = record.likelihood(how, 0.5)
+    for _ in range(100):
+        record = record.told(how, 0, 0)
+    assert low < 0.02
+    assert record.likelihood(how, 0.5) > 0.49
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 0.8, 1.0])
+def test_what_is_learnt_is_what_happens(share: float) -> None:
+    rng, how, record = Random(1), Learning(kept=0.99), Record()
+    for _ in range(500):
+        right = accepted(rng, share, 4)
+        record = record.told(how, judged(4, right), right)
+    assert record.likelihood(how, 0.5) == pytest.approx(share, abs=0.07)
+
+
+def accepted(rng: Random, share: float, drafts: int) -> int:
+    """Of so many drafts, each of which is accepted if those before it are."""
+    return next((k for k in range(drafts) if rng.random() >= share), drafts)
+
+
+@frozen
+class Service:
+    """Some rows for some steps: what became of them."""
+
+    tokens: int
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+def served(
+    shares: list[float], some: Costs, steps: int, fixed: int | None = None
+) -> Service:
+    """Rows whose drafts are accepted as `shares` say; with so many drafts, or as many as
+    pay.
+    """
+    rng, how = Random(2), Learning()
+    records, whole, tokens, seconds = [Record()] * len(shares), Record(), 0, 0.0
+    for _ in range(steps):
+        common = whole.likelihood(how, how.assumed)
+        rows = [Row(record.likelihood(how, common), 8) for record in records]
+        drafts = (
+            (fixed,) * len(shares) if fixed is not None else lengths(rows, some).drafts
+        )
+        seconds += some.seconds(len(shares) + sum(drafts), max(drafts))
+        right = [accepted(rng, *each) for each in zip(shares, drafts, strict=True)]
+        seen = [judged(*each) for each in zip(drafts, right, strict=True)]
+        tokens += len(shares) + sum(right)
+        records = [
+            record.told(how, *each)
+            for record, *each in zip(records, seen, right, strict=True)
+        ]
+        whole = whole.told(how, sum(seen), sum(right))
+    return Service(tokens, seconds)
+
+
+@pytest.mark.parametrize(
+    ("some", "batch", "share"),
+    [
+        *(
+            (some, batch, share)
+            for some in (LARGE, FOUND)
+            for batch in (1, 8)
+            for share in (0.0, 0.3, 0.5, 0.7, 0.9)
+        ),
+        *long(
+            (LARGE, batch, share) for batch in (32, 64, 200) for share in (0.0, 0.5, 0.9)
+        ),
+    ],
+)
+def test_never_slower_than_without_and_nearly_as_quick_as_can_be(
+    some: Costs, batch: int, share: float
+) -> None:
+    steps = max(100, 1600 // batch)
+    shares = [share] * batch
+    learnt = served(shares, some, steps).rate
+    assert learnt >= 0.97 * served(shares, some, steps, 0).rate
+    every = [served(shares, some, steps, n).rate for n in range(9)]
+    assert learnt >= 0.93 * max(every)
+
+
+def test_rows_that_differ_have_lengths_of_their_own() -> None:
+    shares = [0.95, 0.95, 0.1, 0.1]
+    learnt = served(shares, LARGE, 300).rate
+    assert learnt > 1.02 * max(served(shares, LARGE, 300, n).rate for n in range(9))
+
+
+def test_a_row_that_becomes_likely_is_found_out() -> None:
+    rng, how, record, some = Random(3), Learning(), Record(), LARGE
+    tried = []
+    for step in range(3000):
+        (drafts,) = lengths([Row(record.likelihood(how, 0.6), 8)], some).drafts
+        right = accepted(rng, 0.0 if step < 1500 else 0.95, drafts)
+        record = record.told(how, judged(drafts, right), right)
+        tried.append(drafts)
+    assert sum(map(bool, tried[500:1500])) < 100, "hopeless drafts are seldom tried"
+    assert sum(tried[-500:]) > 500 * 4
+
+
+# --- bad tables -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        (),
+        ((0, 1.0),),
+        ((1, 0.0),),
+        ((1, 1.0), (1, 2.0)),
+        ((2, 1.0), (1, 2.0)),
+        ((1, 2.0), (2, 1.0)),
+        ((1, float("inf")),),
+    ],
+)
+def test_tables_that_cannot_be_are_refused(table: tuple[tuple[int, float], ...]) -> None:
+    with pytest.raises(ConfigError, match="speculation: costs must"):
+        Costs(table)
+
+
+def test_what_costs_are_of() -> None:
+    some = Costs(((2, 1.0), (4, 2.0)), draft=0.25, fixed=0.5)
+    assert [some.seconds(n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, float("inf")]
+    assert [some.seconds(2, depth) for depth in (1, 2)] == [1.75, 2.0]
+    assert Learning(kept=1.0, rested=1.0, assumed=1.0).most > 0
+
+
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ConfigError, match="speculation: kept must be at most 1"):
+        Learning(kept=1.5)
+    with pytest.raises(ConfigError, match="speculation: weight must be"):
+        Learning(weight=0.0)
+    with pytest.raises(ConfigError, match="speculation: draft must be"):
+        Costs(((1, 1.0),), draft=-1.0)

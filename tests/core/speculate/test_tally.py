@@ -1,0 +1,53 @@
+"""Accepted drafts over proposed drafts, and no token after them is counted."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from minfer.plan import Draft, Plan
+from minfer.speculate.tally import Tally, tallied
+
+# Of each row, how many drafts, and how many of them were accepted.
+ROWS = st.lists(
+    st.integers(0, 5).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n))),
+    max_size=6,
+)
+
+
+def step_of(rows: list[tuple[int, int]]) -> Tally:
+    """A step with rows of so many drafts, of which so many are accepted."""
+    drafts = [Draft(at, (7,) * n) for at, (n, _) in enumerate(rows) if n]
+    ones = (1,) * len(rows)
+    plan = Plan(
+        step=0,
+        gens=ones,
+        rows=ones,
+        starts=ones,
+        counts=tuple(n + 1 for n, _ in rows),
+        most=tuple(n + 1 for n, _ in rows),
+        drafts=tuple(drafts),
+    )
+    return tallied(plan, [right + 1 for _, right in rows])
+
+
+def test_by_example() -> None:
+    tally = step_of([(3, 3), (3, 1), (0, 0), (1, 0)])
+    assert tally == Tally(3, (3, 2, 2), (2, 1, 1))
+    assert tally.rate == 4 / 7, "the three tokens after them are no drafts"
+    assert tally.by_place == (2 / 3, 1 / 2, 1 / 2)
+    assert tally.mean_length == 7 / 3
+
+
+def test_nothing_is_no_rate() -> None:
+    assert step_of([(0, 0)]) == Tally()
+    assert (Tally().rate, Tally().by_place, Tally().mean_length) == (0.0, (), 0.0)
+
+
+@given(ROWS, ROWS)
+def test_steps_add_up(one: list[tuple[int, int]], other: list[tuple[int, int]]) -> None:
+    both = step_of(one).plus(step_of(other))
+    assert both == step_of(one + other) == step_of(other).plus(step_of(one))
+    assert sum(both.proposed) == sum(n for n, _ in one + other)
+    assert sum(both.accepted) == sum(right for _, right in one + other)
+    falls = list(both.accepted)
+    assert falls == sorted(falls, reverse=True), "who has the second had the first"
+    assert 0 <= both.rate <= 1
