@@ -89,7 +89,9 @@ class Room:
             self.engines[name] = llm
             self.coins.update((name, coin) for coin in made)
         if way.acceptance is not None:
-            self.coins[name].set(way.acceptance)
+            executor: Any = self.engines[name].worker.driver.executor
+            with executor.lock:  # no graph is captured meanwhile
+                self.coins[name].set(way.acceptance)
         return self.engines[name]
 
     def close(self) -> None:
