@@ -14,7 +14,8 @@ target begins with its forwards:
 
 The token before is there because nobody has run it, if it was the last of drafts that
 were all accepted; else it is written again as it was. Steps in which nobody has a draft
-or a prompt leave the draft model alone: what its cache lacks then, or of blocks that it
+or a prompt leave the draft model alone; what its cache lacks then is made up for before
+rows draft again (catching_up.py). What it lacks all the same, such as blocks that it
 never filled, changes how often it is right and nothing else. Nor does what it is: ids
 that its target does not know are never drafted, those that it does not know itself it
 reads as another.
@@ -27,8 +28,8 @@ from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Cache
-from minfer.effects.execution.feeding import Feeder, Step
-from minfer.effects.execution.inputs import Drafts
+from minfer.effects.execution.feeding import Feeder, Step, chunks_of
+from minfer.effects.execution.inputs import Drafts, History
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.models.batch import Chunks
@@ -101,6 +102,12 @@ class DraftModel:
             made.append(sampler.guess(self._fitted(logits), who, ahead, kind.wants))
         return torch.stack(made)
 
+    def absorb(self, kind: Kind, history: History[Tensor]) -> None:
+        """Take chunks of rows for their keys and values alone."""
+        nobody = self.feeder.rows.batch[:0]
+        step = Step(nobody, None, history)
+        self._forward(kind, step, nobody, chunks_of(kind, history))
+
     def _first(self, kind: Kind, step: Step, count: int) -> Tensor:
         """The first forward; logits of the first `count` rows."""
         rows, selves = self.feeder.rows, step.selves
@@ -111,9 +118,7 @@ class DraftModel:
         history = step.history
         chunks = None
         if history is not None:
-            where, starts, counts, offsets = history.chunks
-            moved = offsets + (2 * kind.alone - kind.fed)
-            chunks = Chunks(where, starts, counts, moved, kind.longest)
+            chunks = chunks_of(kind, history, moved=2 * kind.alone - kind.fed)
         taken = Step(selves, further, history, step.dry)
         return self._forward(kind, taken, sample, chunks)
 

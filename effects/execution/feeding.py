@@ -14,8 +14,10 @@ from torch import Tensor
 
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
-from minfer.effects.execution.inputs import History
+from minfer.effects.execution.inputs import History, Inputs
+from minfer.effects.execution.kinds import Kind
 from minfer.effects.models.batch import Batch, Chunks
+from minfer.kernels.flash import FlashWork
 
 TOKENS: Final = 0  # lines of inputs, as of `History.tokens`
 OWNERS: Final = 2
@@ -115,3 +117,25 @@ class Feeder:
             fused=fused,
             guessed=guessed,
         )
+
+
+def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
+    """Which inputs' logits are wanted: those that are drawn from without drafts, then
+    drafts; None: all, in order.
+    """
+    if inputs.history is None:
+        return None
+    drawn = inputs.history.draws[1]
+    if not kind.drafts:
+        return drawn
+    drafts = torch.arange(kind.alone, kind.fed, dtype=torch.int32, device=drawn.device)
+    return torch.cat((drawn, drafts))
+
+
+def chunks_of(
+    kind: Kind, history: History[Tensor], flash: FlashWork | None = None, moved: int = 0
+) -> Chunks:
+    """The chunks of history, which may lie so many tokens behind where the words say."""
+    rows, starts, counts, offsets = history.chunks
+    offsets = offsets + moved if moved else offsets
+    return Chunks(rows, starts, counts, offsets, kind.longest, flash)

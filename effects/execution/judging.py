@@ -11,7 +11,6 @@ from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.sampler import Sampler
-from minfer.effects.execution.streams import is_gpu
 
 
 def spread(
@@ -50,7 +49,7 @@ def judge(
     tokens, _, owners = inputs.view(3, kind.drafts, count).unbind(0)
     accepted = sampler.out[first + kind.drafts * apart :][:count]
     before = selves[:count]
-    waits = not is_gpu(before.device)
+    at_once = before.device.type == "cpu"
     for place in range(kind.drafts):
         who, positions = before.new_empty(2, apart)[:, :count]
         sampler.backend.stand(
@@ -65,7 +64,7 @@ def judge(
             positions=positions,
             accepted=accepted,
         )
-        if waits and bool((who == rows.scratch).all()):
+        if at_once and bool((who == rows.scratch).all()):
             return  # nothing is captured, and it can be told at once
         here = logits[place * count : (place + 1) * count]
         sampler.sample(here, who, positions, kind.wants, first + place * apart)

@@ -7,6 +7,8 @@ have drafts come first. Padding belongs to the scratch row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 from attrs import evolve, frozen
@@ -23,6 +25,8 @@ from minfer.effects.execution.verified import (
     write_drafts,
 )
 from minfer.plan import Open, Plan
+
+Item = TypeVar("Item")
 
 
 @frozen(eq=False)
@@ -260,20 +264,27 @@ class Packer:
         device.
         """
         lines[:] = self.rows.scratch
-        sampled_now, kept = lines
         apart = set(plan.apart)
         at = draw.at or range(len(draw.places))
-        for index, place in zip(at, draw.places, strict=True):
-            line = kept if place in apart else sampled_now
-            line[index] = plan.rows[place]
-        here = [k for k, place in enumerate(draw.places) if place not in apart]
         later = [k for k, place in enumerate(draw.places) if place in apart]
-        return _some(draw, here, at), _some(draw, later, at)
+        here: list[int] = []
+        if len(later) < len(draw.places):
+            here = [k for k, place in enumerate(draw.places) if place not in apart]
+        two = _some(draw, here, at), _some(draw, later, at)
+        for line, some in zip(lines, two, strict=True):
+            line[some.at] = picked(plan.rows, some.places)
+        return two
 
 
 def _some(draw: Draw, which: list[int], at: Sequence[int]) -> Draw:
     return Draw(
-        places=[draw.places[k] for k in which],
-        owners=[draw.owners[k] for k in which],
-        at=[at[k] for k in which],
+        places=list(picked(draw.places, which)),
+        owners=list(picked(draw.owners, which)),
+        at=list(picked(at, which)),
     )
+
+
+def picked(column: Sequence[Item], places: Sequence[int]) -> tuple[Item, ...]:
+    """The entries at these places."""
+    # In C, which for a hundred of them is five times as fast.
+    return itemgetter(*places, 0, 0)(column)[: len(places)] if places else ()

@@ -53,7 +53,7 @@ class Slot:
             done=new_event(device),
         )
 
-    def begin(self, draw: Draw, *, scored: bool) -> None:
+    def begin(self, draw: Draw | None, *, scored: bool) -> None:
         """A forward takes its turn."""
         self.draw = draw
         self.scored = scored
@@ -77,8 +77,8 @@ class Slot:
         """What was drawn, in the order of `draw`; waits for it. Raises LogitsError."""
         if self.done is not None:
             self.done.synchronize()
-        at = draw.at
-        found = self.drawn[: len(draw.places)] if at is None else self.drawn[at]
+        at, found = draw.at, self.drawn.numpy()
+        found = found[: len(draw.places)] if at is None else found[at]
         drawn: list[int] = found.tolist()
         if -1 in drawn:
             each = zip(draw.owners, drawn, strict=True)
@@ -202,8 +202,13 @@ def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
         simple = draw.at is None and draw.further is None
         if simple and plan.repeat == 1 and not plan.apart:
             return tuple(zip(drawn, strict=True))
-        for place, token in zip(draw.places, drawn, strict=True):
-            out[place] += (token,)
+        each = zip(draw.places, zip(drawn, strict=True), strict=True)
+        if plan.repeat == 1:  # a row is in one forward, and drawn once
+            for place, token in each:
+                out[place] = token
+        else:
+            for place, token in each:
+                out[place] += token
         if draw.further is not None:
             for place, tokens in slot.behind_drafts(draw.further):
                 out[place] += tuple(tokens)

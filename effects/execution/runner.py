@@ -32,9 +32,9 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
 from minfer.effects.execution.device_rows import DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
-from minfer.effects.execution.feeding import Feeder, Step
+from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
 from minfer.effects.execution.graphs import GraphCache, watched
-from minfer.effects.execution.inputs import Inputs, most_words, nobodys
+from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
 from minfer.effects.execution.judging import judge, spread
 from minfer.effects.execution.kinds import (
     Kind,
@@ -73,26 +73,6 @@ def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
     return lambda batch, cache: forward(spec, weights, batch, cache)
 
 
-def _rows(
-    config: EngineConfig, length: int, vocab: int, device: torch.device
-) -> DeviceRows:
-    """The rows of a device, for sequences of so many tokens."""
-    blocks = -(-length // config.block_size)
-    rows = DeviceRows(config.max_num_seqs, blocks, vocab, device)
-    rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
-    return rows
-
-
-def _shortcuts(backend: Backend, *, graphs: bool) -> Shortcuts:
-    """What makes a backend's steps faster, as long as it works."""
-    routes = backend.routes
-    return Shortcuts(
-        graphs=graphs and is_gpu(backend.device),
-        flash_from=routes.flash_from,
-        fused=not routes.no_quack,
-    )
-
-
 class ModelRunner:
     """Runs forwards of one model. What is launched is done in order."""
 
@@ -121,7 +101,7 @@ class ModelRunner:
         self.cache = backend.make_cache(
             spec, config.num_blocks, config.block_size, length
         )
-        self.rows = _rows(config, length, spec.vocab_size, device)
+        self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
         self.feeder = Feeder(backend, self.rows, config.block_size)
         self.draft: DraftModel | None = None
         if draft is not None:
@@ -142,7 +122,7 @@ class ModelRunner:
         self.checked = checked
         self.stream = new_stream(device)
         self.captured = backend.routes.captured  # from history, of a step with a graph
-        self.shortcuts = _shortcuts(backend, graphs=graphs)
+        self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
         most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
@@ -213,6 +193,14 @@ class ModelRunner:
                 self._replay(kind)
             slot.fetch(self.sampler.out, self.sampler.scores, kind.lines)
 
+    def catch_up(self, kind: Kind, words: Words, slot: Slot) -> None:
+        """Have the draft model alone take chunks of rows."""
+        slot.begin(None, scored=False)
+        self._send(slot, words)
+        history = Inputs.of(self.staging, kind).history
+        if self.draft is not None and history is not None:
+            self.draft.absorb(kind, history)
+
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
         slot.begin(late.draw, scored=late.kind.scored)
@@ -240,17 +228,23 @@ class ModelRunner:
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
+    def cut(self, kind: Kind, context: int) -> Kind:
+        """The kind, for contexts of up to so many tokens."""
+        splits = drafting = 1
+        if kind.alone:
+            splits = self.backend.num_splits(kind.fed, self.spec, context)
+        if self.draft is not None and (kind.proposes or kind.tokens):
+            drafting = self.draft.num_splits(kind, context)
+        if (splits, drafting) == (kind.splits, kind.draft_splits):
+            return kind
+        return evolve(kind, splits=splits, draft_splits=drafting)
+
     def _with_splits(self, kind: Kind, longest: int) -> Kind:
         """The kind, for contexts of up to `longest` tokens: few differ."""
         if not kind.alone:
             return kind
         table = self.rows.blocks * self.config.block_size
-        context = min(max(CONTEXT, 1 << longest.bit_length()), table)
-        splits = self.backend.num_splits(kind.fed, self.spec, context)
-        if self.draft is not None and (kind.proposes or kind.tokens):
-            drafting = self.draft.num_splits(kind, context)
-            kind = evolve(kind, draft_splits=drafting)
-        return kind if splits == kind.splits else evolve(kind, splits=splits)
+        return self.cut(kind, min(max(CONTEXT, 1 << longest.bit_length()), table))
 
     def _send(self, slot: Slot, inputs: Words) -> None:
         """Inputs and changes to the device in one copy; the rows change."""
@@ -306,8 +300,8 @@ class ModelRunner:
         batch = self.feeder.batch(
             step,
             fed,
-            _sampled(kind, inputs),
-            None if inputs.history is None else self._chunks(kind, inputs.history.chunks),
+            sampled(kind, inputs),
+            None if inputs.history is None else self._chunks(kind, inputs.history),
             splits=kind.splits,
             fused=self._fuses(kind),
             guessed=kind.fed - kind.alone,
@@ -328,8 +322,8 @@ class ModelRunner:
             return
         who, ahead = step.selves, positions[: kind.draws]
         if inputs.history is not None:
-            who, sampled = inputs.history.draws.unbind(0)
-            ahead = positions.index_select(0, sampled)
+            who, drawn = inputs.history.draws.unbind(0)
+            ahead = positions.index_select(0, drawn)
         first, others = logits[: kind.draws], logits[kind.draws :]
         if inputs.apart is not None:
             now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
@@ -345,25 +339,12 @@ class ModelRunner:
         )
         return fuses and self.shortcuts.may_take(QUACK)
 
-    def _chunks(self, kind: Kind, words: Tensor) -> Chunks:
-        """From `words` [4, chunks]; flash-attn's work is not captured."""
-        rows, starts, counts, offsets = words
+    def _chunks(self, kind: Kind, history: History[Tensor]) -> Chunks:
+        """Where flash-attn serves them, its work; that is not captured."""
         flash = None
         flash_from = self.shortcuts.flash_from
         wanted = 0 < flash_from <= kind.longest and kind.tokens > self.captured
         if wanted and self.shortcuts.may_take(FLASH):
+            rows, starts, counts, _ = history.chunks
             flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
-        return Chunks(rows, starts, counts, offsets, kind.longest, flash)
-
-
-def _sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
-    """Which inputs' logits are wanted: those that are drawn from without drafts, then
-    drafts; None: all, in order.
-    """
-    if inputs.history is None:
-        return None
-    sampled = inputs.history.draws[1]
-    if not kind.drafts:
-        return sampled
-    drafts = torch.arange(kind.alone, kind.fed, dtype=torch.int32, device=sampled.device)
-    return torch.cat((sampled, drafts))
+        return chunks_of(kind, history, flash)

@@ -22,11 +22,12 @@ from attrs import define, field, frozen
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.background import Background
+from minfer.effects.execution.catching_up import CatchUp
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
-from minfer.effects.execution.late_draws import pack_late
+from minfer.effects.execution.late_draws import Bits, pack_late
 from minfer.effects.execution.packing import Draw, Packer
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
@@ -34,17 +35,13 @@ from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.step_costs import step_costs
 from minfer.effects.execution.streams import give_back, is_gpu
 from minfer.effects.execution.threads import is_for_one_thread, work_alone
-from minfer.effects.execution.verified import (
-    check_speculation,
-    flaw_of_drafts,
-    flaw_of_owners,
-)
+from minfer.effects.execution.verified import check_speculation, flaw_of_drafts
 from minfer.effects.execution.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.messages import Executed, Failed
-from minfer.plan import MEAN, POOLINGS, Mask, Plan, SampleApart
+from minfer.plan import MEAN, POOLINGS, Plan, SampleApart
 from minfer.speculate.length import Costs
 from minfer.speculate.settings import Speculation
 
@@ -57,7 +54,7 @@ class Flight:
     slots: list[Slot] = field(factory=list)  # one for each forward, and for late draws
     error: str = ""
     kept: Draw | None = None  # who is sampled apart, once their logits are kept
-    masks: tuple[Mask, ...] | None = None  # of these; None: the host has not said yet
+    told: SampleApart | None = None  # of these; None: the host has not said yet
     gone: list[int] = field(factory=list)  # of these, whose rows were others' by then
 
 
@@ -150,6 +147,11 @@ class TorchExecutor:
         # A plan takes a slot for each forward; one more if rows are sampled apart, but
         # then it has one forward.
         slots = (config.depth + 1) * max(config.max_repeat, 2) + 1
+        # What a draft model's cache lacks of rows, if there is one; that takes a slot.
+        self.catch_up: CatchUp | None = None
+        if modelled:
+            self.catch_up = CatchUp(config.max_num_batched_tokens)
+            slots += config.depth + 1
         self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
         self.flights: deque[Flight] = deque()
         # Whether what is launched runs at once; else, when its results are asked for.
@@ -174,12 +176,16 @@ class TorchExecutor:
             if self.at_once and self._stands(flight):
                 self._attempt(flight, self._launch)
 
+    def mask_lines(self, step: int) -> Bits:
+        """Pinned memory, from which masks are copied to the device."""
+        return self.runner.sampler.masks.lend(step)
+
     def sample(self, apart: SampleApart) -> None:
         """Have the rows drawn that are sampled apart in a plan that was launched."""
         flight = next((one for one in self.flights if one.plan.step == apart.step), None)
         if flight is None:
             return  # it failed, and that was said
-        flight.masks = apart.masks
+        flight.told = apart
         if self.at_once and self._stands(flight):
             with self.lock:
                 self._attempt(flight, self._sample)
@@ -196,7 +202,7 @@ class TorchExecutor:
     def _collect(self, flight: Flight) -> Executed | Failed:
         if not self.at_once:
             self._attempt(flight, self._launch)
-            if flight.plan.apart and flight.masks is not None and not flight.error:
+            if flight.plan.apart and flight.told is not None and not flight.error:
                 self._attempt(flight, self._sample)
         if not flight.error:
             try:
@@ -260,6 +266,8 @@ class TorchExecutor:
     def _note_work(self) -> None:
         if self.background is not None:
             self.background.asked()
+            if self.runner.captures.launched:  # of kinds that nobody foresaw
+                self.background.start()
 
     # --- one plan -----------------------------------------------------------------------
 
@@ -284,12 +292,14 @@ class TorchExecutor:
     def _launch(self, flight: Flight) -> None:
         """Everything but the draws of rows that are sampled apart."""
         plan = flight.plan
+        how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        speculation = self.runner.config.speculation
-        why = unsupported(plan) or flaw_of_drafts(plan, speculation, modelled=modelled)
-        if why or (why := flaw_of_owners(plan, self.runner.rows)):
+        why = unsupported(plan) or flaw_of_drafts(plan, how, rows, modelled=modelled)
+        if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
+        if self.catch_up is not None and (due := self.catch_up.begun(plan)):
+            self.runner.catch_up(*due, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             flight.slots.append(slot)
@@ -298,31 +308,39 @@ class TorchExecutor:
 
     def _sample(self, flight: Flight) -> None:
         """The draws of rows that are sampled apart."""
-        if flight.kept is None or flight.masks is None:
+        if flight.kept is None or flight.told is None:
             return
         late = pack_late(
-            flight.plan, flight.kept, flight.masks, self.runner.rows, self.runner.padded
+            flight.plan, flight.kept, flight.told, self.runner.rows, self.runner.padded
         )
         flight.gone = late.gone
-        if late.draw.places:
-            slot = self.ring.next()
-            flight.slots.append(slot)
-            self.runner.run_late(late, slot)
+        if not late.draw.places:
+            self.runner.sampler.masks.forget(late.step)
+            return
+        slot = self.ring.next()
+        flight.slots.append(slot)
+        self.runner.run_late(late, slot)
 
     def _results(self, flight: Flight) -> Executed:
-        if flight.plan.apart and flight.masks is None:
+        if flight.plan.apart and flight.told is None:
             raise ExecutorError(
                 f"nobody said that the rows apart in step {flight.plan.step} may be "
                 "sampled"
             )
         vocab = self.runner.spec.vocab_size
-        return results(flight.plan, flight.slots, vocab, flight.gone)
+        found = results(flight.plan, flight.slots, vocab, flight.gone)
+        if self.catch_up is not None:
+            self.catch_up.collected(flight.plan, found.yields)
+        return found
 
     def _give_up(self) -> None:
         """A plan failed: nothing that was handed over touches the cache any more."""
         self.flights.clear()
         self.packer.forget()
+        if self.catch_up is not None:
+            self.catch_up.forget()
         self.runner.forget()
+        self.runner.sampler.masks.forget()
         self.runner.wait()
         give_back(self.device)  # while a graph is captured, torch does not do so itself
 

@@ -42,7 +42,9 @@ def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
         )
 
 
-def flaw_of_drafts(plan: Plan, how: Speculation | None, *, modelled: bool) -> str:
+def flaw_of_drafts(
+    plan: Plan, how: Speculation | None, rows: DeviceRows, *, modelled: bool
+) -> str:
     """Why a plan's drafts cannot be verified, or nothing. `modelled`: there is a draft
     model.
     """
@@ -63,18 +65,16 @@ def flaw_of_drafts(plan: Plan, how: Speculation | None, *, modelled: bool) -> st
             return f"{len(draft.tokens)} drafts are said of {count}"
         if not (draft.tokens or modelled):
             return "drafts are not said, and there is no draft model to say them"
-    return ""
-
-
-def flaw_of_owners(plan: Plan, rows: DeviceRows) -> str:
-    """The same, of what rows were opened for: before the plan, as they feed
-    themselves.
-    """
-    for draft in plan.drafts:
-        owner = rows.owners[plan.rows[draft.index]]
-        if owner is not None and (owner.pooling or owner.sampling.candidates):
+        if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled, or offer candidates, have no drafts"
     return ""
+
+
+def _owner_drafts(owner: Open | None) -> bool:
+    """Whether there can be drafts for what a row was opened for, before the plan, as it
+    feeds itself.
+    """
+    return owner is None or not (owner.pooling or owner.sampling.candidates)
 
 
 @frozen(eq=False)

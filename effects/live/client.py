@@ -60,7 +60,7 @@ class News:
     finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
     arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
     reasons: tuple[About, ...] = ()
-    # Seconds in which somebody waited so far, by what the first in line waited for: a
+    # Seconds in which somebody waited so far, by what who was next in line waited for: a
     # request's own are the difference from when it arrived to when it was admitted.
     waits: Mapping[str, float] = field(factory=dict)
 
@@ -87,7 +87,7 @@ class Snapshot:
     requests: int  # being served
     running: int  # samples
     waiting: int  # samples
-    # Samples that wait, by what for: the first in line for its cause, the others for
+    # Samples that wait, by what for: who is next in line for its cause, the others for
     # their turn.
     waiting_for: Mapping[str, int]
     blocks: int  # KV blocks there are

@@ -135,6 +135,7 @@ class Driver:
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.masks.listen(self.post)
+        self.masks.write_to(executor.mask_lines)
         self.turns = 0  # taken so far
         self.taken: tuple[Event, ...] = ()  # the events of the last one
         # When a turn is due even if nothing happens, on the clock.
@@ -257,7 +258,8 @@ class Driver:
         apart.sampled = True
         masked = apart.masked.result()
         self.ends += masked.ends
-        self.executor.sample(SampleApart(apart.plan.step, masked.masks))
+        told = SampleApart(apart.plan.step, masked.masks, masked.written)
+        self.executor.sample(told)
 
     def _let_go_of_sampled(self) -> None:
         self.apart = [one for one in self.apart if not one.sampled]

@@ -1,13 +1,12 @@
 """What one turn brought, as columns over all of its samples."""
 
-from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
 from minfer.messages import Emit
 from minfer.plan import Logprobs, Pooled
-from minfer.runs.drafts import Judged
+from minfer.runs.drafts import Drafted
 from minfer.sequence import SampleId, SampleIds
 
 T = TypeVar("T")
@@ -32,11 +31,12 @@ def pooled_of(emits: list[Emit]) -> Pooled:
     return joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
 
 
-def column_of(drafts: Sequence[Judged], ids: SampleIds) -> tuple[int, ...]:
+def column_of(steps: Sequence[Drafted], ids: SampleIds) -> tuple[int, ...]:
     """How many drafts each sample had; nothing, if nobody had any."""
-    if not drafts:
+    if not steps:
         return ()
-    counts = Counter[SampleId]()
-    for one in drafts:
-        counts[one.id, one.sample] += one.proposed
+    counts = dict[SampleId, int]()
+    for step in steps:
+        for name, count in zip(step.ids, step.proposed, strict=True):
+            counts[name] = counts.get(name, 0) + count
     return tuple([counts.pop(name, 0) for name in ids])

@@ -25,7 +25,7 @@ from minfer.messages import (
     Voided,
 )
 from minfer.plan import Yields
-from minfer.runs.drafts import Judged
+from minfer.runs.drafts import Drafted
 from minfer.sequence import SampleId, SampleIds
 from minfer.state import Transition
 
@@ -140,16 +140,19 @@ class Tally:
         self._commands(transition.commands, now)
         self._reasons(transition.reasons, now)
 
-    def drafted(self, some: Iterable[Judged]) -> None:
+    def drafted(self, steps: Iterable[Drafted]) -> None:
         """Take in what became of a turn's drafts."""
         counts = self.counts
-        for one in some:
-            counts["spec_decode_num_drafts"] += 1
-            counts["spec_decode_num_draft_tokens"] += one.proposed
-            counts["spec_decode_num_accepted_tokens"] += one.accepted
-            for place in range(one.proposed):
-                name = f"{ACCEPTED_AT}{place}"
-                counts[name] = counts.get(name, 0) + (place < one.accepted)
+        for step in steps:
+            alike = Counter(zip(step.proposed, step.accepted, strict=True))
+            for (proposed, accepted), rows in alike.items():
+                counts["spec_decode_num_drafts"] += rows
+                counts["spec_decode_num_draft_tokens"] += rows * proposed
+                counts["spec_decode_num_accepted_tokens"] += rows * accepted
+                for place in range(proposed):
+                    name = f"{ACCEPTED_AT}{place}"
+                    more = rows if place < accepted else 0
+                    counts[name] = counts.get(name, 0) + more
 
     def _commands(self, commands: Iterable[Command], now: float) -> None:
         for command in commands:

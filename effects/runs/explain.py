@@ -32,7 +32,7 @@ SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are tol
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
 _KINDS: Final = {  # of time, in the order in which they are told
     "before": "before the journal begins",
-    "line": "first in line, waiting for: {cause}",
+    "line": "next in line, waiting for: {cause}",
     "behind": "behind others in line, who waited for: {cause}",
     "prefill": f"prefill: {_IN}",
     "queued": "let in, while a step before its own ran",
@@ -42,7 +42,7 @@ _KINDS: Final = {  # of time, in the order in which they are told
     "failed": "in steps that failed, or behind them",
 }
 _REASONS: Final = {
-    "Held": "first in line, held for: {cause}",
+    "Held": "next in line, held for: {cause}",
     "Admitted": "let in; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
     "Preempted": (
         "{id!r} ({sample}) gave way for {by[0]!r} ({by[1]}): KV of {computed:,} tokens"

@@ -19,6 +19,7 @@ from minfer.effects.runs.simulate_drafts import (
     HOW_MANY,
     add_draft_options,
     costing,
+    free,
     with_drafts,
 )
 from minfer.policies import policy_named
@@ -209,7 +210,8 @@ def _told(
         "who had not ended writes as much as it may."
     )
     if made.config.speculation is not None:
-        yield _drafts_told(made.guesses, bool(found["recorded"]["drafted"]["rows"]))
+        some = bool(found["recorded"]["drafted"]["rows"])
+        yield _drafts_told(made.guesses, some) + free(made.config.speculation, cost) + "."
     if made.handed:
         count = len(made.handed)
         yield f"Handed over to a new engine with an empty cache: {count} requests."
@@ -222,7 +224,7 @@ def _drafts_told(guesses: Guesses, some: bool) -> str:
         known = "those for a position for which the run had one stand as that did"
     return (
         f"Drafts: exact: {known}; modelled: others stand with probability "
-        f"{guesses.rate:.2g}, or that of their sample, if those before them do."
+        f"{guesses.rate:.2g}, or that of their sample, if those before them do"
     )
 
 

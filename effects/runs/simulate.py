@@ -123,7 +123,7 @@ def _simulate(options: argparse.Namespace) -> int:
     cost = evolve(cost, model=costing(options, cost.model))
     cases = drafted(cases_of(trace, options), options, cost.model)
     check_options(options, cases)
-    about_drafts = says_of_drafts(cases, options)
+    about_drafts = says_of_drafts(cases, options, guesses_of(options, trace), cost.model)
     runs = _Runs(trace, cost.model, options, bool(about_drafts))
     if not options.json:
         print("\n".join(filter(None, (*_heading(trace, cost, options), about_drafts))))
@@ -231,7 +231,7 @@ def run(
     report = Report(config, options.slo_ttft, options.slo_tpot)
     arrivals = trace.arrivals(config.block_size, case.speed, options.mix)
     shown = tqdm(arrivals, name, len(trace.sizes), leave=False, disable=None)
-    guesses = guesses_of(options)
+    guesses = guesses_of(options, trace)
     simulation = Simulation(
         config,
         Simulated(trace.lengths, guesses=guesses),

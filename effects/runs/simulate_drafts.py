@@ -14,6 +14,7 @@ from typing import Any, Final
 from attrs import evolve
 
 from minfer.config import EngineConfig
+from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.simulate_options import Case
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import ASSUMED, Guesses
@@ -122,9 +123,11 @@ def drafted(
     ]
 
 
-def guesses_of(options: argparse.Namespace) -> Guesses:
-    """How drafts fall."""
+def guesses_of(options: argparse.Namespace, trace: Trace) -> Guesses:
+    """How drafts fall: as in the run that the trace is, if it is one that had some."""
     rate = options.acceptance_rate
+    if trace.drafts is not None and trace.drafts.judged:
+        return trace.drafts.guesses(rate)
     return Guesses() if rate is None else Guesses(rate)
 
 
@@ -134,18 +137,30 @@ def costing(options: argparse.Namespace, cost: CostModel) -> CostModel:
     return cost if each is None else evolve(cost, draft=each)
 
 
-def says_of_drafts(cases: Iterable[Case], options: argparse.Namespace) -> str:
+def free(how: Speculation | None, cost: CostModel) -> str:
+    """That a draft model costs nothing, where nobody says what it does."""
+    if how is None or how.drafter != DEVICE or cost.draft:
+        return ""
+    return "; its draft model takes no time, as --draft-cost says nothing else"
+
+
+def says_of_drafts(
+    cases: Iterable[Case],
+    options: argparse.Namespace,
+    guesses: Guesses,
+    cost: CostModel,
+) -> str:
     """What simulations with drafts rest on; nothing if none has any."""
     hows = [how for case in cases if (how := case.config.speculation) is not None]
     if not hows:
         return ""
-    rate = guesses_of(options).rate
-    whose = (
-        "as --acceptance-rate says"
-        if options.acceptance_rate is not None
-        else ("assumed; --acceptance-rate says otherwise")
-    )
+    first, why = "", "assumed; --acceptance-rate says otherwise"
+    if options.acceptance_rate is not None:
+        why = "as --acceptance-rate says"
+    elif guesses.said:
+        first, why = "those that the run had stand as they did; of others ", "as there"
     return (
-        f"drafts: each is accepted with probability {rate:g} if those before it are "
-        f"({whose}); accepted, of those proposed; length, tokens of a row with drafts"
+        f"drafts: {first}each is accepted with probability {guesses.rate:.2g} if those "
+        f"before it are ({why}){free(hows[0], cost)}; accepted, of those proposed; "
+        "length, tokens of a row with drafts"
     )

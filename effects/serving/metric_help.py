@@ -14,7 +14,7 @@ HELP: Final[Mapping[str, str]] = {
     "num_requests_waiting_by_reason": (
         "Samples that wait in line now, by what they wait for: blocks (the KV cache is "
         "full), rows (the batch is full), budget (a step takes no more tokens), turn "
-        "(they stand behind the first in line), share (their client has its share of "
+        "(they stand behind who is next in line), share (their client has its share of "
         "seats while others run), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (

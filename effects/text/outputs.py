@@ -17,7 +17,7 @@ class RequestMetrics:
     last_token_time: float | None = None
     output_tokens: int = 0  # of all samples
     first_scheduled_time: float | None = None  # when its first sample was let in
-    # Seconds from arrival until then, by what the first in line waited for
+    # Seconds from arrival until then, by what who was next in line waited for
     # (`schedule.waits_for`).
     queue_times: Mapping[str, float] = field(factory=dict)
     preemptions: int = 0  # of all samples

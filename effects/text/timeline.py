@@ -19,8 +19,8 @@ class Timeline:
     preempted: int = 0  # times, all samples together
     drafts: int = 0  # of all samples, that were judged
     accepted: int = 0  # of these, as far as they became output
-    # How long anybody waited by then, by what the first in line waited for, as the engine
-    # tells it: when the request came in line. And of this one, once it was let in.
+    # How long anybody waited by then, by what who was next in line waited for, as the
+    # engine tells it: when the request came in line. And of this one, once it was let in.
     line: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
 

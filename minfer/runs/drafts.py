@@ -11,12 +11,14 @@ count. Nor are those of steps that failed. Of a sample that ends within its draf
 that stood behind its end are counted: the model agreed with them.
 """
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from attrs import frozen
 
 from minfer.messages import Event, Executed, Failed, OfSample, Voided
 from minfer.plan import Plan, Yields
+from minfer.sequence import Running, SampleIds
 from minfer.speculate.tally import Tally, of_row
 from minfer.state import EngineState, Transition
 
@@ -29,6 +31,17 @@ class Judged(OfSample):
     known: int  # tokens that it had before: the first draft was for the next
     proposed: int
     accepted: int
+
+
+@frozen
+class Drafted:
+    """The drafts of one step, as columns."""
+
+    step: int
+    ids: SampleIds
+    known: tuple[int, ...]
+    proposed: tuple[int, ...]
+    accepted: tuple[int, ...]
 
 
 @frozen
@@ -54,27 +67,53 @@ def good_steps(
             yield Good(flying.pop(0), event.yields)
 
 
+def drafted(
+    before: EngineState, events: Iterable[Event], transition: Transition
+) -> tuple[Drafted, ...]:
+    """What a turn says of drafts, step by step: what a live engine has time for."""
+    if not any(plan.drafts for plan in before.inflight):
+        return ()  # the usual case first: it costs nothing
+    found, come = list[Drafted](), Counter[int]()
+    for one in good_steps(before, events, transition):
+        sizes = tuple(map(len, one.yields))
+        if one.plan.drafts:
+            found.append(_columns(before.running, one.plan, sizes, come))
+        come.update(dict(zip(one.plan.gens, sizes, strict=True)))
+    return tuple(found)
+
+
+def _columns(
+    run: Running, plan: Plan, sizes: tuple[int, ...], come: Mapping[int, int]
+) -> Drafted:
+    """The drafts of a step, whose rows yielded so many tokens; `come` have come in this
+    turn before, by generation.
+    """
+    rows: Sequence[int] = [draft.index for draft in plan.drafts]
+    seats = rows
+    if plan.gens != run.gens:  # sequences came or went since this was planned
+        place = {gen: i for i, gen in enumerate(run.gens)}
+        rows = [at for at in rows if plan.gens[at] in place]
+        seats = [place[plan.gens[at]] for at in rows]
+    return Drafted(
+        step=plan.step,
+        ids=tuple([run.ids[i] for i in seats]),
+        known=tuple([run.known[i] + come.get(run.gens[i], 0) for i in seats]),
+        proposed=tuple([plan.counts[at] - 1 for at in rows]),
+        accepted=tuple([sizes[at] - 1 for at in rows]),
+    )
+
+
 def judged(
     before: EngineState, events: Iterable[Event], transition: Transition
 ) -> tuple[Judged, ...]:
-    """What a turn says of drafts, by sample, in the order of the batch."""
-    if not any(plan.drafts for plan in before.inflight):
-        return ()  # the usual case first: it costs nothing
-    run, found = before.running, list[Judged]()
-    known = dict(zip(run.gens, run.known, strict=True))
-    names = dict(zip(run.gens, run.ids, strict=True))
-    for one in good_steps(before, events, transition):
-        plan, sizes = one.plan, tuple(map(len, one.yields))
-        for draft in plan.drafts:
-            at = draft.index
-            gen = plan.gens[at]
-            if gen in names:
-                count, right = plan.counts[at] - 1, sizes[at] - 1
-                told = Judged(*names[gen], plan.step, known[gen], count, right)
-                found.append(told)
-        for gen, size in zip(plan.gens, sizes, strict=True):
-            known[gen] = known.get(gen, 0) + size
-    return tuple(found)
+    """The same by sample, in the order of the batch."""
+    return tuple(
+        Judged(*name, one.step, known, proposed, accepted)
+        for one in drafted(before, events, transition)
+        for name, known, proposed, accepted in zip(
+            one.ids, one.known, one.proposed, one.accepted, strict=True
+        )
+    )
 
 
 def tally_of(some: Iterable[Judged]) -> Tally:

@@ -39,7 +39,7 @@ class Where:
     """What a sample's time is told apart by."""
 
     kind: str
-    cause: str = ""  # in line: what the first in line waits for
+    cause: str = ""  # in line: what who is next in line waits for
     behind: bool = False  # in line: behind others
     preempted: int = 0  # how often it had been by then
 

@@ -35,9 +35,13 @@ def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
     overall, each = Record(), dict[SampleId, Record]()
     for turn in turns:
         before, after = turn.before, turn.transition.state
-        done = [one for one in turn.events if isinstance(one, Executed)]
-        over = len(done) == 1 and len(before.inflight) > 0
-        if over and done[0].step == before.inflight[0].step and _good(turn):
+        first = before.inflight[0].step if before.inflight else None
+        done = [
+            one
+            for one in turn.events
+            if isinstance(one, Executed) and one.step == first is not None
+        ]
+        if done and _good(turn):
             plan, run = before.inflight[0], before.running
             names = dict(zip(run.gens, run.ids, strict=True))
             said = _said(plan, done[0], names)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from attrs import evolve
 
+from minfer.effects.execution import catching_up
 from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.models.weights import random_weights
 from minfer.messages import Preempted, Voided
@@ -156,13 +157,53 @@ def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
 def test_what_its_cache_lacks_costs_nothing_but_drafts(model: Model) -> None:
     """It takes no part in steps in which nobody drafts."""
     hand = Hand.start(model, WANTED, modelled(), same(model))
+    hand.executor.catch_up = None
+    without(hand, 4)
+    hand.go_on({0: 4, 1: 4})
+    assert sum(map(len, hand.collect().yields)) < 12
+    check(hand, [model.expected(request) for request in WANTED])
+
+
+@pytest.mark.parametrize("plain", [1, 2, 4])
+@pytest.mark.parametrize("flying", [0, 1])
+def test_it_catches_up_before_rows_draft_again(
+    model: Model, plain: int, flying: int
+) -> None:
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    for _ in range(2):
+        without(hand, plain)
+        for _ in range(flying):
+            hand.go_on({})
+        hand.go_on({0: 3, 1: 3})
+        for _ in range(flying):
+            hand.collect()
+        assert list(map(len, hand.collect().yields)) == [4, 4, 1, 1]
+        hand.settle()
+    check(hand, [model.expected(request) for request in WANTED])
+
+
+def test_it_catches_up_a_part_at_a_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catching_up, "MOST", 5)
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    without(hand, 8)
+    lengths = []
     for _ in range(4):
+        hand.go_on({0: 1, 1: 1, 3: 1})
+        lengths.append(list(map(len, hand.collect().yields)))
+        hand.settle()
+    assert lengths[-1] == [2, 2, 1, 2]
+    assert lengths[0][3] == 1
+    check(hand, [model.expected(request) for request in WANTED])
+
+
+def without(hand: Hand, steps: int) -> None:
+    """Steps in which nobody drafts."""
+    for _ in range(steps):
         hand.go_on({})
         hand.collect()
         hand.settle()
-    hand.go_on({0: 4, 1: 4})
-    hand.collect()
-    check(hand, [model.expected(request) for request in WANTED])
 
 
 def modelled() -> Any:

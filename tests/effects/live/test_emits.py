@@ -3,7 +3,7 @@
 from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
 from minfer.messages import Emit
 from minfer.plan import TokenLogprobs
-from minfer.runs.drafts import Judged
+from minfer.runs.drafts import Drafted
 
 A, B = ("a", 0), ("b", 0)
 SCORED = (TokenLogprobs(-0.5, 1),)
@@ -27,7 +27,7 @@ def test_who_has_nothing_beside_its_tokens_has_an_empty_place() -> None:
 
 def test_drafts_are_a_column_too() -> None:
     assert column_of((), (A, B)) == ()
-    some = (Judged("b", 0, 3, 9, 4, 2), Judged("gone", 0, 3, 9, 4, 2))
+    some = (Drafted(3, (B, ("gone", 0)), (9, 9), (4, 4), (2, 2)),)
     assert column_of(some, (A, B)) == (0, 4)
-    twice = (*some, Judged("b", 0, 4, 12, 1, 0))
+    twice = (*some, Drafted(4, (B,), (12,), (1,), (0,)))
     assert column_of(twice, (B, A, B)) == (5, 0, 0), "of two steps in one turn"

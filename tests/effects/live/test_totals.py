@@ -25,7 +25,7 @@ from minfer.effects.live.totals import (
 )
 from minfer.messages import Admitted, Emit, Ended, Execute, Overruled, Preempted, Voided
 from minfer.plan import Yields
-from minfer.runs.drafts import judged, tally_of
+from minfer.runs.drafts import drafted, judged, tally_of
 from minfer.speculate.tally import NO_DRAFTS
 from minfer.state import EngineState, Transition, Turn, initial
 from tests.core.recorded import recorded, storm
@@ -178,9 +178,9 @@ def test_a_steady_turn_costs_microseconds(
 def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
     tally, whole = Tally(), NO_DRAFTS
     for turn in run().turns:
-        some = judged(turn.before, turn.events, turn.transition)
-        tally.drafted(some)
-        whole = whole.plus(tally_of(some))
+        of = turn.before, turn.events, turn.transition
+        tally.drafted(drafted(*of))
+        whole = whole.plus(tally_of(judged(*of)))
     counts = tally.totals().counts
     assert counts["spec_decode_num_drafts"] == whole.rows > 0
     assert counts["spec_decode_num_draft_tokens"] == sum(whole.proposed)

@@ -120,7 +120,7 @@ def test_a_wait_behind_others_in_plain_words(
     assert text.splitlines()[:5] == [
         "Request 'c': 3 prompt tokens, 3 to come at most",
         "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
-        "      3,000.0 ms       3 turns  first in line, waiting for: rows",
+        "      3,000.0 ms       3 turns  next in line, waiting for: rows",
         "      3,000.0 ms       3 turns  behind others in line, who waited for: rows",
         (
             "      1,000.0 ms       1 turns  prefill: steps 1, its tokens 3, those of "

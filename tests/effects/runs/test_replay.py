@@ -12,6 +12,7 @@ import pytest
 
 from minfer import LLM, SamplingParams, consult
 from minfer.effects.cli.main import main
+from minfer.effects.setup.folders import bundled_folder
 from minfer.messages import Preempted
 from tests.core.changed import CHANGES
 from tests.core.runs.test_fork import recorded
@@ -183,7 +184,7 @@ def test_a_torn_or_broken_file_is_said(
     "how",
     [
         {"method": "suffix"},
-        {"method": "draft_model", "model": "a draft"},
+        {"method": "draft_model", "model": str(bundled_folder("draft"))},
     ],
 )
 @pytest.mark.parametrize("redact", [False, True])

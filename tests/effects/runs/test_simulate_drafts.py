@@ -9,6 +9,7 @@ from minfer.config import EngineConfig
 from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200
+from minfer.effects.runs.report import Report, drafts_told
 from minfer.effects.runs.simulate_drafts import with_drafts
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device
@@ -44,6 +45,9 @@ def test_a_draft_model_costs_what_it_is_said_to(
     )
     assert cheap["drafted"]["proposed"] > 0
     assert dear["drafted"]["proposed"] == 0, "none pays at that price"
+    for more, says in (((), True), (("--draft-cost", "0.001"), False)):
+        assert main(["simulate", LOAD, *asked, *more]) == 0
+        assert ("takes no time" in capsys.readouterr().out) == says
 
 
 def test_the_table_says_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
@@ -68,6 +72,15 @@ def test_a_recorded_run_says_how_it_speculated(
     (same,) = told(capsys, str(tmp_path))["runs"]
     assert same["drafts"] == 3
     assert same["drafted"]["proposed"] > 0
+    recorded = Report(run.config)
+    for turn in run.turns:
+        recorded.see(turn)
+    told_of = drafts_told(recorded.drafts)
+    assert same["drafted"] == told_of, "each stands as it did"
+    assert main(["simulate", str(tmp_path)]) == 0
+    assert "those that the run had stand as they did" in capsys.readouterr().out
+    (sure,) = told(capsys, str(tmp_path), RATE, "1")["runs"]
+    assert sure["drafted"]["rate"] == 1.0
     none, five = told(capsys, str(tmp_path), NUMBER, "0,5")["runs"]
     assert (none["drafts"], five["drafts"]) == (0, 5)
     assert len(five["drafted"]["by_place"]) == 5

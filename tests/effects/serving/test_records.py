@@ -139,7 +139,10 @@ def test_of_many_prompts_the_first_are_told(
 def test_of_one_that_had_drafts() -> None:
     """The second time what the first one was answered is looked up."""
     how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
-    settings = {"num_gpu_blocks_override": 400, "speculative_config": how}
+    settings: dict[str, Any] = {
+        "num_gpu_blocks_override": 400,
+        "speculative_config": how,
+    }
     with serving(executor="oracle", **settings) as served:
         body = {"prompt": "def f(", "max_tokens": 16, "temperature": 0}
         names = [

@@ -28,7 +28,7 @@ export const PALETTE = [
 // the turn before the one that says so, as their step ran between the two, and its
 // segments, as first turn, state and cached share of each, in one array.
 export const lives = [];
-export const held = []; // entries that say why the first in line waits
+export const held = []; // entries that say why who is next in line waits
 export const marks = []; // entries that stand in the ruler: preemptions, failed steps
 export const decided = []; // turns in which something out of the ordinary was decided
 export let logAt; // of a turn: its first entry of the log
@@ -159,7 +159,7 @@ export function waits(s, t) {
   return [WAIT, AGAIN].includes(stateAt(s, t));
 }
 
-// The last word about who was first in line, if that one still waits.
+// The last word about who was next in line, if that one still waits.
 export function front(t) {
   const i = held.findLast((one) => log.turn[one] <= t);
   return i !== undefined && waits(log.who[i], t) ? [i] : [];

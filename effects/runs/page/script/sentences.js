@@ -39,7 +39,7 @@ function and(place) {
   return text(place) ? `: ${text(place)}` : "";
 }
 
-// Why the first in line does not move.
+// Why who is next in line does not move.
 function blocked(i) {
   const available = `${count(log.c[i])} ${log.c[i] === 1 ? "is" : "are"} available`;
   const causes = {

@@ -123,5 +123,5 @@ function passage(s, entries) {
   if (!isAhead(s, i)) return entry(i, "it");
   const more = entries.length - 1;
   const others = more ? `; ${many(more, "more wait")} ahead of it` : "";
-  return item(["first in line: ", ...entry(i).childNodes, others], "held");
+  return item(["next in line: ", ...entry(i).childNodes, others], "held");
 }

@@ -106,7 +106,7 @@ function stateOf(t) {
   const state = [item([`${running} sequences run, ${count(turn.waiting[t])} wait`])];
   for (const i of front(t)) {
     const when = ` (said in turn ${count(log.turn[i] + run.first)})`;
-    state.push(item(["first in line: ", ...entry(i).childNodes, when], "held"));
+    state.push(item(["next in line: ", ...entry(i).childNodes, when], "held"));
   }
   const pool = Object.fromEntries(POOL.map((name) => [name, turn[name][t]]));
   const words = POOL.map((name) => `${count(pool[name])} ${name}`).join(", ");

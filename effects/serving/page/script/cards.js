@@ -6,9 +6,9 @@ import { $, el } from "./dom.js";
 import { count, duration, percent, rate, seconds, short } from "./format.js";
 import { frames, percentile, rates, spread, values } from "./history.js";
 
-// What the first in line waits for, and the others: in words.
+// What who is next in line waits for, and the others: in words.
 const WAITS = {
-  turn: "behind the first in line",
+  turn: "behind who is next in line",
   blocks: "for KV blocks: the cache is full",
   rows: "for a seat: the batch is full",
   budget: "for room in a step: it has no tokens left",

@@ -169,7 +169,10 @@ def test_pointing_at_an_earlier_moment_leaves_the_window_as_it_is(
 
 def test_drafts_are_shown_once_there_were_some(chromium: Browser) -> None:
     how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
-    settings = {"num_gpu_blocks_override": 400, "speculative_config": how}
+    settings: dict[str, Any] = {
+        "num_gpu_blocks_override": 400,
+        "speculative_config": how,
+    }
     with serving(executor="oracle", **settings) as served:
         visit(chromium, served, "live")
         chromium.wait("document.querySelector('#health').dataset.state === 'well'")
