@@ -75,9 +75,7 @@ def test_no_step_is_tried_that_there_is_no_room_for(
 ) -> None:
     """Few rows may have drafts, and many run."""
     how = evolve(HOW, drafts=drafts, rows=rows)
-    config = evolve(
-        CONFIG, speculation=how, max_num_seqs=48, max_num_batched_tokens=48
-    )
+    config = evolve(CONFIG, speculation=how, max_num_seqs=48, max_num_batched_tokens=48)
     executor = make_executor(config, model.spec, model.weights)
     costs = executor.step_costs(how)
     assert costs.verify[-1][0] >= min(rows or 48, 48)
