@@ -33,6 +33,7 @@ PACKAGES = (
     "numpy",
     "attrs",
     "immutables",
+    "llguidance",
     "flash-attn-4",
     "quack-kernels",
     "nvidia-cutlass-dsl",

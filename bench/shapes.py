@@ -16,6 +16,10 @@ SHAPES: Final[dict[str, tuple[int, ...]]] = {
     "1.5B": (1536, 8960, 28, 12, 2, 151_936, True),
     "7B": (3584, 18_944, 28, 28, 4, 152_064, False),
 }
+TINY: Final[dict[str, tuple[int, ...]]] = {  # to try a benchmark where there is no GPU
+    "tiny": (64, 128, 2, 4, 2, 2048, False),
+    "tiny draft": (32, 64, 1, 2, 1, 1920, True),
+}
 
 
 def qwen(name: str) -> dict[str, Any]:
@@ -27,4 +31,5 @@ def qwen(name: str) -> dict[str, Any]:
         "max_position_embeddings": 32_768,
         "rope_theta": 1e6,
     }
-    return made | dict(zip(FIELDS, SHAPES[name], strict=True))
+    sizes = {**SHAPES, **TINY}[name]
+    return made | dict(zip(FIELDS, sizes, strict=True))

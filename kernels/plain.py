@@ -1,5 +1,5 @@
-"""What the CPU runs in place of linear, logprobs, norm and rows.py: plain torch, without
-Triton.
+"""What the CPU runs in place of linear, logprobs, norm, rows and verify.py: plain torch,
+without Triton.
 
 These are the kernels' references too. Few operations matter more than few bytes: a small
 model's step is as long as its launches.
@@ -134,3 +134,44 @@ def logprobs(
             found = x.log_softmax(0)[torch.cat((own, ids))]
             out[i, 0, : len(found)] = torch.cat((rank, ids))
             out[i, 1, : len(found)] = found.view(torch.int32)
+
+
+def spread(
+    rows: Tensor,
+    counts: Tensor,
+    said: Tensor,
+    proposed: Tensor | None,
+    next_: Tensor,
+    scratch: int,
+    out: Tensor,
+) -> None:
+    """Drafts as inputs; see verify.py."""
+    places = torch.arange(len(said), dtype=torch.int32, device=said.device)[:, None]
+    there = places < counts
+    tokens = said if proposed is None else torch.where(said < 0, proposed, said)
+    positions = next_.index_select(0, rows) + 1 + places
+    owners = torch.where(there, rows, scratch)
+    for line, values in zip(out, (tokens, positions), strict=False):
+        line.copy_(torch.where(there, values, 0).flatten())
+    out[2].copy_(owners.flatten())
+
+
+def stand(
+    before: Tensor,
+    drafts: Tensor,
+    owners: Tensor,
+    last: Tensor,
+    next_: Tensor,
+    place: int,
+    scratch: int,
+    who: Tensor,
+    positions: Tensor,
+    accepted: Tensor,
+) -> None:
+    """Whose draft is what was drawn in its place; see verify.py."""
+    stands = (owners == before) & (owners != scratch)
+    stands &= last.index_select(0, owners) == drafts
+    who.copy_(torch.where(stands, owners, scratch))
+    positions.copy_(torch.where(stands, next_.index_select(0, owners), 0) + 1)
+    kept = accepted if place else torch.zeros_like(accepted)
+    accepted.copy_(torch.where(stands, place + 1, kept))

@@ -43,22 +43,21 @@ are kept for sure. Its programs that have no token up to the edge end after one 
 10 us for a launch.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
-import triton
 from torch import Tensor
 
 from minfer.kernels import on_triton
-from minfer.kernels.bounds import FACTS, MASSES
 from minfer.kernels.pdl import early
-from minfer.kernels.sample_kernels import bound, finish, gather, scan
+from minfer.kernels.sample_launches import (
+    Sizes,
+    Space,
+    launch_bound,
+    launch_finish,
+    launch_gather,
+    launch_scan,
+)
 
-SCAN_WARPS = 4
-BOUND_WARPS = 8
-GATHER_WARPS = 4
-FINISH_WARPS = 8
 MOST_LOGITS = 1 << 20  # of a row: masses are added up in 63 bits, and ids have 20
 # Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
 STEPS64 = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
@@ -67,19 +66,6 @@ GOLDEN = 0x9E3779B97F4A7C15
 LARGEST_V = 1 - 2**-24
 GREEDY_BELOW = 1e-5
 WORD = 2**64  # int64 wraps: what is above its largest is negative
-
-
-class Sizes(NamedTuple):
-    """How many tokens are worked on at once; powers of two."""
-
-    chunk: int  # by a program of `scan`
-    group: int  # of whose logits the largest, and the mass, is stored
-    span: int  # by a program of `gather`
-    block: int  # of it at once
-    tile: int  # by a pass over a list
-    samples: int  # logits from which an edge is guessed
-    waits: float  # tokens kept for sure that are listed, about
-    few: int  # tokens that may be kept: no more than these are listed without a guess
 
 
 SIZES = Sizes(
@@ -151,16 +137,6 @@ def _launch(
     filtered: bool,
 ) -> tuple[Tensor, Tensor]:
     """`sample` by the kernels."""
-    rows, vocab = logits.shape
-    parts = triton.cdiv(vocab, SIZES.chunk)
-    # If no row is restricted, groups are chunks, and a list holds a winner of each.
-    group = SIZES.group if filtered else SIZES.chunk
-    width = vocab if filtered else parts
-    groups = parts * SIZES.chunk // group
-    pad = triton.next_power_of_2(groups)
-    aligned = triton.cdiv(rows, 4) * 4  # to 16 bytes, so that a kernel is compiled once
-    tops, sums, moments = logits.new_empty(3, aligned, groups, dtype=torch.float32)
-    counts, bad, out = who.new_empty(3, aligned)[:, :rows]
     asked = {
         "logits": logits,
         "stride": logits.stride(0),
@@ -170,70 +146,18 @@ def _launch(
         "top_ps": top_p,
         "deepests": deepest,
         "typical_ps": typical_p,
-        "vocab": vocab,
+        "vocab": logits.shape[1],
         "launch_pdl": early(logits),
     }
     noise = {"streams": streams, "positions": positions}
-    listed = {
-        "lists": who.new_empty(rows, width),
-        "width": width,
-        "counts": counts,
-    }
-    scan[parts, rows](
-        **asked,
-        **noise,
-        **listed,
-        tops=tops,
-        sums=sums,
-        moments=moments,
-        parts=parts,
-        filtered=filtered,
-        chunk=SIZES.chunk,
-        group=group,
-        num_warps=SCAN_WARPS,
-    )
-    known = {"tops": tops, "bounds": tops, "masses": streams}
+    space = Space.of(SIZES, logits, who, filtered=filtered)
+    launch_scan(asked, noise, space, filtered=filtered)
+    known = {"tops": space.tops, "bounds": space.tops, "masses": streams}
     if filtered:
-        known["bounds"] = tops.new_empty(aligned, FACTS.value)
-        known["masses"] = who.new_empty(aligned, MASSES.value, dtype=torch.int64)
-        bound[rows,](
-            **asked,
-            **known,
-            sums=sums,
-            moments=moments,
-            groups=groups,
-            group=group,
-            pad=pad,
-            samples=SIZES.samples,
-            few=SIZES.few,
-            waits=SIZES.waits,
-            num_warps=BOUND_WARPS,
-        )
-        gather[triton.cdiv(vocab, SIZES.span), rows](
-            **asked,
-            **noise,
-            **known,
-            **listed,
-            groups=groups,
-            chunk=SIZES.span,
-            block=min(SIZES.span, SIZES.block),
-            group=group,
-            num_warps=GATHER_WARPS,
-        )
-    finish[rows,](
-        **asked,
-        **noise,
-        **known,
-        **listed,
-        out=out,
-        bad=bad,
-        groups=groups,
-        filtered=filtered,
-        pad=pad,
-        tile=SIZES.tile,
-        num_warps=FINISH_WARPS,
-    )
-    return out, bad
+        known = launch_bound(asked, space)
+        launch_gather(asked, noise, known, space)
+    launch_finish(asked, noise, known, space, filtered=filtered)
+    return space.out, space.bad
 
 
 def reference(

@@ -18,7 +18,7 @@ from minfer.config import EngineConfig, Thresholds
 from minfer.keys import Key, Keys
 from minfer.log import Log
 from minfer.messages import Admitted, Held, Missed, Reason
-from minfer.pausing import sits
+from minfer.pausing import all_rest, sits
 from minfer.plan import Copy
 from minfer.policy import Load
 from minfer.preempt import preempt
@@ -46,7 +46,10 @@ def load(config: EngineConfig, state: EngineState, newcomers: int = 0) -> Load:
     first = state.waiting.first().arrived if waiting else state.time
     available, budget = state.blocks.available, config.max_num_batched_tokens
     seats, step = config.max_num_seqs, state.next_step
-    return Load(state.time, waiting, running, available, first, budget, seats, step)
+    paused = all_rest(config, state)
+    return Load(
+        state.time, waiting, running, available, first, budget, seats, step, paused
+    )
 
 
 def admit(

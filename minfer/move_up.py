@@ -12,6 +12,7 @@ from minfer.admit import Newcomer, admit, displace, load
 from minfer.branch import waiting_beams
 from minfer.messages import Held, Reason, WakeAt
 from minfer.pausing import sits
+from minfer.policy import Load
 from minfer.preempt import preempt
 from minfer.record import evolve
 from minfer.sequence import Sequence
@@ -67,14 +68,22 @@ def _next(work: Work, shut: set[str]) -> Sequence | None:
         if seq.preempted or seq.request.id in searches:
             return seq
         client = seq.request.client
-        now, came = load(work.config, work.state, len(work.newcomers)), work.came[client]
         waits, work.state = consult.holds_back(
-            work.config, work.state, seq.request, now, came
+            work.config, work.state, seq.request, _load(work), work.came[client]
         )
         if not waits:
             return seq
         shut.add(client)
     return None
+
+
+def _load(work: Work) -> Load:
+    """What a policy may look at, who has joined so far included."""
+    now = load(work.config, work.state, len(work.newcomers))
+    joined = now.paused and any(
+        not work.idle.issuperset(one.seat.gens) for one in work.newcomers
+    )
+    return evolve(now, paused=False) if joined else now
 
 
 def _joins(work: Work, seq: Sequence, got: Newcomer) -> None:
@@ -99,7 +108,7 @@ def _wait_is_wanted(work: Work) -> bool:
     engine, a time is asked for.
     """
     state = work.state
-    now = load(work.config, state, len(work.newcomers))
+    now = _load(work)
     start, work.state = consult.admit_from(work.config, state, now)
     runs = now.running and not _stuck(work)
     if start <= state.time or not (runs or start < inf):

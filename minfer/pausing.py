@@ -80,6 +80,13 @@ def resting(config: EngineConfig, state: EngineState) -> list[int]:
     ]
 
 
+def all_rest(config: EngineConfig, state: EngineState) -> bool:
+    """Whether somebody is paused, and everybody who runs rests."""
+    run, paused = state.running, state.paused
+    enough = bool(paused) and len(paused) >= len(run)  # others wait in line
+    return enough and len(resting(config, state)) == len(run)
+
+
 def sits(config: EngineConfig, state: EngineState, name: SampleId) -> bool:
     """Whether a newcomer only takes its seat by the plan that is being made: if it has to
     run alone.

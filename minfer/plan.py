@@ -218,3 +218,6 @@ class SampleApart:
 
     step: int
     masks: tuple[Mask, ...] = ()  # of some of these rows; the others may draw any token
+    # Whether all masks lie in memory that the executor lent for this step, a line for
+    # each entry of `apart`. Whoever is told over a wire lends none.
+    written: bool = False

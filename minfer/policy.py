@@ -28,6 +28,9 @@ class Load:
     budget: int  # tokens a step may take, from the configuration
     seats: int = 0  # sequences that may run at once, from the configuration
     step: int = 0  # number of the step that is planned
+    # Whether all who run, and have been let in, are paused: if nobody else is let in,
+    # there is no step, and this number stays what it is until one of them goes on.
+    paused: bool = False
 
 
 class Policy(Protocol):
@@ -90,7 +93,7 @@ class Policy(Protocol):
         return len(ranks) - 1
 
     def displaces(self, state: Any, waiting: Rank, running: Rank) -> bool:
-        """Say whether the first in line may take the place of the last that runs."""
+        """Say whether who is next in line may take the place of the last that runs."""
         return False
 
     def budget(self, state: Any, load: Load) -> int:

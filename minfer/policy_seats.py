@@ -9,6 +9,8 @@ bounded in both while others run, and lets others pass when it has had its share
   has 32, and two that want all double in turns until the machine is full.
 - Once it holds a seat, more of its requests join at one step of `JOIN_EVERY` only, and
   few at once. So most steps have no newcomer, however fast a client asks or leaves.
+  While the host is not ready for anybody who runs, no step is taken that could be the
+  fourth, and no neighbour waits for one: then it joins at any.
 
 A client that has the machine for itself is bounded in nothing.
 """
@@ -103,7 +105,8 @@ class FairSeats(FairQueue):
     - While others hold s seats, a client is let in to no more than 2 s, or an eighth of
       all seats, or `least`, whichever is the most.
     - While others hold a seat, it joins at every fourth step at most, but for its first
-      seat; and no more than `newcomers` at once, or one for each 16 that run.
+      seat and where all who run are paused; and no more than `newcomers` at once, or one
+      for each 16 that run.
     - Where no others run, nor have for a second, it is held back in nothing; so nobody
       waits for ever.
     """
@@ -125,7 +128,9 @@ class FairSeats(FairQueue):
         others = state.beside[request.client].seats
         if not others:
             return False, state
-        if load.step % JOIN_EVERY or came >= max(self.newcomers, load.running // RENEWED):
+        # Nobody feels who joins a step that would not be, nor does its number pass.
+        waits = load.step % JOIN_EVERY and not load.paused
+        if waits or came >= max(self.newcomers, load.running // RENEWED):
             return True, state
         due = GROWTH * others * self._weight(request)
         return mine >= max(self.least, load.seats // PART, due), state

@@ -81,11 +81,8 @@ class Sources:
 
 def collect(stdlib: Path | None = None) -> Sources:
     """All sources of this Python."""
-    stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
-    own = [one for one in _files(stdlib, "python") if len(one.text) > LEAST]
-    held_out = [
-        one for one in own if one.name != TOPICS and _digest(one.name) % HELD_OUT == 0
-    ]
+    own = _of_python(stdlib)
+    held_out = _held_out(own)
     kept_away = {id(one) for one in held_out}
     candidates = [one for one in own if id(one) not in kept_away]
     licences = {"python": "PSF-2.0"}
@@ -105,6 +102,11 @@ def collect(stdlib: Path | None = None) -> Sources:
     )
 
 
+def held_out_files(stdlib: Path | None = None) -> list[Source]:
+    """Files of this Python's standard library that no bundled model was trained on."""
+    return _held_out(_of_python(stdlib))
+
+
 def permissive(package: Distribution) -> str | None:
     """A package's licence, if its metadata names a permissive one and no other."""
     meta = cast("Message", package.metadata)  # which it is, whatever its type says
@@ -122,6 +124,17 @@ def permissive(package: Distribution) -> str | None:
     if NOT_PERMISSIVE.search(stated) or not PERMISSIVE.search(stated):
         return None
     return stated[:80]
+
+
+def _of_python(stdlib: Path | None) -> list[Source]:
+    stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
+    return [one for one in _files(stdlib, "python") if len(one.text) > LEAST]
+
+
+def _held_out(own: list[Source]) -> list[Source]:
+    return [
+        one for one in own if one.name != TOPICS and _digest(one.name) % HELD_OUT == 0
+    ]
 
 
 def _digest(name: str) -> int:

@@ -159,6 +159,35 @@ class Backend(Protocol):
         """Keep what rows drew; see `kernels.rows.advance`."""
         ...
 
+    def spread(
+        self,
+        rows: Tensor,
+        counts: Tensor,
+        said: Tensor,
+        proposed: Tensor | None,
+        next_: Tensor,
+        scratch: int,
+        out: Tensor,
+    ) -> None:
+        """Drafts as inputs; see `kernels.verify.spread`."""
+        ...
+
+    def stand(
+        self,
+        before: Tensor,
+        drafts: Tensor,
+        owners: Tensor,
+        last: Tensor,
+        next_: Tensor,
+        place: int,
+        scratch: int,
+        who: Tensor,
+        positions: Tensor,
+        accepted: Tensor,
+    ) -> None:
+        """Whose draft is what was drawn in its place; see `kernels.verify.stand`."""
+        ...
+
     def hide(self, kept: Tensor, who: Tensor, masks: Tensor) -> Tensor:
         """Logits that were kept for rows, without what is not allowed; see
         `kernels.masks.hide`.

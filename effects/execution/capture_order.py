@@ -2,15 +2,26 @@
 
 Theory. There are more kinds than there is time for: two hundred of some 15 ms each, and
 many of them never come. What every request needs comes first: steps in which all rows
-feed themselves, at every size, drawing as requests do that say nothing of it. Then
+feed themselves, at every size, drawing as requests do that say nothing of it; where
+there is speculation, such steps again, in which all of these rows have drafts. Then
 prompts, alone and beside those rows; then what few ask for: other ways to draw, contexts
 that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
 them takes no longer than their work.
+
+There is time for half of the prompts' kinds. How many rows decode beside them and how
+long they are is not known before somebody comes, only that both vary by factors: a
+server has 2 streams or 40, and a prompt leaves 20 inputs or 600. So each doubling is
+taken to be as likely as another, and a kind to be as likely as the doublings that it
+serves, of rows times of inputs. Short prompts come first beside every number of rows, and
+most beside usual ones; whoever went through one number of rows after the other would be
+out of time at 32, and a burst of newcomers beside 40 streams would be launched kernel by
+kernel.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from itertools import product
+from itertools import pairwise, product
+from math import log2
 from typing import Final
 
 from attrs import evolve, frozen
@@ -26,10 +37,16 @@ from minfer.effects.execution.kinds import (
     bucket_of,
     mixed_bucket_of,
 )
-from minfer.effects.models.shapes import padded_tokens
+from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
+from minfer.speculate.settings import DEVICE
 
 MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
-Splits = Callable[[int, int], int]  # of so many rows, of contexts up to so many tokens
+# How likely prompts are beside no row, in doublings of rows; and several of them beside
+# few rows, by one alone.
+IDLE: Final = 0.5
+SEVERAL: Final = 0.25
+# A kind, whose contexts of up to so many tokens are cut.
+Cut = Callable[[Kind, int], Kind]
 
 
 def capture_order(
@@ -37,7 +54,7 @@ def capture_order(
     most: int,
     likely: Wants,
     contexts: Sequence[int],
-    splits: Splits,
+    cut: Cut,
 ) -> list[Kind]:
     """Kinds that can have graphs, the most useful first, each once.
 
@@ -52,19 +69,21 @@ def capture_order(
     sizes = sorted({mixed_bucket_of(kind.alone) for kind in decode})
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
-    told = partial(_told, splits)
+    drafts = _with_drafts(decode, config)
+    told = partial(_told, cut)
     order = (
         told(decode, likely, short),
-        told(prompts.few, likely, short),
-        told(beside.few, likely, short),
-        told([*prompts.several, *beside.several], likely, short),
-        told(decode, other, short),
-        told(decode, likely, longer),
+        told(drafts.usual, likely, short),
+        told(_likeliest_first(prompts, beside), likely, short),
+        told([*decode, *drafts.usual], other, short),
+        told(drafts.fewer, likely, short),
+        told([*decode, *drafts.usual], likely, longer),
         told([*prompts.few, *beside.few], other, short),
         told(decode, scored, short),
         told([*prompts.several, *prompts.few], scored, short),
         told([*prompts.several, *beside.several], other, short),
         told([*decode, *prompts.few], shaped, short),
+        told(_with_drafts(beside.few, config).usual, likely, short),
         told([*beside.many, *prompts.many], likely, short),
         told([*beside.few, *beside.several], likely, longer),
         told(decode, other, longer),
@@ -72,19 +91,44 @@ def capture_order(
     return [*dict.fromkeys(kind for part in order for kind in part)]
 
 
+def _likeliest_first(*found: "WithHistory") -> list[Kind]:
+    """Those of few and of several chunks, by the doublings of rows and of inputs that
+    they serve.
+    """
+    several = {kind for one in found for kind in one.several}
+    kinds = [*(kind for one in found for kind in one.few), *several]
+    rows = _doublings(kind.alone for kind in kinds) | {0: IDLE}
+    inputs = _doublings(kind.tokens for kind in kinds)
+
+    def likely(kind: Kind) -> float:
+        alone = SEVERAL if kind in several else 1.0
+        return alone * rows[kind.alone] * inputs[kind.tokens]
+
+    return sorted(kinds, key=lambda kind: (-likely(kind), kind.tokens, kind.alone))
+
+
+def _doublings(counts: Iterable[int]) -> dict[int, float]:
+    """How many each size serves: those between the size below it and itself. The
+    smallest is taken to serve one, as are the 64 inputs of the shortest prompts.
+    """
+    sizes = sorted({*counts} - {0})
+    served = {size: log2(size / below) for below, size in pairwise(sizes)}
+    return served | dict.fromkeys(sizes[:1], 1.0)
+
+
 def _told(
-    splits: Splits, kinds: Sequence[Kind], wants: Wants, contexts: Sequence[int]
+    cut: Cut, kinds: Sequence[Kind], wants: Wants, contexts: Sequence[int]
 ) -> Iterator[Kind]:
     """Kinds as they are for rows that draw so, at each of the contexts."""
     for context in contexts:
         for kind in kinds:
-            cut = splits(kind.alone, context) if kind.alone else 1
-            how = {
-                "filtered": wants.filtered,
-                "scored": wants.scored,
-                "shaped": wants.shaped,
-            }
-            yield evolve(kind, **how, splits=cut)
+            drawn = evolve(
+                kind,
+                filtered=wants.filtered,
+                scored=wants.scored,
+                shaped=wants.shaped,
+            )
+            yield cut(drawn, context)
 
 
 @frozen
@@ -100,6 +144,33 @@ def _decode(config: EngineConfig) -> list[Kind]:
     """Steps in which every row feeds itself, by size."""
     sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
     return [Kind(alone=n, draws=n) for n in sorted(sizes)]
+
+
+@frozen
+class WithDrafts:
+    """Kinds in which all rows that feed themselves have drafts."""
+
+    usual: list[Kind]  # as many as there may be
+    fewer: list[Kind]
+
+
+def _with_drafts(kinds: Sequence[Kind], config: EngineConfig) -> WithDrafts:
+    """These kinds with drafts, where there are any."""
+    how, found = config.speculation, WithDrafts([], [])
+    if how is None:
+        return found
+    most = drafts_from(how.drafts)
+    few = sorted({drafts_from(n) for n in range(1, most)}, reverse=True)
+    rows = bucket_of(min(how.rows or config.max_num_seqs, config.max_num_seqs), DECODE)
+    for kind in kinds:
+        room = most_drafts(config) // max(1, kind.alone)
+        if not 0 < kind.alone <= rows or not room:
+            continue
+        drafting = evolve(kind, verified=kind.alone, proposes=how.drafter == DEVICE)
+        found.usual.append(evolve(drafting, drafts=min(most, room)))
+        if how.adaptive:
+            found.fewer.extend(evolve(drafting, drafts=n) for n in few if n < room)
+    return found
 
 
 def _with_history(sizes: Sequence[int], config: EngineConfig, most: int) -> WithHistory:

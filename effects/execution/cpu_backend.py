@@ -48,12 +48,16 @@ class CpuBackend:
     advance = staticmethod(plain.advance)
     logprobs = staticmethod(plain.logprobs)
     hide = staticmethod(plain.hide)
+    spread = staticmethod(plain.spread)
+    stand = staticmethod(plain.stand)
 
     def make_cache(
         self, spec: ModelSpec, blocks: int, block_size: int, length: int
     ) -> KVCache:
-        """A cache for positions below `length`. MemoryError."""
-        return make_cache(spec, blocks, block_size, max_model_len=length)
+        """A cache for positions below `length`, of one block more than the engine knows
+        of: inputs of the scratch row go there. MemoryError.
+        """
+        return make_cache(spec, blocks + 1, block_size, max_model_len=length)
 
     def make_shaper(self, rows: DeviceRows) -> CpuShaper:
         """What shapes the logits of these rows."""

@@ -17,6 +17,7 @@ from minfer.kernels.logprobs import logprobs
 from minfer.kernels.masks import hide
 from minfer.kernels.rows import advance, gather, scatter
 from minfer.kernels.sample import sample
+from minfer.kernels.verify import spread, stand
 
 
 @frozen(eq=False)
@@ -31,6 +32,8 @@ class CudaBackend:
     advance = staticmethod(advance)
     logprobs = staticmethod(logprobs)
     hide = staticmethod(hide)
+    spread = staticmethod(spread)
+    stand = staticmethod(stand)
 
     @classmethod
     def make(

@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 from numpy.typing import NDArray
 
+from minfer.config import EngineConfig
 from minfer.params import ROW_FIELDS
 from minfer.plan import Open
 from minfer.sample import RowSampling, is_greedy, lowest, stream
@@ -18,6 +19,7 @@ from minfer.shape import is_shaped
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
+FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of what a row wants
 
 
 def aligned(words: int) -> int:
@@ -81,6 +83,7 @@ def _sizes(count: int, blocks: int) -> dict[str, int]:
     sizes = {
         "stream": 2 * count,
         "last": count,
+        "previous": count,
         "next": count,
         **dict.fromkeys(ROW_FIELDS, count),
         "table": count * blocks,
@@ -104,6 +107,7 @@ class DeviceRows:
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         part = {k: self.arena[self.at[k] : self.at[k] + n] for k, n in sizes.items()}
         self.last = part["last"]  # tokens
+        self.previous = part["previous"]  # the tokens before these, if they are kept
         self.next = part["next"]  # positions they take
         self.stream = part["stream"].view(torch.int64)  # of `minfer.sample.stream`
         # The values of sampling, as `kept` says, in the type of each field's word.
@@ -125,10 +129,19 @@ class DeviceRows:
         # Places in the arena, and what goes there.
         self.changes: list[tuple[Words, Words]] = []
         # What the host keeps: whose the rows are, how often one was opened, and what
-        # they want: [rows, 3], as in `Wants`.
+        # they want: a bit for each of `Wants`.
         self.owners: list[Open | None] = [None] * count
         self.opened = 0
-        self._wants = np.zeros((rows, 3), bool)
+        self._wants = np.zeros(rows, np.uint8)
+
+    @classmethod
+    def of(
+        cls, config: EngineConfig, length: int, vocab: int, device: torch.device
+    ) -> "DeviceRows":
+        """Those of an engine, for sequences of up to `length` tokens."""
+        rows = cls(config.max_num_seqs, -(-length // config.block_size), vocab, device)
+        rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
+        return rows
 
     def set_table(self, row: int, at: int, blocks: tuple[int, ...]) -> None:
         """Note entries of a row's table from `at` on."""
@@ -140,15 +153,19 @@ class DeviceRows:
         padded[: len(rows)] = rows
         self._set(self.at["batch"], padded)
 
+    def set_last(self, row: int, token: int) -> None:
+        """Note the token before the one that a row draws next."""
+        self._set(self.at["last"] + row, np.array([token], np.int32))
+
     def open(self, row: int, opened: Open) -> None:
         """Note all that a row keeps for a generation."""
         sampling = opened.sampling
         self.owners[row] = opened
         self.opened += 1
         self._wants[row] = (
-            is_filtered(sampling, self.vocab),
-            asked(sampling, self.vocab) > 0,
-            is_shaped(sampling),
+            FILTERED * is_filtered(sampling, self.vocab)
+            | SCORED * (asked(sampling, self.vocab) > 0)
+            | SHAPED * is_shaped(sampling)
         )
         noise = np.array([stream(sampling.seed, sampling.sample)], np.uint64)
         at = self.at
@@ -161,7 +178,8 @@ class DeviceRows:
 
     def wants(self, rows: Sequence[int]) -> Wants:
         """What any of these rows wants."""
-        return Wants(*np.logical_or.reduce(self._wants[list(rows)]).tolist())
+        found = int(np.bitwise_or.reduce(self._wants[list(rows)]))
+        return Wants(bool(found & FILTERED), bool(found & SCORED), bool(found & SHAPED))
 
     def _set(self, first: int, what: Words) -> None:
         self.changes.append((np.arange(first, first + len(what), dtype=np.int32), what))

@@ -1,10 +1,14 @@
 """What the driver asks of an executor, whatever it executes with."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from minfer.messages import Executed, Failed
 from minfer.plan import Open, Plan, SampleApart
+
+if TYPE_CHECKING:  # so that who only plans need not load it
+    import numpy as np
+    from numpy.typing import NDArray
 
 
 class ExecutorError(RuntimeError):
@@ -39,6 +43,14 @@ class Executor(Protocol):
 
     def launch(self, plan: Plan) -> None:
         """Take a plan over; may return before it has run."""
+        ...
+
+    def mask_lines(self, step: int) -> "NDArray[np.int32] | None":
+        """Memory [lines, words] for the masks of a plan that was taken over, if there is
+        any to lend: at least a line for each of its rows apart, of a bit for each token
+        id, the lowest first. Said before `sample`, once at most; what is written there
+        need not be copied.
+        """
         ...
 
     def sample(self, apart: SampleApart) -> None:

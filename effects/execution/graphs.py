@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name of it
 
 MOST_KINDS: Final = 384  # graphs, after which only pure decode steps are captured
+ASKED: Final = 64  # of these, kept for kinds that steps were launched of one by one
 WORTH: Final = 4.0  # captures that launches must have cost: a rest may come before that
 COST: Final = 0.05  # seconds of a capture, as long as none was measured
 RECENT: Final = 9  # captures that are measured by
@@ -53,7 +54,15 @@ class GraphCache:
 
     def may_have(self, kind: Kind) -> bool:
         """Whether there is room for a graph of a kind that has none."""
-        return kind not in self.made and (not kind.tokens or len(self.made) < MOST_KINDS)
+        rare = kind.tokens or kind.drafts
+        return kind not in self.made and (not rare or len(self.made) < MOST_KINDS)
+
+    def may_foresee(self, kind: Kind) -> bool:
+        """The same of a kind that nobody has asked for: rests must not fill what traffic
+        will have need of.
+        """
+        foreseen = not kind.tokens or len(self.made) < MOST_KINDS - ASKED
+        return foreseen and self.may_have(kind)
 
     def due(self, kind: Kind, now: float) -> bool:
         """Whether a kind is captured although a step waits for it."""

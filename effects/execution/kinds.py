@@ -1,16 +1,23 @@
 """What distinguishes the steps of an executor, and the few sizes to which CUDA graphs pad
 them.
 
-A step has rows that feed themselves with the token drawn last, then chunks of history.
-All numbers of a kind decide which launches there are and with what sizes, so steps of a
+A step has rows that feed themselves with the token drawn last, of which the first may
+have drafts to verify as further inputs (verified.py), then chunks of history. All numbers
+of a kind decide which launches there are and with what sizes, so steps of a
 kind can share a graph. There have to be few kinds: a graph takes time to capture and
 memory, and is worth it if it returns.
 """
 
 from attrs import evolve, frozen
 
-from minfer.effects.execution.device_rows import Wants
-from minfer.effects.models.shapes import padded_tokens
+from minfer.config import EngineConfig
+from minfer.effects.execution.device_rows import Wants, aligned
+from minfer.effects.models.shapes import (
+    drafts_from,
+    most_drafts,
+    padded_tokens,
+    power_from,
+)
 
 CHUNK_SIZES = (1, 8, 32)  # chunks of a captured step
 # Rows that feed themselves, up to which a lone chunk has graphs of its own: beside more,
@@ -41,6 +48,22 @@ class Kind:
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
     apart: bool = False  # somebody is sampled apart: logits are kept until then
     late: bool = False  # these are drawn now, from what was kept: there are no inputs
+    verified: int = 0  # of the rows that feed themselves, the first, which have drafts
+    drafts: int = 0  # of each of these, at most
+    proposes: bool = False  # the draft model says some of them
+    draft_splits: int = 1  # `splits`, of the draft model
+
+    @property
+    def fed(self) -> int:
+        """Inputs of rows that feed themselves, drafts included."""
+        return self.alone + self.verified * self.drafts
+
+    @property
+    def lines(self) -> int:
+        """Of what is drawn: one for each of `draws`, then as `verified.Further` says."""
+        if not self.drafts:
+            return self.draws
+        return aligned(self.draws) + (self.drafts + 1) * aligned(self.verified)
 
     @property
     def wants(self) -> Wants:
@@ -57,13 +80,14 @@ class Kind:
             return evolve(self, draws=bucket_of(self.draws, DECODE))
         if not self.tokens:
             alone = bucket_of(self.alone, DECODE)
-            return evolve(self, alone=alone, draws=alone)
+            few = evolve(self, alone=alone, draws=alone)
+            return few._with_padded_drafts()
         tokens = padded_tokens(self.tokens)
         alone = mixed_bucket_of(self.alone)
         sizes = CHUNK_SIZES if alone <= LONELY else CHUNK_SIZES[1:]
         chunks = next(size for size in sizes if size >= self.chunks)
         longest = min(tokens, max(LONGEST, 1 << (self.longest - 1).bit_length()))
-        return evolve(
+        several = evolve(
             self,
             alone=alone,
             draws=alone + chunks,
@@ -71,6 +95,13 @@ class Kind:
             chunks=chunks,
             longest=longest,
         )
+        return several._with_padded_drafts()
+
+    def _with_padded_drafts(self) -> "Kind":
+        if not self.drafts:
+            return self
+        verified = min(self.alone, power_from(self.verified))
+        return evolve(self, verified=verified, drafts=drafts_from(self.drafts))
 
 
 def bucket_of(count: int, parts: int) -> int:
@@ -85,10 +116,19 @@ def bucket_of(count: int, parts: int) -> int:
 def mixed_bucket_of(count: int) -> int:
     """The same beside inputs from history, where there may be none."""
     if count <= DOUBLING:
-        return 1 << (count - 1).bit_length() if count else 0
+        return power_from(count) if count else 0
     return bucket_of(count, MIXED)
 
 
+def most_lines(config: EngineConfig) -> int:
+    """`Kind.lines` of the largest step of an engine."""
+    draws, drafts = most_draws(config.max_num_seqs), most_drafts(config)
+    # A line of rows is aligned, and there is one of numbers.
+    return draws + 4 * (drafts + 2) if drafts else draws
+
+
 def most_draws(seqs: int) -> int:
-    """Rows of logits of the largest step of an engine of so many sequences."""
+    """Rows of logits of the largest step of an engine of so many sequences, but for
+    drafts.
+    """
     return mixed_bucket_of(seqs) + max(seqs, CHUNK_SIZES[-1])

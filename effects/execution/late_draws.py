@@ -9,6 +9,7 @@ then, so it gets any token, and the row is left alone.
 """
 
 from collections.abc import Callable
+from operator import is_
 from typing import Final
 
 import numpy as np
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
 from minfer.effects.execution.executor import ExecutorError, names_of
 from minfer.effects.execution.kinds import Kind
-from minfer.effects.execution.packing import Draw
-from minfer.plan import Mask, Plan
+from minfer.effects.execution.packing import Draw, picked
+from minfer.plan import Mask, Plan, SampleApart
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
 # what the device reads.
@@ -42,33 +43,54 @@ class LateDraw:
     draw: Draw
     masks: list[bytes]  # of each that is drawn; none of them: any token
     gone: list[int]  # places of the plan whose rows belong to others now
+    # Where masks were written that `masks` does not have: a line for each that is drawn,
+    # in the memory lent for this step.
+    step: int = -1
+    lines: list[int] | None = None
 
 
 def pack_late(
     plan: Plan,
     kept: Draw,
-    masks: tuple[Mask, ...],
+    told: SampleApart,
     rows: DeviceRows,
     pad: Callable[[Kind], Kind],
 ) -> LateDraw:
     """The draws of those in `kept`, each of whom has taken its inputs. `pad` says which
     kind serves another. Raises MaskError.
     """
-    each = list(zip(kept.places, kept.owners, strict=True))
-    here = [k for k, (i, owner) in enumerate(each) if rows.owners[plan.rows[i]] is owner]
-    places = [kept.places[k] for k in here]
-    who = [plan.rows[place] for place in places]
+    places, owners, gone = kept.places, kept.owners, list[int]()
+    now = picked(rows.owners, picked(plan.rows, places))
+    if not all(map(is_, now, owners)):
+        each = list(zip(places, owners, now, strict=True))
+        gone = sorted(place for place, owner, other in each if other is not owner)
+        places = [place for place, owner, other in each if other is owner]
+        owners = [
+            owner for owner, other in zip(owners, now, strict=True) if other is owner
+        ]
+    who = picked(plan.rows, places)
     kind = pad(_kind(rows.wants(who), len(who)))
     lines = np.full((2, aligned(kind.draws)), rows.scratch, np.int32)
     lines[0, : len(who)] = who
-    lines[1, : len(who)] = [plan.starts[i] + plan.counts[i] for i in places]
+    lines[1, : len(who)] = picked(plan.starts, places)
+    lines[1, : len(who)] += np.array(picked(plan.counts, places), np.int32)
     return LateDraw(
         kind=kind,
         words=lines.reshape(-1),
-        draw=Draw(places, [kept.owners[k] for k in here]),
-        masks=_masks(plan, places, masks),
-        gone=sorted(set(kept.places).difference(places)),
+        draw=Draw(places, owners),
+        masks=[] if told.written else _masks(plan, places, told.masks),
+        gone=gone,
+        step=plan.step,
+        lines=_lines(plan, places) if told.written else None,
     )
+
+
+def _lines(plan: Plan, places: list[int]) -> list[int]:
+    """Where the masks of the places were written."""
+    if (*places,) == plan.apart:
+        return list(range(len(places)))
+    by_place = {place: line for line, place in enumerate(plan.apart)}
+    return [by_place[place] for place in places]
 
 
 def _kind(wants: Wants, draws: int) -> Kind:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from attrs import frozen
 
-from minfer.effects.execution.late_draws import LateDraw, mask_words, write_masks
+from minfer.effects.execution.late_draws import Bits, LateDraw, mask_words, write_masks
 from minfer.effects.execution.streams import host_words, new_event, new_stream
 
 TURNS: Final = 4  # host buffers: as many copies can wait for the draws before them
@@ -22,6 +22,7 @@ class Buffer:
     """Masks on the host, in pinned memory."""
 
     lines: torch.Tensor  # [draws, words] int32
+    words: Bits  # the same
     copied: torch.cuda.Event | None  # to the device; None on the CPU
 
 
@@ -34,6 +35,7 @@ class Masks:
         self._device = device
         self._shape = draws, mask_words(vocab)
         self._host = deque[Buffer]()
+        self._lent: dict[int, Buffer] = {}  # by step
         self._copies = new_stream(device)
         self._drawn = new_event(device)  # when the last draws had read them
         self._lines: torch.Tensor | None = None
@@ -47,13 +49,33 @@ class Masks:
             self.read()  # else a copy beside this stream could come before that
         return self._lines
 
+    def lend(self, step: int) -> Bits:
+        """Memory for the masks of a step, a line for each draw, until they are sent."""
+        buffer = self._lent[step] = self._next()
+        return buffer.words
+
+    def forget(self, step: int | None = None) -> None:
+        """What was lent for a step, or for any, will not be sent."""
+        if step is None:
+            self._lent.clear()
+        else:
+            self._lent.pop(step, None)
+
     def send(self, late: LateDraw) -> None:
         """Have the masks of draws there before what is launched from now on. Raises
         MaskError.
         """
-        buffer, there = self._next(), self.lines
+        lent = self._lent.pop(late.step, None)
+        buffer, there = lent or self._next(), self.lines
         here = buffer.lines
-        count = write_masks(late, self._vocab, here.numpy())
+        if late.lines is None:
+            count = write_masks(late, self._vocab, buffer.words)
+        else:
+            count = len(late.lines)
+            if lent is None:
+                raise AssertionError(f"no masks of step {late.step} were written here")
+            if late.lines != [*range(count)]:  # rows have gone, or draw in another order
+                buffer.words[:count] = buffer.words[late.lines]
         if self._copies is None or self._drawn is None or buffer.copied is None:
             there[:count] = here[:count]
             return
@@ -69,12 +91,15 @@ class Masks:
             self._drawn.record()
 
     def _next(self) -> Buffer:
-        """The host's buffer whose turn was longest ago, once its copy is done."""
-        if not self._host:
-            for _ in range(TURNS):
-                lines = host_words(self._shape, self._device)
-                self._host.append(Buffer(lines, new_event(self._device)))
+        """The host's buffer whose turn was longest ago, once its copy is done; none that
+        is lent.
+        """
+        while len(self._host) < TURNS + len(self._lent):
+            lines = host_words(self._shape, self._device)
+            self._host.append(Buffer(lines, lines.numpy(), new_event(self._device)))
         self._host.rotate(-1)
+        while any(one is self._host[0] for one in self._lent.values()):
+            self._host.rotate(-1)
         buffer = self._host[0]
         if buffer.copied is not None:
             buffer.copied.synchronize()

@@ -27,13 +27,14 @@ from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.cuda_backend import CudaBackend
 from minfer.effects.execution.device_rows import Wants, aligned
+from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model
-from minfer.effects.models.shapes import captured_tokens
+from minfer.effects.models.shapes import captured_tokens, drafts_from, most_drafts
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights, empty_weights
 from minfer.kernels import linear_tunes, norm, pdl, rope
@@ -53,15 +54,18 @@ FEW: Final = 33  # chunks: one more than a graph has
 
 
 def needed(
-    spec: ModelSpec, config: EngineConfig, capability: Capability
+    spec: ModelSpec,
+    config: EngineConfig,
+    capability: Capability,
+    draft: ModelSpec | None = None,
 ) -> list[Specialization]:
     """All that Triton is to compile for a GPU of this compute capability, which need not
-    be there.
+    be there; for a draft model, too.
     """
     with recorded(capability) as found, torch.inference_mode(), Shapes():
-        runner = nowhere(spec, config)
+        runner = nowhere(spec, config, draft)
         _besides(runner)
-        for kind in kinds(spec, config):
+        for kind in (*kinds(spec, config), *drafting(spec, config, draft)):
             runner.step_of_nobody(kind)
     return found
 
@@ -87,17 +91,26 @@ class Shapes(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def nowhere(spec: ModelSpec, config: EngineConfig) -> ModelRunner:
-    """A runner of the model's layers that differ, on no device."""
+def nowhere(
+    spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None = None
+) -> ModelRunner:
+    """A runner of the models' layers that differ, on no device."""
     captured = captured_tokens(spec, config.max_num_batched_tokens)
     why = "it is not Triton's"
     routes = Routes(captured=captured, no_flash=why, no_quack=why)
+    few, model = _few_layers(spec)
+    drafts = None if draft is None else DraftOf(*_few_layers(draft))
+    backend = CudaBackend(NOWHERE, routes)
+    return ModelRunner(backend, few, model, config, draft=drafts)
+
+
+def _few_layers(spec: ModelSpec) -> tuple[ModelSpec, Weights | Model]:
+    """A model of those layers that differ, and its weights."""
     layers = (*dict.fromkeys(spec.layers), spec.layers[-1])
     few = evolve(spec, layers=layers)
-    model: Weights | Model = _attention_of(few)
-    if not spec.parameters:
-        model = empty_weights(few, spec.dtype, "meta")
-    return ModelRunner(CudaBackend(NOWHERE, routes), few, model, config)
+    if spec.parameters:
+        return few, _attention_of(few)
+    return few, empty_weights(few, spec.dtype, "meta")
 
 
 def _attention_of(spec: ModelSpec) -> Model:
@@ -145,20 +158,57 @@ def _lengths(budget: int) -> Iterator[Kind]:
 
 def _decoding(spec: ModelSpec, config: EngineConfig) -> Iterator[Kind]:
     """Steps of rows that feed themselves: those whose attention differs."""
+    seen = set[object]()
+    for alone in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
+        for splits in _cuts(spec, config, alone):
+            if (variant := _tuned(spec, alone, splits)) not in seen:
+                seen.add(variant)
+                yield Kind(alone=alone, draws=alone, splits=splits)
+
+
+def drafting(
+    spec: ModelSpec, config: EngineConfig, draft: ModelSpec | None
+) -> Iterator[Kind]:
+    """Steps in which all rows that feed themselves have drafts: those that differ."""
+    how = config.speculation
+    if how is None:
+        return
+    room, longest = most_drafts(config), bucket_of(config.max_num_seqs, DECODE)
+    sizes = {*counts(longest), *(bucket_of(n, DECODE) for n in range(1, longest + 1))}
+    most = sorted({drafts_from(n) for n in range(1, how.drafts + 1)} | {how.drafts})
+    seen = set[object]()
+    for alone, drafts in product(sorted(sizes), most):
+        if alone * drafts > room:
+            continue
+        kind = Kind(alone=alone, draws=alone, verified=alone, drafts=drafts)
+        kind = evolve(kind, proposes=draft is not None)
+        for splits in _cuts(spec, config, kind.fed):
+            for others in _cuts(draft, config, alone) if draft is not None else {1}:
+                variant = (
+                    _tuned(spec, kind.fed, splits),
+                    draft and _tuned(draft, alone, others),
+                    draft and _tuned(draft, 2 * alone, others),
+                )
+                if variant not in seen:
+                    seen.add(variant)
+                    yield evolve(kind, splits=splits, draft_splits=others)
+
+
+def _cuts(spec: ModelSpec, config: EngineConfig, rows: int) -> set[int]:
+    """Ranges that contexts of so many rows are cut into, of any length."""
     length = min(config.max_model_len, spec.max_position_embeddings)
     longest = -(-length // config.block_size) * config.block_size
     contexts = {min(CONTEXT << i, longest) for i in range(longest.bit_length())}
+    splits_of = CudaBackend(NOWHERE, Routes()).num_splits
+    return {splits_of(rows, spec, context) for context in contexts}
+
+
+def _tuned(spec: ModelSpec, rows: int, splits: int) -> object:
+    """What tells kernels apart of so many rows that are cut so."""
     element = torch_dtype(spec.kv_dtype).itemsize
     heads = Heads(element, known_dim(spec.head_dim))
-    splits_of = CudaBackend(NOWHERE, Routes()).num_splits
-    seen = set[object]()
-    for alone in range(1, bucket_of(config.max_num_seqs, DECODE) + 1):
-        below = sum(bound < alone for bound in BOUNDS)
-        for splits in {splits_of(alone, spec, context) for context in contexts}:
-            tune = decode_tune(heads, alone * spec.kv_heads, splits)
-            if (variant := (below, tune, splits > 1)) not in seen:
-                seen.add(variant)
-                yield Kind(alone=alone, draws=alone, splits=splits)
+    tune = decode_tune(heads, rows * spec.kv_heads, splits)
+    return sum(bound < rows for bound in BOUNDS), tune, splits > 1
 
 
 def _prompts(tokens: int, chunks: int) -> Kind:
@@ -177,10 +227,12 @@ def _besides(runner: ModelRunner) -> None:
     """What does not depend on a step's inputs: changes of rows, and every way to draw."""
     for pairs in (1, pdl.MOST):
         runner.backend.scatter(runner.rows.arena, runner.staging[: 2 * pairs])
-    dtype = torch_dtype(runner.spec.dtype)
-    for draws in counts(most_draws(runner.config.max_num_seqs)):
+    specs = [runner.spec, *([] if runner.draft is None else [runner.draft.spec])]
+    dtypes = dict.fromkeys(torch_dtype(spec.dtype) for spec in specs)
+    vocab = runner.spec.vocab_size
+    for draws, dtype in product(counts(most_draws(runner.config.max_num_seqs)), dtypes):
         who, positions = runner.staging[: 2 * aligned(draws)].view(2, -1)[:, :draws]
-        logits = torch.empty((draws, runner.spec.vocab_size), dtype=dtype, device=NOWHERE)
+        logits = torch.empty((draws, vocab), dtype=dtype, device=NOWHERE)
         runner.backend.hide(logits, who, runner.sampler.masks.lines[:draws])
         for filtered, scored, shaped in product((False, True), repeat=3):
             wants = Wants(filtered=filtered, scored=scored, shaped=shaped)

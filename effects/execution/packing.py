@@ -1,29 +1,32 @@
 """A plan's forwards as words: what each needs that is not on the device yet.
 
-Theory. A forward's inputs are lines of int32, one after the other, each aligned: for
-tokens from history their ids, positions and rows; for the chunks they form, rows, starts,
-counts and offsets; for draws, rows and which token's logits they are from; and where rows
-are sampled apart, who is sampled now and whose logits are kept. Rows that feed themselves
-need no words: the device has all of it, and knows who decodes until that changes. Padding
-belongs to the scratch row. The same `Inputs` is written here with numpy, and read on the
-device as views of what was copied.
+Theory. What a forward is sent are the lines of its `Inputs`, written here with numpy, and
+read on the device as views of what was copied. Rows that feed themselves need no words:
+the device has all of it, and knows who decodes until that changes. Those of them that
+have drafts come first. Padding belongs to the scratch row.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Generic, TypeVar
+from operator import itemgetter
+from typing import TypeVar
 
 import numpy as np
 from attrs import evolve, frozen
-from torch import Tensor
 
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words, aligned
+from minfer.effects.execution.inputs import History, Inputs, layout, views
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
 from minfer.effects.execution.pooling import Wanted
 from minfer.effects.execution.prompt_scores import Targets
-from minfer.params import ROW_FIELDS
+from minfer.effects.execution.verified import (
+    Further,
+    drafted_first,
+    most_of,
+    write_drafts,
+)
 from minfer.plan import Open, Plan
 
-Array = TypeVar("Array", Words, Tensor)
+Item = TypeVar("Item")
 
 
 @frozen(eq=False)
@@ -35,6 +38,7 @@ class Draw:
     places: list[int]
     owners: list[Open | None]  # kept here, as rows change hands
     at: list[int] | None = None  # None: in order
+    further: Further | None = None  # what is drawn behind drafts
 
 
 @frozen(eq=False)
@@ -55,94 +59,24 @@ class Forward:
         return self.wanted is not None or self.targets is not None
 
 
-@frozen(eq=False)
-class History(Generic[Array]):
-    """Inputs from history: what a forward is sent for them."""
-
-    tokens: Array  # [3, tokens]: ids, positions, device rows
-    chunks: Array  # [4, chunks]: device rows, starts, counts, offsets
-    draws: Array  # [2, draws]: device rows that draw; which token's logits they are from
-
-
-@frozen(eq=False)
-class Inputs(Generic[Array]):
-    """A forward's words, as lines; None where a kind has none."""
-
-    history: History[Array] | None
-    # [2, draws]: device rows that are sampled now; those whose logits are kept
-    apart: Array | None
-    # [2, draws]: device rows that are sampled late; positions of their tokens
-    late: Array | None = None
-
-    @classmethod
-    def of(cls, words: Array, kind: Kind) -> "Inputs[Array]":
-        """Views of words, which may be longer."""
-        if not (kind.tokens or kind.apart or kind.late):
-            return cls(None, None)
-        lines = views(words, kind)
-        if kind.late:
-            return cls(None, None, *lines)
-        apart = lines.pop() if kind.apart else None
-        return cls(History(*lines) if kind.tokens else None, apart)
-
-
-def views(words: Array, kind: Kind) -> list[Array]:
-    """The parts of a forward's words, as `layout` has them."""
-    parts: list[Array] = []
-    begin = 0
-    for lines, count in layout(kind):
-        end = begin + lines * aligned(count)
-        part = words[begin:end].reshape(lines, aligned(count))
-        parts.append(part[:, :count])
-        begin = end
-    return parts
-
-
-def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
-    """Lines of words of each part of the inputs, and words of a line."""
-    history = ((3, kind.tokens), (4, kind.chunks), (2, kind.draws))
-    if kind.late:
-        return ((2, kind.draws),)
-    apart = ((2, kind.draws),) if kind.apart else ()
-    return (*(history if kind.tokens else ()), *apart)
-
-
-def nobodys(kind: Kind, scratch: int, length: int) -> Words:
-    """The words of a step that is made for its own sake: all of it is the scratch row's,
-    one chunk of as many inputs as a chunk of the kind has, at positions below `length`.
-    """
-    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(kind)), np.int32)
-    inputs = Inputs.of(words, kind)
-    if inputs.history is not None:
-        inputs.history.tokens[1] = np.arange(kind.tokens) % length
-        inputs.history.tokens[2] = scratch
-        inputs.history.chunks[0] = scratch
-        inputs.history.chunks[2:, 0] = min(kind.longest, length), kind.alone
-        inputs.history.draws[0] = scratch
-    if inputs.apart is not None:
-        inputs.apart[:] = scratch
-    if inputs.late is not None:
-        inputs.late[0] = scratch
-    return words
-
-
-def most_words(rows: DeviceRows, tokens: int, draws: int) -> int:
-    """Words of the largest inputs, and changes: every table whole, what else rows keep,
-    who decodes.
-    """
-    inputs = 3 * tokens + 8 * draws + 64
-    kept = 2 + len(ROW_FIELDS)  # a stream's two words, and those of its sampling
-    changes = rows.scratch * (rows.blocks + kept) + draws
-    return inputs + 2 * changes
-
-
 class Packer:
     """Packs plans for a device's rows. It notes who decodes where that changes."""
 
-    def __init__(self, rows: DeviceRows, pad: Callable[[Kind], Kind]) -> None:
-        """`pad` says which kind serves another."""
+    def __init__(
+        self,
+        rows: DeviceRows,
+        pad: Callable[[Kind], Kind],
+        drafts: int = 0,
+        *,
+        remembers: bool = False,
+    ) -> None:
+        """`pad` says which kind serves another; `drafts` is how many there is room for in
+        a step. `remembers`: rows keep the token before their last, too.
+        """
         self.rows = rows
         self.pad = pad
+        self.drafts = drafts
+        self.remembers = remembers
         self.members: tuple[int, ...] = ()  # whose rows are in `rows.batch`
         self.draw = Draw([], [])  # theirs
         self.kind = Kind(alone=0, draws=0)  # of a step in which they feed themselves
@@ -161,7 +95,11 @@ class Packer:
         if plan.fills:
             yield self._mixed(plan)
         elif plan.repeat == 1:
-            yield self._decode(plan, plan.rows, list(range(len(plan.rows))), 0)
+            places = drafted_first(plan.drafts, range(len(plan.rows)))
+            rows = plan.rows
+            if plan.drafts:
+                rows = tuple(plan.rows[i] for i in places)
+            yield self._decode(plan, rows, places, 0)
         if plan.repeat > 1:
             yield from self._repeated(plan, 1 if plan.fills else 0)
 
@@ -178,7 +116,7 @@ class Packer:
         self, plan: Plan, rows: tuple[int, ...], places: list[int], turn: int
     ) -> Forward:
         """Every row feeds itself."""
-        if rows is not self.members:
+        if not self._knows(rows, places):
             self.rows.set_batch(rows, bucket_of(len(rows), DECODE))
             self.members = rows
             self.draw = Draw(places, [self.rows.owners[row] for row in rows])
@@ -193,21 +131,53 @@ class Packer:
                 )
             )
         longest = max(plan.starts) + turn + 1
-        if not plan.apart:
+        if not (plan.apart or plan.drafts):
             return Forward(self.kind, EMPTY, self.draw, longest)
-        kind = evolve(self.kind, apart=True)
+        kind = self._with_drafts(plan, evolve(self.kind, apart=bool(plan.apart)))
         words = self._empty(kind)
-        now, kept = self._split(plan, views(words, kind)[-1], self.draw)
-        return Forward(kind, words, now, longest, kept)
+        return self._finished(plan, Forward(kind, words, self.draw, longest))
+
+    def _knows(self, rows: tuple[int, ...], places: list[int]) -> bool:
+        """Whether the device knows that these rows decode, at these entries of a plan."""
+        if rows is self.members:  # steady steps have the same tuple
+            return True
+        return rows == self.members and places == self.draw.places
+
+    def _with_drafts(self, plan: Plan, kind: Kind) -> Kind:
+        """The kind of a step that verifies a plan's drafts, too; padded."""
+        if not plan.drafts:
+            return self.pad(kind)
+        modelled = not all(draft.tokens for draft in plan.drafts)
+        count, most = len(plan.drafts), most_of(plan)
+        kind = evolve(kind, verified=count, drafts=most, proposes=modelled)
+        kind = self.pad(kind)
+        room = max(1, self.drafts // kind.verified)
+        return kind if kind.drafts <= room else evolve(kind, drafts=room)
+
+    def _finished(self, plan: Plan, forward: Forward) -> Forward:
+        """The forward, with what is said of drafts and of who is sampled apart."""
+        kind, draw, kept = forward.kind, forward.draw, None
+        inputs = Inputs.of(forward.words, kind)
+        if inputs.apart is not None:
+            draw, kept = self._split(plan, inputs.apart, draw)
+        if inputs.drafts is not None:
+            places = drafted_first(plan.drafts, range(len(plan.rows)))
+            places = places[: len(plan.drafts)]
+            write_drafts(plan, places, inputs.drafts)
+            owners = [self.rows.owners[plan.rows[i]] for i in places]
+            draw = evolve(draw, further=Further.of(kind, places, owners))
+        return evolve(forward, draw=draw, kept=kept)
 
     def _mixed(self, plan: Plan) -> Forward:
         """Rows that feed themselves, and chunks of history."""
         filled = {fill.index for fill in plan.fills}
         selves = [i for i in range(len(plan.rows)) if i not in filled]
+        selves = drafted_first(plan.drafts, selves)
         drawing = [k for k, fill in enumerate(plan.fills) if plan.most[fill.index]]
         counts = [len(fill.tokens) for fill in plan.fills]
         wants = self.rows.wants(plan.rows)
-        kind = self.pad(
+        kind = self._with_drafts(
+            plan,
             Kind(
                 alone=len(selves),
                 draws=len(selves) + len(drawing),
@@ -218,11 +188,11 @@ class Packer:
                 chunks=len(counts),
                 longest=max(counts),
                 apart=bool(plan.apart),
-            )
+            ),
         )
         words = self._empty(kind)
         history = History(*views(words, kind)[:3])
-        self._write_history(plan, history, counts, kind.alone)
+        self._write_history(plan, history, counts, kind.fed)
         self._write_draws(plan, history, selves, drawing, kind.alone)
         places = selves + [plan.fills[k].index for k in drawing]
         at = [*range(len(selves)), *range(kind.alone, kind.alone + len(drawing))]
@@ -233,13 +203,14 @@ class Packer:
             words,
             draw,
             longest,
-            wanted=Wanted.of(plan, self.rows, counts, kind.alone),
-            targets=Targets.of(plan, self.rows, counts, kind.alone),
+            wanted=Wanted.of(plan, self.rows, counts, kind.fed),
+            targets=Targets.of(plan, self.rows, counts, kind.fed),
         )
-        if not plan.apart:
-            return forward
-        now, kept = self._split(plan, views(words, kind)[-1], draw)
-        return evolve(forward, draw=now, kept=kept)
+        if self.remembers:
+            for k in drawing:
+                fill = plan.fills[k]
+                self.rows.set_last(plan.rows[fill.index], fill.tokens[-1])
+        return self._finished(plan, forward)
 
     @staticmethod
     def _empty(kind: Kind) -> Words:
@@ -247,10 +218,10 @@ class Packer:
         return np.zeros(words, np.int32)
 
     def _write_history(
-        self, plan: Plan, history: History[Words], counts: list[int], alone: int
+        self, plan: Plan, history: History[Words], counts: list[int], fed: int
     ) -> None:
-        """Tokens from history, and the chunks they form, behind `alone` rows that feed
-        themselves.
+        """Tokens from history, and the chunks they form, behind `fed` inputs of rows that
+        feed themselves.
         """
         tokens, positions, owners = history.tokens
         total = sum(counts)
@@ -263,10 +234,10 @@ class Packer:
         where[:] = [plan.rows[fill.index] for fill in plan.fills]
         starts[:] = [plan.starts[fill.index] for fill in plan.fills]
         sizes[:] = counts
-        offsets[:] = alone + np.cumsum(sizes) - sizes
+        offsets[:] = fed + np.cumsum(sizes) - sizes
         owners[:total] = np.repeat(where, counts)
         # A chunk's first input is at its start, wherever it lies among the others.
-        positions[:total] = np.arange(total) + np.repeat(starts - offsets + alone, counts)
+        positions[:total] = np.arange(total) + np.repeat(starts - offsets + fed, counts)
 
     def _write_draws(
         self,
@@ -293,20 +264,27 @@ class Packer:
         device.
         """
         lines[:] = self.rows.scratch
-        sampled_now, kept = lines
         apart = set(plan.apart)
         at = draw.at or range(len(draw.places))
-        for index, place in zip(at, draw.places, strict=True):
-            line = kept if place in apart else sampled_now
-            line[index] = plan.rows[place]
-        here = [k for k, place in enumerate(draw.places) if place not in apart]
         later = [k for k, place in enumerate(draw.places) if place in apart]
-        return _some(draw, here, at), _some(draw, later, at)
+        here: list[int] = []
+        if len(later) < len(draw.places):
+            here = [k for k, place in enumerate(draw.places) if place not in apart]
+        two = _some(draw, here, at), _some(draw, later, at)
+        for line, some in zip(lines, two, strict=True):
+            line[some.at] = picked(plan.rows, some.places)
+        return two
 
 
 def _some(draw: Draw, which: list[int], at: Sequence[int]) -> Draw:
     return Draw(
-        places=[draw.places[k] for k in which],
-        owners=[draw.owners[k] for k in which],
-        at=[at[k] for k in which],
+        places=list(picked(draw.places, which)),
+        owners=list(picked(draw.owners, which)),
+        at=list(picked(at, which)),
     )
+
+
+def picked(column: Sequence[Item], places: Sequence[int]) -> tuple[Item, ...]:
+    """The entries at these places."""
+    # In C, which for a hundred of them is five times as fast.
+    return itemgetter(*places, 0, 0)(column)[: len(places)] if places else ()

@@ -7,7 +7,7 @@ takes its turn in a slot, which serves again when its plan must have been collec
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from minfer.effects.execution.packing import Draw
 from minfer.effects.execution.pooling import Vectors
 from minfer.effects.execution.prompt_scores import PromptScores
 from minfer.effects.execution.streams import host_words, new_event
+from minfer.effects.execution.verified import Further
 from minfer.messages import Executed
 from minfer.params import MAX_LOGPROBS
 from minfer.plan import Logprobs, Open, Plan, Pooled, Scores, TokenLogprobs, Yields
@@ -52,7 +53,7 @@ class Slot:
             done=new_event(device),
         )
 
-    def begin(self, draw: Draw, *, scored: bool) -> None:
+    def begin(self, draw: Draw | None, *, scored: bool) -> None:
         """A forward takes its turn."""
         self.draw = draw
         self.scored = scored
@@ -76,13 +77,24 @@ class Slot:
         """What was drawn, in the order of `draw`; waits for it. Raises LogitsError."""
         if self.done is not None:
             self.done.synchronize()
-        at = draw.at
-        found = self.drawn[: len(draw.places)] if at is None else self.drawn[at]
+        at, found = draw.at, self.drawn.numpy()
+        found = found[: len(draw.places)] if at is None else found[at]
         drawn: list[int] = found.tolist()
         if -1 in drawn:
             each = zip(draw.owners, drawn, strict=True)
             raise not_finite(owner for owner, token in each if token < 0)
         return drawn
+
+    def behind_drafts(self, further: Further) -> Iterator[tuple[int, list[int]]]:
+        """What was drawn there, with the entries of the plan; it must be there. Raises
+        LogitsError.
+        """
+        drawn: list[int] = self.drawn[: further.end].tolist()
+        for place, owner, lines in further.standing(drawn):
+            tokens = [drawn[line] for line in lines]
+            if -1 in tokens:
+                raise not_finite([owner])
+            yield place, tokens
 
 
 class Ring:
@@ -108,12 +120,19 @@ class Beside:
     scores: dict[int, list[float]] = field(factory=dict)
     candidates: list[Candidates] = field(factory=list)
 
-    def read(self, words: Words, draw: Draw) -> None:
-        """Add what a forward found: `words` as `Slot.scores` has them."""
+    def read(self, slot: Slot, draw: Draw) -> None:
+        """Add what a forward found."""
+        words = slot.scores.numpy()
         at: Sequence[int] = range(len(draw.places)) if draw.at is None else draw.at
         for line, place, owner in zip(at, draw.places, draw.owners, strict=True):
             if owner is not None:
                 self._read_row(words[line], place, owner)
+        if draw.further is not None:
+            drawn = slot.drawn[: draw.further.end].tolist()
+            for place, owner, lines in draw.further.standing(drawn):
+                if owner is not None:
+                    for line in lines:
+                        self._read_row(words[line], place, owner)
 
     def _read_row(self, words: Words, place: int, owner: Open) -> None:
         sampling = owner.sampling
@@ -153,7 +172,7 @@ def results(
     beside = Beside(len(plan.rows), vocab)
     for slot in slots:
         if slot.scored and slot.draw is not None:
-            beside.read(slot.scores.numpy(), slot.draw)
+            beside.read(slot, slot.draw)
     scores, logprobs = beside.columns()
     return Executed(
         plan.step,
@@ -180,10 +199,19 @@ def _yields(plan: Plan, slots: Sequence[Slot], gone: Sequence[int]) -> Yields:
         if draw is None:
             continue
         drawn = slot.tokens(draw)
-        if plan.repeat == 1 and draw.at is None and not plan.apart:
+        simple = draw.at is None and draw.further is None
+        if simple and plan.repeat == 1 and not plan.apart:
             return tuple(zip(drawn, strict=True))
-        for place, token in zip(draw.places, drawn, strict=True):
-            out[place] += (token,)
+        each = zip(draw.places, zip(drawn, strict=True), strict=True)
+        if plan.repeat == 1:  # a row is in one forward, and drawn once
+            for place, token in each:
+                out[place] = token
+        else:
+            for place, token in each:
+                out[place] += token
+        if draw.further is not None:
+            for place, tokens in slot.behind_drafts(draw.further):
+                out[place] += tuple(tokens)
     for place in gone:
         out[place] = (VOID,)
     return tuple(out)

@@ -13,47 +13,50 @@ those with so many inputs from history that launching them takes less than their
 Everything is on one stream, in order: a device buffer can be overwritten by the next
 step's copy as soon as that is enqueued.
 
-Runners share nothing, so there can be several in a process. A draft model is a second one
-of the same vocabulary: it opens the rows that the target does, with the same sampling
-values (its noise is the same, so it draws what the target is likely to draw) and blocks
-of its own, feeds itself for as many forwards as there shall be drafts, and is told after
-the target has verified them where its rows stand. Its stream waits for the target's, and
-the other way round, by events.
+Runners share nothing, so there can be several in a process. A draft model is no runner:
+it is part of its target's steps, and works on the same rows (draft_model.py).
 """
 
 import contextlib
 import time
 import warnings
+from collections.abc import Callable
 from typing import Final
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
-from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
+from minfer.effects.execution.device_rows import DeviceRows, Words
+from minfer.effects.execution.draft_model import DraftModel, DraftOf
+from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
 from minfer.effects.execution.graphs import GraphCache, watched
-from minfer.effects.execution.kinds import Kind, most_draws
-from minfer.effects.execution.late_draws import LateDraw
-from minfer.effects.execution.packing import (
-    Forward,
-    History,
-    Inputs,
-    most_words,
-    nobodys,
+from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
+from minfer.effects.execution.judging import judge, spread
+from minfer.effects.execution.kinds import (
+    Kind,
+    most_draws,
+    most_lines,
 )
+from minfer.effects.execution.late_draws import LateDraw
+from minfer.effects.execution.packing import Forward
 from minfer.effects.execution.pooling import Pooler
 from minfer.effects.execution.prompt_scores import Scorer
 from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
-from minfer.effects.models.batch import Batch, Chunks
+from minfer.effects.models.batch import Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
-from minfer.effects.models.shapes import cuda_activation_bytes, padded_tokens
+from minfer.effects.models.shapes import (
+    cuda_activation_bytes,
+    most_drafts,
+    padded_tokens,
+)
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.flash import FlashWork
@@ -70,36 +73,6 @@ def model_of(spec: ModelSpec, weights: Weights | Model) -> Model:
     return lambda batch, cache: forward(spec, weights, batch, cache)
 
 
-def _rows(
-    config: EngineConfig, length: int, vocab: int, device: torch.device
-) -> DeviceRows:
-    """The rows of a device, for sequences of so many tokens."""
-    blocks = -(-length // config.block_size)
-    rows = DeviceRows(config.max_num_seqs, blocks, vocab, device)
-    rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
-    return rows
-
-
-def _shortcuts(backend: Backend, *, graphs: bool) -> Shortcuts:
-    """What makes a backend's steps faster, as long as it works."""
-    routes = backend.routes
-    return Shortcuts(
-        graphs=graphs and is_gpu(backend.device),
-        flash_from=routes.flash_from,
-        fused=not routes.no_quack,
-    )
-
-
-@frozen(eq=False)
-class Fed:
-    """What a step's tokens are, [tokens] each, int32 unless said otherwise."""
-
-    tokens: Tensor  # ids
-    positions: Tensor
-    ahead: Tensor  # the positions after them
-    slots: Tensor  # int64: where their keys and values go
-
-
 class ModelRunner:
     """Runs forwards of one model. What is launched is done in order."""
 
@@ -112,6 +85,7 @@ class ModelRunner:
         *,
         graphs: bool = True,
         checked: bool = False,
+        draft: DraftOf | None = None,
     ) -> None:
         """`checked`: a decode step that waits for the device, or takes memory, fails.
 
@@ -127,12 +101,19 @@ class ModelRunner:
         self.cache = backend.make_cache(
             spec, config.num_blocks, config.block_size, length
         )
-        self.rows = _rows(config, length, spec.vocab_size, device)
-        self.draws = most_draws(config.max_num_seqs)
+        self.rows = DeviceRows.of(config, length, spec.vocab_size, device)
+        self.feeder = Feeder(backend, self.rows, config.block_size)
+        self.draft: DraftModel | None = None
+        if draft is not None:
+            model = model_of(draft.spec, draft.weights)
+            self.draft = DraftModel.open(draft.spec, model, self.feeder, config, length)
+        draws, self.drafts = most_draws(config.max_num_seqs), most_drafts(config)
+        self.lines = most_lines(config)
         tokens = padded_tokens(config.max_num_batched_tokens)
-        self.room = most_words(self.rows, tokens, self.draws)
+        self.room = most_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
-        self.sampler = Sampler(backend, self.rows, self.draws)
+        modelled = self.draft is not None
+        self.sampler = Sampler(backend, self.rows, draws, self.lines, remembers=modelled)
         dtype = torch_dtype(spec.dtype)
         self.pooler = Pooler(config.max_num_seqs, spec.hidden_size, dtype, device)
         self.scorer = Scorer(backend, config.max_num_seqs)
@@ -141,7 +122,7 @@ class ModelRunner:
         self.checked = checked
         self.stream = new_stream(device)
         self.captured = backend.routes.captured  # from history, of a step with a graph
-        self.shortcuts = _shortcuts(backend, graphs=graphs)
+        self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
         most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
@@ -159,6 +140,20 @@ class ModelRunner:
         self.shortcuts.capture()
         self.captures.capture(kind, self._step)
 
+    def rehearsed(self, kind: Kind) -> Callable[[], object]:
+        """Something that makes a step of a kind for its own sake as often as it is
+        called, by a graph where such steps have one. While none is under way.
+        """
+        kind = self._with_splits(self.padded(kind), CONTEXT)
+        if not self._may_be_captured(kind):
+            return lambda: self.step_of_nobody(kind)
+        if kind not in self.captures.made:
+            self.capture(kind)
+        graph = self.captures.made[kind]
+        self.step_of_nobody(kind)  # what the graph reads is nobody's
+        self.rows.batch.fill_(self.rows.scratch)
+        return graph.replay
+
     def padded(self, kind: Kind) -> Kind:
         """The kind that serves another: padded if there can be a graph of it."""
         return kind.padded() if self._may_be_captured(kind) else kind
@@ -169,16 +164,20 @@ class ModelRunner:
     def take(self, plan: Plan) -> None:
         """Note the rows and blocks that a plan hands over."""
         rows = self.rows
+        caches = [self.cache] if self.draft is None else [self.cache, self.draft.cache]
         for opened in plan.opens:
             self.sampler.open(plan.rows[opened.index], opened)
             full, part = divmod(plan.starts[opened.index], self.config.block_size)
             (table,) = opened.tables  # layers are of one group here
-            self.cache.clear(table[full:], part)
+            for cache in caches:
+                cache.clear(table[full:], part)
         for grow in plan.grows:
             rows.set_table(grow.row, grow.at, grow.blocks)
-            self.cache.clear(grow.blocks)
+            for cache in caches:
+                cache.clear(grow.blocks)
         for copy in plan.copies:
-            self.cache.copy(copy.source, copy.target, copy.count)
+            for cache in caches:
+                cache.copy(copy.source, copy.target, copy.count)
 
     def run(self, forward: Forward, slot: Slot) -> None:
         """Send what a forward needs, run it, and have its tokens sent back."""
@@ -192,7 +191,15 @@ class ModelRunner:
                 errand.bring(slot)
             else:
                 self._replay(kind)
-            slot.fetch(self.sampler.out, self.sampler.scores, kind.draws)
+            slot.fetch(self.sampler.out, self.sampler.scores, kind.lines)
+
+    def catch_up(self, kind: Kind, words: Words, slot: Slot) -> None:
+        """Have the draft model alone take chunks of rows."""
+        slot.begin(None, scored=False)
+        self._send(slot, words)
+        history = Inputs.of(self.staging, kind).history
+        if self.draft is not None and history is not None:
+            self.draft.absorb(kind, history)
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
@@ -217,17 +224,27 @@ class ModelRunner:
         # All that is on the device, even if somebody keeps this object: torch gives a
         # segment back whole, and small tensors can lie at the end of the cache's.
         del self.cache, self.model, self.rows, self.staging, self.sampler
+        del self.feeder, self.draft
         self.pooler.sums = None
 
     # --- one forward --------------------------------------------------------------------
+    def cut(self, kind: Kind, context: int) -> Kind:
+        """The kind, for contexts of up to so many tokens."""
+        splits = drafting = 1
+        if kind.alone:
+            splits = self.backend.num_splits(kind.fed, self.spec, context)
+        if self.draft is not None and (kind.proposes or kind.tokens):
+            drafting = self.draft.num_splits(kind, context)
+        if (splits, drafting) == (kind.splits, kind.draft_splits):
+            return kind
+        return evolve(kind, splits=splits, draft_splits=drafting)
+
     def _with_splits(self, kind: Kind, longest: int) -> Kind:
         """The kind, for contexts of up to `longest` tokens: few differ."""
         if not kind.alone:
             return kind
         table = self.rows.blocks * self.config.block_size
-        context = min(max(CONTEXT, 1 << longest.bit_length()), table)
-        splits = self.backend.num_splits(kind.alone, self.spec, context)
-        return kind if splits == kind.splits else evolve(kind, splits=splits)
+        return self.cut(kind, min(max(CONTEXT, 1 << longest.bit_length()), table))
 
     def _send(self, slot: Slot, inputs: Words) -> None:
         """Inputs and changes to the device in one copy; the rows change."""
@@ -267,84 +284,67 @@ class ModelRunner:
             who, positions = inputs.late.unbind(0)
             self.sampler.sample_kept(who, positions, kind.wants)
             return
-        who = rows.batch[: kind.alone]
+        selves = rows.batch[: kind.alone]
         if dry:
-            who = who.new_full((kind.alone,), rows.scratch)
-        sampled = None
+            selves = selves.new_full((kind.alone,), rows.scratch)
         if inputs.history is not None:
-            who, sampled = inputs.history.draws.unbind(0)
-        batch, ahead = self._batch(kind, inputs.history, who, sampled, dry)
+            selves = inputs.history.draws[0, : kind.alone]
+        step = Step(selves, None, inputs.history, dry)
+        proposed = None
+        if self.draft is not None and (kind.tokens or kind.proposes):
+            proposed = self.draft.propose(kind, step, inputs.drafts, self.sampler)
+        if inputs.drafts is not None:
+            drafts = spread(self.backend, rows, selves, inputs.drafts, proposed)
+            step = evolve(step, further=drafts)
+        fed = self.feeder.fed(step)
+        batch = self.feeder.batch(
+            step,
+            fed,
+            sampled(kind, inputs),
+            None if inputs.history is None else self._chunks(kind, inputs.history),
+            splits=kind.splits,
+            fused=self._fuses(kind),
+            guessed=kind.fed - kind.alone,
+        )
         logits = self.model(errand.added(batch) if errand else batch, self.cache)
-        if not kind.draws:
-            return
-        if sampled is not None:
-            ahead = ahead.index_select(0, sampled)
-        if inputs.apart is not None:
-            now, kept = (who, who) if dry else inputs.apart.unbind(0)
-            self.sampler.keep(logits, kept)
-            who = now
-        self.sampler.sample(logits, who, ahead, kind.wants)
+        self._draw(kind, inputs, step, fed.ahead, logits)
 
-    def _batch(
+    def _draw(
         self,
         kind: Kind,
-        history: History[Tensor] | None,
-        who: Tensor,
-        sampled: Tensor | None,
-        dry: bool,
-    ) -> tuple[Batch, Tensor]:
-        """The packed step, and the position after each of its tokens."""
-        selves = who[: kind.alone]
-        chunks = None if history is None else self._chunks(kind, history.chunks)
-        fed = self._gathered(kind, history, selves, dry)
-        fused = self.shortcuts.fused and self.backend.fuses(
-            kind.alone + kind.tokens, self.spec.intermediate_size
-        )
-        batch = Batch(
-            tokens=fed.tokens,
-            positions=fed.positions,
-            slots=fed.slots,
-            sample=sampled,
-            table=self.rows.table,
-            rows=selves,
-            contexts=fed.ahead[: kind.alone],
-            chunks=chunks,
-            splits=kind.splits,
-            fused=fused and self.shortcuts.may_take(QUACK),
-        )
-        return batch, fed.ahead
+        inputs: Inputs[Tensor],
+        step: Step,
+        positions: Tensor,
+        logits: Tensor,
+    ) -> None:
+        """From a step's logits to tokens; `positions` are those after its inputs."""
+        if not kind.draws:
+            return
+        who, ahead = step.selves, positions[: kind.draws]
+        if inputs.history is not None:
+            who, drawn = inputs.history.draws.unbind(0)
+            ahead = positions.index_select(0, drawn)
+        first, others = logits[: kind.draws], logits[kind.draws :]
+        if inputs.apart is not None:
+            now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
+            self.sampler.keep(first, kept)
+            who = now
+        self.sampler.sample(first, who, ahead, kind.wants)
+        if step.further is not None:
+            judge(self.sampler, kind, step.selves, step.further, others)
 
-    def _gathered(
-        self, kind: Kind, history: History[Tensor] | None, selves: Tensor, dry: bool
-    ) -> Fed:
-        """The inputs of rows that feed themselves, then those from history."""
-        rows = self.rows
-        count = kind.alone + kind.tokens
-        # Zeros, as no kernel fills them.
-        make = selves.new_zeros if dry else selves.new_empty
-        tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
-        slots = make(count, dtype=torch.int64)
-        fed = Fed(tokens, positions, ahead, slots)
-        self.backend.gather(
-            rows=selves,
-            given=None if history is None else history.tokens,
-            last=rows.last,
-            next_=rows.next,
-            table=rows.table,
-            block_size=self.config.block_size,
-            tokens=fed.tokens,
-            positions=fed.positions,
-            ahead=fed.ahead,
-            slots=fed.slots,
+    def _fuses(self, kind: Kind) -> bool:
+        fuses = self.shortcuts.fused and self.backend.fuses(
+            kind.fed + kind.tokens, self.spec.intermediate_size
         )
-        return fed
+        return fuses and self.shortcuts.may_take(QUACK)
 
-    def _chunks(self, kind: Kind, words: Tensor) -> Chunks:
-        """From `words` [4, chunks]; flash-attn's work is not captured."""
-        rows, starts, counts, offsets = words
+    def _chunks(self, kind: Kind, history: History[Tensor]) -> Chunks:
+        """Where flash-attn serves them, its work; that is not captured."""
         flash = None
         flash_from = self.shortcuts.flash_from
         wanted = 0 < flash_from <= kind.longest and kind.tokens > self.captured
         if wanted and self.shortcuts.may_take(FLASH):
+            rows, starts, counts, _ = history.chunks
             flash = FlashWork.of(rows, starts, counts, self.rows.table, kind.longest)
-        return Chunks(rows, starts, counts, offsets, kind.longest, flash)
+        return chunks_of(kind, history, flash)

@@ -23,17 +23,29 @@ from minfer.plan import Open
 class Sampler:
     """Draws for the rows of one device."""
 
-    def __init__(self, backend: Backend, rows: DeviceRows, draws: int) -> None:
-        """`draws` is how many there can be in a step."""
+    def __init__(
+        self,
+        backend: Backend,
+        rows: DeviceRows,
+        draws: int,
+        lines: int = 0,
+        *,
+        remembers: bool = False,
+    ) -> None:
+        """`draws` is how many there can be in a step but for drafts, `lines` how many
+        come back, if more. `remembers`: rows keep the token before their last, too.
+        """
         self.backend = backend
         self.rows = rows
+        self.remembers = remembers
         self.shaper = backend.make_shaper(rows)
         device = backend.device
-        # [draws]: tokens; -1 where logits are not finite
-        self.out = torch.zeros(draws, dtype=torch.int32, device=device)
+        lines = max(lines, draws)
+        # [lines]: tokens; -1 where logits are not finite
+        self.out = torch.zeros(lines, dtype=torch.int32, device=device)
         # as `kernels.logprobs` writes them
         self.scores = torch.zeros(
-            draws, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=device
+            lines, 2, 1 + MAX_LOGPROBS, dtype=torch.int32, device=device
         )
         # [device rows, vocab]: logits of rows that are sampled apart, once there are any
         self.kept: Tensor | None = None
@@ -45,12 +57,31 @@ class Sampler:
         self.shaper.open(row, opened)
 
     def sample(
-        self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
+        self,
+        logits: Tensor,
+        who: Tensor,
+        positions: Tensor,
+        wants: Wants,
+        at: int = 0,
     ) -> None:
         """Draw for the device rows `who` [draws] from `logits` [draws, vocab], the tokens
-        at `positions`, and let the rows advance.
+        at `positions`, and let the rows advance. What is drawn goes to the lines of `out`
+        and `scores` from `at` on.
         """
-        self._draw(logits, logits, who, positions, wants)
+        self._draw(logits, logits, who, positions, wants, at)
+
+    def guess(
+        self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
+    ) -> Tensor:
+        """What would be drawn [draws] for these rows, which stay where they are. Tokens
+        that are guessed before others do not count as output.
+        """
+        if wants.shaped:
+            logits = self.shaper.shape(logits, who, positions)
+        filtered = wants.filtered
+        return self.backend.sample(
+            logits, who, self.rows, positions, filtered=filtered
+        ).tokens
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
         """Keep logits [draws, vocab] for device rows [draws] until `sample_kept`."""
@@ -75,6 +106,7 @@ class Sampler:
         who: Tensor,
         positions: Tensor,
         wants: Wants,
+        at: int = 0,
     ) -> None:
         rows = self.rows
         if wants.shaped:
@@ -82,6 +114,9 @@ class Sampler:
         drawn = self.backend.sample(logits, who, rows, positions, filtered=wants.filtered)
         if wants.shaped:
             self.shaper.count(who, positions, drawn)
+        if self.remembers:
+            before = rows.last.index_select(0, who)
+            rows.previous.index_copy_(0, who.long(), before)
         self.backend.advance(
             rows=who,
             positions=positions,
@@ -90,7 +125,8 @@ class Sampler:
             last=rows.last,
             next_=rows.next,
             scratch=rows.scratch,
-            out=self.out,
+            out=self.out[at:],
         )
         if wants.scored:
-            self.backend.logprobs(unmasked, drawn.tokens, who, rows.asked, self.scores)
+            scores = self.scores[at:]
+            self.backend.logprobs(unmasked, drawn.tokens, who, rows.asked, scores)

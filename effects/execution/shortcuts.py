@@ -10,6 +10,7 @@ from typing import Final
 import torch
 from attrs import define, field
 
+from minfer.effects.execution.routes import Routes
 from minfer.kernels.packages import FLASH, NAMES, QUACK, load
 
 GRAPHS: Final = "CUDA graphs"
@@ -24,6 +25,11 @@ class Shortcuts:
     flash_from: int  # inputs of the longest chunk from which flash-attn serves; 0: never
     fused: bool  # whether quack serves products of gate and up
     trying: list[str] = field(factory=list)  # what the step under way takes
+
+    @classmethod
+    def of(cls, routes: Routes, *, graphs: bool) -> "Shortcuts":
+        """What makes steps faster that take these routes."""
+        return cls(graphs, routes.flash_from, fused=not routes.no_quack)
 
     def begin(self) -> None:
         """A step begins; it has taken nothing yet."""

@@ -22,22 +22,28 @@ from attrs import define, field, frozen
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend, Cache
 from minfer.effects.execution.background import Background
+from minfer.effects.execution.catching_up import CatchUp
 from minfer.effects.execution.cpu_backend import CpuBackend
 from minfer.effects.execution.device_rows import Wants
+from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.executor import ExecutorError, UnsupportedPlanError
-from minfer.effects.execution.late_draws import pack_late
+from minfer.effects.execution.late_draws import Bits, pack_late
 from minfer.effects.execution.packing import Draw, Packer
 from minfer.effects.execution.progress import Report, to_nobody
 from minfer.effects.execution.read_back import Ring, Slot, results
 from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.step_costs import step_costs
 from minfer.effects.execution.streams import give_back, is_gpu
 from minfer.effects.execution.threads import is_for_one_thread, work_alone
+from minfer.effects.execution.verified import check_speculation, flaw_of_drafts
 from minfer.effects.execution.warm_up import SECONDS, WarmUp
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.messages import Executed, Failed
-from minfer.plan import MEAN, POOLINGS, Mask, Plan, SampleApart
+from minfer.plan import MEAN, POOLINGS, Plan, SampleApart
+from minfer.speculate.length import Costs
+from minfer.speculate.settings import Speculation
 
 
 @define(eq=False)
@@ -48,7 +54,7 @@ class Flight:
     slots: list[Slot] = field(factory=list)  # one for each forward, and for late draws
     error: str = ""
     kept: Draw | None = None  # who is sampled apart, once their logits are kept
-    masks: tuple[Mask, ...] | None = None  # of these; None: the host has not said yet
+    told: SampleApart | None = None  # of these; None: the host has not said yet
     gone: list[int] = field(factory=list)  # of these, whose rows were others' by then
 
 
@@ -78,8 +84,6 @@ def open_backend(
 
 def unsupported(plan: Plan) -> str:
     """What a plan asks for that cannot be executed yet, or nothing."""
-    if plan.drafts:
-        return "drafts cannot be verified yet"
     if plan.moves:
         return "blocks cannot be moved between tiers yet"
     if any(len(one.tables) != 1 for one in plan.opens) or any(
@@ -114,24 +118,41 @@ class TorchExecutor:
         checked: bool = False,
         kernels: bool = False,
         readiness: Readiness = Readiness(),
+        draft: DraftOf | None = None,
     ) -> None:
-        """Runs on `device`, where the weights are.
+        """Runs on `device`, where the weights are; those of the draft model, too.
 
         `checked`: a decode step that waits for the device, or takes memory, fails.
         `kernels`: on the CPU, do as a GPU does, with the kernels' references. Raises
-        MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit.
+        MemoryError or RuntimeError (torch.OutOfMemoryError) if the cache does not fit,
+        and ConfigError for a speculation that cannot be.
         """
+        check_speculation(config, modelled=draft is not None)
         self.device = torch.device(device)
         backend = open_backend(spec, config, self.device, kernels=kernels)
         self.routes = backend.described  # which kernel serves what, in words
         self.runner = ModelRunner(
-            backend, spec, weights, config, graphs=graphs, checked=checked
+            backend,
+            spec,
+            weights,
+            config,
+            graphs=graphs,
+            checked=checked,
+            draft=draft,
         )
-        self.packer = Packer(self.runner.rows, self.runner.padded)
+        modelled = draft is not None
+        self.packer = Packer(
+            self.runner.rows, self.runner.padded, self.runner.drafts, remembers=modelled
+        )
         # A plan takes a slot for each forward; one more if rows are sampled apart, but
         # then it has one forward.
         slots = (config.depth + 1) * max(config.max_repeat, 2) + 1
-        self.ring = Ring(slots, self.runner.room, self.runner.draws, self.device)
+        # What a draft model's cache lacks of rows, if there is one; that takes a slot.
+        self.catch_up: CatchUp | None = None
+        if modelled:
+            self.catch_up = CatchUp(config.max_num_batched_tokens)
+            slots += config.depth + 1
+        self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
         self.flights: deque[Flight] = deque()
         # Whether what is launched runs at once; else, when its results are asked for.
         self.at_once = is_gpu(self.device)
@@ -155,12 +176,16 @@ class TorchExecutor:
             if self.at_once and self._stands(flight):
                 self._attempt(flight, self._launch)
 
+    def mask_lines(self, step: int) -> Bits:
+        """Pinned memory, from which masks are copied to the device."""
+        return self.runner.sampler.masks.lend(step)
+
     def sample(self, apart: SampleApart) -> None:
         """Have the rows drawn that are sampled apart in a plan that was launched."""
         flight = next((one for one in self.flights if one.plan.step == apart.step), None)
         if flight is None:
             return  # it failed, and that was said
-        flight.masks = apart.masks
+        flight.told = apart
         if self.at_once and self._stands(flight):
             with self.lock:
                 self._attempt(flight, self._sample)
@@ -177,7 +202,7 @@ class TorchExecutor:
     def _collect(self, flight: Flight) -> Executed | Failed:
         if not self.at_once:
             self._attempt(flight, self._launch)
-            if flight.plan.apart and flight.masks is not None and not flight.error:
+            if flight.plan.apart and flight.told is not None and not flight.error:
                 self._attempt(flight, self._sample)
         if not flight.error:
             try:
@@ -195,6 +220,17 @@ class TorchExecutor:
         self.flights.clear()
         self.runner.close()
         del self.packer
+
+    def step_costs(self, how: Speculation) -> Costs:
+        """What steps cost here, for an engine that speculates so. Before any plan."""
+        if self.in_one_thread:
+            work_alone()
+        with (
+            self.lock,
+            torch.inference_mode(),
+            torch.cuda.stream(self.runner.stream),
+        ):
+            return step_costs(self.runner, how)
 
     # --- what `minfer verify` runs the model by itself with -----------------------------
 
@@ -230,6 +266,8 @@ class TorchExecutor:
     def _note_work(self) -> None:
         if self.background is not None:
             self.background.asked()
+            if self.runner.captures.launched:  # of kinds that nobody foresaw
+                self.background.start()
 
     # --- one plan -----------------------------------------------------------------------
 
@@ -254,9 +292,14 @@ class TorchExecutor:
     def _launch(self, flight: Flight) -> None:
         """Everything but the draws of rows that are sampled apart."""
         plan = flight.plan
-        if why := unsupported(plan):
+        how, rows = self.runner.config.speculation, self.runner.rows
+        modelled = self.runner.draft is not None
+        why = unsupported(plan) or flaw_of_drafts(plan, how, rows, modelled=modelled)
+        if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
+        if self.catch_up is not None and (due := self.catch_up.begun(plan)):
+            self.runner.catch_up(*due, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             flight.slots.append(slot)
@@ -265,31 +308,39 @@ class TorchExecutor:
 
     def _sample(self, flight: Flight) -> None:
         """The draws of rows that are sampled apart."""
-        if flight.kept is None or flight.masks is None:
+        if flight.kept is None or flight.told is None:
             return
         late = pack_late(
-            flight.plan, flight.kept, flight.masks, self.runner.rows, self.runner.padded
+            flight.plan, flight.kept, flight.told, self.runner.rows, self.runner.padded
         )
         flight.gone = late.gone
-        if late.draw.places:
-            slot = self.ring.next()
-            flight.slots.append(slot)
-            self.runner.run_late(late, slot)
+        if not late.draw.places:
+            self.runner.sampler.masks.forget(late.step)
+            return
+        slot = self.ring.next()
+        flight.slots.append(slot)
+        self.runner.run_late(late, slot)
 
     def _results(self, flight: Flight) -> Executed:
-        if flight.plan.apart and flight.masks is None:
+        if flight.plan.apart and flight.told is None:
             raise ExecutorError(
                 f"nobody said that the rows apart in step {flight.plan.step} may be "
                 "sampled"
             )
         vocab = self.runner.spec.vocab_size
-        return results(flight.plan, flight.slots, vocab, flight.gone)
+        found = results(flight.plan, flight.slots, vocab, flight.gone)
+        if self.catch_up is not None:
+            self.catch_up.collected(flight.plan, found.yields)
+        return found
 
     def _give_up(self) -> None:
         """A plan failed: nothing that was handed over touches the cache any more."""
         self.flights.clear()
         self.packer.forget()
+        if self.catch_up is not None:
+            self.catch_up.forget()
         self.runner.forget()
+        self.runner.sampler.masks.forget()
         self.runner.wait()
         give_back(self.device)  # while a graph is captured, torch does not do so itself
 

@@ -66,7 +66,9 @@ class WarmUp:
         self.report(Progress(KERNELS, 0, 0))
         try:
             target = capability(self.runner.backend.device)
-            wanted = needed(self.spec, self.runner.config, target)
+            draft = self.runner.draft
+            drafts = None if draft is None else draft.spec
+            wanted = needed(self.spec, self.runner.config, target, drafts)
             made = make(wanted, told=lambda *far: self.report(Progress(KERNELS, *far)))
         except Exception as error:
             # The first step will say so again, if it cannot do otherwise.
@@ -113,7 +115,7 @@ class WarmUp:
             runner.captured,
             self.likely,
             contexts,
-            lambda alone, context: runner.backend.num_splits(alone, self.spec, context),
+            runner.cut,
         )
 
     def _capture_for(self, seconds: float) -> None:
@@ -131,7 +133,7 @@ class WarmUp:
         if wanted := captures.wanted():
             return wanted[0]
         while self.pending:
-            if captures.may_have(kind := self.pending.popleft()):
+            if captures.may_foresee(kind := self.pending.popleft()):
                 return kind
         return None
 

@@ -55,10 +55,12 @@ class News:
     logprobs: Logprobs = ()
     # A column too, if any prompt was pooled: the vectors of samples that ended with it.
     pooled: Pooled = ()
+    # A column too, if anybody had some: drafts. Those that stood are tokens but the last.
+    drafts: tuple[int, ...] = ()
     finished: tuple[Finished, ...] = ()  # samples that ended, after these tokens
     arrived: tuple[str, ...] = ()  # requests that came in line, before the reasons
     reasons: tuple[About, ...] = ()
-    # Seconds in which somebody waited so far, by what the first in line waited for: a
+    # Seconds in which somebody waited so far, by what who was next in line waited for: a
     # request's own are the difference from when it arrived to when it was admitted.
     waits: Mapping[str, float] = field(factory=dict)
 
@@ -85,7 +87,7 @@ class Snapshot:
     requests: int  # being served
     running: int  # samples
     waiting: int  # samples
-    # Samples that wait, by what for: the first in line for its cause, the others for
+    # Samples that wait, by what for: who is next in line for its cause, the others for
     # their turn.
     waiting_for: Mapping[str, int]
     blocks: int  # KV blocks there are

@@ -33,6 +33,7 @@ from attrs import define, field
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.executor import Executor
+from minfer.effects.live.drafts import Drafts, NoDrafts
 from minfer.effects.live.masks import Masked, MaskMaker, NoMasks
 from minfer.engine import step
 from minfer.messages import (
@@ -115,22 +116,26 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         record: Recorder | None = None,
         masks: MaskMaker | None = None,
+        drafts: Drafts | None = None,
     ) -> None:
         """`masks` is asked which tokens rows that are sampled apart may draw, once all
         before them are known: the plan that they are in was launched by then, and the
-        next one waits for the answer. None: any token.
+        next one waits for the answer. None: any token. `drafts` says what the host
+        drafts.
         """
         self.config = config
         self.executor = executor
         self.clock = clock
         self.record = record
         self.masks = NoMasks() if masks is None else masks
+        self.drafts = NoDrafts() if drafts is None else drafts
         self.apart: list[Apart] = []  # in order of their steps
         self.held: deque[Plan] = deque()  # steps that cannot be launched yet, in order
         self.ends: list[Finish] = []  # that who makes masks asks for
         self.state: EngineState = initial(config)
         self.inbox: deque[Event] = deque()
         self.masks.listen(self.post)
+        self.masks.write_to(executor.mask_lines)
         self.turns = 0  # taken so far
         self.taken: tuple[Event, ...] = ()  # the events of the last one
         # When a turn is due even if nothing happens, on the clock.
@@ -157,7 +162,8 @@ class Driver:
         arrived = [one.request for one in waiting if isinstance(one, Submit)]
         pauses = self.masks.arrived(arrived)
         now = Tick(self.clock())
-        events: tuple[Event, ...] = (now, *ends, *result, *waiting, *pauses)
+        proposals = self.drafts.heard(result, self.state)
+        events: tuple[Event, ...] = (now, *ends, *result, *proposals, *waiting, *pauses)
         transition = step(self.config, self.state, events)
         if self.record is not None:
             self.record(Turn(self.turns, self.state, events, transition))
@@ -167,6 +173,7 @@ class Driver:
         self.wake = None
         self._forget_void()
         self.masks.turned(transition)
+        self.drafts.turned(transition)
         self._begin_masks()
         self._launch_held()
         if before is not None:
@@ -179,7 +186,9 @@ class Driver:
                 case WakeAt(moment):
                     self.wake = moment
                 case Emit(finished=finished):  # the rest is the caller's
-                    self.masks.forget((one.id, one.sample) for one in finished)
+                    ended = [(one.id, one.sample) for one in finished]
+                    self.masks.forget(ended)
+                    self.drafts.forget(ended)
         return transition
 
     def _launch_held(self) -> None:
@@ -249,7 +258,8 @@ class Driver:
         apart.sampled = True
         masked = apart.masked.result()
         self.ends += masked.ends
-        self.executor.sample(SampleApart(apart.plan.step, masked.masks))
+        told = SampleApart(apart.plan.step, masked.masks, masked.written)
+        self.executor.sample(told)
 
     def _let_go_of_sampled(self) -> None:
         self.apart = [one for one in self.apart if not one.sampled]

@@ -1,10 +1,13 @@
-"""What the emits of one turn hold, as columns over all of its samples."""
+"""What one turn brought, as columns over all of its samples."""
 
+from collections.abc import Sequence
 from itertools import chain
 from typing import TypeVar
 
 from minfer.messages import Emit
 from minfer.plan import Logprobs, Pooled
+from minfer.runs.drafts import Drafted
+from minfer.sequence import SampleId, SampleIds
 
 T = TypeVar("T")
 
@@ -26,3 +29,14 @@ def pooled_of(emits: list[Emit]) -> Pooled:
     if not any(emit.pooled for emit in emits):
         return ()
     return joined([emit.pooled or (b"",) * len(emit.ids) for emit in emits])
+
+
+def column_of(steps: Sequence[Drafted], ids: SampleIds) -> tuple[int, ...]:
+    """How many drafts each sample had; nothing, if nobody had any."""
+    if not steps:
+        return ()
+    counts = dict[SampleId, int]()
+    for step in steps:
+        for name, count in zip(step.ids, step.proposed, strict=True):
+            counts[name] = counts.get(name, 0) + count
+    return tuple([counts.pop(name, 0) for name in ids])

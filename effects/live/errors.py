@@ -1,5 +1,11 @@
 """What callers are told: requests that cannot be served, engines that serve nobody."""
 
+from typing import Final
+
+PROGRAM_ENDS: Final = (
+    "the program's main thread has ended; let it wait for those who still ask"
+)
+
 
 class RequestError(ValueError):
     """A request cannot be served: that at `index` of its list, because of its field

@@ -106,6 +106,7 @@ class Front:
 
     def _take(self, news: News) -> None:
         self._note(news)
+        self._note_drafts(news)
         # In the order of the batch: that of a set would differ from process to process.
         ready = dict[str, Assembly]()
         logprobs = news.logprobs or repeat(())
@@ -138,6 +139,13 @@ class Front:
             if isinstance(reason, Admitted | Preempted) and reason.id in self.jobs:
                 times = self.jobs[reason.id].times
                 times.note(reason, news.time, news.waits)
+
+    def _note_drafts(self, news: News) -> None:
+        """Tell requests what became of their drafts."""
+        each = zip(news.ids, news.tokens, news.drafts, strict=False)
+        for (name, _), tokens, drafts in each:
+            if drafts and (job := self.jobs.get(name)) is not None:
+                job.times.drafted(drafts, len(tokens))
 
     def _bury(self, death: Died) -> None:
         """Tell those whose requests died with the engine, once."""

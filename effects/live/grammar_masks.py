@@ -28,30 +28,33 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import repeat
 from os import cpu_count
 from typing import Final
 
 import numpy as np
 
-from minfer.effects.live.masks import Masked, at_once
-from minfer.effects.live.walks import Allowed, Due, Walk, due_at, without_barred
+from minfer.effects.live.mask_batch import STUCK as STUCK
+from minfer.effects.live.mask_batch import Batch
+from minfer.effects.live.masks import Masked, at_once, lends_nothing
+from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
+from minfer.effects.text.grammars.lines import Barring, Lines, bits_of, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Event, Execute, Finish, Pause
 from minfer.plan import Mask, Plan
 from minfer.request import Request
-from minfer.sequence import SampleId
+from minfer.sequence import Running, SampleId
 from minfer.state import EngineState, Transition
 
 # For masks of slow samples: the driver, and what the library does at once, need the rest.
 THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
-STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
 QUICK: Final = 5e-4  # seconds of a processor, for one mask
 IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no more
 # Seconds: masks of a step that took so long, and so much for each, have slow ones in it.
 LONG: Final = 2e-3
 LONG_EACH: Final = 3e-5
+ANY: Final = -1  # a word that allows all its tokens
+NOTHING: Final = frozenset[int]()
 
 
 class GrammarMasks:
@@ -69,6 +72,8 @@ class GrammarMasks:
         self._pauses = deque[Pause]()  # that the engine is to be told
         self._threads = ThreadPoolExecutor(THREADS, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
+        self._lend: Callable[[int], Lines | None] = lends_nothing
+        self._barring = Barring()
 
     def __len__(self) -> int:
         return len(self._walks)
@@ -76,6 +81,10 @@ class GrammarMasks:
     def listen(self, post: Callable[[Event], object]) -> None:
         """As `MaskMaker` says."""
         self._post = post
+
+    def write_to(self, lend: Callable[[int], Lines | None]) -> None:
+        """As `MaskMaker` says."""
+        self._lend = lend
 
     def _nobody(self, event: Event) -> None:
         raise AssertionError(f"nobody listens to {event}")
@@ -121,23 +130,22 @@ class GrammarMasks:
         """As `MaskMaker` says: at once, in the driver's thread. It has nothing else to
         do, and the library works on all processors.
         """
-        gens = {plan.gens[index]: index for index in plan.apart}
-        run = state.running
-        due = []
-        for i, gen in enumerate(run.gens):
-            seq = run.seqs[i]
-            if gen in gens and seq.request.sampling.structured_outputs:
-                walk = self._walk(seq.id, seq.request)
-                walk.settle()  # it was planned too early, if that takes any time
-                due.append(due_at(walk, run, i, self._block_size, gens[gen]))
-        self._make_at_once([one for one in due if not one.is_made])
-        told = [self._told(one) for one in due]
-        return at_once(
-            Masked(
-                tuple(one for one in told if isinstance(one, Mask)),
-                tuple(one for one in told if isinstance(one, Finish)),
-            )
+        batch = self._due(plan, state.running)
+        if not (batch.moves or batch.made):  # then there may be no library either
+            return at_once(Masked(ends=batch.end(())))
+        count, words = len(plan.apart), self._grammars.words
+        lent = self._lend(plan.step)
+        fits = lent is not None and lent.shape[1] == words and len(lent) >= count
+        lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
+        ends = self._written(batch, lines)
+        if lines is lent:
+            return at_once(Masked(ends=ends, written=True))
+        masks = tuple(
+            Mask(index, bits_of(lines[line]))
+            for line, index in enumerate(plan.apart)
+            if line not in batch.free
         )
+        return at_once(Masked(masks, ends))
 
     def forget(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
@@ -175,31 +183,89 @@ class GrammarMasks:
 
     # --- masks --------------------------------------------------------------------------
 
-    def _make_at_once(self, due: Sequence[Due]) -> None:
+    def _due(self, plan: Plan, run: Running) -> Batch:
+        """The masks that are to be made for a plan, a line for each of its rows apart.
+
+        Nearly always a row goes on by the token that came last; what is done then is done
+        for each row of each step, so it is written down here and not called.
+        """
+        batch = Batch()
+        places = dict(zip(run.gens, range(len(run)), strict=True))
+        for line, index in enumerate(plan.apart):
+            i = places.get(plan.gens[index])
+            if i is None:  # it has ended, or begins again
+                batch.free.append(line)
+                continue
+            walk = self._walks.get(run.ids[i])
+            if walk is None or walk.request is not run.seqs[i].request:
+                if run.seqs[i].request.sampling.structured_outputs is None:
+                    batch.free.append(line)
+                    continue
+                walk = self._walk(run.ids[i], run.seqs[i].request)
+            length = run.known[i] - walk.prompt
+            batch.walks[line] = walk
+            batch.lengths[line] = length
+            new = run.fresh[i]
+            matcher = walk.matcher if walk.job is None else None
+            if matcher is not None and length == walk.given + 1 and new:
+                walk.given, walk.allowed = length, None
+                batch.moves.append(Move(matcher, 0, new[-1:], line))
+            else:
+                self._due_otherwise(batch, line, run, i)
+            never = walk.never if length >= walk.min_tokens else barred(walk)
+            batch.barred[never].append(line)
+        return batch
+
+    def _due_otherwise(self, batch: Batch, line: int, run: Running, i: int) -> None:
+        """The mask of a row that does not just go on, or was made by a thread."""
+        walk = batch.walks[line]
+        walk.settle()  # it was planned too early, if that takes any time
+        due = due_at(walk, run, i, self._block_size)
+        if due.is_made and walk.failed is None:
+            batch.made.append(line)
+            return
+        walk.allowed = None
+        if walk.matcher is None and walk.failed is None:
+            self._open(walk)
+        if walk.matcher is not None:
+            batch.moves.append(Move(walk.matcher, due.back, due.tokens, line))
+        elif walk.failed is not None:
+            batch.errors[line] = walk.failed
+
+    def _written(self, batch: Batch, lines: Lines) -> tuple[Finish, ...]:
+        """Write the masks of a step; returns who of it is at its end."""
+        batch.errors |= self._make_at_once(batch, lines)
+        for line in batch.made:
+            last = batch.walks[line].allowed
+            if last is None:
+                raise AssertionError(f"no mask was made for {batch.walks[line].name}")
+            if isinstance(last.bits, GrammarError):
+                batch.errors[line] = last.bits
+            else:
+                fill(lines[line], last.bits)
+        ends: tuple[Finish, ...] = ()
+        empty = self._barring.clear(lines, batch.barred)
+        if empty or batch.errors:
+            ends = batch.end(empty)
+        for line in batch.free:
+            lines[line] = ANY
+        return ends
+
+    def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
         """The masks of a step, but for those that are there."""
-        for one in due:
-            if one.walk.matcher is None:
-                self._open(one.walk)
-        moves = [
-            Move(one.walk.matcher, one.back, one.tokens)
-            for one in due
-            if one.walk.matcher is not None
-        ]
+        moves = batch.moves
         begun = time.monotonic()
         try:
-            made = iter(self._grammars.masks(moves))
+            errors = self._grammars.masks(moves, lines)
         # A library's panic, which is of no other kind: those of the step that have a
         # grammar end, and the others go on.
         except BaseException as error:
-            made = repeat(GrammarError(str(error)))
-        long = time.monotonic() - begun > LONG + LONG_EACH * len(moves)
-        for one in due:
-            walk = one.walk
-            if walk.matcher is not None:
-                walk.allowed = Allowed(one.length, next(made))
-            if long:
+            errors = {one.line: GrammarError(str(error)) for one in moves}
+        if time.monotonic() - begun > LONG + LONG_EACH * len(moves):
+            for walk in batch.walks.values():
                 walk.quick_left = IN_A_ROW
                 self._slow[walk.name] = walk
+        return errors
 
     def _make_alone(self, due: Due) -> None:
         """Have a thread make the mask of a slow sample, and say so; unless it is there,
@@ -237,27 +303,14 @@ class GrammarMasks:
             raise AssertionError(f"{walk.name} has no constraint")
         try:
             walk.matcher = self._grammars.get(asked).matcher()
+            ends = self._ends if walk.request.sampling.ignore_eos else NOTHING
+            walk.never = ends | self._grammars.never
         except GrammarError as error:
             walk.failed = error
         # Whatever it is, the others of the step go on; and a library's panic is of no
         # other kind.
         except BaseException as error:
             walk.failed = GrammarError(str(error))
-
-    def _told(self, due: Due) -> Mask | Finish:
-        """A row's mask, or why its sample is at its end."""
-        walk = due.walk
-        bits: bytes | GrammarError | None = walk.failed
-        if bits is None and walk.allowed is not None:
-            bits = walk.allowed.bits
-        if bits is None:
-            raise AssertionError(f"no mask was made for {walk.name}")
-        if isinstance(bits, GrammarError):
-            return Finish(*walk.name, due.length, "error", f"{STUCK}: {bits}")
-        bits = without_barred(walk, due.length, bits, self._ends)
-        if not np.frombuffer(bits, np.uint8).max():  # `any` takes bytes one by one
-            return Finish(*walk.name, due.length)
-        return Mask(due.index, bits)
 
 
 def _planned(transition: Transition) -> set[int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import frozen
 
@@ -12,6 +12,9 @@ from minfer.request import Request
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Transition
 
+if TYPE_CHECKING:
+    from minfer.effects.text.grammars.lines import Lines
+
 
 @frozen
 class Masked:
@@ -19,6 +22,8 @@ class Masked:
 
     masks: tuple[Mask, ...] = ()
     ends: tuple[Finish, ...] = ()
+    # Whether the masks lie in the memory that was lent for them; then `masks` has none.
+    written: bool = False
 
 
 class MaskMaker(Protocol):
@@ -26,6 +31,12 @@ class MaskMaker(Protocol):
 
     def listen(self, post: Callable[[Event], None]) -> None:
         """Learn how the engine is told that a mask is there; from any thread."""
+        ...
+
+    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
+        """Learn where masks are to be written: memory for those of a step, if there is
+        any.
+        """
         ...
 
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:
@@ -59,6 +70,9 @@ class NoMasks:
     def listen(self, post: Callable[[Event], None]) -> None:
         """As `MaskMaker` says: there is nothing to tell."""
 
+    def write_to(self, lend: "Callable[[int], Lines | None]") -> None:
+        """As `MaskMaker` says: there are none."""
+
     def arrived(self, requests: Sequence[Request]) -> tuple[Pause, ...]:  # noqa: ARG002  # the protocol's
         """As `MaskMaker` says: nobody waits."""
         return ()
@@ -75,6 +89,10 @@ class NoMasks:
 
     def close(self) -> None:
         """As `MaskMaker` says: there is nothing."""
+
+
+def lends_nothing(step: int) -> None:
+    """No memory for the masks of a step."""
 
 
 def at_once(masked: Masked) -> "Future[Masked]":

@@ -5,11 +5,16 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import attrs
+
 from minfer.effects.execution.executor import Executor
 from minfer.effects.execution.progress import WEIGHTS, Progress, Report, to_nobody
+from minfer.effects.live.drafts import Drafts, HostDrafts, NoDrafts
 from minfer.effects.live.journal_writer import Writer
+from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
+from minfer.effects.setup.speculation import speculative_config
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sample import RowSampling
 from minfer.shape import is_shaped
@@ -45,6 +50,19 @@ def open_executor(
             return _with_torch(setup, report)
 
 
+def with_costs(setup: Setup, executor: Executor) -> Setup:
+    """The setup of an engine that has as many drafts as pay, if that is asked for: by
+    what steps cost on its device. An executor that computes nothing has none.
+    """
+    asked = speculative_config(setup.args.speculative_config)
+    how = setup.config.speculation
+    measure = getattr(executor, "step_costs", None)
+    if asked is None or how is None or not asked.adaptive or measure is None:
+        return setup
+    how = attrs.evolve(how, adaptive=True, costs=measure(how))
+    return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
+
+
 def open_journal(setup: Setup, executor: Executor) -> Writer | None:
     """The journal that the settings ask for. Raises ConfigError if it cannot
     be written.
@@ -74,15 +92,28 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
     )
 
 
+def host_drafts(setup: Setup) -> Drafts:
+    """Who says the host's drafts, if the settings ask for any."""
+    asked = speculative_config(setup.args.speculative_config)
+    proposer = None if asked is None else asked.proposer
+    return NoDrafts() if proposer is None else HostDrafts(setup.config, proposer)
+
+
 def _with_torch(setup: Setup, report: Report) -> Executor:
     """The model's own executor. Raises NotEnoughMemoryError, which says what for."""
     import torch
+
+    from minfer.effects.execution.draft_model import DraftOf
 
     config = setup.config
     needs = setup.memory
     report(Progress(WEIGHTS, 0, 1))
     try:
-        weights = _weights(setup)
+        weights = _weights(setup, setup.folder, setup.spec)
+        draft = None
+        if setup.draft is not None:
+            of = setup.draft
+            draft = DraftOf(of.spec, _weights(setup, of.folder, of.spec))
     except (MemoryError, torch.OutOfMemoryError) as error:
         size = size_text(needs.weights)
         raise NotEnoughMemoryError(
@@ -105,6 +136,7 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             graphs=not setup.args.enforce_eager,
             checked=setup.args.check_steps,
             readiness=Readiness(report, likely),
+            draft=draft,
         )
     except (MemoryError, RuntimeError) as error:
         size = size_text(needs.kv_cache)
@@ -114,11 +146,10 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
         ) from error
 
 
-def _weights(setup: Setup) -> "Weights | Model":
-    """What the settings say, on the device that they say."""
+def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":
+    """A model's, as the settings say, on the device that they say."""
     from minfer.effects.models.checkpoint import load_weights, random_weights, read_config
 
-    spec = setup.spec
     seed = setup.args.seed
     device = setup.device.kind
     dummy = setup.args.load_format == "dummy"
@@ -126,12 +157,12 @@ def _weights(setup: Setup) -> "Weights | Model":
         from minfer.effects.execution.attention import make_cache
         from minfer.effects.models.fallback import load_fallback
 
-        raw = read_config(setup.folder)
+        raw = read_config(folder)
         drawn = seed if dummy else None
-        return load_fallback(setup.folder, raw, spec, make_cache, drawn, device)
+        return load_fallback(folder, raw, spec, make_cache, drawn, device)
     if dummy:
         return random_weights(spec, spec.dtype, seed, device)
-    return load_weights(setup.folder, spec, spec.dtype, device)
+    return load_weights(folder, spec, spec.dtype, device)
 
 
 def _line(error: BaseException) -> str:

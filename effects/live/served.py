@@ -21,7 +21,7 @@ from minfer.effects.live.prompts import Prompt, Renders, read_prompt, rendered
 from minfer.effects.live.shapes import BadWords, read_bad_words
 from minfer.effects.live.worker import Worker
 from minfer.effects.setup.prepare import Setup, prepare
-from minfer.effects.setup.settings import EngineArgs
+from minfer.effects.setup.settings import EngineArgs, Speculative
 from minfer.effects.text.assembly import Assembly, Sink
 from minfer.effects.text.grammars.protocol import Compiler, GrammarError
 from minfer.effects.text.grammars.store import Grammars
@@ -75,6 +75,7 @@ class ServedModel(Renders):
         scheduling_policy: str | Policy = "fcfs",
         steps_in_flight: int = 2,
         max_repeat: int = 1,
+        speculative_config: Speculative = None,
         enforce_eager: bool = False,
         journal: str | Path | None = None,
         journal_redact: bool = False,
@@ -104,6 +105,7 @@ class ServedModel(Renders):
             scheduling_policy=scheduling_policy,
             steps_in_flight=steps_in_flight,
             max_repeat=max_repeat,
+            speculative_config=speculative_config,
             enforce_eager=enforce_eager,
             journal=journal,
             journal_redact=journal_redact,
@@ -131,9 +133,16 @@ class ServedModel(Renders):
         self._read(prepare(args))
         setup = self.setup
         executor = opening.open_executor(setup, self.tokenizer, report)
+        self.setup = setup = opening.with_costs(setup, executor)
         journal = opening.open_journal(setup, executor)
         masks = GrammarMasks(self.grammars, setup.config.block_size, setup.stop_ids)
-        driver = Driver(setup.config, executor, record=journal, masks=masks)
+        driver = Driver(
+            setup.config,
+            executor,
+            record=journal,
+            masks=masks,
+            drafts=opening.host_drafts(setup),
+        )
         self.worker = Worker(driver, journal, self.grammars)
         self._attach(self.worker, 0)
 

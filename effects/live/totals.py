@@ -25,6 +25,7 @@ from minfer.messages import (
     Voided,
 )
 from minfer.plan import Yields
+from minfer.runs.drafts import Drafted
 from minfer.sequence import SampleId, SampleIds
 from minfer.state import Transition
 
@@ -36,7 +37,12 @@ COUNTERS: Final = (
     "num_preemptions",
     "failed_steps",
     "overruled_policy_answers",
+    "spec_decode_num_drafts",  # steps of a sample in which it had drafts
+    "spec_decode_num_draft_tokens",
+    "spec_decode_num_accepted_tokens",
 )
+# The last one by place in a row, from 0: the name of a count is this, and the place.
+ACCEPTED_AT: Final = "spec_decode_num_accepted_tokens_per_pos "
 FIRST: Final = "time_to_first_token_seconds"
 GAP: Final = "inter_token_latency_seconds"
 STEP: Final = "iteration_tokens_total"  # of a step's plan
@@ -133,6 +139,20 @@ class Tally:
         now = transition.state.time
         self._commands(transition.commands, now)
         self._reasons(transition.reasons, now)
+
+    def drafted(self, steps: Iterable[Drafted]) -> None:
+        """Take in what became of a turn's drafts."""
+        counts = self.counts
+        for step in steps:
+            alike = Counter(zip(step.proposed, step.accepted, strict=True))
+            for (proposed, accepted), rows in alike.items():
+                counts["spec_decode_num_drafts"] += rows
+                counts["spec_decode_num_draft_tokens"] += rows * proposed
+                counts["spec_decode_num_accepted_tokens"] += rows * accepted
+                for place in range(proposed):
+                    name = f"{ACCEPTED_AT}{place}"
+                    more = rows if place < accepted else 0
+                    counts[name] = counts.get(name, 0) + more
 
     def _commands(self, commands: Iterable[Command], now: float) -> None:
         for command in commands:

@@ -2,7 +2,7 @@
 
 from concurrent.futures import Future, wait
 
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher
 from minfer.request import Request
@@ -26,11 +26,19 @@ class Walk:
     given: int = 0
     matcher: Matcher | None = None  # made by the thread that needs it
     failed: GrammarError | None = None  # why there can be none
-    allowed: Allowed | None = None  # its last mask
+    allowed: Allowed | None = None  # its last mask, if a thread made it
     # Of one that is slow:
     paused: bool = False  # as the engine was told
     job: "Future[None] | None" = None  # of a thread, that makes its next mask
     quick_left: int = 1  # masks in a row that have to be quick until it is slow no more
+    never: frozenset[int] = frozenset()  # tokens that it may not draw, whatever is said
+    # Asked for each token, so at hand:
+    prompt: int = field(init=False)  # its length
+    min_tokens: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.prompt = len(self.request.prompt)
+        self.min_tokens = self.request.sampling.min_tokens
 
     @property
     def busy(self) -> bool:
@@ -46,6 +54,7 @@ class Walk:
         """Wait until no thread is at its matcher."""
         if self.job is not None:
             wait((self.job,))
+            self.job = None
 
 
 @frozen(eq=False)
@@ -56,7 +65,6 @@ class Due:
     back: int  # tokens that the matcher has to take back first
     tokens: tuple[int, ...]  # that it has to take then
     length: int  # of the output by then
-    index: int = -1  # of its row, in the columns of the plan that needs it
 
     @property
     def is_made(self) -> bool:
@@ -66,34 +74,16 @@ class Due:
         return there or self.walk.failed is not None
 
 
-def due_at(walk: Walk, running: Running, i: int, block_size: int, index: int = -1) -> Due:
+def due_at(walk: Walk, running: Running, i: int, block_size: int) -> Due:
     """What a walk's matcher is to be told of the sample that is the `i`th to run."""
-    prompt = len(walk.request.prompt)
-    length = running.known[i] - prompt
+    length = running.known[i] - walk.prompt
     back = max(0, walk.given - length)
-    new = running.inputs(i, prompt + walk.given - back, running.known[i], block_size)
+    start = walk.prompt + walk.given - back
+    new = running.inputs(i, start, running.known[i], block_size)
     walk.given = length
-    return Due(walk, back, new, length, index)
+    return Due(walk, back, new, length)
 
 
-def without_barred(walk: Walk, length: int, bits: bytes, ends: frozenset[int]) -> bytes:
-    """A mask without the tokens that may not end the output yet, or never; `ends`: the
-    model's own ends of sequence.
-    """
-    sampling = walk.request.sampling
-    barred = set[int]()
-    if sampling.ignore_eos:
-        barred |= ends
-    if length < sampling.min_tokens:
-        barred |= walk.request.stop_ids
-    there = [
-        token
-        for token in barred
-        if token < 8 * len(bits) and bits[token // 8] >> token % 8 & 1
-    ]
-    if not there:  # as nearly always: masks are not copied for nothing
-        return bits
-    allowed = bytearray(bits)
-    for token in there:
-        allowed[token // 8] &= ~(1 << token % 8)
-    return bytes(allowed)
+def barred(walk: Walk) -> frozenset[int]:
+    """The tokens that may not come in an output that is too short to end."""
+    return walk.never | walk.request.stop_ids

@@ -16,8 +16,13 @@ from typing import Final
 from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
 from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
-from minfer.effects.live.emits import joined, logprobs_of, pooled_of
-from minfer.effects.live.errors import DrainingError, OverloadedError, RequestError
+from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
+from minfer.effects.live.errors import (
+    PROGRAM_ENDS,
+    DrainingError,
+    OverloadedError,
+    RequestError,
+)
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal_writer import Writer
 from minfer.effects.live.totals import Tally
@@ -32,6 +37,7 @@ from minfer.messages import (
     clip,
 )
 from minfer.request import Request
+from minfer.runs.drafts import Drafted, drafted
 from minfer.schedule import waits_for
 from minfer.state import EngineState, Transition
 
@@ -67,7 +73,7 @@ class Worker:
         self.closed = False
         self.resets = 0
         self.dead: BaseException | None = None
-        # Seconds in which somebody waited, by what the first in line waited for; made
+        # Seconds in which somebody waited, by what who was next in line waited for; made
         # anew, never changed.
         self.waits: Mapping[str, float] = {}
 
@@ -238,12 +244,22 @@ class Worker:
     def _wake(self) -> None:
         """Start the thread if it does not run; the caller holds the lock."""
         alive = self.running and self.thread is not None and self.thread.is_alive()
-        # At the interpreter's end a new thread would never come to run.
-        if not alive and self.dead is None and threading.main_thread().is_alive():
+        if not alive and self.dead is None:
+            # At the interpreter's end a new thread would never come to run.
+            if not threading.main_thread().is_alive():
+                self._leave()
+                return
             self.running = True
             self.thread = threading.Thread(target=self._run, name="minfer-engine")
             self.thread.start()
         self.posted.notify_all()
+
+    def _leave(self) -> None:
+        """The program ends with requests for which nobody has waited; the caller holds
+        the lock. Threads that are in need of an answer get one, and can end.
+        """
+        error = EngineDeadError(PROGRAM_ENDS)
+        self._broke(error, str(error))
 
     def _run(self) -> None:
         swept = time.monotonic()
@@ -255,7 +271,7 @@ class Worker:
                         swept = time.monotonic()
                     self._turn()
         except BaseException as error:  # whoever waits must hear of it, whatever it is
-            self._broke(error)
+            self._broke(error, f"the engine broke: {error!r}")
 
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
@@ -271,14 +287,18 @@ class Worker:
                     return True
                 self.posted.wait(min(left, 1.0))
             self.running = False
+            if driver.busy:
+                self._leave()
             return False
 
     def _turn(self) -> None:
         before = self.driver.state
         transition = self.driver.turn(partial(self._decided, before))
-        if (news := self._news_of(transition)) is not None:
+        drafts = drafted(before, self.driver.taken, transition)
+        if (news := self._news_of(transition, drafts)) is not None:
             self._tell(news)
         self.tally.turn(transition)
+        self.tally.drafted(drafts)
 
     def _decided(self, before: EngineState, transition: Transition) -> None:
         """Before anything of it is done: keep accounts, and tell who starts."""
@@ -307,14 +327,14 @@ class Worker:
         for hear in self.listeners:
             hear(message)
 
-    def _broke(self, error: BaseException) -> None:
+    def _broke(self, error: BaseException, why: str) -> None:
         with self.posted:
             self.dead = error
             self.running = False
             ids = tuple(self.served)
             self.compiling.release(ids)
             self.served = {}
-        self._tell(Died(ids, f"the engine broke: {error!r}"))
+        self._tell(Died(ids, why))
 
     def _account(self, before: EngineState, after: EngineState) -> None:
         """Note how long somebody has waited, and what for."""
@@ -323,7 +343,7 @@ class Worker:
             spent = self.waits.get(cause, 0.0) + after.time - before.time
             self.waits = {**self.waits, cause: spent}
 
-    def _news_of(self, transition: Transition) -> News | None:
+    def _news_of(self, transition: Transition, drafts: Sequence[Drafted]) -> News | None:
         """What a turn brought, if anything. Ids of requests that ended are free."""
         emits = [one for one in transition.commands if isinstance(one, Emit)]
         early = self._is_early(transition)  # then that was said
@@ -342,6 +362,7 @@ class Worker:
             tokens=joined([emit.tokens for emit in emits]),
             logprobs=logprobs_of(emits),
             pooled=pooled_of(emits),
+            drafts=column_of(drafts, ids),
             finished=finished,
             arrived=arrived,
             reasons=reasons,

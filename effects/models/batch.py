@@ -75,6 +75,7 @@ class Batch:
     fused: bool = False  # as in `kernels.linear.norm_gated`
     tap: Tap | None = None
     scored: Scored | None = None
+    guessed: int = 0  # of the first tokens, the last: drafts, which may be wrong
 
 
 @frozen(eq=False)

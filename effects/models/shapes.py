@@ -61,6 +61,31 @@ def _quarter(count: int) -> int:
     return max(64, (1 << (count - 1).bit_length()) // 4)
 
 
+def power_from(count: int) -> int:
+    """The power of two that is no less; `count` is 1 at least."""
+    return 1 << (count - 1).bit_length()
+
+
+def drafts_from(count: int) -> int:
+    """Drafts of a row, of the CUDA graph that serves so many: 1, 2, 3, 4, 6, 8, 12..."""
+    power = power_from(count)
+    return power * 3 // 4 if power >= 4 and count <= power * 3 // 4 else power
+
+
+def most_drafts(sizes: EngineConfig) -> int:
+    """Drafts of the largest step of an engine, padding included.
+
+    All rows have lines for as many as the one that has the most. Where that would make
+    more inputs than a step may have, all have fewer.
+    """
+    how = sizes.speculation
+    if how is None:
+        return 0
+    rows = power_from(min(how.rows or sizes.max_num_seqs, sizes.max_num_seqs))
+    budget = padded_tokens(sizes.max_num_batched_tokens)
+    return max(rows, min(rows * drafts_from(how.drafts), budget))
+
+
 def captured_tokens(spec: ModelSpec, budget: int) -> int:
     """From history, in the largest step that is captured as a CUDA graph."""
     most = int(CAPTURED_WORK / (parameter_count(spec) // len(spec.layers)))
@@ -78,8 +103,10 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     # Logits, their float32 copy, noise, a sorted or masked copy, a shaped one.
     row = spec.vocab_size * (element + 4 * 4)
     rope = 0 if spec.rope is None else sizes.max_model_len * 2 * spec.head_dim * 4
-    tokens = sizes.max_num_batched_tokens
-    return tokens * (token + mask_bytes(spec, sizes)) + sizes.max_num_seqs * row + rope
+    drafts = most_drafts(sizes)
+    tokens = sizes.max_num_batched_tokens + drafts
+    rows = sizes.max_num_seqs + drafts
+    return tokens * (token + mask_bytes(spec, sizes)) + rows * row + rope
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -93,9 +120,11 @@ def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
 
 
 def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> int:
-    """The same on a GPU, of a forward of `tokens` tokens."""
+    """The same on a GPU, of a forward of `tokens` tokens besides drafts."""
     element = dtype_bytes(spec.dtype)
-    rows = max(64, sizes.max_num_seqs * 5 // 4) + 32  # padding included
+    drafts = most_drafts(sizes)
+    tokens += drafts
+    rows = max(64, sizes.max_num_seqs * 5 // 4) + 32 + drafts  # padding included
     attentions = [group.attention for group in spec.groups]
     attention = max(one.cuda_activation_elements for one in attentions)
     widest = max(attention, _widest_feed_forward(spec))

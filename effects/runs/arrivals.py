@@ -12,6 +12,7 @@ from attrs import evolve, field, frozen
 
 from minfer.config import EngineConfig
 from minfer.request import Request
+from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.redact import redacted_config
 from minfer.runs.simulate import Arrival
 from minfer.sequence import SampleId
@@ -58,6 +59,7 @@ class Trace:
     config: EngineConfig | None = None  # the journal's
     # output tokens, where not `max_tokens`
     lengths: dict[SampleId, int] = field(factory=dict)
+    drafts: Recorded | None = None  # what the journal says of them
 
     @property
     def sizes(self) -> list[int]:

@@ -11,7 +11,7 @@ from attrs import astuple, frozen
 
 from minfer.messages import Executed
 from minfer.runs.codec import CodecError, dump, load
-from minfer.runs.cost import CostModel, Work, work
+from minfer.runs.cost import CostModel, Work, drafts_of, work
 from minfer.setting import ConfigError
 from minfer.state import Turn
 
@@ -33,7 +33,7 @@ class Step:
     """A step that was measured."""
 
     seconds: float
-    rows: int  # 0 if some have history
+    rows: int  # and drafts; 0 if some have history
     forwards: int
     work: Work
 
@@ -48,7 +48,7 @@ def steps(turns: Iterable[Turn]) -> Iterator[Step]:
         for event in turn.events:
             if isinstance(event, Executed) and flight and event.step == flight[0].step:
                 plan, took = flight[0], turn.transition.state.time - turn.before.time
-                rows = 0 if plan.fills else len(plan.rows)
+                rows = 0 if plan.fills else len(plan.rows) + drafts_of(plan)
                 yield Step(took, rows, plan.repeat, work(plan))
 
 
@@ -78,7 +78,7 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
     took, design = np.add.reduceat(took, first), np.add.reduceat(design, first)
     took, design = took[took > 0], design[took > 0]  # two may have ended in one turn
     off = _held_out_error(took, design)
-    *decode, mixed, own, token, own_token, row, chunk, read, pair = map(
+    *decode, mixed, own, token, own_token, row, chunk, read, pair, draft = map(
         float, _solve(design, took)
     )
     model = CostModel(
@@ -93,6 +93,7 @@ def fit(measured: Iterable[Step], name: str) -> tuple[CostModel, dict[str, Any]]
         chunk=chunk,
         context=read,
         attention=pair,
+        draft=draft,
         launch=launch,
         captured=captured,
         eager=own,

@@ -19,6 +19,7 @@ from minfer.effects.live.journal_files import journals_with, read_journal
 from minfer.effects.live.names import answer_of, named_by
 from minfer.effects.runs.explain_list import figures as listed_figures
 from minfer.effects.runs.explain_list import lines, listed
+from minfer.effects.runs.report import drafts_told
 from minfer.runs.explain import Explanation, UnknownRequestError, explain_each
 from minfer.runs.explain import explain as explained
 from minfer.runs.journal import JournalError
@@ -31,7 +32,7 @@ SIZES: Final = (1, 8, 16, 32, 64, 128, 256)  # of blocks, for which hits are tol
 _IN: Final = "steps {steps:,}, its tokens {tokens:,}, those of others {others:,}"
 _KINDS: Final = {  # of time, in the order in which they are told
     "before": "before the journal begins",
-    "line": "first in line, waiting for: {cause}",
+    "line": "next in line, waiting for: {cause}",
     "behind": "behind others in line, who waited for: {cause}",
     "prefill": f"prefill: {_IN}",
     "queued": "let in, while a step before its own ran",
@@ -41,7 +42,7 @@ _KINDS: Final = {  # of time, in the order in which they are told
     "failed": "in steps that failed, or behind them",
 }
 _REASONS: Final = {
-    "Held": "first in line, held for: {cause}",
+    "Held": "next in line, held for: {cause}",
     "Admitted": "let in; of {known:,} tokens {hit:,} were cached, {copied:,} copied",
     "Preempted": (
         "{id!r} ({sample}) gave way for {by[0]!r} ({by[1]}): KV of {computed:,} tokens"
@@ -51,6 +52,10 @@ _REASONS: Final = {
 _GAP: Final = (
     "  longest time between outputs: {0}, turn {since:,} to {turn:,}, when step {step} "
     "ended: {tokens:,} tokens in {rows:,} rows"
+)
+_DRAFTS: Final = (
+    "  drafts: {accepted:,} of {proposed:,} accepted ({rate:.0%}), in {rows:,} steps "
+    "that brought {length:.2f} tokens each"
 )
 _PREFIX: Final = (
     "{title}: {hit:,} of {known:,} tokens were cached; block {block:,} at token {hit:,} "
@@ -158,7 +163,7 @@ def _why(it: Prefix, size: int, *, windowed: bool) -> str:
 
 
 def _sample(life: Life) -> dict[str, Any]:
-    apart = ("parts", "reasons", "gap", "last")
+    apart = ("parts", "reasons", "gap", "last", "drafts")
     told = asdict(life, filter=lambda field, _: field.name not in apart)
     told["last"] = [life.last.turn, life.last.time] if life.last else [0, 0.0]
     spent = sorted(life.parts.items(), key=_order)
@@ -166,6 +171,7 @@ def _sample(life: Life) -> dict[str, Any]:
     told["reasons"] = [
         {"turn": at, "is": type(r).__name__, **asdict(r)} for at, r in life.reasons
     ]
+    told["drafts"] = drafts_told(life.drafts) if life.drafts.rows else None
     told["gap"] = None if life.gap is None else _gap(life, life.gap)
     return told
 
@@ -212,6 +218,8 @@ def _story(found: dict[str, Any]) -> Iterator[str]:
         yield _heading(one)
         yield from map(_part, one["parts"])
         yield from _reasons(one["reasons"])
+        if one["drafts"]:
+            yield _DRAFTS.format(**one["drafts"])
         if one["gap"]:
             yield _longest(one["gap"])
     if prefix := found["prefix"]:

@@ -57,7 +57,7 @@ def replay(options: argparse.Namespace) -> int:
     change = change_of(journal, options)
     _check_options(options, change)
     if change != Change():
-        return print_fork(journal, options, change)
+        return print_fork(journal, options)
     if options.at is None:
         return _verify(journal, options)
     deque(journal.turns(until=options.at), maxlen=0)
@@ -70,10 +70,12 @@ def _check_options(options: argparse.Namespace, change: Change) -> None:
     forks = change != Change()
     if options.until is not None and (forks or options.at is not None):
         raise ConfigError("--until is of a replay of all turns before it; leave it out")
-    for name in ("cost", "save"):
-        if getattr(options, name) is not None and not forks:
+    for name in ("cost", "save", "draft-cost"):
+        given = getattr(options, name.replace("-", "_"))
+        if given is not None and not forks:
             raise ConfigError(f"--{name} is of a fork; leave it out")
-    if change.spare and (change.settings or change.without):
+    others = change.settings or change.without or change.acceptance is not None
+    if change.spare and others:
         raise ConfigError(
             "--spare changes one turn of the run as it was: leave other changes out"
         )
@@ -148,6 +150,12 @@ def _run(found: Found) -> Iterator[str]:
     )
     if found["hit_share"] is not None:
         yield line("prefixes", f"{found['hit_share']:.1%} of prompt tokens were cached")
+    if (drafts := found["drafted"])["rows"]:
+        yield line(
+            "drafts",
+            f"{drafts['accepted']:,} of {drafts['proposed']:,} accepted "
+            f"({drafts['rate']:.1%}); {drafts['length']:.2f} tokens of a row with some",
+        )
     for name in ("ttft", "tpot", "itl"):
         spread = found[name].items()
         parts = [f"{q} {s * 1000:,.1f} ms" for q, s in spread if s is not None]

@@ -10,19 +10,29 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
-from minfer.config import SIZES
+from minfer.config import SIZES, EngineConfig
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200, fit, read_cost, steps
 from minfer.effects.runs.replay_state import line
 from minfer.effects.runs.report import Report
+from minfer.effects.runs.simulate_drafts import (
+    HOW_MANY,
+    add_draft_options,
+    costing,
+    free,
+    with_drafts,
+)
 from minfer.policies import policy_named
 from minfer.runs.cost import CostModel
 from minfer.runs.fork import Change, Fork, fork
+from minfer.runs.guesses import Guesses
 from minfer.runs.replay import Journal
 from minfer.setting import ConfigError
+from minfer.speculate.settings import Speculation
 from minfer.state import Turn
 
 Figures = dict[str, Any]
+_OF_DRAFTS: Final = ("accepted", "length")
 _FIGURES: Final = {  # title -> where it is in a report's figures
     "tokens/s": ("tokens_per_second",),
     "TTFT p50": ("ttft", "p50"),
@@ -30,6 +40,8 @@ _FIGURES: Final = {  # title -> where it is in a report's figures
     "TPOT p50": ("tpot", "p50"),
     "TPOT p99": ("tpot", "p99"),
     "ITL p99": ("itl", "p99"),
+    "accepted": ("drafted", "rate"),
+    "length": ("drafted", "length"),
     "preemptions": ("preemptions",),
     "cached": ("hit_share",),
     "seconds": ("seconds",),
@@ -56,6 +68,7 @@ def fork_options(parser: argparse.ArgumentParser) -> None:
         metavar="ID",
         help="a request does not arrive",
     )
+    add_draft_options(add)
     add("--spare", default="", metavar="ID", help="a request is not preempted in turn N")
     add(
         "--cost",
@@ -72,8 +85,12 @@ def fork_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def change_of(journal: Journal, options: argparse.Namespace) -> Change:
-    """What the options ask to change. Raises ConfigError for an unknown policy."""
+def change_of(
+    journal: Journal, options: argparse.Namespace, cost: CostModel = H200
+) -> Change:
+    """What the options ask to change; numbers of drafts are those that pay by what steps
+    cost. Raises ConfigError for an unknown policy, and for drafts that cannot be.
+    """
     settings = {
         name: value for name in SIZES if (value := getattr(options, name)) is not None
     }
@@ -82,14 +99,37 @@ def change_of(journal: Journal, options: argparse.Namespace) -> Change:
         settings["watermark"] = was.watermark * settings["num_blocks"] // was.num_blocks
     if options.policy:
         settings["policy"] = policy_named(options.policy)
-    return Change(settings=settings, without=tuple(options.without), spare=options.spare)
+    how = _speculation(journal.config, options, cost)
+    if how != journal.config.speculation:
+        settings["speculation"] = how
+    return Change(
+        settings=settings,
+        without=tuple(options.without),
+        spare=options.spare,
+        acceptance=options.acceptance_rate,
+    )
 
 
-def print_fork(journal: Journal, options: argparse.Namespace, change: Change) -> int:
+def _speculation(
+    was: EngineConfig, options: argparse.Namespace, cost: CostModel
+) -> Speculation | None:
+    """How drafts are made in a fork."""
+    drafts, method = options.num_speculative_tokens, options.speculative_method
+    if drafts is None and method is None:
+        return was.speculation
+    if drafts is None:
+        if was.speculation is None:
+            raise ConfigError(HOW_MANY)
+        drafts = was.speculation.drafts
+    return with_drafts(was, drafts, method, cost).speculation
+
+
+def print_fork(journal: Journal, options: argparse.Namespace) -> int:
     """Fork a run and print what comes of it; returns the exit code."""
     at = journal.count if options.at is None else options.at
     recorded = Report(journal.config)
-    cost = _cost(journal, options, recorded, at)
+    cost = costing(options, _cost(journal, options, recorded, at))
+    change = change_of(journal, options, cost)
     found = {"recorded": recorded.figures()}
     made = fork(journal, at, Change(), cost)
     found["unchanged"] = _went_on(made, recorded.begin)
@@ -158,6 +198,8 @@ def _told(
     yield line("", "".join(f"{name:>14}" for name in found))
     for label, path in _FIGURES.items():
         cells = [reduce(getitem, path, figures) for figures in found.values()]
+        if label in _OF_DRAFTS and not any(cells):
+            continue
         yield line(label, "".join(map(_cell, cells)))
     yield (
         "\nExact: turns before the fork, arrivals, cancels, lengths of what ended at a "
@@ -167,9 +209,23 @@ def _told(
         f"Modelled: durations of steps ({cost.name}), token values, so hits on outputs; "
         "who had not ended writes as much as it may."
     )
+    if made.config.speculation is not None:
+        some = bool(found["recorded"]["drafted"]["rows"])
+        yield _drafts_told(made.guesses, some) + free(made.config.speculation, cost) + "."
     if made.handed:
         count = len(made.handed)
         yield f"Handed over to a new engine with an empty cache: {count} requests."
+
+
+def _drafts_told(guesses: Guesses, some: bool) -> str:
+    """What is known of drafts, and what is not."""
+    known = "nothing, as the run had none"
+    if some:
+        known = "those for a position for which the run had one stand as that did"
+    return (
+        f"Drafts: exact: {known}; modelled: others stand with probability "
+        f"{guesses.rate:.2g}, or that of their sample, if those before them do"
+    )
 
 
 def _cell(value: Any) -> str:

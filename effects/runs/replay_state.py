@@ -27,7 +27,7 @@ def state_told(journal: Journal) -> str:
         line("policy", f"{config.policy}, its state {state.policy}"),
     ]
     if state.held and state.waiting:
-        lines.append(line("held", f"the first in line waits for {state.held.cause}"))
+        lines.append(line("held", f"who is next in line waits for {state.held.cause}"))
     return "\n".join([*lines, *_running(state), *_waiting(state)])
 
 

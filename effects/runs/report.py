@@ -16,8 +16,10 @@ from attrs import Factory, define, field
 from minfer.config import EngineConfig
 from minfer.messages import Admitted, Emit, Execute, Finished, Preempted, Submit
 from minfer.request import Request
+from minfer.runs.drafts import judged, tally_of
 from minfer.runs.simulate import Arrival
 from minfer.sequence import SampleId
+from minfer.speculate.tally import NO_DRAFTS, Tally
 from minfer.state import EngineState, Turn
 
 SPREADS: Final = ("ttft", "tpot", "itl", "e2e")
@@ -69,6 +71,7 @@ class Report:
     ended: Counter[str] = field(factory=Counter)
     sums: dict[str, float] = Factory(lambda: defaultdict(int))
     most: Counter[str] = field(factory=Counter)
+    drafts: Tally = NO_DRAFTS
     begin: float = math.nan
     end: float = math.nan
     state: EngineState | None = None  # the last
@@ -104,6 +107,8 @@ class Report:
         self.state = after
         self.end = after.time
         self._use(before, after)
+        if some := judged(before, turn.events, turn.transition):
+            self.drafts = self.drafts.plus(tally_of(some))
         for command in turn.transition.commands:
             match command:
                 case Execute(plan):
@@ -224,6 +229,7 @@ class Report:
             "prompt_tokens": sums["prompt"],
             "cached_tokens": sums["hit"],
             "hit_share": over("hit", sums["prompt"]),
+            "drafted": drafts_told(self.drafts),
             "preemptions": sums["preemptions"],
             "busy": over("busy", seconds),
             "running": over("running", seconds),
@@ -233,3 +239,16 @@ class Report:
             "turns": sums["turns"],
             "steps": sums["steps"],
         }
+
+
+def drafts_told(tally: Tally) -> dict[str, Any]:
+    """Counts of drafts, for people and JSON; no rates if there were none."""
+    some = bool(tally.rows)
+    return {
+        "rows": tally.rows,
+        "proposed": sum(tally.proposed),
+        "accepted": sum(tally.accepted),
+        "rate": tally.rate if some else None,
+        "by_place": [*tally.by_place],
+        "length": tally.mean_length if some else None,
+    }

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from tqdm import tqdm
 
 from minfer.config import SIZES
@@ -22,8 +22,16 @@ from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.report import Report
 from minfer.effects.runs.simulate_cost import Chosen, chosen_cost
+from minfer.effects.runs.simulate_drafts import (
+    add_draft_options,
+    costing,
+    drafted,
+    guesses_of,
+    says_of_drafts,
+)
 from minfer.effects.runs.simulate_find import find
 from minfer.effects.runs.simulate_options import (
+    SEVERAL,
     Case,
     add_options,
     cases_of,
@@ -61,6 +69,7 @@ COLUMNS: Final = (
     Column("seqs", "max_num_seqs", ""),
     Column("batched", "max_num_batched_tokens", ""),
     Column("speed", "speed", ".3g"),
+    Column("drafts", "drafts", ""),
     Column("tok/s", "tokens_per_second", ",.0f"),
     Column("TTFT p50", "ttft.p50", ".3f"),
     Column("p99", "ttft.p99", ".3f"),
@@ -69,6 +78,8 @@ COLUMNS: Final = (
     Column("ITL p99", "itl.p99", ".4f"),
     Column("good", "good", ".1%"),
     Column("good/s", "goodput", ".2f"),
+    Column("accepted", "drafted.rate", ".1%"),
+    Column("length", "drafted.length", ".2f"),
     Column("hits", "hit_share", ".1%"),
     Column("preempted", "preemptions", ","),
     Column("refused", "ended.rejected", ","),
@@ -86,6 +97,7 @@ LEGEND: Final = (
 def simulate_options(parser: argparse.ArgumentParser) -> None:
     """What `minfer simulate` takes."""
     add_options(parser)
+    add_draft_options(parser.add_argument, SEVERAL)
 
 
 def simulate(options: argparse.Namespace) -> int:
@@ -108,11 +120,13 @@ def _simulate(options: argparse.Namespace) -> int:
         )
     trace = read_trace(options.trace, options.requests, options.divide)
     cost = chosen_cost(options, trace)
-    cases = cases_of(trace, options)
+    cost = evolve(cost, model=costing(options, cost.model))
+    cases = drafted(cases_of(trace, options), options, cost.model)
     check_options(options, cases)
-    runs = _Runs(trace, cost.model, options)
+    about_drafts = says_of_drafts(cases, options, guesses_of(options, trace), cost.model)
+    runs = _Runs(trace, cost.model, options, bool(about_drafts))
     if not options.json:
-        print("\n".join(_heading(trace, cost, options)))
+        print("\n".join(filter(None, (*_heading(trace, cost, options), about_drafts))))
         print(runs.titles)
     found = None
     if options.find:
@@ -174,6 +188,7 @@ class _Runs:
     trace: Trace
     cost: CostModel
     options: argparse.Namespace
+    speculates: bool  # in some of them
     figures: list[Figures] = field(factory=list)
     columns: list[Column] = field(init=False)
 
@@ -182,6 +197,8 @@ class _Runs:
         sought = str(self.options.find).replace("-", "_")
         varied = {name for name in settings if len(getattr(self.options, name) or ()) > 1}
         fixed = {*settings} - varied - {sought}
+        if not self.speculates:
+            fixed |= {"drafts", "drafted.rate", "drafted.length"}
         self.columns = [column for column in COLUMNS if column.where not in fixed]
 
     @property
@@ -209,11 +226,19 @@ def run(
     name = next(chain(asked, usual), type(config.policy).__name__)
     sizes = {size: getattr(config, size) for size in SIZES}
     told = {"policy": name, **sizes, "speed": case.speed}
+    if config.speculation is not None or options.num_speculative_tokens is not None:
+        told["drafts"] = config.speculation.drafts if config.speculation else 0
     report = Report(config, options.slo_ttft, options.slo_tpot)
     arrivals = trace.arrivals(config.block_size, case.speed, options.mix)
     shown = tqdm(arrivals, name, len(trace.sizes), leave=False, disable=None)
-    executor = Simulated(trace.lengths)
-    simulation = Simulation(config, executor, cost, report.note(shown))
+    guesses = guesses_of(options, trace)
+    simulation = Simulation(
+        config,
+        Simulated(trace.lengths, guesses=guesses),
+        cost,
+        report.note(shown),
+        guesses=guesses,
+    )
     turns = report.seen(simulation.turns())
     begin = time.perf_counter()
     with quiet_collector():

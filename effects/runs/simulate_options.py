@@ -18,6 +18,7 @@ from minfer.policies import policy_named
 from minfer.setting import ConfigError
 
 POOL: Final = 30_000 * 64  # tokens of KV cache that a 7B model leaves room for on an H200
+SEVERAL: Final = "of several, all combinations are run"
 _LARGEST: Final = 2**31  # no option takes a number as large
 
 
@@ -67,7 +68,7 @@ _NUMBERS: Final = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to a parser."""
-    add, several = parser.add_argument, "of several, all combinations are run"
+    add, several = parser.add_argument, SEVERAL
     add("trace", metavar="TRACE", help=KNOWN)
     add(
         "--policy",

@@ -18,6 +18,7 @@ from minfer.checks import MOST
 from minfer.effects.live.journal_files import read_journal
 from minfer.effects.runs.arrivals import LONGEST, Row, Trace, TraceError
 from minfer.messages import Cancel, Emit, Submit
+from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.simulate import Arrival
 from minfer.sequence import SampleId
 
@@ -207,7 +208,9 @@ def _journal(path: Path, most: int | None) -> Trace:
     lengths = dict[SampleId, int]()
     stops = frozenset((1,))  # a text may have ended without a stop id
     came = 0
+    drafts = Recorded(journal.config)
     for turn in journal.turns():
+        drafts.see(turn)
         now = turn.transition.state.time
         for event in turn.events:
             if isinstance(event, Cancel):
@@ -224,4 +227,4 @@ def _journal(path: Path, most: int | None) -> Trace:
     if not came:
         raise TraceError(f"{path}: no request came while it was written")
     moved = tuple((time - events[0][0], what) for time, what in events)
-    return Trace(events=moved, config=journal.config, lengths=lengths)
+    return Trace(events=moved, config=journal.config, lengths=lengths, drafts=drafts)

@@ -238,6 +238,8 @@ EXAMPLES: Final[Mapping[str, Example]] = {
                     "tpot": 0.0025,
                     "latency": 0.0247,
                     "preemptions": 0,
+                    "draft_tokens": 0,
+                    "accepted_draft_tokens": 0,
                     "finish_reasons": ["length"],
                 }
             ],

@@ -24,7 +24,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 import minfer
 from minfer.config import EngineConfig
 from minfer.effects.live.client import EngineClient, Snapshot
-from minfer.effects.live.totals import COUNTERS, FIRST, GAP, SECONDS, Buckets, Histogram
+from minfer.effects.live.totals import (
+    ACCEPTED_AT,
+    COUNTERS,
+    FIRST,
+    GAP,
+    SECONDS,
+    Buckets,
+    Histogram,
+)
 from minfer.effects.serving.errors import ApiError
 from minfer.effects.serving.shared import Tally
 from minfer.effects.serving.transports.sse import EventStream
@@ -74,6 +82,7 @@ class Figures:
     counts: Mapping[str, int]  # by name, since the start
     ttft: Spread  # seconds to the first token
     itl: Spread  # seconds from one token to the next
+    accepted: tuple[int, ...]  # drafts that stood, by place, since the start
 
     @classmethod
     def of(
@@ -98,7 +107,16 @@ class Figures:
             counts={name: int(now.totals.counts.get(name, 0)) for name in COUNTERS},
             ttft=Spread.of(now.totals.histograms.get(FIRST)),
             itl=Spread.of(now.totals.histograms.get(GAP)),
+            accepted=_accepted(now.totals.counts),
         )
+
+
+def _accepted(counts: Mapping[str, float]) -> tuple[int, ...]:
+    """How many drafts stood in each place, from the first on."""
+    found = list[int]()
+    while (one := counts.get(f"{ACCEPTED_AT}{len(found)}")) is not None:
+        found.append(int(one))
+    return tuple(found)
 
 
 class LiveView:

@@ -14,12 +14,16 @@ HELP: Final[Mapping[str, str]] = {
     "num_requests_waiting_by_reason": (
         "Samples that wait in line now, by what they wait for: blocks (the KV cache is "
         "full), rows (the batch is full), budget (a step takes no more tokens), turn "
-        "(they stand behind the first in line), share (their client has its share of "
+        "(they stand behind who is next in line), share (their client has its share of "
         "seats while others run), policy, sibling, step, fault."
     ),
     "kv_cache_usage_perc": (
         "Share of the KV cache that running samples hold, from 0 to 1; what is only kept "
         "for prefixes that may come again counts as free."
+    ),
+    "spec_decode_mean_acceptance_length": (
+        "Tokens that a sample had of a step with guesses, on average since the start: "
+        "those that were right, and one more; 0 before there were any."
     ),
     "journal_writing": "1 while the journal is written, 0 while it cannot be.",
     # Counts since the start.
@@ -44,6 +48,18 @@ HELP: Final[Mapping[str, str]] = {
     "failed_steps": "Steps of the engine that failed; their samples run again, or end.",
     "overruled_policy_answers": (
         "Answers of the scheduling policy that the engine could not follow."
+    ),
+    "spec_decode_num_drafts": (
+        "Steps of a sample in which tokens were guessed ahead for it and verified."
+    ),
+    "spec_decode_num_draft_tokens": "Tokens that were guessed ahead and verified.",
+    "spec_decode_num_accepted_tokens": (
+        "Guessed tokens that the model would have written too: each is a step that the "
+        "sample did not need."
+    ),
+    "spec_decode_num_accepted_tokens_per_pos": (
+        "The same by place behind the sample's last token, from 0; a guess is right only "
+        "if those before it are."
     ),
     "journal_errors": "Times that the journal could not be written.",
     # How values spread, since the start.

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, core
 from prometheus_client.registry import Collector
 
 from minfer.effects.live.served import ServedModel
-from minfer.effects.live.totals import SECONDS, SIZES, Buckets, Totals
+from minfer.effects.live.totals import ACCEPTED_AT, SECONDS, SIZES, Buckets, Totals
 from minfer.effects.serving.metric_help import HELP, SETTINGS
 from minfer.effects.text.assembly import Assembly
 from minfer.effects.text.timeline import Timeline
@@ -125,8 +125,7 @@ class Metrics(Collector):
         yield self._family(counter, "request_success", ends, "finished_reason")
         waits = _with_prefix(ours.counts, _WAITED)
         yield self._family(counter, "request_wait_seconds", waits, "cause")
-        for name, count in now.totals.counts.items():
-            yield self._family(counter, name, count)
+        yield from self._counted(now.totals.counts)
         for name, histogram in {**now.totals.histograms, **ours.histograms}.items():
             bounds = [*map(str, histogram.bounds), "+Inf"]
             found = list(zip(bounds, accumulate(histogram.counts), strict=True))
@@ -142,6 +141,21 @@ class Metrics(Collector):
             "model_name": self.model,
         }
         yield core.InfoMetricFamily("minfer_cache_config", SETTINGS, facts)
+
+    def _counted(self, counts: Mapping[str, float]) -> Iterator[core.Metric]:
+        """What the engine counts, and what follows from it."""
+        counter = core.CounterMetricFamily
+        for name, count in counts.items():
+            if not name.startswith(ACCEPTED_AT):
+                yield self._family(counter, name, count)
+        places = _with_prefix(counts, ACCEPTED_AT)
+        yield self._family(counter, ACCEPTED_AT.strip(), places, "position")
+        drafts = counts.get("spec_decode_num_drafts", 0)
+        accepted = counts.get("spec_decode_num_accepted_tokens", 0)
+        length = 1 + accepted / drafts if drafts else 0.0
+        yield self._family(
+            core.GaugeMetricFamily, "spec_decode_mean_acceptance_length", length
+        )
 
     def _family(self, kind: Any, name: str, value: Any, *by: str) -> Any:
         """A metric with its value, or with one for each value of the label `by`."""

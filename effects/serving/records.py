@@ -153,6 +153,8 @@ def _told(job: Assembly) -> JsonObject:
         "tpot": metrics.tpot,
         "latency": metrics.latency,
         "preemptions": metrics.preemptions,
+        "draft_tokens": metrics.draft_tokens,
+        "accepted_draft_tokens": metrics.accepted_draft_tokens,
         "finish_reasons": [
             "stop" if one.stop else one.done.reason if one.done else None
             for one in job.samples

@@ -6,7 +6,8 @@ Theory. Memory holds four things:
     activations   what one forward of `max_num_batched_tokens` tokens keeps at its widest
                   place, its masks against a full context and each sliding window, the
                   logits of `max_num_seqs` rows with the sampler's float32 copies, the
-                  rotary table, and on a GPU what penalties count
+                  rotary table, and on a GPU what penalties count. Drafts are tokens and
+                 rows more
     KV cache      num_blocks x block_size x bytes a token leaves in all layers
     workspace     attention gathers one layer's share of the cache, and float32 copies of
                   narrower types (an estimate: rows that share a prefix may need more).
@@ -85,6 +86,7 @@ class MemoryPlan:
     block_bytes: int  # of the cache
     workspace_per_block: int
     num_blocks: int = 0
+    draft: ModelSpec | None = None  # the draft model, which is counted in all of these
 
     @property
     def kv_cache(self) -> int:
@@ -128,32 +130,36 @@ def plan_memory(
     kv_cache_memory: int | None = None,
     num_blocks: int | None = None,
     cuda: bool = False,
+    draft: ModelSpec | None = None,
 ) -> MemoryPlan:
     """Divide `limit` bytes, of a GPU's memory if `cuda`, or say why that cannot be done.
+    A draft model has as many blocks as its target, and computes in turns with it.
 
     `kv_cache_memory` (bytes) or `num_blocks` fix the cache by hand: then the limit is not
     looked at, only whether one sequence of full length fits. Raises NotEnoughMemoryError.
     """
-    block = kv_bytes_per_token(spec) * sizes.block_size
+    specs = [spec] if draft is None else [spec, draft]
+    block = sum(map(kv_bytes_per_token, specs)) * sizes.block_size
     if cuda:
         tokens = sizes.max_num_batched_tokens
         most = captured_tokens(spec, tokens) + sizes.max_num_seqs
-        graphs = LIBRARIES + cuda_activation_bytes(spec, sizes, most)
-        activations = cuda_activation_bytes(spec, sizes, tokens)
+        graphs = LIBRARIES + max(cuda_activation_bytes(s, sizes, most) for s in specs)
+        activations = max(cuda_activation_bytes(s, sizes, tokens) for s in specs)
         activations += shaping_bytes(spec, sizes)
     else:
         graphs = 0
-        activations = activation_bytes(spec, sizes)
-    gathered = layer_kv_bytes_per_token(spec) * sizes.block_size
+        activations = max(activation_bytes(s, sizes) for s in specs)
+    copies = (layer_kv_bytes_per_token(s) * _gathered_copies(s, cuda) for s in specs)
     plan = MemoryPlan(
         spec=spec,
         sizes=sizes,
         limit=limit,
-        weights=weight_bytes(spec),
+        weights=sum(map(weight_bytes, specs)),
         activations=activations,
         graphs=graphs,
         block_bytes=block,
-        workspace_per_block=gathered * _gathered_copies(spec, cuda),
+        workspace_per_block=max(copies) * sizes.block_size,
+        draft=draft,
     )
     per_sequence = blocks_for(sizes.max_model_len, sizes.block_size)
     useful = sizes.max_num_seqs * per_sequence
@@ -253,11 +259,15 @@ def describe(plan: MemoryPlan, model: str, more: Iterable[tuple[str, str]] = ())
     limit = "no limit"
     if plan.limit is not None:
         limit = f"of {size_text(plan.limit)} that may be used"
+    drafts = []
+    if plan.draft is not None:
+        drafts = [("of that, a draft model's", size_text(weight_bytes(plan.draft)))]
     rows = [
         ("model", model),
         *more,
         ("dtype", plan.spec.dtype),
         ("weights", size_text(plan.weights)),
+        *drafts,
         ("activations", f"{size_text(plan.activations)} (estimated)"),
         (beside[0], f"{size_text(beside[1])} (estimated)"),
         ("KV cache", f"{size_text(plan.kv_cache)} in {plan.num_blocks} blocks"),

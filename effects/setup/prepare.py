@@ -24,10 +24,12 @@ from minfer.effects.models.shapes import parameter_count
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.device import Device, DeviceError, find_device
+from minfer.effects.setup.draft import Draft, find_draft
 from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
+from minfer.effects.setup.speculation import speculative_config
 from minfer.effects.setup.values import policy_of
 from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
@@ -59,6 +61,7 @@ class Setup:
     stop_ids: frozenset[int]  # the model's own ends of sequence
     fingerprint: bytes  # of what KV depends on, besides tokens
     default_params: Mapping[str, float]  # of sampling, as the model's makers advise
+    draft: Draft | None = None  # the model that drafts, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
         """The makers' advice, changed by `overrides`. Raises ParameterError."""
@@ -83,6 +86,10 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     if device.kind == "cuda":
         _check_kernels(spec, folder)
     config = _config(args, spec, device, folder)
+    speculative = speculative_config(args.speculative_config)
+    draft = find_draft(speculative, folder, spec, config)
+    if draft is not None and device.kind == "cuda":
+        _check_kernels(draft.spec, draft.folder)
     if limit is None and args.executor == "torch":
         limit = usable_memory(device, args.gpu_memory_utilization)
     memory = plan_memory(
@@ -92,6 +99,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         kv_cache_memory=args.kv_cache_memory_bytes,
         num_blocks=args.num_gpu_blocks_override,
         cuda=device.kind == "cuda",
+        draft=None if draft is None else draft.spec,
     )
     blocks = memory.num_blocks
     return Setup(
@@ -99,6 +107,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         device=device,
         folder=folder,
         spec=spec,
+        draft=draft,
         memory=memory,
         config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
         stop_ids=frozenset(eos_ids(folder)),
@@ -174,6 +183,7 @@ def _config(
         )
     # How far back any layer looks; 0 if one looks at all keys.
     window = max(filter(None, spec.windows), default=0)
+    speculative = speculative_config(args.speculative_config)
     return EngineConfig(
         num_blocks=1,  # until the memory plan says how many
         block_size=args.block_size,
@@ -187,6 +197,7 @@ def _config(
         max_waiting=args.max_waiting,
         late_masks=True,
         policy=policy_of(args.scheduling_policy),
+        speculation=None if speculative is None else speculative.speculation,
         window=0 if None in spec.windows else window,
     )
 

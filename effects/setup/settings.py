@@ -9,6 +9,7 @@ from attrs import field, fields, frozen
 
 from minfer.effects.models.dtypes import DTYPE_BYTES
 from minfer.effects.setup.device import DEVICES
+from minfer.effects.setup.speculation import SpeculativeConfig
 from minfer.effects.setup.values import (
     BYTES,
     COUNT,
@@ -16,6 +17,7 @@ from minfer.effects.setup.values import (
     MODEL,
     POLICY,
     SHARE,
+    SPECULATION,
     one_of,
     option,
     whole,
@@ -24,6 +26,7 @@ from minfer.policy import Policy
 
 _SHORT: Final = {"half": "float16", "float": "float32"}
 DTYPES: Final[Mapping[str, str]] = _SHORT | {name: name for name in DTYPE_BYTES}
+Speculative = Mapping[str, Any] | SpeculativeConfig | None
 EXECUTORS: Final = ("torch", "dry", "oracle")
 
 
@@ -102,6 +105,14 @@ class EngineArgs:
     )
     max_repeat: int = option(
         1, "tokens that a row may write in one step of the engine (default: 1)", COUNT
+    )
+    speculative_config: Speculative = option(  # noqa: RUF009 - a field
+        None,
+        "speculative decoding, with vLLM's keys, such as "
+        '\'{"method": "ngram", "num_speculative_tokens": 4}\': method (ngram, suffix, '
+        "draft_model), model, num_speculative_tokens, prompt_lookup_min, "
+        "prompt_lookup_max, disable_by_batch_size, adaptive; answers stay the same",
+        SPECULATION,
     )
     enforce_eager: bool = option(
         False, "launch each GPU kernel by itself: no CUDA graphs (slower)"

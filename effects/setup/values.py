@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, frozen
 
+from minfer.effects.setup.speculation import read_json, speculative_config
 from minfer.policies import policy_named
 from minfer.policy import Policy
 from minfer.setting import ConfigError
@@ -100,6 +101,12 @@ BYTES: Final = whole(1, "BYTES", read_bytes)
 SHARE: Final = Kind("above 0 and at most 1", _is_share, "SHARE", float)
 MODEL: Final = Kind("the path of a checkpoint folder", _is_path, "MODEL")
 FOLDER: Final = Kind("a folder", _is_path, "DIR")
+SPECULATION: Final = Kind(
+    "a mapping of its keys",
+    lambda value: speculative_config(value) is not None or value is None,
+    "JSON",
+    read_json,
+)
 POLICY: Final = Kind(
     "a name or a policy", lambda value: policy_of(value) is not None, "NAME"
 )

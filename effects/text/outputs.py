@@ -17,10 +17,12 @@ class RequestMetrics:
     last_token_time: float | None = None
     output_tokens: int = 0  # of all samples
     first_scheduled_time: float | None = None  # when its first sample was let in
-    # Seconds from arrival until then, by what the first in line waited for
+    # Seconds from arrival until then, by what who was next in line waited for
     # (`schedule.waits_for`).
     queue_times: Mapping[str, float] = field(factory=dict)
     preemptions: int = 0  # of all samples
+    draft_tokens: int = 0  # of all samples: guessed ahead, and verified
+    accepted_draft_tokens: int = 0  # of these, that are part of the output
 
     @property
     def ttft(self) -> float | None:

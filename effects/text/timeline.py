@@ -17,8 +17,10 @@ class Timeline:
     first: float | None = None  # when its first and last tokens came
     last: float | None = None
     preempted: int = 0  # times, all samples together
-    # How long anybody waited by then, by what the first in line waited for, as the engine
-    # tells it: when the request came in line. And of this one, once it was let in.
+    drafts: int = 0  # of all samples, that were judged
+    accepted: int = 0  # of these, as far as they became output
+    # How long anybody waited by then, by what who was next in line waited for, as the
+    # engine tells it: when the request came in line. And of this one, once it was let in.
     line: Mapping[str, float] = field(factory=dict)
     queued: Mapping[str, float] = field(factory=dict)
 
@@ -42,6 +44,11 @@ class Timeline:
             self.first = now
         self.last = now
 
+    def drafted(self, proposed: int, tokens: int) -> None:
+        """Learn that a step with so many drafts yielded so many tokens."""
+        self.drafts += proposed
+        self.accepted += max(0, min(proposed, tokens - 1))
+
     def metrics(self, output_tokens: int) -> RequestMetrics:
         """The times as whoever asked is told them."""
         return RequestMetrics(
@@ -52,4 +59,6 @@ class Timeline:
             first_scheduled_time=self.started,
             queue_times=self.queued,
             preemptions=self.preempted,
+            draft_tokens=self.drafts,
+            accepted_draft_tokens=self.accepted,
         )

@@ -3,14 +3,22 @@
 A step's cost is that of its forwards and of what they read and write: inputs from
 history, rows that feed themselves, the positions that they attend to (`Work`). Where no
 graph has been captured for it, launching it costs the host, too.
+
+A draft is an input like a row's own token: to verify five costs what five more rows
+would, but that their context is read once. A draft model runs once for each place that
+any row has a draft in.
 """
 
-from typing import Any
+from itertools import accumulate
+from typing import Any, Final
 
 from attrs import field, frozen
 
 from minfer.plan import Plan
 from minfer.setting import ConfigError, number
+from minfer.speculate.length import Costs
+
+_LEAST: Final = 1e-9  # seconds
 
 
 @frozen
@@ -18,10 +26,11 @@ class Work:
     """What a plan's cost is linear in, over all its forwards."""
 
     inputs: int  # from history
-    alone: int  # rows that feed themselves
+    alone: int  # rows that feed themselves, and drafts
     chunks: int  # of history
     read: int  # positions that rows read
     pairs: int  # positions that inputs from history attend to
+    depth: int = 0  # forwards of a draft model
 
 
 def work(plan: Plan) -> Work:
@@ -31,18 +40,30 @@ def work(plan: Plan) -> Work:
         pairs = zip(plan.starts, plan.most, strict=True)
         read = sum(most * (2 * start + most + 1) // 2 for start, most in pairs)
         return Work(inputs=0, alone=sum(plan.most), chunks=0, read=read, pairs=0)
-    inputs = sum(plan.counts)
+    inputs, verified = sum(plan.counts), drafts_of(plan)
     attended = 0
     for fill in plan.fills:
         size = len(fill.tokens)
         attended += size * plan.starts[fill.index] + size * (size + 1) // 2
     return Work(
-        inputs=inputs - rows + chunks,
-        alone=rows - chunks,
+        inputs=inputs - rows + chunks - verified,
+        alone=rows - chunks + verified,
         chunks=chunks,
         read=sum(plan.starts) + inputs,
         pairs=attended,
+        depth=_depth(plan) if verified else 0,
     )
+
+
+def drafts_of(plan: Plan) -> int:
+    """How many drafts a plan verifies."""
+    return sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
+
+
+def _depth(plan: Plan) -> int:
+    """The most drafts of a row that are a draft model's to say."""
+    mine = (plan.counts[d.index] - 1 for d in plan.drafts if not d.tokens)
+    return max(mine, default=0)
 
 
 def _cost(**how: Any) -> Any:
@@ -56,7 +77,7 @@ class CostModel:
     """
 
     name: str
-    # a forward without history: rows up to, seconds
+    # a forward without history: rows, and drafts, up to; seconds
     decode: tuple[tuple[int, float], ...]
     mixed: float = _cost()  # a forward with inputs from history
     token: float = _cost()  # an input from history
@@ -66,6 +87,7 @@ class CostModel:
     # a position that an input from history attends to
     attention: float = _cost(default=0.0)
     host: float = _cost(default=0.0)  # a turn of the host
+    draft: float = _cost(default=0.0)  # a forward of the draft model
     # Of a step with more inputs from history than `captured`, if launching it, operation
     # by operation, takes the host `launch`, which so long learns of no other step's end:
     launch: float = _cost(default=0.0)
@@ -85,13 +107,25 @@ class CostModel:
         done = work(plan)
         forward, token = self.mixed, self.token
         if not plan.fills:
-            forward = self._decode(len(plan.rows))
+            forward = self._decode(len(plan.rows) + drafts_of(plan))
         elif self.launching(plan):
             forward, token = self.eager, self.eager_token
         rows = self.sequence * done.alone + self.chunk * done.chunks
-        rows += self.context * done.read
+        rows += self.context * done.read + self.draft * done.depth
         seconds = plan.repeat * forward + rows + token * done.inputs
         return seconds + self.attention * done.pairs
+
+    def costs(self, most: int) -> Costs:
+        """What drafts are decided by: forwards with up to `most` inputs, whatever they
+        read.
+        """
+        sizes = {1, most, *(top for top, _ in self.decode)}
+        sizes |= {1 << k for k in range(most.bit_length())}
+        each = sorted(size for size in sizes if size <= most)
+        took = (self._decode(size) + self.sequence * size for size in each)
+        rising = accumulate((max(one, _LEAST) for one in took), max)
+        pairs = tuple(zip(each, rising, strict=True))
+        return Costs(verify=pairs, draft=self.draft, fixed=self.host)
 
     def _decode(self, rows: int) -> float:
         """A forward without history."""

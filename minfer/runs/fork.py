@@ -3,15 +3,22 @@
 What is exact: every turn before the fork, the turn of the fork itself (its recorded
 events, less an arrival that is taken away), all arrivals and cancels with their times,
 and how many tokens each sample has (but for stop strings, which are no tokens, of those
-that run at the fork). What is modelled: how long steps take, the values of tokens, hence
+that run at the fork). Drafts that were recorded stand or fall as they did, and so do
+others for the same positions; what the host proposed it proposes again behind as many
+tokens. What is modelled: how long steps take, the values of tokens, hence
 which later prompts share a prefix with an output, and the length of samples that were
-cancelled (as long as allowed). Masks take no time: who is paused at the fork goes on in
-the turn after it.
+cancelled (as long as allowed); and, behind tokens where nobody drafted, how many drafts
+there would have been and which of them would have stood: by what was true of the sample
+otherwise, or of all (`minfer.runs.guesses_recorded`). So with the drafts as they were, a
+fork is the run; with others it is the likelier the more of them were recorded. What it
+cannot know is how good another drafter would have been. Masks take no time: who is
+paused at the fork goes on in the turn after it.
 
 A change of what the state depends on (block size, pool, policy) cannot keep the state:
 there the engine is a new one, to which all that was being served is handed over as
 resumed requests, with an empty cache, in the order in which they arrived. At turn 0 there
-is nothing to hand over.
+is nothing to hand over. Speculation is no such thing: how many drafts there are may
+change while an engine runs.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -22,16 +29,29 @@ from attrs import define, evolve, field, frozen
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Cancel, Emit, Event, Finished, Pause, Preempted, Submit
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Event,
+    Finished,
+    Pause,
+    Preempted,
+    Propose,
+    Submit,
+)
+from minfer.pmap import Map
 from minfer.policy import Rank
 from minfer.request import Request
 from minfer.runs.cost import CostModel
+from minfer.runs.guesses import Guesses
+from minfer.runs.guesses_recorded import Recorded
 from minfer.runs.journal import JournalError
 from minfer.runs.redact import redacted_config
 from minfer.runs.replay import Journal
 from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.runs.turns import blamed
 from minfer.sequence import SampleId
+from minfer.speculate.settings import HOST
 from minfer.state import EngineState, Transition, Turn
 
 
@@ -75,6 +95,7 @@ class Change:
     settings: Mapping[str, Any] = field(factory=dict)  # of EngineConfig, the policy too
     without: Collection[str] = ()  # requests that do not arrive
     spare: str = ""  # a request that is not preempted in the turn of the fork
+    acceptance: float | None = None  # of drafts, instead of what was recorded
 
 
 @frozen
@@ -88,6 +109,7 @@ class Fork:
     turns: Iterator[Turn]
     # what a new engine was given to go on with, each with when it arrived, in seconds
     handed: tuple[tuple[float, Request], ...] = ()
+    guesses: Guesses = field(factory=Guesses)  # how its drafts fall
 
 
 @define
@@ -97,6 +119,7 @@ class _Past:
     turn: Turn  # of the fork
     coming: list[Arrival]  # what came after it
     lengths: dict[SampleId, int]  # output tokens of samples that ended by themselves
+    guesses: Guesses  # of drafts
 
 
 def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
@@ -107,7 +130,7 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
     it.
     """
     gone = frozenset(change.without)
-    past = _past(journal, at, gone)
+    past = _past(journal, at, gone, change.acceptance)
     was = journal.config
     config = evolve(was, **change.settings)
     if config.block_size % was.block_size and was == redacted_config(was):
@@ -115,17 +138,20 @@ def fork(journal: Journal, at: int, change: Change, cost: CostModel) -> Fork:
             "without token ids equal blocks are known of "
             f"{was.block_size} tokens and multiples only"
         )
-    if config != was:
+    if evolve(config, speculation=was.speculation) != was:
         return _handed_over(was, config, past, gone, cost)
     return _continued(config, past, gone, change.spare, cost)
 
 
-def _past(journal: Journal, at: int, gone: frozenset[str]) -> _Past:
+def _past(
+    journal: Journal, at: int, gone: frozenset[str], acceptance: float | None
+) -> _Past:
     """Read a run, of which the requests `gone` are to stay away from turn `at` on."""
     turn = None
     met = set[str]()
     coming = list[Arrival]()
     lengths = dict[SampleId, int]()
+    drafts = Recorded(journal.config)
     for one in journal.turns():
         names = gone & {e.request.id for e in one.events if isinstance(e, Submit)}
         if names and one.number < at:
@@ -138,6 +164,7 @@ def _past(journal: Journal, at: int, gone: frozenset[str]) -> _Past:
             turn = one
         elif one.number > at:
             coming += _arrivals(one.events, one.transition.state.time, gone)
+        drafts.see(one)
         for end in _ends(one.transition):
             if end.reason not in ("cancelled", "rejected", "error"):
                 lengths[end.id, end.sample] = end.length
@@ -149,7 +176,7 @@ def _past(journal: Journal, at: int, gone: frozenset[str]) -> _Past:
     if missing := gone - met:
         raise JournalError(f"no request {min(missing)!r} arrives from turn {at} on")
     planned = [(when, _planned(what, lengths)) for when, what in coming]
-    return _Past(turn, planned, lengths)
+    return _Past(turn, planned, lengths, drafts.guesses(acceptance))
 
 
 def _continued(
@@ -161,20 +188,26 @@ def _continued(
         for event in past.turn.events
         if not (isinstance(event, Submit) and event.request.id in gone)
     )
-    turns = [_first(config, past.turn, kept, spare)]
+    how, turn = config.speculation, past.turn
+    if how is None or how.drafter != HOST:  # nobody proposes any more
+        kept = tuple(event for event in kept if not isinstance(event, Propose))
+        drafting = evolve(turn.before.drafting, proposals=Map())
+        turn = evolve(turn, before=evolve(turn.before, drafting=drafting))
+    turns = [_first(config, turn, kept, spare)]
     if paused := turns[0].transition.state.paused:
         turns.append(_unpaused(config, turns[0], paused))
     state = turns[-1].transition.state
     simulation = Simulation(
         config=config,
-        executor=Simulated(past.lengths, state),
+        executor=Simulated(past.lengths, state, past.guesses),
+        guesses=past.guesses,
         cost=cost,
         arrivals=past.coming,
         state=state,
         time=state.time,
         number=turns[-1].number + 1,
     )
-    return Fork(config, chain(turns, simulation.turns()))
+    return Fork(config, chain(turns, simulation.turns()), guesses=past.guesses)
 
 
 def _unpaused(config: EngineConfig, last: Turn, paused: Iterable[SampleId]) -> Turn:
@@ -259,10 +292,12 @@ def _handed_over(
     new = [what for _, what in _arrivals(turn.events, time, gone)]
     now = [(time, _planned(what, past.lengths)) for what in (*resumed, *new)]
     arrivals = [(when, _bare(what)) for when, what in (*now, *past.coming)]
-    executor = Simulated(past.lengths)
-    simulation = Simulation(config, executor, cost, arrivals, time=time)
+    executor = Simulated(past.lengths, guesses=past.guesses)
+    simulation = Simulation(
+        config, executor, cost, arrivals, time=time, guesses=past.guesses
+    )
     handed = tuple((one.since, one.request) for one in here)
-    return Fork(config, simulation.turns(), handed)
+    return Fork(config, simulation.turns(), handed, past.guesses)
 
 
 def _bare(what: Request | Cancel) -> Request | Cancel:

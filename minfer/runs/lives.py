@@ -27,8 +27,10 @@ from minfer.config import EngineConfig
 from minfer.messages import Emit, Ended, Finished, OfSample, Preempted, Reason, Voided
 from minfer.plan import Plan
 from minfer.pmap import Map
+from minfer.runs.drafts import Judged, judged, tally_of
 from minfer.schedule import waits_for
 from minfer.sequence import SampleId, Sequence
+from minfer.speculate.tally import NO_DRAFTS, Tally
 from minfer.state import EngineState, Turn, next_in_line
 
 
@@ -37,7 +39,7 @@ class Where:
     """What a sample's time is told apart by."""
 
     kind: str
-    cause: str = ""  # in line: what the first in line waits for
+    cause: str = ""  # in line: what who is next in line waits for
     behind: bool = False  # in line: behind others
     preempted: int = 0  # how often it had been by then
 
@@ -49,7 +51,8 @@ class Spent:
     turns: int = 0
     seconds: float = 0.0
     steps: int = 0  # that ended well
-    tokens: int = 0  # that it put into those steps, or got from them if that is more
+    # that it put into those steps, drafts too, or got from them if that is more
+    tokens: int = 0
     others: int = 0  # that others put into them
 
     def plus(self, more: "Spent") -> "Spent":
@@ -97,6 +100,7 @@ class Life:
     first: float | None = None  # when its first tokens came
     last: Moment | None = None  # when its last ones did
     gap: Gap | None = field(default=None, repr=False)  # its longest
+    drafts: Tally = NO_DRAFTS  # of steps that ended well
     end: Finished | None = None  # None: it goes on
 
     @classmethod
@@ -127,6 +131,7 @@ class Seen:
     over: tuple[Plan, ...]  # the steps that ended in it, well or not
     voided: tuple[Voided, ...]  # of those that failed
     came: Mapping[SampleId, tuple[int, ...]]  # tokens
+    judged: tuple[Judged, ...]  # drafts
     ends: tuple[Finished, ...]
 
     @classmethod
@@ -143,6 +148,7 @@ class Seen:
             over=tuple(plan for plan in turn.before.inflight if plan not in flying),
             voided=tuple(r for r in moved.reasons if isinstance(r, Voided)),
             came=came,
+            judged=judged(turn.before, turn.events, moved),
             ends=tuple(end for emit in emits for end in emit.finished),
         )
 
@@ -241,7 +247,7 @@ class Followed:
 
     def _told(self, life: Life, seen: Seen, failed: tuple[Voided, ...]) -> Life:
         """With what came of it in this turn, and what was said."""
-        life = _with_tokens(life, seen)
+        life = _with_drafts(_with_tokens(life, seen), seen)
         news = [*failed, *_news(life.id, seen)]
         told = tuple((seen.turn.number, reason) for reason in news)
         return evolve(life, reasons=life.reasons + told, end=_end(life.id, seen))
@@ -260,6 +266,12 @@ def _with_tokens(life: Life, seen: Seen) -> Life:
     if first is None and not life.early:
         first = now.time
     return evolve(life, gap=gap, first=first, last=now)
+
+
+def _with_drafts(life: Life, seen: Seen) -> Life:
+    """What became of its drafts, if this turn says so of some."""
+    its = [one for one in seen.judged if (one.id, one.sample) == life.id]
+    return evolve(life, drafts=life.drafts.plus(tally_of(its))) if its else life
 
 
 def _news(name: SampleId, seen: Seen) -> Iterator[Reason]:

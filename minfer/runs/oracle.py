@@ -99,6 +99,10 @@ class Oracle:
         """Queue the plan; it runs when its results are asked for."""
         self.plans.append(plan)
 
+    def mask_lines(self, step: int) -> None:  # noqa: ARG002  # the protocol's
+        """It has no memory to lend for masks."""
+        return
+
     def sample(self, apart: SampleApart) -> None:
         """Take note of the masks of a plan that was launched."""
         self.masks[apart.step] = {mask.index: mask.bits for mask in apart.masks}

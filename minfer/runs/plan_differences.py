@@ -17,6 +17,7 @@ from minfer.state import EngineState
 # What is said of a row, in the order in which it is told, and what it is if nothing is
 # said.
 _COLUMNS: Final[dict[str, int | None]] = {
+    "drafts": 0,
     "input tokens": 1,
     "tokens at most": 1,
     "first position": None,
@@ -83,6 +84,7 @@ def _batch(plan: Facts, names: list[str], rows: list[int | None]) -> Batch:
     for name, row in zip(names, rows, strict=True):
         batch.rows[name] = {"device row": row}
     for fact, what in (
+        ("drafts", "drafts"),
         ("counts", "input tokens"),
         ("most", "tokens at most"),
         ("fills", "first position"),

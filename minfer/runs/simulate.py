@@ -7,6 +7,10 @@ before it has ended. Where host and device take turns, as on a CPU, it begins wh
 results are asked for. So two things are modelled, durations of steps and the tokens'
 number; every decision is the engine's own.
 
+Drafts are judged by coins (`minfer.runs.guesses`). A row that yields fewer tokens than it
+might have makes the plans in flight behind it late: they say where it starts at the
+latest.
+
 Turns can be folded as they come, so a simulation keeps no more than what it is serving.
 """
 
@@ -17,7 +21,7 @@ from itertools import compress, count, islice
 from operator import add, gt
 from typing import Final
 
-from attrs import Factory, define, frozen
+from attrs import Factory, define, field, frozen
 
 from minfer.beam import Candidates
 from minfer.config import EngineConfig
@@ -26,6 +30,7 @@ from minfer.messages import Cancel, Event, Execute, Executed, Failed, Submit, Ti
 from minfer.plan import Plan, Pooled, SampleApart, Yields
 from minfer.request import Request
 from minfer.runs.cost import CostModel
+from minfer.runs.guesses import Guesses, proposals
 from minfer.runs.oracle import Oracle
 from minfer.runs.turns import Step, blamed
 from minfer.sample import RowSampling, row_sampling
@@ -76,9 +81,14 @@ class Simulated(Oracle):
         self,
         lengths: Mapping[SampleId, int] | None = None,
         state: EngineState | None = None,
+        guesses: Guesses | None = None,
     ) -> None:
         super().__init__(block_size=1, vocab=0)  # both are of the memory
         self.lengths = {} if lengths is None else lengths
+        self.guesses = Guesses() if guesses is None else guesses
+        self.names: dict[int, SampleId] = {}  # by row
+        # By step and generation: how much earlier a row starts than its plan says.
+        self.late: dict[int, dict[int, int]] = {}
         self.odd: dict[int, _Odd] = {}  # by row
         self.offers: dict[int, RowSampling] = {}  # of rows that are beams
         self.most: tuple[int, ...] = ()  # of the last plan, and what that yields
@@ -91,6 +101,7 @@ class Simulated(Oracle):
                 if request.beams is not None:
                     self.offers[row] = row_sampling(request, seq.sample)
             self.plans.extend(state.inflight)
+            self.late = _lateness(state)
 
     def collect(self) -> Executed | Failed:
         """Run the next plan; masks take no time."""
@@ -98,10 +109,17 @@ class Simulated(Oracle):
             self.sample(SampleApart(self.plans[0].step))
         return super().collect()
 
+    def fail(self, error: str, *, halfway: bool) -> Failed:
+        """Fail the next plan and forget all after it."""
+        failed = super().fail(error, halfway=halfway)
+        self.late.clear()
+        return failed
+
     def _seat(
         self, row: int, name: SampleId, prompt: int, last: int, stop_ids: frozenset[int]
     ) -> None:
         """Remember of a row what differs from running to its limit, the token `last`."""
+        self.names[row] = name
         self.odd.pop(row, None)
         if not stop_ids:
             return
@@ -132,20 +150,64 @@ class Simulated(Oracle):
             self.offers.pop(row, None)
             if opened.sampling.candidates:
                 self.offers[row] = opened.sampling
-        if plan.most is not self.most:
-            self.most = plan.most
-            self.plain = tuple([_PLAIN[m] if m < 65 else (0,) * m for m in plan.most])
+        late = self.late.pop(plan.step, None)
+        most, at = plan.most, tuple[int, ...]()
+        if late or plan.drafts:
+            most, at = self._judged(plan, late or {})
+        if most is not self.most:
+            self.most = most
+            self.plain = tuple([_PLAIN[m] if m < 65 else (0,) * m for m in most])
         if not self.odd:
             return self.plain
-        at = tuple(map(add, plan.starts, plan.counts))  # the first token's position
+        at = at or tuple(map(add, plan.starts, plan.counts))  # the first token's position
         odd = [self.odd.get(row, _NEVER) for row in plan.rows]
         due = [-1 if one.other else one.end for one in odd]
         out = list(self.plain)
-        for i in compress(range(len(out)), map(gt, map(add, at, plan.most), due)):
-            one, size = odd[i], plan.most[i]
+        for i in compress(range(len(out)), map(gt, map(add, at, most), due)):
+            one, size = odd[i], most[i]
             ends = max(0, min(size, one.end - at[i]))
             out[i] = tuple(one.stop if k == ends else one.other for k in range(size))
         return tuple(out)
+
+    def _judged(
+        self, plan: Plan, late: Mapping[int, int]
+    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """How many tokens each row of a plan yields, and the position of its first one,
+        where some have drafts or are late.
+        """
+        most, at = list(plan.most), list(map(add, plan.starts, plan.counts))
+        for i, gen in enumerate(plan.gens) if late else ():
+            at[i] -= late.get(gen, 0)
+        for draft in plan.drafts:
+            i = draft.index
+            count = plan.counts[i] - 1
+            at[i] -= count
+            name = self.names[plan.rows[i]]
+            most[i] = 1 + self.guesses.accepted(name, at[i], count)
+            short = plan.most[i] - most[i]
+            for behind in self.plans if short else ():
+                owed = self.late.setdefault(behind.step, {})
+                owed[plan.gens[i]] = owed.get(plan.gens[i], 0) + short
+        return tuple(most), tuple(at)
+
+
+def _lateness(state: EngineState) -> dict[int, dict[int, int]]:
+    """Of plans in flight, by step and generation: how much earlier a row starts than it
+    says.
+    """
+    found = dict[int, dict[int, int]]()
+    run = state.running
+    next_ = {gen: known - 1 for gen, known in zip(run.gens, run.known, strict=True)}
+    for plan in state.inflight:
+        filled = {fill.index for fill in plan.fills}
+        for i, gen in enumerate(plan.gens):
+            if gen not in next_ or i in filled:
+                next_[gen] = plan.starts[i] + plan.counts[i]
+                continue
+            if plan.starts[i] != next_[gen]:
+                found.setdefault(plan.step, {})[gen] = plan.starts[i] - next_[gen]
+            next_[gen] += plan.most[i]
+    return found
 
 
 @define
@@ -191,6 +253,7 @@ class Simulation:
     time: float = 0.0  # at which it starts
     number: int = 0  # of the first turn
     step: Step = step
+    guesses: Guesses = field(factory=Guesses)  # of the host, if it drafts
 
     def turns(self) -> Iterator[Turn]:
         """Take turns until everything has been served, or nothing can happen any more:
@@ -212,6 +275,7 @@ class Simulation:
             if device.flights:
                 now = max(free, device.end(free))
                 results = [self.executor.collect()]
+                results += proposals(self.config, state, results, self.guesses)
             else:
                 now = max(free, min(wake, coming[0] if coming else math.inf))
                 if now == math.inf:

@@ -9,6 +9,7 @@ were accepted, and the token after them.
 
 from collections.abc import Iterable
 from itertools import zip_longest
+from typing import Final
 
 from attrs import frozen
 
@@ -48,15 +49,22 @@ class Tally:
         return (self.rows + sum(self.accepted)) / self.rows if self.rows else 0.0
 
 
+NO_DRAFTS: Final = Tally()
+
+
 def tallied(plan: Plan, sizes: Iterable[int]) -> Tally:
     """The drafts of one step, whose rows have yielded so many tokens."""
     yielded, tally = tuple(sizes), Tally()
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
-        right = yielded[draft.index] - 1
-        ones = tuple(int(place < right) for place in range(count))
-        tally = tally.plus(Tally(1, (1,) * count, ones))
+        tally = tally.plus(of_row(count, yielded[draft.index] - 1))
     return tally
+
+
+def of_row(proposed: int, accepted: int) -> Tally:
+    """The drafts of one row in one step."""
+    ones = tuple(int(place < accepted) for place in range(proposed))
+    return Tally(1, (1,) * proposed, ones)
 
 
 def _sum(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError, holds, require
 from minfer.testing.needs import needs
 from minfer.testing.plan_laws import Planning
-from minfer.testing.sitting_out import left_out, suspects
+from minfer.testing.sitting_out import left_out, rests, suspects
 
 _CAUSES: Final = ("blocks", "rows", "budget", "sibling", "policy", "share")
 
@@ -45,7 +45,7 @@ def check_line(
         _left_out(books, after, planning)
     _starved(after, planning)
     if (room or planning.plans) and after.waiting and not alone:
-        _first(config, turn, planning, tried=room)
+        _first(books, turn, planning, tried=room)
     _news(before, turn)
 
 
@@ -131,7 +131,7 @@ def _may_pass(
 
 
 def _next(after: EngineState) -> Sequence | None:
-    """The first in line who is not held back with its client; None: all are."""
+    """Who is next in line: the first whose client is not held back; None: all are."""
     running = {name for name, _ in after.running.ids}
     for seq in after.waiting:
         begun = seq.request.beams is not None and seq.request.id in running
@@ -140,11 +140,11 @@ def _next(after: EngineState) -> Sequence | None:
     return None
 
 
-def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
+def _shares(books: Books, turn: Transition, planning: Planning) -> None:
     """Others run, or join, and the policy, asked once more, still says of each client
     that is held back that others pass it.
     """
-    after = turn.state
+    config, after = books.config, turn.state
     require(after.running.seqs, "held", "clients are held back, and nobody runs")
     if any(isinstance(reason, Overruled) for reason in turn.reasons):
         return
@@ -157,14 +157,21 @@ def _shares(config: EngineConfig, turn: Transition, planning: Planning) -> None:
     sat = [clients.get(name) for name in planning.sitting]  # by the last plan, or before
     last = planning.plans[-1] if planning.plans else None
     before = after if last is None else evolve(after, next_step=last.step)
+    paused = last is None and _all_rest(books)
     for client, seq in firsts.items():
-        now, many = load(config, before), come.count(client)
+        now, many = evolve(load(config, before), paused=paused), come.count(client)
         counts = range(many, many + sat.count(client) + 1)
         each = (
             config.policy.holds_back(after.policy, seq.request, now, n) for n in counts
         )
         held = any(answer for answer, _ in each)
         require(held, "held", f"{seq.id} may be let in, and its client is held back")
+
+
+def _all_rest(books: Books) -> bool:
+    """Whether nothing of those who run may be planned, as all are paused."""
+    every = ((one, one.seat) for one in books.running if one.seat is not None)
+    return all(one.paused and rests(books.config, one, seat) for one, seat in every)
 
 
 def _starved(after: EngineState, planning: Planning) -> None:
@@ -180,22 +187,20 @@ def _starved(after: EngineState, planning: Planning) -> None:
         require(coming, "left out", f"{starved} wait, and no block is coming")
 
 
-def _first(
-    config: EngineConfig, turn: Transition, planning: Planning, *, tried: bool
-) -> None:
-    """The first in line could not be let in, and nobody had to make room for it."""
-    after = turn.state
+def _first(books: Books, turn: Transition, planning: Planning, *, tried: bool) -> None:
+    """Who is next in line could not be let in, and nobody had to make room for it."""
+    config, after = books.config, turn.state
     if tried:  # once more, which made no plan
         planning.launched(None)
     found, said = _next(after), after.held
     seq = found or next(iter(after.waiting))
     if said is None or said.place != seq.place:
-        raise InvariantError("held", f"{seq.id} is first in line, and nothing holds it")
+        raise InvariantError("held", f"{seq.id} is next in line, and nothing holds it")
     claim = said.cause
     if claim == "policy":
         return  # that is the policy's own affair: see its promises
     if after.shut:
-        _shares(config, turn, planning)
+        _shares(books, turn, planning)
     require((claim == "share") == (found is None), "held", f"{seq.id} for {claim}")
     if found is None:
         return
@@ -227,7 +232,7 @@ def _cause(
     *,
     short: bool,
 ) -> str:
-    """What the first in line has to wait for, if for anything; `lately` were let in by
+    """What who is next in line has to wait for, if for anything; `lately` were let in by
     the last plan, and blocks are `short` or not.
     """
     if not after.free_rows:
@@ -238,7 +243,7 @@ def _cause(
 
 
 def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
-    """The first in line waits for budget: the last plan took all there was."""
+    """Who is next in line waits for budget: the last plan took all there was."""
     budget = planning.budget(config, len(planning.plans) - 1)
     plan = planning.plans[-1]
     used = sum(plan.counts) if plan is not None else 0
@@ -247,7 +252,7 @@ def _spent(config: EngineConfig, seq: Sequence, planning: Planning) -> None:
 
 
 def _inversion(config: EngineConfig, turn: Transition, seq: Sequence, cause: str) -> None:
-    """Nobody runs who would have to give way to the first in line."""
+    """Nobody runs who would have to give way to who is next in line."""
     after = turn.state
     if after.fences or not after.running.seqs:
         return

@@ -31,6 +31,7 @@ def test_what_a_policy_may_look_at() -> None:
     assert step > 1
     assert load(bench.config, state) == Load(3.0, 2, 1, available, 2.0, 16, 1, step)
     assert load(bench.config, state, 3) == Load(3.0, 2, 4, available, 2.0, 16, 1, step)
+    assert not load(bench.config, evolve(state, paused=frozenset({("b", 0)}))).paused
     bench.drain()
     assert load(bench.config, bench.state).arrived == bench.state.time, (
         "now, if nobody waits"

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from minfer.messages import Admitted, Cancel, Held, Submit
+from minfer.messages import Admitted, Cancel, Held, Pause, Submit
 from minfer.pmap import Map
 from minfer.policies import policy_named
 from minfer.policy import Load
@@ -17,6 +17,7 @@ from minfer.request import Request
 from minfer.schedule import waits_for
 from minfer.setting import ConfigError
 from tests.core.test_engine import CONFIG, Bench, ask
+from tests.core.test_pausing import Judged
 
 LOAD = Load(10.0, 1, running=20, available=9, arrived=5.0, budget=8, seats=64, step=8)
 
@@ -84,6 +85,14 @@ def test_a_client_with_seats_joins_at_some_steps_only_and_few_at_once() -> None:
     assert held(state, wants("a"), came=5, running=80)
     assert held(state, wants("a"), came=2, policy=FairSeats(newcomers=2))
     assert not held(seated(a=1), wants("a"), came=99, step=1), "nobody else is there"
+
+
+def test_while_all_who_run_are_paused_it_joins_at_any_step_few_at_once() -> None:
+    state = seated(a=1, b=5)
+    for step in range(JOIN_EVERY):
+        assert not held(state, wants("a"), step=step, paused=True)
+        assert held(state, wants("a"), step=step, paused=True, came=4)
+    assert held(seated(a=8, b=1), wants("a"), paused=True), "it has its share"
 
 
 def test_the_less_urgent_bound_nobody_and_all_ones_classes_count() -> None:
@@ -205,6 +214,51 @@ def test_as_fair_queue_decides_while_there_is_one_client() -> None:
         bench.drain()
         told.append([(one.id, one.waited) for one in bench.reasons_of(Admitted)])
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("steps", range(JOIN_EVERY))
+def test_newcomers_do_not_stand_while_all_who_run_are_paused(steps: int) -> None:
+    """No step passes then, so none is the fourth."""
+    config = evolve(SMALL, late_masks=True, policy=FairSeats(least=6, newcomers=2))
+    bench = Judged(config)
+    bound = [
+        Submit(evolve(ask(name, 3, 90), client=name, lockstep=True)) for name in "ab"
+    ]
+    bench.turn(*bound)
+    for _ in range(steps + 2):
+        bench.turn()
+    bench.turn(Pause("a", 0), Pause("b", 0))
+    for _ in range(3):
+        bench.turn()
+    stood = bench.state.next_step
+    assert not bench.state.inflight
+    bench.turn(*asks("a", 9))
+    joins = 3 if stood % JOIN_EVERY == 0 else 2
+    assert seats(bench, "a") == joins, "one at least, and then steps pass again"
+    assert bench.state.next_step > stood
+    for _ in range(2 * JOIN_EVERY):
+        bench.turn()
+    assert seats(bench, "a") == 6, "its share, and then no more"
+    bench.turn(Pause("a", 0, paused=False), Pause("b", 0, paused=False))
+    bench.drain()
+
+
+def test_newcomers_that_are_paused_themselves_do_not_stand_either() -> None:
+    """Whoever sits makes no step pass."""
+    config = evolve(SMALL, late_masks=True, policy=FairSeats(least=3, newcomers=1))
+    bench = Judged(config)
+    names = ["b0", "a0", "a1", "a2"]
+    bench.turn(*asks("c", 1, tokens=2))
+    bench.drain()
+    stood = bench.state.next_step
+    assert stood % JOIN_EVERY
+    for name in names:
+        request = evolve(ask(name, 1, 9), client=name[0], lockstep=True)
+        bench.give(Submit(request), Pause(name, 0))
+    assert [name for name, _ in bench.state.running.ids] == names
+    assert bench.state.next_step == stood
+    bench.turn(*(Pause(name, 0, paused=False) for name in names))
+    bench.drain()
 
 
 def test_who_left_before_it_was_let_in_never_is() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from minfer.effects.live.masks import Masked, NoMasks
+from minfer.effects.text.grammars.lines import Lines, fill
 from minfer.plan import Mask, Plan
 from minfer.state import EngineState
 
@@ -17,16 +18,29 @@ class Waited(Future[Masked]):
 
 class MasksBy(NoMasks):
     """Asks a function, as soon as a plan was launched; `late`: the masks are not there
-    before the plan's results are due.
+    before the plan's results are due; `lend`: they are written there.
     """
 
     def __init__(
-        self, make: Callable[[Plan], tuple[Mask, ...]], *, late: bool = False
+        self,
+        make: Callable[[Plan], tuple[Mask, ...]],
+        *,
+        late: bool = False,
+        lend: Callable[[int], Lines | None] | None = None,
     ) -> None:
         self.make = make
         self.late = late
+        self.lend = lend
 
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":  # noqa: ARG002  # the protocol's
         made: Future[Masked] = Waited() if self.late else Future()
-        made.set_result(Masked(self.make(plan)))
+        masks = self.make(plan)
+        lines = None if self.lend is None else self.lend(plan.step)
+        if lines is None:
+            made.set_result(Masked(masks))
+        else:
+            lines[:] = -1
+            for mask in masks:
+                fill(lines[plan.apart.index(mask.index)], mask.bits)
+            made.set_result(Masked(written=True))
         return made

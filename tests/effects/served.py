@@ -19,6 +19,7 @@ from minfer.effects.serving.application import Application
 from minfer.effects.serving.connections import bounded
 from minfer.effects.serving.server import bound
 from minfer.effects.serving.transports.websocket import SOCKETS
+from minfer.effects.text.grammars.lines import Lines
 from minfer.messages import Cancel, Event, Executed, Failed
 from minfer.plan import Plan, SampleApart
 from minfer.state import EngineState, Transition, Turn
@@ -38,6 +39,10 @@ class Slow:
 
     def launch(self, plan: Plan) -> None:
         self.inner.launch(plan)
+
+    def mask_lines(self, step: int) -> Lines | None:
+        found: Lines | None = self.inner.mask_lines(step)
+        return found
 
     def sample(self, apart: SampleApart) -> None:
         self.inner.sample(apart)

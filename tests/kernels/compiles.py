@@ -28,6 +28,7 @@ from minfer.kernels import (
     rows,
     sample,
     shape,
+    verify,
 )
 
 HIDDEN, INNER, HEADS, KV_HEADS, DIM, VOCAB, BLOCK = 3584, 18_944, 28, 4, 128, 152_064, 64
@@ -134,6 +135,8 @@ def main(few: bool) -> None:
     shape.shape(half(4, VOCAB), at, at, penalties, kept)
     shape.count(at, at, at, at, kept)
     logprobs.logprobs(half(4, VOCAB), at, at, at, ints(4, 2, 21))
+    verify.spread(at, at, ints(3, 4), ints(3, 4), at, 8, ints(3, 12))
+    verify.stand(at, at, at, at, at, 0, 8, at, at, at)
 
 
 if __name__ == "__main__":

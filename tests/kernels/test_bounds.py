@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from minfer.kernels import bounds, sample_kernels
+from minfer.kernels import bounds, sample_kernels, sample_launches
 from minfer.kernels import sample as kernels
-from minfer.kernels.sample import Sizes
+from minfer.kernels.sample_launches import Sizes
 from minfer.request import SamplingParams
 
 from .conftest import CUDA
@@ -55,7 +55,7 @@ def test_few_tokens_are_left(
 ) -> None:
     monkeypatch.setattr(kernels, "SIZES", SIZES)
     finish = Seen(sample_kernels.finish)
-    monkeypatch.setattr(kernels, "finish", finish)
+    monkeypatch.setattr(sample_launches, "finish", finish)
     spreads = torch.tensor([[0.02], [3.0], [6.0]])
     generator = torch.Generator().manual_seed(2)
     logits = spreads * torch.randn(len(spreads), VOCAB, generator=generator)
@@ -77,7 +77,7 @@ def test_the_edge_is_where_it_was_guessed(
     sizes = SIZES._replace(chunk=512, span=512, block=256, tile=64, samples=1024, few=20)
     monkeypatch.setattr(kernels, "SIZES", sizes)
     finish = Seen(sample_kernels.finish)
-    monkeypatch.setattr(kernels, "finish", finish)
+    monkeypatch.setattr(sample_launches, "finish", finish)
     line = 0.5 * torch.randn(5000, generator=torch.Generator().manual_seed(4))
     check_edges(line, [SamplingParams(**how)], DEVICE)
     limits, lowered = finish.last["bounds"][:2, (3, 5)].T
@@ -107,7 +107,7 @@ def test_nobody_wins_who_was_not_listed(
     sizes = SIZES._replace(chunk=512, span=512, samples=512, few=20, waits=waits)
     monkeypatch.setattr(kernels, "SIZES", sizes)
     finish = Seen(sample_kernels.finish)
-    monkeypatch.setattr(kernels, "finish", finish)
+    monkeypatch.setattr(sample_launches, "finish", finish)
     logits = 0.1 * torch.randn(4, 4096, generator=torch.Generator().manual_seed(4))
     rows = [(SamplingParams(**how), seed, 0, 5) for seed in range(4)]
     arguments = tensors(rows, DEVICE)

@@ -13,7 +13,7 @@ from torch import Tensor
 from minfer import sample as meaning
 from minfer.effects.execution.cpu_sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
-from minfer.kernels.sample import Sizes
+from minfer.kernels.sample_launches import Sizes
 from minfer.request import SamplingParams
 from tests.circles import long
 

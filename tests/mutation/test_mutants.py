@@ -251,8 +251,8 @@ def test_tests_that_cannot_notice_are_not_run() -> None:
     assert "tests/core/test_log.py" not in runner.test_files("sample.py")
     assert runner.test_files("keys.py")[0] == "tests/core/test_keys.py"
     assert "tests/mutation/worlds.py" in runner.test_files("keys.py")
-    assert runner.test_files("speculate/length.py") == [
-        "tests/core/speculate/test_length.py"
+    assert runner.test_files("speculate/lookup.py") == [
+        "tests/core/speculate/test_lookup.py"
     ]
     everything = runner.test_files("")
     assert not {path.rpartition("/")[2] for path in everything} & set(runner.NOT_RUN)

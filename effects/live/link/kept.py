@@ -205,6 +205,7 @@ class Requests:
             tokens=told.tokens,
             logprobs=told.logprobs,
             pooled=told.pooled,
+            drafts=told.drafts,
             finished=tuple([self._finished(done) for done in told.finished]),
             arrived=tuple(arrived),
             reasons=tuple([self._reason(one) for one in known]),

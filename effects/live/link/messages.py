@@ -159,6 +159,7 @@ class News(Struct, tag="news", frozen=True, omit_defaults=True):
     tokens: tuple[tuple[int, ...], ...] = ()
     logprobs: Logprobs = ()
     pooled: Pooled = ()
+    drafts: tuple[int, ...] = ()
     finished: tuple[Finished, ...] = ()
     arrived: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()

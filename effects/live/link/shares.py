@@ -102,6 +102,7 @@ def _told(session: Session, news: News, part: _Part) -> wire.News:
         tokens=news.tokens if whole else tuple([news.tokens[at] for at in rows]),
         logprobs=_own_rows(news, rows),
         pooled=tuple([news.pooled[at] for at in rows]) if news.pooled else (),
+        drafts=tuple([news.drafts[at] for at in rows]) if news.drafts else (),
         finished=tuple(part.finished),
         arrived=tuple(part.arrived),
         reasons=tuple(part.reasons),

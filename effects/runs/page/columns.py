@@ -3,7 +3,8 @@
 Theory. Most turns say little, so what is kept of a run is a few numbers per turn and per
 planned step, and a log of what was out of the ordinary: arrivals, admissions, chunks of
 prompts, preemptions, ends. The page works the rest out: a sequence that decodes for a
-thousand turns is an entry where that begins and one where it ends, whatever the batch.
+thousand turns is an entry where that begins and one where it ends, whatever the batch;
+only drafts have a row of their own for each step, as what became of them differs.
 All is columns of numbers, and a table of the texts, ids and errors, that they point into.
 """
 
@@ -15,6 +16,8 @@ import minfer.messages as say
 from minfer.effects.runs.page.entered import entered
 from minfer.plan import Plan
 from minfer.request import MAX_SAMPLES, Request
+from minfer.runs.cost import drafts_of
+from minfer.runs.drafts import judged
 from minfer.sequence import SampleId
 from minfer.state import EngineState, Turn
 
@@ -24,7 +27,9 @@ _MICROSECONDS: Final = 1e6  # in a second
 
 TABLES: Final = {
     "turn": ("free", "cached", "shareable", "running", "waiting", "tokens", "done"),
-    "step": ("turn", "number", "decode", "chunks", "prefill", "repeat"),
+    "step": ("turn", "number", "decode", "chunks", "prefill", "repeat", "drafts"),
+    # What became of a sample's drafts, in the turn in which their step was done.
+    "draft": ("turn", "who", "proposed", "accepted"),
     "sample": ("id", "sample", "n", "prompt", "most", "about"),
     "log": ("turn", "kind", "who", "a", "b", "c"),
 }
@@ -50,6 +55,9 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
     # Of a history, planned; after the last one, a token.
     "Chunk": ("step", "tokens", "last"),
 }
+# Events of which there is no entry: times and what became of drafts are in other tables,
+# and `entered` says what came.
+_UNSAID: Final = say.Tick | say.Submit | say.Propose
 _PLACES: Final = {kind: place for place, kind in enumerate(KINDS)}
 
 
@@ -124,10 +132,11 @@ class Run:
             if isinstance(event, say.Executed):
                 if type(event.step) is int and event.step in flying:
                     done = event.step
-            elif type(event) in say.EVENTS and not isinstance(
-                event, say.Tick | say.Submit
-            ):
+            elif type(event) in say.EVENTS and not isinstance(event, _UNSAID):
                 self._say(event)
+        for one in judged(turn.before, turn.events, turn.transition):
+            who = self._who((one.id, one.sample))
+            self._add("draft", len(self.time) - 1, who, one.proposed, one.accepted)
         return done
 
     def _emitted(self, turn: Turn) -> int:
@@ -167,6 +176,7 @@ class Run:
             chunks,
             prefill,
             plan.repeat,
+            drafts_of(plan),
         )
 
     def _sample(self, request: Request, sample: int) -> int:

@@ -1,93 +1,118 @@
 """Masks of many rows in one call, on all processors.
 
+The library writes each where it is wanted, and lets other threads run: what is done here
+for each row is to put it into a list. Nearly all go forward by one token, and those do so
+in one call, too.
+
 Whose fault it is if that takes long cannot be seen from outside. So what comes after a
 call that took longer than one mask may take is made, and timed, row by row: who is too
 slow then ends (`walking.py`), and the others go on as before.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from itertools import compress
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, cast
 
-import numpy as np
-
+from minfer.effects.text.grammars.lines import Lines, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Move
-from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher
+from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher, check
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 BITS = 32  # of a word of the library's masks
 
-Made = bytes | GrammarError
-
 
 class AtOnce:
-    """Moves matchers, and makes their masks."""
+    """Moves matchers, and has their masks written."""
 
     def __init__(self, vocab_size: int) -> None:
         """Starts as many threads as there are processors, but for a few."""
         from llguidance import LLExecutor
 
         self._executor = LLExecutor()
-        self._words = -(-vocab_size // BITS)
+        self.words = -(-vocab_size // BITS)  # of a line
         self._suspicious = False  # whether the last call took long
 
-    def masks(self, moves: Sequence[Move]) -> list[Made]:
-        """Their masks, in order, or why there is none."""
-        walks = [_own(move) for move in moves]
-        errors = self._moved(walks, moves)
-        going = [walk for walk, error in zip(walks, errors, strict=True) if not error]
+    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+        """As `Compiler` says."""
+        if not moves:
+            return {}
+        inner = _inner(moves)
+        errors = self._moved(moves, inner)
+        going = list(zip(inner, [one.line for one in moves], strict=True))
+        if errors:
+            going = [pair for pair in going if pair[1] not in errors]
+            moves = [one for one in moves if one.line not in errors]
         begun = time.monotonic()
         if self._suspicious:
-            made = [_or_why(walk.mask) for walk in going]
+            errors |= _made_alone(moves, lines)
             self._suspicious = False
         else:
-            made = self._made(going)
+            errors |= self._made(going, lines)
             self._suspicious = time.monotonic() - begun > MOST_SECONDS
-        each = iter(made)
-        return [error or next(each) for error in errors]
+        return errors
 
     def _moved(
-        self, walks: Sequence[LlguidanceMatcher], moves: Sequence[Move]
-    ) -> list[GrammarError | None]:
+        self, moves: Sequence[Move], inner: "list[LLMatcher]"
+    ) -> dict[int, GrammarError]:
         """Move them; for each that cannot go there, why."""
-        by_one = [not one.back and len(one.tokens) == 1 for one in moves]
-        simple = [*compress(range(len(moves)), by_one)]
-        steps = [(walks[i].inner, moves[i].tokens[0]) for i in simple]
-        took = self._executor.consume_token_par(steps) if steps else []
-        fine = set(compress(simple, took))
-        return [None if i in fine else _moved_alone(moves[i]) for i in range(len(moves))]
+        errors: dict[int, GrammarError] = {}
+        simple = [
+            (walk, one.tokens[0])
+            for walk, one in zip(inner, moves, strict=True)
+            if not one.back and len(one.tokens) == 1
+        ]
+        took = self._executor.consume_token_par(simple) if simple else []
+        if len(simple) == len(moves) and all(took):
+            return errors
+        fine = iter(took)
+        for one in moves:
+            if not one.back and len(one.tokens) == 1 and next(fine):
+                continue
+            try:
+                one.matcher.rollback(one.back)
+                one.matcher.advance(one.tokens)
+            except GrammarError as error:
+                errors[one.line] = error
+        return errors
 
-    def _made(self, walks: Sequence[LlguidanceMatcher]) -> list[Made]:
-        if not walks:
-            return []
-        lines = np.empty((len(walks), self._words), np.int32)
+    def _made(
+        self, going: "list[tuple[LLMatcher, int]]", lines: Lines
+    ) -> dict[int, GrammarError]:
+        if not going:
+            return {}
+        if lines.shape[1] != self.words or not lines.flags["C_CONTIGUOUS"]:
+            raise ValueError(f"lines of {lines.shape[1]} words, not {self.words}")
         self._executor.unsafe_compute_mask_ptr(
-            [(walk.inner, line) for line, walk in enumerate(walks)],
-            lines.ctypes.data,
-            lines.strides[0],
-            len(walks),
+            going, lines.ctypes.data, lines.strides[0], len(lines)
         )
-        pairs = zip(walks, lines, strict=True)
-        return [_or_why(partial(walk.checked, line.tobytes())) for walk, line in pairs]
+        return {line: _why(walk) for walk, line in going if walk.is_error()}
 
 
-def _own(move: Move) -> LlguidanceMatcher:
-    if not isinstance(move.matcher, LlguidanceMatcher):
-        raise TypeError(f"{move.matcher!r} was made by somebody else")
-    return move.matcher
+def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":
+    """The library's own matchers."""
+    for one in moves:
+        if type(one.matcher) is not LlguidanceMatcher:
+            raise TypeError(f"{one.matcher!r} was made by somebody else")
+    return [cast(LlguidanceMatcher, one.matcher).inner for one in moves]
 
 
-def _moved_alone(move: Move) -> GrammarError | None:
+def _made_alone(moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+    """Have each matcher write its own mask, which is timed."""
+    errors = {}
+    for one in moves:
+        try:
+            fill(lines[one.line], one.matcher.mask())
+        except GrammarError as error:
+            errors[one.line] = error
+    return errors
+
+
+def _why(inner: "LLMatcher") -> GrammarError:
+    """Why a matcher cannot go on."""
     try:
-        move.matcher.rollback(move.back)
-        move.matcher.advance(move.tokens)
+        check(inner)
     except GrammarError as error:
         return error
-    return None
-
-
-def _or_why(make: Callable[[], bytes]) -> Made:
-    try:
-        return make()
-    except GrammarError as error:
-        return error
+    raise AssertionError("this matcher can go on")

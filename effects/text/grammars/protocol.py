@@ -8,11 +8,14 @@ wherever the output may be over, and alone once it must be.
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from attrs import frozen
+from attrs import define
 
 from minfer.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from minfer.effects.text.grammars.lines import Lines
 
 
 class GrammarError(ValueError):
@@ -68,22 +71,30 @@ class Grammar(Protocol):
         ...
 
 
-@frozen(eq=False)
+@define(eq=False)  # frozen ones take twice as long to make, and there are many
 class Move:
-    """Where a matcher is to go: back by some tokens, then forward by others."""
+    """Where a matcher is to go: back by some tokens, then forward by others; and the line
+    that its next mask is written to.
+    """
 
     matcher: Matcher
     back: int
     tokens: tuple[int, ...]
+    line: int = 0
 
 
 class Compiler(Protocol):
     """Compiles constraints for one vocabulary."""
 
-    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
-        """Move matchers that this compiler made, each another one; then the mask of each,
-        or why there is none. On as many processors as there are; other threads run
-        meanwhile.
+    words: int  # of a line
+    never: frozenset[int]  # tokens that no output may have, whatever lines say
+
+    def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
+        """Move matchers that this compiler made, each another one; then write the mask of
+        each to its line. Returns why there is none, by line. On as many processors as
+        there are; other threads run meanwhile.
+
+        Lines are contiguous. None allows nothing, but for what is `never` allowed.
         """
         ...
 

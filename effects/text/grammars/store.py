@@ -15,15 +15,24 @@ not compiled, unless that has begun: then the result is kept as any other.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from attrs import define, field
 
-from minfer.effects.text.grammars.protocol import Compiler, Grammar, GrammarError, Move
+from minfer.effects.text.grammars.protocol import (
+    Compiler,
+    Grammar,
+    GrammarError,
+    Move,
+)
+from minfer.effects.text.grammars.threads import Threads
 from minfer.effects.text.line import Line, Place
 from minfer.structured import StructuredOutputs
+
+if TYPE_CHECKING:
+    from minfer.effects.text.grammars.lines import Lines
 
 KEPT: Final = 256  # grammars: what was asked for, and that it compiles
 THREADS: Final = 2
@@ -53,7 +62,7 @@ class Grammars:
         self._kept: OrderedDict[StructuredOutputs, Future[Grammar]] = OrderedDict()
         self._jobs: dict[StructuredOutputs, _Job] = {}
         self._line = Line[_Job]()
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: Threads | None = None
 
     def warm(self) -> None:
         """Read the vocabulary, which other threads have to wait for. Raises
@@ -70,13 +79,13 @@ class Grammars:
                 return known
             job = self._jobs.setdefault(asked, _Job(asked))
             wait: Future[Grammar] = Future()
-            job.waits[wait] = None
-            if not job.running:
-                job.waits[wait] = self._line.add(job, client, len(asked.text))
-                if self._pool is None:
-                    self._pool = ThreadPoolExecutor(THREADS, "minfer-grammars")
-                self._pool.submit(self._next)
+            running, place = job.running, None
+            if not running:
+                place = self._line.add(job, client, len(asked.text))
+            job.waits[wait] = place
         wait.add_done_callback(partial(self._leave, job))
+        if not running:
+            self._begin_one()
         return wait
 
     def get(self, asked: StructuredOutputs) -> Grammar:
@@ -97,9 +106,19 @@ class Grammars:
             self._run(job)
         return known.result()
 
-    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
+    @property
+    def words(self) -> int:
+        """As `Compiler` says."""
+        return self._loaded().words
+
+    @property
+    def never(self) -> frozenset[int]:
+        """As `Compiler` says."""
+        return self._loaded().never
+
+    def masks(self, moves: Sequence[Move], lines: "Lines") -> dict[int, GrammarError]:
         """As `Compiler` says, of matchers that were made here."""
-        return self._loaded().masks(moves)
+        return self._loaded().masks(moves, lines)
 
     @property
     def pending(self) -> int:
@@ -129,7 +148,7 @@ class Grammars:
         for wait in waits:
             wait.cancel()
         if pool is not None:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.close()
 
     # --- what holds the lock when it is called ------------------------------------------
 
@@ -157,6 +176,19 @@ class Grammars:
                 self._line.remove(place)
             if not job.waits and not job.running:
                 self._jobs.pop(job.asked, None)
+
+    def _begin_one(self) -> None:
+        """Have a thread take who is next."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = Threads(THREADS, "minfer-grammars")
+            pool = self._pool
+        pool.submit(self._next).add_done_callback(partial(self._over, pool))
+
+    def _over(self, pool: Threads, turn: "Future[None]") -> None:
+        """If the program ends before a turn comes, nobody's does."""
+        if turn.cancelled() and pool is self._pool:
+            self.close()
 
     def _next(self) -> None:
         """Compile what is next in line; there was more once, if there is nothing."""

@@ -5,6 +5,8 @@
                  thought? (call+ | text)         of formats without markers
                  thought? (call+ | JSON)         with markers, of answers with a schema
 
+Harmony's, whose answers are messages, are in `harmony_forms.py`.
+
 A call is as the model was trained to write it, but for its arguments, which are as their
 schema says. Markers that are tokens of their own are matched as tokens: their text, in
 other tokens, is not what the model was trained on, and grammars do not take one for the
@@ -14,6 +16,7 @@ other. Free text has no such tokens.
 import json
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Final
 
 from attrs import frozen
@@ -23,6 +26,7 @@ from minfer.effects.text.grammars.schemas import checked_schema
 from minfer.effects.text.grammars.spelled import TEXT, json_rule, quoted
 from minfer.effects.text.tools import deepseek, hermes, llama, mistral, qwen_coder
 from minfer.effects.text.tools.calls import any_name
+from minfer.effects.text.tools.harmony_forms import Messages
 from minfer.effects.text.tools.tag_forms import SHARED, tagged
 from minfer.effects.text.tools.thinking import Thinking
 
@@ -70,6 +74,7 @@ class _Form:
     between: str | None = None  # two calls; None: all are behind one marker
     begins: str = _BRACE  # without a marker: the characters by which a call is known
     tagged: bool = False  # arguments are in tags, not JSON
+    whole: bool = False  # the rules are of a whole answer
 
 
 def arguments_schema(parameters: Mapping[str, Any] | None, where: str) -> str:
@@ -92,7 +97,8 @@ def grammar(calling: Calling) -> str:
         if not any_name(callee.name):
             raise GrammarError(f"a call cannot have the name {callee.name!r}")
     form = FORMS[calling.format](calling)
-    lines = [*_answer(calling, form), *form.rules, f"TEXT: /{TEXT}/"]
+    around = () if form.whole else _answer(calling, form)
+    lines = [*around, *form.rules, f"TEXT: /{TEXT}/"]
     for i, callee in enumerate(() if form.tagged else calling.callees):
         lines.append(f"arguments_{i}: {json_rule(callee.schema)}")
     # By these signs llama.cpp's grammars are known. They can be in strings only.
@@ -257,6 +263,19 @@ def _deepseek_v31(calling: Calling) -> _Form:
     return _deepseek(calling, "", "", "")
 
 
+def _harmony(calling: Calling) -> _Form:
+    """Messages on channels, of which some are calls."""
+    messages = Messages(
+        names=[one.name for one in calling.callees],
+        must=calling.must,
+        several=calling.several,
+        answer=calling.answer,
+        mark=partial(_marker, calling),
+        ending=partial(_ending, calling=calling),
+    )
+    return _Form("", tuple(messages.rules()), whole=True)
+
+
 FORMS: Final[Mapping[str, Callable[[Calling], _Form]]] = {
     "hermes": _hermes,
     "llama3_json": _llama,
@@ -264,9 +283,10 @@ FORMS: Final[Mapping[str, Callable[[Calling], _Form]]] = {
     "qwen3_coder": _qwen_coder,
     "deepseek_v3": _deepseek_v3,
     "deepseek_v31": _deepseek_v31,
+    "openai": _harmony,
     "json": _bare,
 }
 # Of these, by their markers calls are told from answers that are JSON.
 MARKED: Final = frozenset(
-    {"hermes", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31"}
+    {"hermes", "mistral", "qwen3_coder", "deepseek_v3", "deepseek_v31", "openai"}
 )

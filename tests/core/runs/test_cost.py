@@ -3,10 +3,19 @@
 import pytest
 from attrs import evolve
 
-from minfer.runs.cost import CostModel, Work, work
-from minfer.runs.simulate import Simulated, Simulation
+from minfer.runs.codec import dump, load
+from minfer.runs.cost import CostModel, Work, drafts_of, work
+from minfer.runs.simulate import Arrival, Simulated, Simulation
 from minfer.setting import ConfigError
-from tests.core.runs.test_simulate import EVEN, asked, config_of, plans
+from minfer.speculate.settings import DEVICE, HOST
+from tests.core.runs.test_simulate import (
+    EVEN,
+    asked,
+    by_hand,
+    config_of,
+    plans,
+    with_drafts,
+)
 
 
 def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
@@ -47,3 +56,37 @@ def test_cost_is_linear_in_the_work_and_by_bucket() -> None:
 def test_nothing_costs_less_than_nothing() -> None:
     with pytest.raises(ConfigError, match="cost model: context must be a number from 0"):
         evolve(EVEN, context=-1e-9)
+
+
+def test_drafts_cost_what_as_many_rows_would_and_the_model_that_says_them() -> None:
+    cost = CostModel(
+        name="x",
+        decode=((2, 1.0), (4, 2.0), (8, 4.0)),
+        mixed=8.0,
+        token=0.1,
+        sequence=0.01,
+        draft=0.5,
+    )
+    for drafter, model in ((DEVICE, 3 * 0.5), (HOST, 0.0)):
+        config = with_drafts(drafter, 3, depth=1)
+        come: list[Arrival] = [(0.0, asked("a", most=30)), (0.0, asked("b", most=30))]
+        turns = [*Simulation(config, Simulated(), cost, come).turns()]
+        step = next(plan for plan in plans(turns) if plan.drafts)
+        assert drafts_of(step) == 6
+        assert work(step) == by_hand(step)
+        assert cost.seconds(step) == pytest.approx(4.0 + 8 * 0.01 + model)
+
+
+def test_what_decides_about_drafts_follows_from_the_model() -> None:
+    cost = evolve(EVEN, decode=((2, 3.0), (8, 2.0)), sequence=0.5, draft=0.25, host=0.1)
+    costs = cost.costs(16)
+    assert costs.verify == ((1, 3.5), (2, 4.0), (4, 4.0), (8, 6.0), (16, 10.0))
+    assert (costs.draft, costs.fixed) == (0.25, 0.1)
+    free = evolve(EVEN, decode=((1, 0.0),)).costs(3)
+    assert free.seconds(3) > 0
+
+
+def test_a_file_from_before_there_were_drafts_still_reads() -> None:
+    told = dump(evolve(EVEN, draft=0.5))
+    del told["draft"]
+    assert load(told, {"CostModel": CostModel}) == EVEN

@@ -2,6 +2,7 @@
 was.
 """
 
+from collections.abc import Callable
 from functools import cache
 from random import Random
 from typing import Any
@@ -12,19 +13,33 @@ from attrs import define
 
 from minfer.config import EngineConfig
 from minfer.keys import block_keys
-from minfer.messages import Cancel, Emit, Finish, Finished, Preempted, Submit
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Execute,
+    Finish,
+    Finished,
+    Preempted,
+    Submit,
+)
 from minfer.policies import Shortest
 from minfer.policy import Rank
 from minfer.request import Request
 from minfer.runs.cost import CostModel
+from minfer.runs.decisions import facts
+from minfer.runs.drafts import judged
 from minfer.runs.fork import Change, _Spare, fork
 from minfer.runs.journal import JournalError
 from minfer.runs.journal_writing import encode_journal
 from minfer.runs.replay import Journal, open_segments
 from minfer.runs.simulate import Arrival, Simulated, Simulation
+from minfer.speculate.settings import DEVICE, Speculation
 from minfer.state import Turn
 from tests.circles import long, seeds
 from tests.core.runs.clocked import Run
+from tests.core.runs.clocked import config as clocked_config
+from tests.core.runs.clocked import request as asked_for
+from tests.core.runs.drafted import by_device, by_host, journal_of
 from tests.core.runs.test_redact import blind
 
 COST = CostModel(name="a test's", decode=((1, 0.01),), mixed=0.02, token=0.001)
@@ -291,3 +306,87 @@ def test_every_request_that_is_to_stay_away_must_arrive() -> None:
     journal, _ = recorded(1)
     with pytest.raises(JournalError, match="no request 'nobody' arrives from turn 0 on"):
         fork(journal, 0, Change(without=("3", "nobody")), COST)
+
+
+# --- drafts -----------------------------------------------------------------------------
+
+SECOND = CostModel(name="a second", decode=((1, 1.0),), mixed=1.0, token=0.0)
+
+
+def ended_in(turns: list[Turn], name: str) -> int:
+    return next(turn.number for turn in turns if f"{name}.0" in ends([turn]))
+
+
+def spoken(turn: Turn) -> Any:
+    """A turn's decisions, but for the ids of tokens."""
+    facts_ = facts(turn.before, turn.transition)
+    emits = [c for c in turn.transition.commands if isinstance(c, Emit)]
+    sizes = [(emit.ids, [*map(len, emit.tokens)]) for emit in emits]
+    return turn.number, turn.transition.state.time, facts_, sizes
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("make", [by_device, by_host])
+def test_an_unchanged_fork_has_the_drafts_that_were(
+    make: Callable[..., Run], depth: int
+) -> None:
+    run = make(depth=depth)
+    for at in range(0, len(run.turns), 2):
+        turns = [*fork(journal_of(run), at, Change(), SECOND).turns]
+        assert [*map(spoken, turns)] == [*map(spoken, run.turns[at:])]
+
+
+@pytest.mark.parametrize("make", [by_device, by_host])
+@pytest.mark.parametrize("drafts", [None, 1, 2, 6])
+def test_another_number_of_drafts(make: Callable[..., Run], drafts: int | None) -> None:
+    run = make()
+    how = run.config.speculation
+    assert how is not None
+    how = None if drafts is None else attrs.evolve(how, drafts=drafts)
+    change = Change(settings={"speculation": how})
+    for at in (0, len(run.turns) // 2):
+        made = fork(journal_of(run), at, change, SECOND)
+        turns = [*made.turns]
+        assert not made.handed, "the engine goes on with the state that it has"
+        assert {name: (end.length, end.reason) for name, end in ends(turns).items()} == {
+            name: (end.length, end.reason) for name, end in ends(run.turns[at:]).items()
+        }
+        for turn in turns:
+            for event in turn.transition.commands:
+                if isinstance(event, Execute):
+                    each = (event.plan.counts[d.index] - 1 for d in event.plan.drafts)
+                    assert max(each, default=0) <= (drafts or 0)
+        again = fork(journal_of(run), at, change, SECOND).turns
+        assert [*map(spoken, again)] == [*map(spoken, turns)]
+        if at == 0 and drafts in (None, 1):
+            assert ended_in(turns, "a") > ended_in(run.turns, "a")
+
+
+def test_recorded_drafts_stand_or_fall_as_they_did() -> None:
+    run = by_host(wrong=3)
+    how = run.config.speculation
+    assert how is not None
+    change = Change(settings={"speculation": attrs.evolve(how, drafts=1)})
+    seen = 0
+    for turn in fork(journal_of(run), 0, change, SECOND).turns:
+        for one in judged(turn.before, turn.events, turn.transition):
+            assert one.id != "c", "for it nothing was proposed"
+            assert one.accepted == (one.known % 3 != 0)
+            seen += 1
+    assert seen > 20
+
+
+def test_speculation_is_turned_on() -> None:
+    run = Run(clocked_config())
+    run.turn(Submit(asked_for("a", 5, 30)))
+    run.drain()
+    how = Speculation(drafter=DEVICE, drafts=3, adaptive=False)
+    lengths = list[int]()
+    for acceptance in (0.0, None, 1.0):
+        change = Change(settings={"speculation": how}, acceptance=acceptance)
+        turns = [*fork(journal_of(run), 3, change, SECOND).turns]
+        assert ends(turns)["a.0"].length == 30
+        lengths.append(len(turns))
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[0] == len(run.turns) - 3
+    assert lengths[2] < lengths[1] < lengths[0]

@@ -4,9 +4,12 @@ import pytest
 
 from minfer.messages import Admitted, Cancel, Preempted, Submit, Voided
 from minfer.policies import Priority
+from minfer.runs.drafts import tally_of
 from minfer.runs.explain import explain
 from minfer.runs.lives import Moment, Spent, Where
 from tests.core.runs.clocked import Run, config, request
+from tests.core.runs.drafted import by_device
+from tests.core.runs.test_drafts import of
 from tests.core.runs.test_explain import seconds
 
 
@@ -169,3 +172,16 @@ def test_steps_of_many_tokens() -> None:
     parts = run.life("a").parts
     assert parts[Where("prefill")] == Spent(turns=1, seconds=1.0, steps=1, tokens=3)
     assert parts[Where("decode")] == Spent(turns=2, seconds=2.0, steps=2, tokens=8)
+
+
+def test_drafts_are_counted_and_tokens_are_those_that_came() -> None:
+    run = by_device()
+    life = run.life("a")
+    judged = [one for turn in run.turns for one in of(turn) if one.id == "a"]
+    assert life.drafts == tally_of(judged)
+    assert life.drafts.rows == len(judged) > 2
+    decode = life.parts[Where("decode")]
+    assert decode.tokens >= 23  # those that came, and drafts that were in vain
+    assert decode.steps <= 23 - sum(life.drafts.accepted) + 1
+    assert life.end is not None
+    assert life.end.length == 24

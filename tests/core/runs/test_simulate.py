@@ -27,14 +27,17 @@ from minfer.policies import Priority, Shortest
 from minfer.policy import FirstCome, Load, Policy
 from minfer.request import Request
 from minfer.runs.cost import CostModel, Work, work
+from minfer.runs.drafts import judged
+from minfer.runs.guesses import Guesses
 from minfer.runs.oracle import Oracle
 from minfer.runs.simulate import IDLE, Arrival, Coming, Simulated, Simulation
 from minfer.sequence import SampleId
+from minfer.speculate.settings import DEVICE, DRAFTERS, Speculation
 from minfer.state import Turn
 from minfer.testing.invariants import check
 from minfer.testing.ledger import check_turn
 from tests.circles import long
-from tests.core.world import tiny_config
+from tests.core.world import some_speculation, tiny_config
 
 EVEN = CostModel(name="a second", decode=((1, 1.0),), mixed=1.0, token=0.0)
 
@@ -214,7 +217,8 @@ def test_arrivals_may_be_added_while_turns_are_read() -> None:
 
 def by_hand(plan: Plan) -> Work:
     """Every forward of a plan, input by input."""
-    inputs = alone = chunks = read = pairs = 0
+    inputs = alone = chunks = read = pairs = depth = 0
+    drafting = {draft.index: draft for draft in plan.drafts}
     filled = {fill.index for fill in plan.fills}
     for i, (start, count, most) in enumerate(
         zip(plan.starts, plan.counts, plan.most, strict=True)
@@ -226,9 +230,75 @@ def by_hand(plan: Plan) -> Work:
                 pairs += sum(position + 1 for position in range(start, start + count))
                 read += start + count
             else:
-                alone += 1
-                read += start + forward + 1
-    return Work(inputs, alone, chunks, read, pairs)
+                verified = count if i in drafting else 1
+                alone += verified
+                read += start + forward + verified
+            if i in drafting and not drafting[i].tokens:
+                depth = max(depth, count - 1)
+    return Work(inputs, alone, chunks, read, pairs, depth)
+
+
+# --- drafts -----------------------------------------------------------------------------
+
+
+def with_drafts(drafter: str, drafts: int = 3, **how: int) -> EngineConfig:
+    speculation = Speculation(drafter=drafter, drafts=drafts, adaptive=False)
+    return evolve(config_of(**how), speculation=speculation)
+
+
+def stood(turns: list[Turn], name: str) -> dict[int, bool]:
+    """By position, whether a draft for it stood, where that was seen."""
+    found = dict[int, bool]()
+    for turn in turns:
+        for one in judged(turn.before, turn.events, turn.transition):
+            if one.id == name:
+                found |= {one.known + k: True for k in range(one.accepted)}
+                if one.accepted < one.proposed:
+                    found[one.known + one.accepted] = False
+    return found
+
+
+@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_what_stands_is_a_fact_of_sample_and_position(drafter: str, depth: int) -> None:
+    """Whatever the number of drafts, who else runs, and how far steps are ahead."""
+    come: list[Arrival] = [(0.0, asked("a", most=50)), (3.0, asked("b", most=20))]
+    guesses = Guesses(0.7)
+
+    def run(config: EngineConfig, come: list[Arrival]) -> list[Turn]:
+        executor = Simulated(guesses=guesses)
+        simulation = Simulation(config, executor, EVEN, come, guesses=guesses)
+        return [*simulation.turns()]
+
+    alone = stood(run(with_drafts(DEVICE, 1, depth=1), come[:1]), "a")
+    turns = run(with_drafts(drafter, 3, depth=depth), come)
+    found = stood(turns, "a")
+    both = alone.keys() & found.keys()
+    assert len(both) > 15
+    assert [alone[at] for at in sorted(both)] == [found[at] for at in sorted(both)]
+    assert {done.length for done in ends(turns).values()} == {50, 20}
+    for turn in turns:
+        check(with_drafts(drafter, 3, depth=depth), turn.transition.state)
+
+
+@pytest.mark.parametrize(("rate", "steps"), [(1.0, 4), (0.0, 13)])
+def test_drafts_that_stand_save_steps(rate: float, steps: int) -> None:
+    """Of 13 tokens the first comes with the prompt; then four a step, or one."""
+    executor = Simulated(guesses=Guesses(rate))
+    come: list[Arrival] = [(0.0, asked("a", most=13))]
+    config = with_drafts(DEVICE, depth=1)
+    turns = [*Simulation(config, executor, EVEN, come).turns()]
+    assert len(plans(turns)) == steps
+    assert ends(turns)["a", 0].length == 13
+
+
+def test_an_end_within_drafts_that_stand_is_where_it_is_planned() -> None:
+    request = asked("a", most=40, stop_ids=frozenset({0}))
+    for length in range(1, 12):
+        executor = Simulated({("a", 0): length}, guesses=Guesses(1.0))
+        simulation = Simulation(with_drafts(DEVICE), executor, EVEN, [(0.0, request)])
+        done = ends([*simulation.turns()])["a", 0]
+        assert (done.length, done.reason) == (length, "stop")
 
 
 # --- random worlds ----------------------------------------------------------------------
@@ -255,6 +325,10 @@ def random_arrivals(rng: Random) -> tuple[list[Arrival], dict[SampleId, int]]:
     return arrivals, lengths
 
 
+def speculating(config: EngineConfig, seed: int) -> EngineConfig:
+    return evolve(config, speculation=some_speculation(Random(f"speculation {seed}")))
+
+
 def planned(config: EngineConfig, one: Request, length: int | None) -> tuple[int, str]:
     """How a sample ends that nobody cancels: its length, and why."""
     room = min(one.max_tokens, config.max_model_len - len(one.prompt))
@@ -266,7 +340,7 @@ def planned(config: EngineConfig, one: Request, length: int | None) -> tuple[int
 @pytest.mark.parametrize("seed", [*range(15), *long(range(15, 60))])
 def test_every_sample_ends_where_it_is_planned(seed: int) -> None:
     rng = Random(seed)
-    config = tiny_config(rng)
+    config = speculating(tiny_config(rng), seed)
     arrivals, lengths = random_arrivals(rng)
     turns = [*Simulation(config, Simulated(lengths), EVEN, arrivals).turns()]
     found, every = ends(turns), {w.id: w for _, w in arrivals if isinstance(w, Request)}
@@ -293,7 +367,7 @@ def decided(turn: Turn) -> object:
 def test_it_takes_over_in_the_middle_of_a_run(seed: int) -> None:
     """Whatever turn it takes over at, every sample ends as it would have."""
     rng = Random(seed)
-    config = tiny_config(rng)
+    config = speculating(tiny_config(rng), seed)
     arrivals, lengths = random_arrivals(rng)
     together = [(0.0, what) for _, what in arrivals if isinstance(what, Request)]
     turns = [*Simulation(config, Simulated(lengths), EVEN, together).turns()]

@@ -12,6 +12,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minfer import LLM, SamplingParams
+from minfer.effects.live.totals import ACCEPTED_AT
 from minfer.effects.serving.metrics import Metrics
 from tests.effects.deploy.room import read_json
 
@@ -34,8 +35,10 @@ def exported() -> dict[str, set[str]]:
     with LLM(executor="dry") as llm:
         metrics = Metrics(llm, "tiny")
         llm.generate(["a"], SamplingParams(max_tokens=3), use_tqdm=False)
-        # Somebody waits: what they wait for has samples only then.
+        # Somebody waits, and drafts: some labels have samples only then.
         now = evolve(llm.client.snapshot(), waiting=1, waiting_for={"blocks": 1})
+        totals = evolve(now.totals, counts={**now.totals.counts, f"{ACCEPTED_AT}0": 1})
+        now = evolve(now, totals=totals)
         metrics.client = Mock(snapshot=lambda: now)
         text = generate_latest(metrics.registry).decode()
     found: dict[str, set[str]] = {}
@@ -85,6 +88,8 @@ def test_brackets_are_closed() -> None:
         "num_preemptions_total",
         "failed_steps_total",
         "request_wait_seconds_total",
+        "spec_decode_num_draft_tokens_total",
+        "spec_decode_num_accepted_tokens_per_pos_total",
     ],
 )
 def test_it_shows(name: str) -> None:

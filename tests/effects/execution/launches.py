@@ -19,6 +19,7 @@ from attrs import evolve, frozen
 
 from minfer import kernels
 from minfer.config import EngineConfig
+from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.needs import needed
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.driver import Driver
@@ -29,10 +30,14 @@ from minfer.effects.models.weights import random_weights
 from minfer.kernels import linear, specialization
 from minfer.messages import Submit
 from minfer.request import Request, SamplingParams
+from minfer.speculate.settings import DEVICE, Speculation
 from tests.effects.tiny_model import CONFIG, with_attention, with_windows
 
 VOCAB: Final = 5000  # three chunks of the sampler, a number that nothing divides
 BASE: Final = parse_spec({**CONFIG, "vocab_size": VOCAB, "torch_dtype": "bfloat16"})
+SMALLER: Final = evolve(
+    with_attention(BASE, heads=2, kv_heads=1), layers=BASE.layers[:1], dtype="float32"
+)
 HOPPER: Final = (9, 0)
 
 
@@ -46,11 +51,21 @@ class Case:
     graphs: bool = True
     capability: tuple[int, int] = HOPPER
     crowds: tuple[int, ...] = (1, 1, 1, 2, 3, 5, 12, 30, 100)  # requests at once
+    draft: ModelSpec | None = None
+    drafts: int = 0  # of a row
+
+    @property
+    def speculation(self) -> Speculation | None:
+        """By the draft model, if there is one."""
+        if self.draft is None:
+            return None
+        return Speculation(drafter=DEVICE, drafts=self.drafts, adaptive=False)
 
 
 CASES: Final = {
     "graphs": Case(),
     "eager": Case(graphs=False),
+    "drafts": Case(draft=SMALLER, drafts=5, crowds=(1, 1, 2, 5, 30)),
     "few": Case(seqs=3, budget=40, crowds=(1, 2, 3, 12, 20)),
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),
@@ -97,7 +112,13 @@ def launched(case: Case, config: EngineConfig) -> list[specialization.Specializa
         patch.object(torch.Tensor, "new_empty", torch.Tensor.new_zeros),
         patch.object(torch, "empty", torch.zeros),
     ):
-        executor = TorchExecutor(config, case.spec, weights, "cpu", kernels=True)
+        draft = None
+        if case.draft is not None:
+            of = case.draft
+            draft = DraftOf(of, random_weights(of, of.dtype, 0))
+        executor = TorchExecutor(
+            config, case.spec, weights, "cpu", kernels=True, draft=draft
+        )
         runner: Any = executor.runner
         runner.shortcuts.graphs = case.graphs
         runner._replay = runner._step  # what would be captured
@@ -126,8 +147,9 @@ def told(name: str) -> dict[str, Any]:
         max_num_seqs=case.seqs,
         max_num_batched_tokens=case.budget,
         vocab_size=VOCAB,
+        speculation=case.speculation,
     )
-    foreseen = needed(case.spec, config, case.capability)
+    foreseen = needed(case.spec, config, case.capability, case.draft)
     seen = launched(case, config)
     return {
         "case": name,

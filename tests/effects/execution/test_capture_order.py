@@ -1,11 +1,33 @@
-"""Which graphs come first."""
+"""Which graphs come first, and whether there is time for those that loads need."""
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
 
 import pytest
+from attrs import define, evolve, field
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.capture_order import capture_order
 from minfer.effects.execution.device_rows import Wants
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of
+from minfer.engine import step
+from minfer.messages import (
+    Cancel,
+    Emit,
+    Event,
+    Execute,
+    Executed,
+    Submit,
+    Tick,
+)
+from minfer.plan import Plan
+from minfer.policies import policy_named
+from minfer.request import Request
+from minfer.speculate.length import Costs
+from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.state import EngineState, initial
 
 CONFIG = EngineConfig(
     num_blocks=999,
@@ -23,8 +45,14 @@ def splits(alone: int, context: int) -> int:
     return max(1, context // 512 // alone)
 
 
-def order(likely: Wants = GREEDY, most: int = MOST) -> list[Kind]:
-    return capture_order(CONFIG, most, likely, [1024, 2048, 4096], splits)
+def cut(kind: Kind, context: int) -> Kind:
+    return evolve(kind, splits=splits(kind.fed, context) if kind.alone else 1)
+
+
+def order(
+    likely: Wants = GREEDY, most: int = MOST, config: EngineConfig = CONFIG
+) -> list[Kind]:
+    return capture_order(config, most, likely, [1024, 2048, 4096], cut)
 
 
 @pytest.mark.parametrize("filtered", [False, True])
@@ -40,7 +68,7 @@ def test_first_come_steps_of_every_size_that_draw_as_most_do(filtered: bool) -> 
             filtered=filtered,
         )
     then = found[len(sizes)]
-    assert (then.alone, then.tokens, then.chunks) == (0, 64, 1)
+    assert (then.alone, then.tokens, then.chunks) == (1, 64, 1)
 
 
 def test_every_kind_is_one_that_steps_are_padded_to_and_comes_once() -> None:
@@ -73,8 +101,6 @@ def test_usual_steps_have_theirs_before_rare_ones(
 
 
 def _cut(kind: Kind) -> Kind:
-    from attrs import evolve
-
     return evolve(kind, splits=splits(kind.alone, 1024))
 
 
@@ -95,3 +121,152 @@ def test_other_ways_to_draw_and_longer_contexts_come_too() -> None:
 def test_no_more_inputs_than_graphs_may_have() -> None:
     found = order(most=256)
     assert max(kind.tokens for kind in found) == 256
+
+
+@pytest.mark.parametrize("drafter", [HOST, DEVICE])
+@pytest.mark.parametrize(("drafts", "sizes"), [(1, {1}), (5, {1, 2, 3, 4, 6})])
+def test_steps_with_drafts_come_behind_those_without(
+    drafter: str, drafts: int, sizes: set[int]
+) -> None:
+    costs = Costs(((1, 1.0), (99, 2.0)))
+    how = Speculation(drafter=drafter, drafts=drafts, rows=20, costs=costs)
+    found = order(config=evolve(CONFIG, speculation=how))
+    drafting = [kind for kind in found if kind.drafts]
+    assert all(kind.padded() == kind for kind in drafting)
+    assert all(kind.verified == kind.alone <= 24 for kind in drafting)
+    assert all(kind.proposes == (drafter == DEVICE) for kind in drafting)
+    assert {kind.drafts for kind in drafting} == sizes
+    assert {kind.alone for kind in drafting if not kind.tokens} == {1, 2, 4, 8, 16, 24}
+    first = next(i for i, kind in enumerate(found) if kind.tokens)
+    assert sum(kind.drafts == max(sizes) for kind in found[:first]) == 6
+    fixed = evolve(how, adaptive=False)
+    without = order(config=evolve(CONFIG, speculation=fixed))
+    assert {kind.drafts for kind in without} == {0, max(sizes)}
+    assert [kind for kind in found if not kind.drafts] == order()
+
+
+# --- what loads need --------------------------------------------------------------------
+
+# Of a 7B in 2.5 s of an H200, which captures a graph of a 0.5B in 27 ms (bench/results/
+# first_minute.json) and has 28 layers to its 24.
+IN_TIME = 80
+GRAPHS_UP_TO = 1024  # inputs, for a 7B
+SERVER = evolve(
+    CONFIG,
+    num_blocks=20_000,
+    max_num_seqs=256,
+    max_num_batched_tokens=1536,
+    depth=2,
+    policy=policy_named("fair"),
+)
+TURN = 0.01  # seconds
+STREAM, MANY = 512, 4096  # tokens of a neighbour's answer; prompts of a flood
+Prompt = Callable[[random.Random], int]
+
+
+@define
+class Crowd:
+    """Sixteen clients stream, one answer after the other; others come beside them."""
+
+    beside: Iterator[list[Event]]  # for each turn
+    leave: bool = False  # the others, when their answers begin
+    state: EngineState = field(factory=lambda: initial(SERVER))
+    plans: list[Plan] = field(factory=list)
+    done: int = 0
+
+    def run(self, turns: int) -> Counter[Kind]:
+        """What steps were launched of, from the middle of the streams on."""
+        events: list[Event] = [stream(f"n{number}") for number in range(16)]
+        for turn in range(turns):
+            events += next(self.beside) if turn > 20 else []
+            told = step(SERVER, self.state, (Tick(turn * TURN), *events))
+            self.state, events = told.state, []
+            for command in told.commands:
+                if isinstance(command, Execute):
+                    self.plans.append(command.plan)
+                elif isinstance(command, Emit):
+                    events += self.answers(command)
+            if self.done < len(self.plans):
+                events.append(executed(self.plans[self.done]))
+                self.done += 1
+        return Counter(kind_of(plan) for plan in self.plans[20:])
+
+    def answers(self, emit: Emit) -> Iterator[Event]:
+        names = {name for name, _ in emit.ids}
+        if self.leave:
+            yield from (Cancel(name) for name in names if name.startswith("x"))
+        for one in emit.finished:
+            if one.id.startswith("n"):
+                yield stream(one.id + "n")
+
+
+def asks(name: str, prompt: tuple[int, ...], most: int, client: str) -> Request:
+    return Request(id=name, prompt=prompt, max_tokens=most, client=client)
+
+
+def stream(name: str) -> Submit:
+    return Submit(asks(name, (1, 2, 3, 4), STREAM, "neighbours"))
+
+
+def executed(plan: Plan) -> Executed:
+    return Executed(plan.step, tuple((5,) * most for most in plan.most))
+
+
+def kind_of(plan: Plan) -> Kind:
+    counts = [len(fill.tokens) for fill in plan.fills]
+    alone = len(plan.rows) - len(counts)
+    kind = Kind(alone=alone, draws=alone)
+    if counts:
+        kind = Kind(
+            alone=alone,
+            draws=alone + len(counts),
+            tokens=sum(counts),
+            chunks=len(counts),
+            longest=max(counts),
+        )
+    return kind.padded()
+
+
+def others(at: int, count: int, length: Prompt, most: int) -> Iterator[list[Event]]:
+    """So many at once, one turn in `at`."""
+    rng, numbers = random.Random(0), itertools.count()
+    while True:
+        prompts = [
+            tuple(rng.randrange(1000) for _ in range(length(rng))) for _ in range(count)
+        ]
+        yield [
+            Submit(asks(f"x{next(numbers)}", prompt, most, "others"))
+            for prompt in prompts
+        ]
+        yield from ([] for _ in range(at - 1))
+
+
+def captured_in_time() -> set[Kind]:
+    return {
+        *capture_order(SERVER, GRAPHS_UP_TO, GREEDY, [1024], lambda kind, _: kind)[
+            :IN_TIME
+        ]
+    }
+
+
+@pytest.mark.parametrize(
+    ("at", "count", "length", "most", "leave"),
+    [
+        (9999, MANY, lambda _: 2, 64, False),
+        (1, 8, lambda _: 8, 1900, True),
+        (12, 2, lambda rng: rng.randint(30, 300), 32, False),
+        (12, 4, lambda rng: rng.randint(30, 150), 32, False),
+        (6, 1, lambda rng: rng.randint(30, 600), 32, False),
+    ],
+    ids=["4,096 prompts", "who leave", "two at once", "four at once", "one by one"],
+)
+def test_what_newcomers_beside_streams_need_is_captured_before_ready(
+    at: int, count: int, length: Prompt, most: int, leave: bool
+) -> None:
+    """A server under such a load has no rest to capture it in."""
+    launched = Crowd(others(at, count, length, most), leave).run(300)
+    missing = launched.keys() - captured_in_time()
+    with_newcomers = sum(n for kind, n in launched.items() if kind.tokens)
+    late = {kind: launched[kind] for kind in missing}
+    assert with_newcomers > 15
+    assert sum(late.values()) <= 0.01 * launched.total(), late

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from minfer.effects.execution.graphs import (
+    ASKED,
     MOST_KINDS,
     PAUSE,
     RECENT,
@@ -80,3 +81,15 @@ def test_rows_that_feed_themselves_have_room_when_others_have_none() -> None:
         graphs.made[kind] = None  # type: ignore[assignment]  # a stand-in
     assert graphs.may_have(DECODE)
     assert not graphs.may_have(PROMPT)
+
+
+def test_rests_leave_room_for_kinds_that_are_asked_for() -> None:
+    graphs = cache()
+    for tokens in range(MOST_KINDS - ASKED):
+        assert graphs.may_foresee(PROMPT)
+        kind = Kind(alone=0, draws=1, tokens=tokens + 1, chunks=2)
+        graphs.made[kind] = None  # type: ignore[assignment]  # a stand-in
+    assert not graphs.may_foresee(PROMPT)
+    assert graphs.may_foresee(DECODE)
+    graphs.note(PROMPT, 1.0)
+    assert graphs.wanted() == [PROMPT]

@@ -1,8 +1,11 @@
 """Kinds of steps, and what they are padded to."""
 
+from itertools import product
+
 import pytest
 from attrs import asdict, evolve
 
+from minfer.config import EngineConfig
 from minfer.effects.execution.kinds import (
     CHUNK_SIZES,
     DECODE,
@@ -10,10 +13,13 @@ from minfer.effects.execution.kinds import (
     Kind,
     bucket_of,
     mixed_bucket_of,
+    most_lines,
 )
+from minfer.effects.models.shapes import most_drafts
+from minfer.speculate.settings import HOST, Speculation
 
-SAME = ("filtered", "scored", "splits", "apart")
-SIZES = ("alone", "tokens", "chunks", "draws", "longest")
+SAME = ("filtered", "scored", "splits", "apart", "proposes")
+SIZES = ("alone", "tokens", "chunks", "draws", "longest", "verified", "drafts")
 
 
 @pytest.mark.parametrize("alone", [0, 1, 5, 100])
@@ -38,6 +44,44 @@ def test_a_padded_kind_has_room_for_the_exact_one(
 @pytest.mark.parametrize("alone", [1, 5, 100])
 def test_so_has_that_of_a_step_without_history(alone: int) -> None:
     check(Kind(alone=alone, draws=alone, filtered=True, scored=True, apart=True))
+
+
+@pytest.mark.parametrize("alone", [1, 5, 100])
+@pytest.mark.parametrize("verified", [1, 3, 70])
+@pytest.mark.parametrize("tokens", [0, 40])
+@pytest.mark.parametrize("drafts", [1, 5, 7])
+def test_so_has_that_of_a_step_with_drafts(
+    alone: int, verified: int, tokens: int, drafts: int
+) -> None:
+    kind = Kind(alone=alone, draws=alone, verified=min(alone, verified), drafts=drafts)
+    if tokens:
+        kind = evolve(kind, tokens=tokens, chunks=1, longest=tokens, draws=alone + 1)
+    check(kind)
+    padded = kind.padded()
+    assert padded.fed >= kind.fed
+    assert padded.lines >= kind.lines
+    assert padded.verified <= padded.alone
+    assert evolve(kind, proposes=True).padded() != padded
+
+
+def test_there_is_room_for_the_drafts_of_every_step() -> None:
+    for seqs, budget, rows, drafts in product((1, 7, 100), (128, 900), (0, 5), (1, 5)):
+        how = Speculation(drafter=HOST, drafts=drafts, rows=rows, adaptive=False)
+        config = EngineConfig(
+            num_blocks=9,
+            max_num_seqs=seqs,
+            max_num_batched_tokens=budget,
+            speculation=how,
+        )
+        room, lines = most_drafts(config), most_lines(config)
+        for alone in range(1, seqs + 1):
+            verified = min(alone, rows or alone)
+            kind = Kind(alone=alone, draws=alone, verified=verified, drafts=drafts)
+            for one in (kind, kind.padded()):
+                assert one.verified <= room
+                fitting = evolve(one, drafts=min(one.drafts, room // one.verified))
+                assert fitting.lines <= lines
+                assert fitting == one or alone * (1 + drafts) > budget / 2
 
 
 def check(kind: Kind) -> None:

@@ -139,14 +139,21 @@ def forced(plan: Plan) -> tuple[Mask, ...]:
 
 
 @pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("written", [False, True])
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_mask_that_allows_one_token_forces_it(
-    model: Model, reference: Tokens, depth: int, late: bool, at_once: bool
+    model: Model,
+    reference: Tokens,
+    depth: int,
+    late: bool,
+    written: bool,
+    at_once: bool,
 ) -> None:
     wanted = [evolve(r, stop_ids=frozenset()) for r in asking(requests(0))]
     run = start(model, at_once, depth=depth)
-    run.driver.masks = MasksBy(forced, late=late)
-    tokens = run.serve(bound(wanted, 2))
+    lend = executor_of(run).mask_lines if written else None
+    run.driver.masks = MasksBy(forced, late=late, lend=lend)
+    tokens = run.serve(bound(wanted, 2), apart=depth - 1)
     for i, request in enumerate(wanted):
         if i % 2 == 0:
             first = len(request.prompt)
@@ -218,6 +225,21 @@ def test_a_mask_that_allows_nothing_fails_its_step(
     assert run.serve(bound(requests(0), 2), apart=1) == reference
     [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
     assert "a mask allows no token for request 'r" in voided.error
+
+
+def test_so_does_one_that_was_written_to_lent_memory(
+    model: Model, reference: Tokens, at_once: bool
+) -> None:
+    run, calls = start(model, at_once), list[Plan]()
+
+    def empty_once(plan: Plan) -> tuple[Mask, ...]:
+        calls.append(plan)
+        return (Mask(plan.apart[0], bytes(13)),) if len(calls) == 5 else ()
+
+    run.driver.masks = MasksBy(empty_once, lend=executor_of(run).mask_lines)
+    assert run.serve(bound(requests(0), 2), apart=1) == reference
+    [voided] = [reason for reason in run.reasons if isinstance(reason, Voided)]
+    assert "request 'r" in voided.error
 
 
 def test_late_draws_that_fail_fail_their_step(
@@ -335,19 +357,35 @@ def pad(kind: Kind) -> Kind:
 def test_rows_and_positions_of_late_draws() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([1, 2], [owners[0], owners[1]])
-    late = pack_late(PLAN, kept, (), rows, pad)
+    late = pack_late(PLAN, kept, SampleApart(7), rows, pad)
     assert late.words.reshape(2, -1)[:, :2].tolist() == [[0, 1], [8, 7]]
     assert (late.draw.places, late.gone, late.masks) == ([1, 2], [], [b"", b""])
     rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
-    late = pack_late(PLAN, kept, (), rows, pad)
+    late = pack_late(PLAN, kept, SampleApart(7), rows, pad)
     assert (late.draw.places, late.gone) == ([2], [1])
     assert late.draw.owners == [owners[1]]
+
+
+@pytest.mark.parametrize(
+    ("places", "taken", "lines"),
+    [([1, 2], False, [0, 1]), ([2, 1], False, [1, 0]), ([1, 2], True, [1])],
+)
+def test_where_masks_were_written_that_lie_in_lent_memory(
+    places: list[int], taken: bool, lines: list[int]
+) -> None:
+    rows, owners = rows_with("a", "b", "c")
+    kept = Draw(places, [owners[PLAN.rows[place]] for place in places])
+    if taken:
+        rows.open(0, opened(Request(id="new", prompt=(3,), max_tokens=2), (0,)))
+    late = pack_late(PLAN, kept, SampleApart(7, written=True), rows, pad)
+    assert (late.step, late.lines, late.masks) == (7, lines, [])
+    assert pack_late(PLAN, kept, SampleApart(7), rows, pad).lines is None
 
 
 def test_late_draws_are_padded_with_the_row_that_is_nobodys() -> None:
     rows, owners = rows_with("a", "b", "c")
     kept = Draw([0, 1, 2], [owners[2], owners[0], owners[1]])
-    late = pack_late(PLAN, kept, (), rows, Kind.padded)
+    late = pack_late(PLAN, kept, SampleApart(7), rows, Kind.padded)
     assert late.kind == Kind(alone=0, draws=4, late=True)
     assert late.words.reshape(2, -1)[0].tolist() == [2, 0, 1, rows.scratch]
 
@@ -363,11 +401,13 @@ def written(late: LateDraw) -> NDArray[np.uint8]:
 def test_bits_of_masks() -> None:
     rows, owners = rows_with("a", "b")
     kept = Draw([1, 2], [*owners])
-    bits = written(pack_late(PLAN, kept, (Mask(2, b"\x03"),), rows, pad))
+    bits = written(pack_late(PLAN, kept, SampleApart(7, (Mask(2, b"\x03"),)), rows, pad))
     assert bits.sum(1).tolist() == [VOCAB, 2]
     assert bits[1, :2].all()
-    bits = written(pack_late(PLAN, kept, (Mask(2, b"\xff" * 50),), rows, pad))
+    bits = written(
+        pack_late(PLAN, kept, SampleApart(7, (Mask(2, b"\xff" * 50),)), rows, pad)
+    )
     assert bits[1].sum() == VOCAB
     for nothing in (b"\0", bytes(13), bytes(12) + b"\xe0"):
         with pytest.raises(MaskError, match="no token for request 'b' "):
-            written(pack_late(PLAN, kept, (Mask(2, nothing),), rows, pad))
+            written(pack_late(PLAN, kept, SampleApart(7, (Mask(2, nothing),)), rows, pad))

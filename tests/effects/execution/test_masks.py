@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from minfer.effects.execution.kinds import Kind
@@ -82,6 +83,42 @@ def test_buffers_take_turns() -> None:
     assert {*tokens(torch.stack([one[0] for one in last]))[0]} == {2 * TURNS - 1}
     kept = {token for one in last for token in tokens(one[:1])[0]}
     assert kept == set(range(TURNS, 2 * TURNS))
+
+
+def written(step: int, *lines: int) -> LateDraw:
+    """Draws whose masks lie in these lines of what was lent for a step."""
+    return evolve(late(*(b"" for _ in lines)), masks=[], step=step, lines=list(lines))
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2), (2,)])
+def test_masks_in_lent_memory_are_sent_from_there(order: tuple[int, ...]) -> None:
+    masks = Masks(DRAWS, VOCAB, CPU)
+    lines = masks.lend(5)
+    assert lines.shape == (DRAWS, mask_words(VOCAB))
+    lines[:3, :] = 0
+    lines[:3, 0] = 1 << np.arange(3)
+    masks.send(written(5, *order))
+    assert tokens(masks.lines[: len(order)]) == [{line} for line in order]
+    with pytest.raises(AssertionError, match="no masks of step 5"):
+        masks.send(written(5, *order))
+
+
+def test_what_is_lent_is_nobody_elses_until_it_was_sent() -> None:
+    masks = Masks(DRAWS, VOCAB, CPU)
+    for step in range(TURNS + 2):
+        masks.lend(step)[0] = step, 0
+    for token in range(2 * TURNS):
+        masks.send(late(only(token)))
+    for step in range(TURNS + 2):
+        masks.send(written(step, 0))
+        assert masks.lines[0].tolist() == [step, 0]
+    count = len(masks._host)
+    for step in range(50):
+        masks.lend(step)
+        masks.lend(100)
+        masks.forget(step)  # as all of its rows have gone
+        masks.forget()  # as the step failed
+    assert len(masks._host) == count
 
 
 @pytest.mark.parametrize("nothing", [b"\0", bytes(5), bytes(5) + b"\xff"])

@@ -5,11 +5,12 @@ import torch
 from attrs import evolve
 
 from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.inputs import Inputs, most_words, nobodys
 from minfer.effects.execution.kinds import Kind, most_draws
-from minfer.effects.execution.packing import Inputs, Packer, most_words, nobodys
+from minfer.effects.execution.packing import Packer
 from minfer.effects.models.shapes import padded_tokens
-from minfer.plan import Fill, Plan
-from minfer.request import Request
+from minfer.plan import Draft, Fill, Plan
+from minfer.request import Request, SamplingParams
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import Model, Run
 
@@ -160,3 +161,100 @@ def test_what_is_nobodys_is_the_scratch_rows() -> None:
     assert {*rows} == {*who} == {*inputs.history.draws[0]} == {9}
     assert {*inputs.apart.flatten()} == {9}
     assert len(nobodys(Kind(alone=3, draws=3), 9, 50)) == 0
+
+
+# --- drafts -----------------------------------------------------------------------------
+
+
+# Rows 1 and 4 have drafts, the device's draft model says those of 4; 5 and 2 have none.
+DRAFTED = Plan(
+    step=0,
+    gens=(1, 2, 3, 4),
+    rows=(5, 1, 2, 4),
+    starts=(7, 2, 9, 3),
+    counts=(1, 4, 1, 3),
+    most=(1, 4, 1, 3),
+    drafts=(Draft(1, (11, 12, 13)), Draft(3)),
+)
+
+
+@pytest.mark.parametrize("pad", [False, True])
+def test_rows_with_drafts_come_first(pad: bool) -> None:
+    packs = packer(pad)
+    packs.drafts = 99
+    [forward] = packs.forwards(DRAFTED)
+    kind = forward.kind
+    assert (kind.verified, kind.drafts, kind.proposes) == (2, 3, True)
+    assert forward.draw.places == [1, 3, 0, 2]
+    assert forward.longest == 10
+    inputs = Inputs.of(forward.words, kind)
+    assert inputs.drafts is not None
+    assert inputs.drafts.counts.tolist() == [3, 2]
+    assert inputs.drafts.said.T.tolist() == [[11, 12, 13], [-1, -1, 0]]
+    assert forward.draw.further is not None
+    assert forward.draw.further.places == [1, 3]
+    _, batch = packs.rows.changes[-1]
+    assert batch[:4].tolist() == [1, 4, 5, 2]
+
+
+def test_a_step_without_drafts_behind_it_has_its_rows_in_order() -> None:
+    packs = packer(pad=True)
+    packs.drafts = 99
+    plain = evolve(DRAFTED, counts=(1,) * 4, most=(1,) * 4, drafts=())
+    for plan in (DRAFTED, plain, DRAFTED):
+        [forward] = packs.forwards(plan)
+        _, batch = packs.rows.changes[-1]
+        named = [plan.rows[place] for place in forward.draw.places]
+        assert batch[:4].tolist() == named
+        assert (forward.draw.further is None) == (not plan.drafts)
+
+
+def test_beside_prompts_drafts_come_before_them() -> None:
+    packs = packer(pad=False)
+    packs.drafts = 99
+    mixed = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
+    [forward] = packs.forwards(mixed)
+    inputs = Inputs.of(forward.words, forward.kind)
+    assert inputs.history is not None
+    assert inputs.drafts is not None
+    assert forward.draw.places == [2, 0, 3]
+    assert inputs.history.chunks[3].tolist() == [4, 7]  # behind two rows and two drafts
+    assert inputs.history.draws.tolist() == [[2, 5, 4], [0, 1, 8]]
+    assert inputs.drafts.counts.tolist() == [2]
+
+
+def test_prompts_are_scored_at_their_own_inputs() -> None:
+    packs = packer(pad=False)
+    packs.drafts = 99
+    sampling = SamplingParams(prompt_logprobs=0)
+    scored = Request(id="x", prompt=(1, 5, 21, 22), max_tokens=9, sampling=sampling)
+    packs.rows.open(4, opened(scored, (4,)))
+    mixed = evolve(MIXED, counts=(1, 3, 3, 2), most=(1, 0, 3, 1), drafts=(Draft(2),))
+    [forward] = packs.forwards(mixed)
+    assert forward.targets is not None
+    assert forward.targets.inputs.tolist() == [7, 8]  # behind rows, drafts and a prompt
+
+
+def test_of_more_drafts_than_there_is_room_for_some_are_sent() -> None:
+    packs = packer(pad=False)
+    packs.drafts = 4
+    [forward] = packs.forwards(DRAFTED)
+    assert forward.kind.drafts == 2
+    inputs = Inputs.of(forward.words, forward.kind)
+    assert inputs.drafts is not None
+    assert inputs.drafts.counts.tolist() == [2, 2]
+    assert inputs.drafts.said.T.tolist() == [[11, 12], [-1, -1]]
+
+
+@pytest.mark.parametrize(("seqs", "drafts"), [(8, 1), (8, 7), (1, 8), (3, 5)])
+def test_there_is_room_for_the_words_of_all_drafts(seqs: int, drafts: int) -> None:
+    packs = packer(pad=True)
+    room = packs.drafts = 64
+    rows = tuple(range(seqs))
+    counts = (1 + drafts,) * seqs
+    said = tuple(Draft(row, (1,) * drafts) for row in rows)
+    plan = Plan(0, rows, rows, (3,) * seqs, counts, counts, drafts=said)
+    most = most_words(packs.rows, 64, most_draws(seqs), room)
+    [forward] = packs.forwards(plan)
+    taken = len(forward.words) + sum(map(len, packs.rows.take()))
+    assert taken <= most - 2 * seqs * packs.rows.blocks  # and all tables

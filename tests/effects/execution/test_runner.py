@@ -84,7 +84,7 @@ class Solo:
         device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
         backend = open_backend(spec, CONFIG, device, kernels=kind == "cuda")
         runner = ModelRunner(backend, spec, weights, CONFIG)
-        ring = Ring(4, runner.room, runner.draws, device)
+        ring = Ring(4, runner.room, runner.lines, device)
         return cls(runner, Packer(runner.rows, runner.padded), ring)
 
     def begin(self) -> None:

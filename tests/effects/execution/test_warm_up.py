@@ -168,6 +168,30 @@ def test_a_capture_that_fails_is_the_last(
     assert not captured
 
 
+def test_a_rest_has_what_came_after_all_was_captured(
+    run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The work had ended, and its thread: kinds that nobody foresaw start it again."""
+    compiling(monkeypatch)
+    monkeypatch.setattr(background, "QUIET", 0.01)
+    monkeypatch.setattr(graphs, "WORTH", math.inf)
+    executor: Any = run.driver.executor
+    executor._warm_up(executor.runner.spec, Readiness(capturing=60.0))
+    thread = executor.background.thread
+    thread.join(5)
+    assert not thread.is_alive()
+    executor.runner.captures.made.clear()
+    captured.clear()
+    run.serve(requests(0)[:1])
+    end = time.monotonic() + 5
+    while executor.runner.captures.launched:
+        assert time.monotonic() < end, "no rest was used"
+        time.sleep(0.005)
+    assert captured
+    assert run.tokens["r0", 0] == reference["r0", 0]
+    executor.close()
+
+
 def test_an_executor_goes_on_in_quiet_moments_until_it_is_closed(
     run: Run, reference: Tokens, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
 ) -> None:

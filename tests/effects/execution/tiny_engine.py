@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minfer import sample
 from minfer.config import EngineConfig
+from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.torch_executor import TorchExecutor
 from minfer.effects.live.driver import Driver
 from minfer.effects.models.spec import ModelSpec
@@ -30,12 +31,17 @@ kinds: list[str] = []  # of the executor under test
 
 
 def make_executor(
-    config: EngineConfig, spec: ModelSpec, weights: Weights
+    config: EngineConfig,
+    spec: ModelSpec,
+    weights: Weights,
+    draft: DraftOf | None = None,
 ) -> TorchExecutor:
     if kinds[-1] == "cpu":
-        return TorchExecutor(config, spec, weights, "cpu")
+        return TorchExecutor(config, spec, weights, "cpu", draft=draft)
     graphs, device = config.depth != 2, "cuda" if CUDA else "cpu"
-    executor = TorchExecutor(config, spec, weights, device, graphs=graphs, kernels=True)
+    executor = TorchExecutor(
+        config, spec, weights, device, graphs=graphs, kernels=True, draft=draft
+    )
     if graphs and not CUDA:
         runner = executor.runner
         runner.shortcuts.graphs = True
@@ -133,6 +139,8 @@ class Run:
 
     @classmethod
     def start(cls, model: Model, **settings: Any) -> "Run":
+        """`draft`: a draft model; other settings are the configuration's."""
+        draft: DraftOf | None = settings.pop("draft", None)
         sizes: dict[str, Any] = {
             "num_blocks": 64,
             "block_size": 8,
@@ -142,7 +150,9 @@ class Run:
             "vocab_size": VOCAB,
         }
         config = EngineConfig(**{**sizes, **settings})
-        executor = make_executor(config, model.spec, on_device(model.weights))
+        if draft is not None and isinstance(draft.weights, Weights):
+            draft = evolve(draft, weights=on_device(draft.weights))
+        executor = make_executor(config, model.spec, on_device(model.weights), draft)
         return cls(config, Driver(config, executor))
 
     def turn(self) -> None:

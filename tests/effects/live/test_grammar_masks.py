@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import numpy as np
+import pytest
 from attrs import define, evolve, field
 
 from minfer.config import EngineConfig
 from minfer.effects.live.grammar_masks import STUCK, GrammarMasks
 from minfer.effects.live.masks import Masked
+from minfer.effects.live.walks import Allowed
+from minfer.effects.text.grammars.lines import Lines
+from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.engine import step
 from minfer.messages import Execute, Executed, Finish, Submit, Tick
@@ -135,3 +140,58 @@ def test_where_the_end_is_to_be_ignored_it_comes_only_once_nothing_else_may() ->
     assert masked.ends == (Finish("a", 0, 0, "stop"),)
     later = bench.turn()
     assert later.masks == (Mask(0, bytes([1 << 2, 0, 0, 0])),)
+
+
+def test_masks_are_written_to_the_memory_that_is_lent_for_their_step() -> None:
+    bench, lent = Bench(), dict[int, Lines]()
+
+    def lend(step: int) -> Lines:
+        lent[step] = np.zeros((3, 1), np.int32)
+        return lent[step]
+
+    bench.masks.write_to(lend)
+    plain = evolve(ask("b"), sampling=SamplingParams())
+    masked = bench.turn(Submit(ask("a")), Submit(plain), Submit(ask("c")))
+    assert masked == Masked(written=True)
+    assert [line.tolist() for line in lent[0]] == [[1 << EOS], [-1], [1 << EOS]]
+    bench.compiler.made[0].broken = True
+    masked = bench.turn()
+    assert masked.written
+    assert [end.id for end in masked.ends] == ["a"]
+    assert [line.tolist() for line in lent[1]] == [[-1], [-1], [1 << EOS | 1 << 2]]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2)])
+def test_memory_that_does_not_fit_is_not_written_to(shape: tuple[int, int]) -> None:
+    bench, lent = Bench(), np.zeros(shape, np.int32)
+    bench.masks.write_to(lambda _: lent)
+    masked = bench.turn(Submit(ask("a")), Submit(ask("b")))
+    assert not masked.written
+    assert allowed(masked) == {0: 0, 1: 0}
+    assert not lent.any()
+
+
+def test_a_thread_s_mask_does_not_outlive_the_way_it_was_made_for() -> None:
+    bench = Bench()
+    bench.turn(Submit(ask("a")))
+    bench.turn()
+    walk = bench.masks._walks["a", 0]
+    walk.allowed = Allowed(1, b"\x40\0\0\0")  # as if a thread had made it
+    early, plan = bench.state, bench.plan
+    assert plan is not None
+    assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 16}
+    bench.turn()
+    assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 1}
+    assert allowed(bench.masks.begin(plan, early).result(5)) == {0: 1}
+
+
+def test_where_the_library_cannot_be_loaded_all_that_need_it_end() -> None:
+    def missing() -> Any:
+        raise GrammarError("there is none")
+
+    bench = Bench()
+    bench.masks._grammars = Grammars(missing)
+    masked = bench.turn(Submit(ask("a")), Submit(ask("b")))
+    assert not masked.masks
+    why = f"{STUCK}: there is none"
+    assert masked.ends == tuple(Finish(name, 0, 0, "error", why) for name in "ab")

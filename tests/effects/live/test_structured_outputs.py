@@ -11,7 +11,7 @@ import pytest
 
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.live import grammar_masks
-from minfer.effects.text.grammars import walking
+from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.messages import Preempted
 
@@ -26,6 +26,7 @@ SCHEMA = {
     "required": ["name", "size"],
     "additionalProperties": False,
 }
+MADE = AtOnce._made
 PROMPTS = ["def read(path):\n", "class Stack", "import os\n", "x = "]
 EACH = [
     StructuredOutputs(json=SCHEMA),
@@ -149,17 +150,9 @@ def test_what_cannot_be_compiled_is_refused_at_once(llm: LLM) -> None:
 def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = walking.LlguidanceMatcher
-    checked = made.checked
-
-    def failing(self: Any, bits: bytes) -> bytes:
-        if self.may_end:
-            raise GrammarError("took too long")
-        return checked(self, bits)
-
     asked = StructuredOutputs(regex="a{3,9}x?")
     llm.grammars.get(asked)
-    monkeypatch.setattr(made, "checked", failing)
+    monkeypatch.setattr(AtOnce, "_made", failing)
     both = [params(asked, temperature=0), params(None, temperature=0, max_tokens=9)]
     ended, plain = (
         out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
@@ -170,6 +163,13 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     monkeypatch.undo()
     alone = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
     assert plain.token_ids == alone.token_ids
+
+
+def failing(self: AtOnce, going: Any, lines: Any) -> dict[int, GrammarError]:
+    """In place of a method: who may be at its end takes too long."""
+    error = GrammarError("took too long")
+    ended = {line: error for walk, line in going if walk.is_accepting()}
+    return MADE(self, going, lines) | ended
 
 
 @pytest.mark.parametrize("executor", ["dry", "oracle"])
@@ -202,19 +202,12 @@ sys.exit(main(["replay", sys.argv[1]]))
 def test_a_journal_replays_without_library_model_and_torch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checked = walking.LlguidanceMatcher.checked
-
-    def failing(self: Any, bits: bytes) -> bytes:
-        if self.must_end:
-            raise GrammarError("took too long")
-        return checked(self, bits)
-
     for redact in (False, True):
         folder = tmp_path / str(redact)
         with LLM(journal=folder, journal_redact=redact, **SETTINGS) as recorded:
             serve(recorded)
             with monkeypatch.context() as patched:
-                patched.setattr(walking.LlguidanceMatcher, "checked", failing)
+                patched.setattr(AtOnce, "_made", failing)
                 done = one(recorded, StructuredOutputs(choice=["yes", "no"]))
                 assert done.finish_reason == "error"
         replayed = subprocess.run(

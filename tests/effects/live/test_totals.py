@@ -12,6 +12,7 @@ from attrs import evolve
 from minfer import LLM, SamplingParams
 from minfer.config import EngineConfig
 from minfer.effects.live.totals import (
+    ACCEPTED_AT,
     COUNTERS,
     FIRST,
     GAP,
@@ -24,8 +25,12 @@ from minfer.effects.live.totals import (
 )
 from minfer.messages import Admitted, Emit, Ended, Execute, Overruled, Preempted, Voided
 from minfer.plan import Yields
+from minfer.runs.drafts import drafted, judged, tally_of
+from minfer.speculate.tally import NO_DRAFTS
 from minfer.state import EngineState, Transition, Turn, initial
 from tests.core.recorded import recorded, storm
+from tests.core.runs.clocked import Run
+from tests.core.runs.drafted import by_device, by_host
 from tests.effects.tiny_model import write_checkpoint
 
 PAIR = (("a", 0), ("b", 0))
@@ -82,6 +87,9 @@ def test_each_reason_has_its_count() -> None:
         "num_preemptions": 1,
         "failed_steps": 2,
         "overruled_policy_answers": 1,
+        "spec_decode_num_drafts": 0,
+        "spec_decode_num_draft_tokens": 0,
+        "spec_decode_num_accepted_tokens": 0,
     }
     tally.turn(Transition(at(6.0), (Emit((("a", 0), ("a", 1)), ((1, 2), ())),)))
     assert tally.totals().histograms[FIRST].total == 6.0 - 3.0  # it came at 3 s
@@ -164,3 +172,19 @@ def test_a_steady_turn_costs_microseconds(
         assert llm.worker.thread is not None
         llm.worker.thread.join(10)
     assert statistics.median(times) < 60e-6  # 6 us on an idle machine
+
+
+@pytest.mark.parametrize("run", [by_device, by_host])
+def test_drafts_are_counted_by_place(run: Callable[[], Run]) -> None:
+    tally, whole = Tally(), NO_DRAFTS
+    for turn in run().turns:
+        of = turn.before, turn.events, turn.transition
+        tally.drafted(drafted(*of))
+        whole = whole.plus(tally_of(judged(*of)))
+    counts = tally.totals().counts
+    assert counts["spec_decode_num_drafts"] == whole.rows > 0
+    assert counts["spec_decode_num_draft_tokens"] == sum(whole.proposed)
+    assert counts["spec_decode_num_accepted_tokens"] == sum(whole.accepted)
+    places = [counts[f"{ACCEPTED_AT}{place}"] for place in range(3)]
+    assert places == [*whole.accepted]
+    assert f"{ACCEPTED_AT}3" not in counts

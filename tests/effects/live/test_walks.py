@@ -7,7 +7,7 @@ import pytest
 
 from minfer.config import EngineConfig
 from minfer.effects.live.driver import Driver
-from minfer.effects.live.walks import Allowed, Due, Walk, due_at, without_barred
+from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.messages import Submit
 from minfer.runs.oracle import Oracle
@@ -42,9 +42,9 @@ def test_a_matcher_is_due_behind_the_last_token_that_is_known(running: Running) 
     assert len(output(running)) == 9
     for given in range(10):
         one = walk(given)
-        due = due_at(one, running, 0, BLOCK, index=2)
+        due = due_at(one, running, 0, BLOCK)
         assert (due.back, due.tokens) == (0, output(running)[given:])
-        assert (due.length, due.index) == (9, 2)
+        assert due.length == 9
         assert one.given == 9
 
 
@@ -80,32 +80,14 @@ def test_a_walk_is_busy_until_its_thread_is_done(done: bool) -> None:
     one.job = Future()
     if done:
         one.job.set_exception(ValueError())
-        one.settle()
     assert one.busy == (not done)
+    if done:
+        one.settle()
+        assert one.job is None
 
 
-@pytest.mark.parametrize(
-    ("sampling", "length", "barred"),
-    [
-        ({}, 0, set()),
-        ({"min_tokens": 3}, 2, {EOS, 9}),  # all that may end it
-        ({"min_tokens": 3}, 3, set()),
-        ({"ignore_eos": True}, 8, {EOS, 12}),  # the model's
-        ({"ignore_eos": True, "min_tokens": 3}, 0, {EOS, 9, 12}),
-        ({"ignore_eos": True, "min_tokens": 3}, 3, {EOS, 12}),
-    ],
-)
-def test_what_may_not_end_an_output_is_barred(
-    sampling: dict[str, Any], length: int, barred: set[int]
-) -> None:
-    one = walk(sampling=sampling, stop_ids=frozenset({EOS, 9, 400}))
-    bits = without_barred(one, length, ALL, frozenset({EOS, 12, 500}))
-    left = {i for i in range(16) if bits[i // 8] >> i % 8 & 1}
-    assert left == set(range(16)) - barred
-    assert (bits is ALL) == (not barred)  # masks are not copied for nothing
-    assert without_barred(one, length, bits, frozenset({EOS, 12})) is bits
-
-
-def test_a_mask_that_bars_all_is_empty() -> None:
-    one = walk(sampling={"ignore_eos": True})
-    assert not any(without_barred(one, 0, b"\x02\x00", frozenset({EOS})))
+def test_what_may_not_end_an_output_yet_is_barred() -> None:
+    one = walk(sampling={"min_tokens": 3}, stop_ids=frozenset({EOS, 9}))
+    one.never = frozenset({12})
+    assert one.min_tokens == 3
+    assert barred(one) == {EOS, 9, 12}  # all that may end it, and what never comes

@@ -20,6 +20,7 @@ from minfer.effects.live import worker
 from minfer.effects.live.client import Died, Message, News
 from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.errors import (
+    PROGRAM_ENDS,
     DrainingError,
     EngineDeadError,
     OverloadedError,
@@ -83,6 +84,41 @@ def test_the_thread_ends_with_the_work(folder: str) -> None:
         stream.close()
         thread.join(60)
         assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("after", ["", "time.sleep(0.3)  # until the engine has left"])
+def test_a_thread_that_a_program_does_not_wait_for_is_told_so(
+    folder: str, after: str
+) -> None:
+    """It would wait for ever, and the program with it."""
+    code = f"""
+import threading, time
+from minfer import LLM, SamplingParams
+llm = LLM({folder!r}, executor="oracle", num_gpu_blocks_override=2000, max_num_seqs=1)
+endless = SamplingParams(max_tokens=None, ignore_eos=True)
+def ask():
+    for _ in range(2):  # once more when the engine is gone
+        try:
+            llm.generate([1, 2], endless, use_tqdm=False)
+        except Exception as error:
+            print(type(error).__name__, error)
+        {after}
+threading.Thread(target=ask).start()
+while not llm.worker.driver.busy:
+    time.sleep(0.001)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    first, second = said.stdout.splitlines()
+    assert (said.returncode, said.stderr) == (0, "")
+    assert first == f"EngineDeadError {PROGRAM_ENDS}"
+    assert second.startswith("EngineDeadError ")
+    assert PROGRAM_ENDS in second
 
 
 def test_a_program_may_end_in_the_middle_of_a_stream(folder: str) -> None:
@@ -437,6 +473,7 @@ class Slowly(OneByOne):
     """Compiles once it may."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.go = threading.Event()
 
     def compile(self, _: StructuredOutputs) -> Any:

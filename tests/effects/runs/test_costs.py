@@ -62,7 +62,8 @@ def test_a_fit_finds_what_launches_take_the_host() -> None:
 def _seconds(cost: CostModel, step: Step) -> float:
     buckets = (each for top, each in cost.decode if step.rows <= top)
     base = next(buckets, cost.decode[-1][1]) if step.rows else cost.mixed
-    rates = (cost.token, cost.sequence, cost.chunk, cost.context, cost.attention)
+    of_rows = (cost.token, cost.sequence, cost.chunk)
+    rates = (*of_rows, cost.context, cost.attention, cost.draft)
     done = zip(rates, astuple(step.work), strict=True)
     return step.forwards * base + math.fsum(rate * much for rate, much in done)
 

@@ -23,6 +23,7 @@ from minfer.runs.redact import redacted, redacted_config
 from minfer.state import Turn
 from tests.core.recorded import recorded
 from tests.core.runs.clocked import Run, config, request
+from tests.core.runs.drafted import by_device
 from tests.effects.tiny_model import write_checkpoint
 
 HOSTILE = (
@@ -119,7 +120,7 @@ def test_a_wait_behind_others_in_plain_words(
     assert text.splitlines()[:5] == [
         "Request 'c': 3 prompt tokens, 3 to come at most",
         "Sample 0: 9,000.0 ms until turn 9: 'length', 3 tokens, the first at 7,000.0 ms",
-        "      3,000.0 ms       3 turns  first in line, waiting for: rows",
+        "      3,000.0 ms       3 turns  next in line, waiting for: rows",
         "      3,000.0 ms       3 turns  behind others in line, who waited for: rows",
         (
             "      1,000.0 ms       1 turns  prefill: steps 1, its tokens 3, those of "
@@ -414,3 +415,21 @@ def test_a_live_run_is_explained_as_its_metrics_were(
 def test_sizes_are_those_that_engines_have() -> None:
     assert set(SIZES) >= {1, 8, 16, 32, 64, 128}
     assert EngineConfig(num_blocks=1).block_size in SIZES
+
+
+def test_drafts_are_told_where_there_were_some(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path, by_device())
+    (sample,) = found(capsys, path, "a")["samples"]
+    drafts = sample["drafts"]
+    assert 0 < drafts["accepted"] < drafts["proposed"]
+    assert drafts["length"] == 1 + drafts["accepted"] / drafts["rows"]
+    words = f"drafts: {drafts['accepted']} of {drafts['proposed']} accepted"
+    assert words in said(capsys, path, "a")
+    run = Run(config())
+    run.turn(Submit(request("a", 5)))
+    run.drain()
+    plain = saved(tmp_path, run)
+    assert found(capsys, plain, "a")["samples"][0]["drafts"] is None
+    assert "drafts" not in said(capsys, plain, "a")

@@ -10,8 +10,9 @@ from typing import NoReturn
 
 import pytest
 
-from minfer import consult
+from minfer import LLM, SamplingParams, consult
 from minfer.effects.cli.main import main
+from minfer.effects.setup.folders import bundled_folder
 from minfer.messages import Preempted
 from tests.core.changed import CHANGES
 from tests.core.runs.test_fork import recorded
@@ -177,3 +178,37 @@ def test_a_torn_or_broken_file_is_said(
     assert error.endswith(f"turns before it are whole: minfer replay --until {whole}\n")
     assert found(capsys, path, "--until", whole)["turns"] == whole > 0
     assert "no such file" in said(capsys, tmp_path / "none", code=2)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"method": "suffix"},
+        {"method": "draft_model", "model": str(bundled_folder("draft"))},
+    ],
+)
+@pytest.mark.parametrize("redact", [False, True])
+def test_a_run_with_drafts_replays(
+    how: dict[str, object],
+    redact: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Of both drafters; the host looks up what was answered before."""
+    with LLM(
+        executor="oracle",
+        num_gpu_blocks_override=300,
+        journal=tmp_path,
+        journal_redact=redact,
+        speculative_config={**how, "num_speculative_tokens": 3, "adaptive": False},
+    ) as llm:
+        greedy = SamplingParams(max_tokens=20, temperature=0)
+        for _ in range(2):
+            llm.generate(["a", "b", "c d"], greedy, use_tqdm=False)
+    figures = found(capsys, tmp_path)
+    assert figures["divergence"] is None
+    assert figures["state_digests"] == 1
+    drafts = figures["drafted"]
+    assert 0 < drafts["accepted"] <= drafts["proposed"]
+    words = f"{drafts['accepted']:,} of {drafts['proposed']:,} accepted"
+    assert words in said(capsys, tmp_path)

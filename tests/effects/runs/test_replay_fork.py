@@ -11,6 +11,7 @@ from minfer.effects.runs.costs import write_cost
 from minfer.messages import Preempted
 from minfer.request import Request
 from minfer.runs.simulate import Simulated, Simulation
+from tests.core.runs.drafted import by_device, by_host
 from tests.core.runs.test_fork import CONFIG, COST, recorded
 from tests.effects.runs.replays import found, said
 from tests.effects.runs.replays import run as run
@@ -104,6 +105,10 @@ def test_of_fewer_blocks_as_large_a_share_is_left_free(
         (("--spare", "x", "--at", "3"), "not preempted in turn 3"),
         (("--policy", "fair", "--cost", "none.json"), "none.json"),
         (("--at", "3", "--spare", "x", "--policy", "fair"), "--spare changes one turn"),
+        (("--speculative-method", "ngram"), "needs --num-speculative-tokens"),
+        (("--num-speculative-tokens", "65"), "drafts must be at most 64"),
+        (("--draft-cost", "1"), "--draft-cost is of a fork; leave it out"),
+        (("--at", "3", "--spare", "x", "--acceptance-rate", "1"), "--spare changes one"),
         (("--save", "x"), "--save is of a fork; leave it out"),
         (("--cost", "x", "--at", "3"), "--cost is of a fork"),
         (("--until", "9", "--at", "3"), "--until is of a replay of all turns before it"),
@@ -122,3 +127,47 @@ def test_a_run_too_short_to_fit_is_forked_with_the_built_in_cost(
     with LLM(executor="dry", journal=tmp_path, max_num_seqs=4) as llm:
         llm.generate(["a"], SamplingParams(max_tokens=9))
     assert "(built in)" in said(capsys, tmp_path, "--num-blocks", "10")
+
+
+@pytest.fixture(params=[by_device, by_host], ids=["device", "host"])
+def drafted(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
+    """A run with drafts, and what its steps cost."""
+    run, path, cost = request.param(), tmp_path / "a.journal", tmp_path / "cost.json"
+    write_journal(path, run.config, run.turns)
+    write_cost(cost, evolve(COST, decode=((1, 1.0),), mixed=1.0, token=0.0), {})
+    return path, cost
+
+
+def test_forks_with_other_drafts(
+    drafted: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, cost = drafted
+    none, one = (
+        found(capsys, path, "--num-speculative-tokens", n, "--cost", cost) for n in (0, 1)
+    )
+    assert none["unchanged"]["drafted"] == none["recorded"]["drafted"]
+    assert none["unchanged"]["tpot"] == none["recorded"]["tpot"]
+    assert none["changed"]["drafted"]["rows"] == 0
+    assert len(one["changed"]["drafted"]["by_place"]) == 1
+    for figures in (none, one):
+        assert figures["changed"]["output_tokens"] == none["recorded"]["output_tokens"]
+        assert figures["changed"]["tpot"]["p50"] > none["recorded"]["tpot"]["p50"]
+    text = said(capsys, path, "--num-speculative-tokens", 1, "--cost", cost)
+    assert "Drafts: exact: those for a position for which the run had one" in text
+    sure = found(capsys, path, "--acceptance-rate", 1, "--cost", cost)
+    assert sure["changed"]["drafted"]["rate"] == 1.0
+
+
+def test_speculation_is_turned_on_in_a_fork(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ("--num-speculative-tokens", 3, "--speculative-method", "draft_model")
+    cheap = found(capsys, run, *options, "--acceptance-rate", 0.9)
+    dear = found(capsys, run, *options, "--draft-cost", 9)
+    assert cheap["changed"]["drafted"]["accepted"] > 0
+    assert cheap["recorded"]["drafted"]["rate"] is None
+    assert dear["changed"]["drafted"]["rows"] == 0, "none pays"
+    text = said(capsys, run, *options, "--acceptance-rate", 0.9)
+    assert "exact: nothing, as the run had none; modelled" in text
+    assert "accepted" in text
+    assert "accepted" not in said(capsys, run, "--policy", "fair")

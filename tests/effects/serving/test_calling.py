@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 
+from minfer.effects.serving import calling
 from minfer.effects.text.grammars.by_llguidance import MISSING
 from minfer.effects.text.grammars.protocol import MissingLibraryError
 from minfer.effects.text.grammars.store import Grammars
@@ -266,11 +267,14 @@ def test_each_protocol_names_its_own_fields(bundled: Serving) -> None:
     assert "tools[0].input_schema: " in answer.json()["error"]["message"]
 
 
-def test_formats_of_which_there_is_no_grammar(bundled: Serving) -> None:
-    bundled.llm.read_answers(Parsers("openai"))
+def test_formats_of_which_there_is_no_grammar(
+    bundled: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calling, "FORMS", {})
+    bundled.llm.read_answers(Parsers("json"))
     try:
         error = refusal(bundled, tools=tools(NOW), **REQUIRED)
-        assert (error["param"], "'openai'" in error["message"]) == ("tool_choice", True)
+        assert (error["param"], "'json'" in error["message"]) == ("tool_choice", True)
         error = refusal(bundled, tools=tools({**NOW, "strict": True}))
         assert error["param"] == "tools[0].function.strict"
         assert chat(bundled, tools=tools(NOW), max_tokens=1)

@@ -8,7 +8,7 @@ import pytest
 
 from minfer.config import EngineConfig
 from minfer.effects.live.client import Snapshot
-from minfer.effects.live.totals import FIRST, GAP, Histogram, Totals
+from minfer.effects.live.totals import ACCEPTED_AT, FIRST, GAP, Histogram, Totals
 from minfer.effects.serving import live_view
 from minfer.effects.serving.live_view import Figures
 from minfer.effects.serving.shared import Shared
@@ -52,6 +52,16 @@ def test_figures_of_a_snapshot() -> None:
     assert (ill.uptime, ill.health, sum(ill.ttft.counts)) == (0.0, "it broke", 0)
     assert len(ill.ttft.counts) == len(ill.ttft.bounds) + 1
     assert ill.counts["generation_tokens"] == 0
+    assert ill.accepted == ()
+
+
+def test_drafts_of_a_snapshot() -> None:
+    config = EngineConfig(num_blocks=100, block_size=16, max_num_seqs=8)
+    name = "spec_decode_num_accepted_tokens"
+    counts = {f"{ACCEPTED_AT}0": 9, f"{ACCEPTED_AT}1": 0, f"{ACCEPTED_AT}2": 3, name: 12}
+    some = snapshot(totals=Totals(counts, {}))
+    found = Figures.of(some, config, started=20.0, illness="")
+    assert (found.accepted, found.counts[name]) == ((9, 0, 3), 12)
 
 
 @pytest.fixture(scope="module")

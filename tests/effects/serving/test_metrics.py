@@ -134,6 +134,45 @@ def test_counts_of_a_run(made: Made) -> None:
     assert not llm.worker.tally.last
 
 
+@pytest.mark.parametrize("method", ["suffix", "draft_model"])
+def test_drafts_of_a_run(made: Made, folder: str, method: str) -> None:
+    """The second time the host finds what the first one was answered."""
+    how: dict[str, Any] = {"method": method, "num_speculative_tokens": 3}
+    how["adaptive"] = False
+    if method == "draft_model":
+        how["model"] = folder  # its own draft: the oracle says what it drafts
+    llm, metrics, _ = made(num_gpu_blocks_override=64, speculative_config=how)
+    told = [llm.generate([[5] * 20], STEADY)[0].metrics for _ in range(2)]
+    settle(llm)
+    found = read(metrics)
+    drafts = found["spec_decode_num_drafts_total"]
+    proposed = found["spec_decode_num_draft_tokens_total"]
+    accepted = found["spec_decode_num_accepted_tokens_total"]
+    assert 0 < accepted <= proposed <= 3 * drafts
+    places = [
+        found[f"spec_decode_num_accepted_tokens_per_pos_total {at}"] for at in range(3)
+    ]
+    assert sum(places) == accepted
+    assert places == sorted(places, reverse=True)
+    length = found["spec_decode_mean_acceptance_length"]
+    assert length == pytest.approx(1 + accepted / drafts)
+    sums = [0, 0]
+    for one in told:
+        sums[0] += one.draft_tokens
+        sums[1] += one.accepted_draft_tokens
+    assert sums == [proposed, accepted]
+
+
+def test_without_drafts_there_is_no_length(made: Made) -> None:
+    llm, metrics, _ = made(num_gpu_blocks_override=64)
+    llm.generate([[5] * 20], STEADY)
+    settle(llm)
+    found = read(metrics)
+    assert found["spec_decode_mean_acceptance_length"] == 0
+    assert found["spec_decode_num_drafts_total"] == 0
+    assert not any("per_pos" in name for name in found)
+
+
 def test_gaps_are_those_between_the_outputs_of_each_sequence(made: Made) -> None:
     llm, metrics, turns = made(
         num_gpu_blocks_override=12,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from minfer.effects.serving import records
-from tests.effects.served import Serving, events
+from tests.effects.served import Serving, events, serving
 from tests.effects.serving.wire import NEIGHBOUR
 
 
@@ -134,3 +134,22 @@ def test_of_many_prompts_the_first_are_told(
     monkeypatch.setattr(records, "PARTS", 3)
     answer = bundled.post("completions", prompt=["x"] * 5, max_tokens=1).json()
     assert len(ended(bundled, answer["id"], prompts=3)["prompts"]) == 3
+
+
+def test_of_one_that_had_drafts() -> None:
+    """The second time what the first one was answered is looked up."""
+    how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
+    settings: dict[str, Any] = {
+        "num_gpu_blocks_override": 400,
+        "speculative_config": how,
+    }
+    with serving(executor="oracle", **settings) as served:
+        body = {"prompt": "def f(", "max_tokens": 16, "temperature": 0}
+        names = [
+            served.post("completions", ignore_eos=True, **body).json()["id"]
+            for _ in range(2)
+        ]
+        first, second = (ended(served, name)["prompts"][0] for name in names)
+        assert first["accepted_draft_tokens"] <= first["draft_tokens"]
+        assert 8 <= second["accepted_draft_tokens"] <= second["draft_tokens"] <= 16
+        assert second["output_tokens"] == 16

@@ -17,7 +17,7 @@ const NEAR = 0.85; // an axis that would end near what is allowed ends there
 
 export function readColors() {
   const style = getComputedStyle(root);
-  for (const name of [...PALETTE, ...POOL, "ink", "soft"]) {
+  for (const name of [...PALETTE, ...POOL, "draft", "ink", "soft"]) {
     color[name] = style.getPropertyValue(`--${name}`).trim();
   }
   refresh();

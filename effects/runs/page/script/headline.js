@@ -3,7 +3,7 @@
 import { $, el } from "./dom.js";
 import { clock, count, many } from "./format.js";
 import { sharesRows } from "./lanes.js";
-import { marks } from "./lives.js";
+import { allDrafts, marks } from "./lives.js";
 import { used } from "./panels.js";
 import { pauses, seconds } from "./pauses.js";
 import { kind, log, run, samples, text, turn, turns } from "./run.js";
@@ -22,6 +22,8 @@ export function showHeadline() {
   $("most-rows").textContent = `at most ${count(run.max_num_seqs)} at once`;
   $("blocks").textContent = blocksInWords();
   $("budget").textContent = budgetInWords();
+  const some = Boolean(allDrafts());
+  for (const key of document.querySelectorAll(".of-drafts")) key.hidden = !some;
   $("cut-pauses").title = pausesInWords();
   $("ruler").setAttribute("aria-valuemax", turns - 1 + run.first);
 }
@@ -42,6 +44,11 @@ function facts() {
     ...bad.map((why) => [count(ends[why]), why]),
     [run.policy, "policy"],
   ];
+  const drafts = allDrafts();
+  if (drafts) {
+    const right = (100 * drafts.accepted) / drafts.proposed;
+    found.splice(-1, 0, [`${right.toFixed(0)}%`, "of drafts stood"]);
+  }
   if (pauses.length) found.splice(2, 0, [clock(paused()), "of it idle"]);
   return found;
 }

@@ -13,6 +13,8 @@ const LEAST_ROW = 5; // pixels; names over lower rows would hide more than they 
 const NAME = 9; // pixels that a name needs
 const NARROW = 16; // pixels; a bar that is no wider has no name
 const BESIDE = 4; // pixels from the end of a bar to a name in it
+const MARK = 2; // pixels, of a draft
+const MARKED_ROW = 9; // pixels of a row that has room for marks
 const NUMBER = 24; // pixels from one number of a row to the next
 const NAME_LETTERS = [18, 13, 9]; // of a name, the most that there is room for
 
@@ -27,6 +29,7 @@ export function drawLabels({ g, h }, seen) {
       if (!isSeen(s, seen)) continue;
       if (px(lives[s].died) - px(lives[s].born) < NARROW) continue;
       drawChunks(g, s, seen);
+      drawDrafts(g, s, seen);
       if (lane % every === 0) drawName(g, s);
     }
   }
@@ -67,6 +70,24 @@ function drawChunks(g, s, { first, last }) {
     if (log.kind[i] !== kind.Chunk || t < first || t >= last) continue;
     const right = px(t + 1);
     if (right > GUTTER && right - px(t) > 4) g.fillRect(right - 1, y, 1, view.row - 2);
+  }
+}
+
+// A mark for each draft at the foot of its turn, from left to right: those that stood,
+// then those that fell. Where not all have room there are none: some would mislead.
+function drawDrafts(g, s, { first, last }) {
+  const foot = (lives[s].lane + 1) * view.row - view.top - 2 - MARK - 1;
+  if (view.row < MARKED_ROW) return;
+  for (const [t, { proposed, accepted }] of lives[s].drafts) {
+    if (t < first || t > last) continue;
+    const left = px(t) + 1;
+    if (px(t + 1) - left < proposed * (MARK + 1)) continue;
+    for (let place = 0; place < proposed; place++) {
+      const x = left + place * (MARK + 1);
+      if (x < GUTTER) continue;
+      g.fillStyle = place < accepted ? color.end : color.draft;
+      g.fillRect(x, foot, MARK, MARK);
+    }
   }
 }
 

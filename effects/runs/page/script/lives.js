@@ -1,6 +1,6 @@
 // What follows from the log: who was in which state, from when to when.
 
-import { kind, log, sample, samples, step, text, turn, turns } from "./run.js";
+import { draft, kind, log, sample, samples, step, text, turn, turns } from "./run.js";
 
 export const WAIT = 1;
 const DECODE = 2;
@@ -24,10 +24,11 @@ export const PALETTE = [
   "wrong",
 ];
 
-// By sample: when it came and ended, its entries of the log, and its segments, as first
-// turn, state and cached share of each, in one array.
+// By sample: when it came and ended, its entries of the log, what became of its drafts by
+// the turn before the one that says so, as their step ran between the two, and its
+// segments, as first turn, state and cached share of each, in one array.
 export const lives = [];
-export const held = []; // entries that say why the first in line waits
+export const held = []; // entries that say why who is next in line waits
 export const marks = []; // entries that stand in the ruler: preemptions, failed steps
 export const decided = []; // turns in which something out of the ordinary was decided
 export let logAt; // of a turn: its first entry of the log
@@ -40,8 +41,13 @@ export function build() {
   doneAt = new Map();
   turn.done.forEach((number, t) => doneAt.set(number, t));
   for (let s = 0; s < samples; s++) {
-    lives.push({ segs: [], notes: [], born: 0, died: turns, first: -1, end: -1 });
+    const drafts = new Map();
+    lives.push({ segs: [], notes: [], drafts, born: 0, died: turns, first: -1, end: -1 });
   }
+  draft.turn.forEach((t, i) => {
+    const [proposed, accepted] = [draft.proposed[i], draft.accepted[i]];
+    lives[draft.who[i]]?.drafts.set(t - 1, { proposed, accepted });
+  });
   const quiet = [kind.Submit, kind.Chunk, kind.Present];
   log.turn.forEach((t, i) => {
     const what = log.kind[i];
@@ -126,11 +132,34 @@ export function stateAt(s, t) {
   return life.segs[last + 1];
 }
 
+// What became of the drafts of a sample that ran after a turn; undefined if there were
+// none.
+export function draftsAt(s, t) {
+  return lives[s]?.drafts.get(t);
+}
+
+export function draftsIn(some) {
+  const all = [...some];
+  const sum = (of) => all.reduce((before, one) => before + of(one), 0);
+  const [proposed, accepted] = [sum((one) => one.proposed), sum((one) => one.accepted)];
+  return all.length ? { steps: all.length, proposed, accepted } : undefined;
+}
+
+// Of all samples, as the results say that came in a turn.
+export function draftsOf(t) {
+  return draftsIn(lives.map(({ drafts }) => drafts.get(t - 1)).filter(Boolean));
+}
+
+// Of a whole run.
+export function allDrafts() {
+  return draftsIn(lives.flatMap(({ drafts }) => [...drafts.values()]));
+}
+
 export function waits(s, t) {
   return [WAIT, AGAIN].includes(stateAt(s, t));
 }
 
-// The last word about who was first in line, if that one still waits.
+// The last word about who was next in line, if that one still waits.
 export function front(t) {
   const i = held.findLast((one) => log.turn[one] <= t);
   return i !== undefined && waits(log.who[i], t) ? [i] : [];

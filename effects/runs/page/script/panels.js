@@ -35,7 +35,8 @@ export function measureUse() {
     most((t) => turn.running[t] + turn.waiting[t], turns),
   );
   used.blocks = most((t) => run.num_blocks - turn.free[t], turns);
-  used.tokens = most((k) => step.decode[k] + step.prefill[k], steps);
+  const inputs = (k) => step.decode[k] + step.drafts[k] + step.prefill[k];
+  used.tokens = most(inputs, steps);
   used.decode = Math.max(
     1,
     most((k) => step.decode[k], steps),
@@ -94,14 +95,16 @@ export function drawBatch() {
   const { g, h } = on;
   const floor = Math.round(h * UPPER);
   const up = (floor - ABOVE) / used.tokensEnd;
-  const { means, peak } = byPixel(view, (t) => stepAt[t], [step.decode, step.prefill]);
-  const [decode, prefill] = means;
+  const columns = [step.decode, step.drafts, step.prefill];
+  const { means, peak } = byPixel(view, (t) => stepAt[t], columns);
+  const [decode, drafts, prefill] = means;
   const base = level(floor);
 
   g.globalAlpha = 0.3;
   drawColumns(g, { base: level(floor), values: peak, scale: up, name: "fill" });
   g.globalAlpha = 1;
   drawColumns(g, { base, values: decode, scale: up, name: "decode" });
+  drawColumns(g, { base, values: drafts, scale: up, name: "draft" });
   drawColumns(g, { base, values: prefill, scale: up, name: "fill" });
 
   const down = (floor + 2 - h) / used.decode;

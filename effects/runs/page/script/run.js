@@ -9,6 +9,7 @@ export let turn; // a table of columns each
 export let step;
 export let sample;
 export let log;
+export let draft;
 export let turns; // how many
 export let samples;
 export let kind; // name of what the log says -> its number
@@ -20,7 +21,7 @@ export async function unpack() {
   const size = Number(new DataView(buffer).getBigUint64(0, true));
   run = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, WORD, size)));
   readColumns(buffer, WORD + size);
-  ({ turn, step, sample, log } = run);
+  ({ turn, step, sample, log, draft } = run);
   turns = turn.free.length;
   samples = sample.id.length;
   kind = Object.fromEntries(Object.keys(run.kinds).map((name, number) => [name, number]));

@@ -20,6 +20,11 @@ export function passed(from, to) {
   return clock(seconds[to] - seconds[from]);
 }
 
+// What became of drafts.
+export function stood({ proposed, accepted }) {
+  return `${count(accepted)} of ${many(proposed, "draft")} stood`;
+}
+
 // A request's name as a button; the side panel knows what to do with `data-sample`.
 export function link(s) {
   if (!lives[s]) return "somebody";
@@ -34,7 +39,7 @@ function and(place) {
   return text(place) ? `: ${text(place)}` : "";
 }
 
-// Why the first in line does not move.
+// Why who is next in line does not move.
 function blocked(i) {
   const available = `${count(log.c[i])} ${log.c[i] === 1 ? "is" : "are"} available`;
   const causes = {

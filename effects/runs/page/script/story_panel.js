@@ -2,11 +2,11 @@
 
 import { $, bar, el, item, list } from "./dom.js";
 import { clock, count, folded, many } from "./format.js";
-import { PALETTE, came, front, held, lives, segments, waits } from "./lives.js";
+import { PALETTE, came, draftsIn, front, held, lives, segments, waits } from "./lives.js";
 import { seconds } from "./pauses.js";
 import { kind, log, sample, text, turns } from "./run.js";
 import { chosen } from "./selection.js";
-import { entry, passed } from "./sentences.js";
+import { entry, passed, stood } from "./sentences.js";
 
 const ENTRIES = 200; // of a story that are shown
 const ID = 40; // letters of an id; more are folded away in its middle
@@ -71,6 +71,12 @@ function inShort(s, spent) {
   const how = `${end >= 0 ? "Ended" : "Not ended"} after`;
   const whole = passed(born, Math.min(died, turns - 1));
   said.push(`${how} ${whole}${parts.length ? `: ${parts.join(", ")}` : ""}.`);
+  const drafts = draftsIn(lives[s].drafts.values());
+  if (drafts) {
+    const length = (1 + drafts.accepted / drafts.steps).toFixed(2);
+    const steps = many(drafts.steps, "step");
+    said.push(`${stood(drafts)}, in ${steps} that brought ${length} tokens each.`);
+  }
   return said.join(" ");
 }
 
@@ -117,5 +123,5 @@ function passage(s, entries) {
   if (!isAhead(s, i)) return entry(i, "it");
   const more = entries.length - 1;
   const others = more ? `; ${many(more, "more wait")} ahead of it` : "";
-  return item(["first in line: ", ...entry(i).childNodes, others], "held");
+  return item(["next in line: ", ...entry(i).childNodes, others], "held");
 }

@@ -4,10 +4,11 @@ import { GUTTER, turnAt, valueAt, view } from "./axis.js";
 import { pausesSeen } from "./canvas.js";
 import { $ } from "./dom.js";
 import { clock, count } from "./format.js";
-import { stateAt } from "./lives.js";
+import { draftsAt, stateAt } from "./lives.js";
 import { seconds } from "./pauses.js";
 import { sampleAt } from "./rows.js";
 import { brief, run } from "./run.js";
+import { stood } from "./sentences.js";
 
 const TIP_LETTERS = 200; // of an id: a tip is where all of it can be read
 const DOING = ["ends", "waits", "writes", "", "reads its prompt", "waits again"];
@@ -43,7 +44,9 @@ function inWords(x, y) {
   const t = turnAt(valueAt(x));
   if (s >= 0) {
     const when = `turn ${count(t + run.first)}, ${clock(seconds[t])}`;
-    return `request ${brief(s, TIP_LETTERS)} ${DOING[stateAt(s, t)]} · ${when}`;
+    const drafts = draftsAt(s, t);
+    const also = drafts ? ` · ${stood(drafts)}` : "";
+    return `request ${brief(s, TIP_LETTERS)} ${DOING[stateAt(s, t)]}${also} · ${when}`;
   }
   const pause = pauseAt(x);
   return pause ? `nobody runs or waits for ${clock(pause.length)}: cut short here` : "";

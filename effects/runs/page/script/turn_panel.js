@@ -3,11 +3,11 @@
 import { $, bar, el, item, list } from "./dom.js";
 import { clock, count, many } from "./format.js";
 import { POOL } from "./canvas.js";
-import { front, logAt, stepAt } from "./lives.js";
+import { draftsOf, front, logAt, stepAt } from "./lives.js";
 import { seconds } from "./pauses.js";
 import { log, run, said, step, turn } from "./run.js";
 import { cursor } from "./selection.js";
-import { entry, link } from "./sentences.js";
+import { entry, link, stood } from "./sentences.js";
 
 const NAMES = 20; // of those whose prompt a step reads
 
@@ -51,7 +51,9 @@ function showNow(t) {
 
 function resultsOf(t) {
   const tokens = many(turn.tokens[t], "new token");
-  return item([`step ${count(turn.done[t])} is done: ${tokens}`]);
+  const drafts = draftsOf(t);
+  const also = drafts ? `, ${stood(drafts)}` : "";
+  return item([`step ${count(turn.done[t])} is done: ${tokens}${also}`]);
 }
 
 function stepsOf(t, read) {
@@ -76,6 +78,10 @@ function planned(k, chunks) {
     const again = step.repeat[k] > 1 ? ` up to ${step.repeat[k]} times` : "";
     parts.push(`${many(decode, "sequence writes", "sequences write")} a token${again}`);
   }
+  const drafts = step.drafts[k];
+  if (drafts) {
+    parts.push(`${many(drafts, "draft")} ${drafts === 1 ? "is" : "are"} verified`);
+  }
   if (step.chunks[k]) {
     const tokens = `${many(prefill, "token")} of ${many(step.chunks[k], "sequence")}`;
     parts.push(`${tokens} ${prefill === 1 ? "is" : "are"} read`);
@@ -87,7 +93,7 @@ function planned(k, chunks) {
     ` (${count(log.b[i])})`,
   ]);
   const most = count(run.max_num_batched_tokens);
-  const budget = `${count(decode + prefill)} of at most ${most}`;
+  const budget = `${count(decode + drafts + prefill)} of at most ${most}`;
   return item([
     `step ${count(step.number[k])}, ${budget} tokens: ${parts.join(", ")}`,
     ...names,
@@ -100,7 +106,7 @@ function stateOf(t) {
   const state = [item([`${running} sequences run, ${count(turn.waiting[t])} wait`])];
   for (const i of front(t)) {
     const when = ` (said in turn ${count(log.turn[i] + run.first)})`;
-    state.push(item(["first in line: ", ...entry(i).childNodes, when], "held"));
+    state.push(item(["next in line: ", ...entry(i).childNodes, when], "held"));
   }
   const pool = Object.fromEntries(POOL.map((name) => [name, turn[name][t]]));
   const words = POOL.map((name) => `${count(pool[name])} ${name}`).join(", ");

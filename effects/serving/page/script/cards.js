@@ -6,9 +6,9 @@ import { $, el } from "./dom.js";
 import { count, duration, percent, rate, seconds, short } from "./format.js";
 import { frames, percentile, rates, spread, values } from "./history.js";
 
-// What the first in line waits for, and the others: in words.
+// What who is next in line waits for, and the others: in words.
 const WAITS = {
-  turn: "behind the first in line",
+  turn: "behind who is next in line",
   blocks: "for KV blocks: the cache is full",
   rows: "for a seat: the batch is full",
   budget: "for room in a step: it has no tokens left",
@@ -230,22 +230,42 @@ const TOTALS = {
   "failed steps": ({ counts }) => count(counts.failed_steps),
 };
 
+// Shown once there were some: tokens that were guessed ahead.
+const DRAFTS = {
+  "accepted drafts": (counts) =>
+    percent(counts.spec_decode_num_accepted_tokens, counts.spec_decode_num_draft_tokens),
+  "tokens a step with drafts": (counts) => {
+    const length =
+      counts.spec_decode_num_accepted_tokens / counts.spec_decode_num_drafts || 0;
+    return (1 + length).toFixed(2);
+  },
+};
+
 function totalCard() {
   const told = Object.entries(TOTALS).map(([name, of]) => ({
     name,
     of,
     value: el("dd"),
   }));
+  const drafts = Object.entries(DRAFTS).map(([name, of]) => {
+    const value = el("dd");
+    return { of, value, row: el("div", { hidden: true }, el("dt", {}, name), value) };
+  });
   const list = el(
     "dl",
     {},
     ...told.map(({ name, value }) => el("div", {}, el("dt", {}, name), value)),
   );
   const { element, tell } = card("Since the start", list);
+  list.append(...drafts.map(({ row }) => row));
   shows.push((frame) => {
     const { prefix_cache_hits: hits, prefix_cache_queries: asked } = frame.counts;
     tell(percent(hits, asked), "prefix hit rate");
     for (const { of, value } of told) value.textContent = of(frame);
+    for (const { row, of, value } of drafts) {
+      row.hidden = !frame.counts.spec_decode_num_drafts;
+      value.textContent = of(frame.counts);
+    }
   });
   return element;
 }

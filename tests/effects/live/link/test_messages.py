@@ -145,6 +145,7 @@ def test_news_are_the_same_for_who_listens_to_a_front() -> None:
         tokens=((1, 2), ()),
         logprobs=((TokenLogprobs(-0.5, 2, (7,), (-0.25,)), TokenLogprobs(-1.5, 1)), ()),
         pooled=(b"", b"\x00\x80\xff?"),
+        drafts=(3, 0),
         finished=(FINISHED,),
         arrived=("a",),
         reasons=REASONS,

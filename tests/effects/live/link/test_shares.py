@@ -48,3 +48,13 @@ def test_ends_are_told_to_who_has_no_rows() -> None:
         one: wire.News(1.0, finished=(done,)),
         two: wire.News(1.0, ids=(("b", 0),), tokens=((5,),)),
     }
+
+
+def test_drafts_are_told_with_the_rows_that_had_them() -> None:
+    one, two = Session(lambda _: None), Session(lambda _: None)
+    batch = (("a", 0), ("b", 0), ("c", 0))
+    news = News(time=1.0, ids=batch, tokens=((5,), (6, 7), (8,)), drafts=(0, 3, 2))
+    told = dict(Shares().divided(news, [one, two], {"a": one, "b": two, "c": one}))
+    assert (told[one].drafts, told[two].drafts) == ((0, 2), (3,))
+    read = wire.read_to_front(wire.encoded(told[two]))
+    assert read == told[two]

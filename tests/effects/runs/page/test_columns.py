@@ -15,15 +15,16 @@ from minfer.messages import (
     Failed,
     Tick,
 )
+from minfer.runs.drafts import judged
 from tests.core.recorded import recorded
 from tests.effects.runs.page.scenes import asked, entries, turns_of, unpacked
 
 
-@pytest.mark.parametrize("seed", [*range(5), 22])
+@pytest.mark.parametrize("seed", [*range(9), 22])
 def test_columns_are_those_of_the_states(seed: int) -> None:
     config, turns = recorded(seed, 150)
     data = page("run", config, turns)
-    _, columns = unpacked(data)
+    head, columns = unpacked(data)
     states = [turn.transition.state for turn in turns]
     assert columns["turn.free"] == [state.blocks.free for state in states]
     assert columns["turn.shareable"] == [state.blocks.live for state in states]
@@ -41,8 +42,13 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     emits = [command for command in commands if isinstance(command, Emit)]
     assert columns["step.number"] == [plan.step for plan in plans]
     tokens = [
-        d + p
-        for d, p in zip(columns["step.decode"], columns["step.prefill"], strict=True)
+        d + p + drafts
+        for d, p, drafts in zip(
+            columns["step.decode"],
+            columns["step.prefill"],
+            columns["step.drafts"],
+            strict=True,
+        )
     ]
     assert tokens == [sum(plan.counts) for plan in plans]
     assert columns["step.chunks"] == [len(plan.fills) for plan in plans]
@@ -54,6 +60,11 @@ def test_columns_are_those_of_the_states(seed: int) -> None:
     wanted["Finished"] = sum(len(emit.finished) for emit in emits)
     said = Counter(kind for _, kind, _, _ in entries(data))
     assert {kind: said[kind] for kind in wanted} == wanted
+    drafts = [one for t in turns for one in judged(t.before, t.events, t.transition)]
+    assert columns["draft.proposed"] == [one.proposed for one in drafts]
+    assert columns["draft.accepted"] == [one.accepted for one in drafts]
+    ids = [head["texts"][columns["sample.id"][who]] for who in columns["draft.who"]]
+    assert ids == [one.id for one in drafts]
     about = {kind for _, kind, name, _ in entries(data) if not name}
     assert not about & {"Submit", "Chunk", "Admitted", "Held", "Preempted", "Finished"}
 

@@ -1,6 +1,7 @@
 """What an answer must look like is asked for in many fields, and errors name each."""
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -246,19 +247,21 @@ def test_long_bodies_are_compiled_as_well(bundled: Serving) -> None:
 def test_a_grammar_that_cannot_go_on_is_told_to_its_client_alone(
     bundled: Serving, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from minfer.effects.text.grammars import walking
-    from minfer.effects.text.grammars.protocol import GrammarError
+    from minfer.effects.text.grammars.at_once import AtOnce
+    from minfer.effects.text.grammars.lines import Lines
+    from minfer.effects.text.grammars.protocol import GrammarError, Move
 
-    made = walking.LlguidanceMatcher
-    checked = made.checked
+    masks = AtOnce.masks
 
-    def failing(self: Any, bits: bytes) -> bytes:
-        if self.may_end:
-            raise GrammarError("took too long")
-        return checked(self, bits)
+    def failing(
+        self: AtOnce, moves: Sequence[Move], lines: Lines
+    ) -> dict[int, GrammarError]:
+        errors = masks(self, moves, lines)
+        ended = {one.line for one in moves if one.matcher.may_end}
+        return errors | dict.fromkeys(ended, GrammarError("took too long"))
 
     assert bundled.post("completions", prompt="x", guided_regex="b{3}c?").is_success
-    monkeypatch.setattr(made, "checked", failing)
+    monkeypatch.setattr(AtOnce, "masks", failing)
     answer = bundled.post("completions", prompt="x", guided_regex="b{3}c?")
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == "guided_regex"

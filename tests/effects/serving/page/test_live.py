@@ -165,3 +165,25 @@ def test_pointing_at_an_earlier_moment_leaves_the_window_as_it_is(
     chromium.mouse("mouseMoved", 2, 2)
     chromium.wait("document.querySelector('#moment').textContent === ''")
     assert chromium.complaints == []
+
+
+def test_drafts_are_shown_once_there_were_some(chromium: Browser) -> None:
+    how = {"method": "suffix", "num_speculative_tokens": 3, "adaptive": False}
+    settings: dict[str, Any] = {
+        "num_gpu_blocks_override": 400,
+        "speculative_config": how,
+    }
+    with serving(executor="oracle", **settings) as served:
+        visit(chromium, served, "live")
+        chromium.wait("document.querySelector('#health').dataset.state === 'well'")
+        rows = "[...document.querySelectorAll('.card dl div')].filter((d) => !d.hidden)"
+        before = chromium.value(f"{rows}.length")
+        for _ in range(2):
+            served.post(
+                "completions", prompt="a", max_tokens=30, temperature=0, ignore_eos=True
+            )
+        chromium.wait(f"{rows}.length === {before + 2}")
+        told = chromium.value(f"{rows}.map((d) => d.textContent)")
+        assert any(one.startswith("accepted drafts") and "%" in one for one in told)
+        assert any(one.startswith("tokens a step with drafts") for one in told)
+        assert chromium.complaints == []

@@ -2,21 +2,27 @@
 
 from collections.abc import Sequence
 
+from attrs import define
+
+from minfer.effects.text.grammars.lines import Lines, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Move
 
 
+@define(kw_only=True)
 class OneByOne:
     """Moves matchers, and has each make its own mask."""
 
-    def masks(self, moves: Sequence[Move]) -> list[bytes | GrammarError]:
-        """As `Compiler` says."""
-        return [self._mask(move) for move in moves]
+    words: int = 1  # of a line
+    never: frozenset[int] = frozenset()
 
-    @staticmethod
-    def _mask(move: Move) -> bytes | GrammarError:
-        try:
-            move.matcher.rollback(move.back)
-            move.matcher.advance(move.tokens)
-            return move.matcher.mask()
-        except GrammarError as error:
-            return error
+    def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
+        """As `Compiler` says."""
+        errors = {}
+        for move in moves:
+            try:
+                move.matcher.rollback(move.back)
+                move.matcher.advance(move.tokens)
+                fill(lines[move.line], move.matcher.mask())
+            except GrammarError as error:
+                errors[move.line] = error
+        return errors

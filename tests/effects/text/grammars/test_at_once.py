@@ -4,6 +4,7 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from minfer.effects.text.grammars import at_once as module
@@ -41,13 +42,24 @@ def move(walk: Matcher, *tokens: int, back: int = 0) -> Move:
     return Move(walk, back, tokens)
 
 
+def masks(of: Any, moves: list[Move]) -> list[bytes | GrammarError]:
+    """Of each in order, its mask or why there is none; in lines the other way round."""
+    lines = np.full((len(moves) + 1, of.words), 7, np.int32)
+    for line, one in enumerate(reversed(moves)):
+        one.line = line
+    errors = of.masks(moves, lines)
+    assert (lines[len(moves)] == 7).all()
+    assert errors.keys() <= set(range(len(moves)))
+    return [errors.get(one.line) or lines[one.line].tobytes() for one in moves]
+
+
 def bits(made: bytes | GrammarError) -> set[int]:
     assert isinstance(made, bytes)
     return allowed(made)
 
 
 def test_of_nobody_there_are_no_masks(at_once: AtOnce) -> None:
-    assert at_once.masks([]) == []
+    assert masks(at_once, []) == []
 
 
 @pytest.mark.parametrize("suspicious", [False, True])
@@ -62,10 +74,13 @@ def test_they_are_as_one_by_one_on_random_walks(
     for _ in range(25):
         at_once._suspicious = suspicious
         made, each = (
-            make(
-                [Move(w, back, new) for w, (back, new) in zip(walks, moves, strict=True)]
+            masks(
+                of,
+                [Move(w, back, new) for w, (back, new) in zip(walks, moves, strict=True)],
             )
-            for make, walks in zip((at_once.masks, OneByOne().masks), two, strict=True)
+            for of, walks in zip(
+                (at_once, OneByOne(words=at_once.words)), two, strict=True
+            )
         )
         assert list(map(bits, made)) == list(map(bits, each))
         moves = [step(rng, *one) for one in zip(outputs, made, strict=True)]
@@ -90,29 +105,29 @@ def step(
 def test_one_that_may_not_go_there_is_an_error_among_the_others(at_once: AtOnce) -> None:
     walks = [matcher(regex="a+") for _ in range(3)]
     token = {name: ids(name)[0] for name in "ab"}
-    good, bad, other = at_once.masks(
-        [move(walks[0], token["a"]), move(walks[1], token["b"]), move(walks[2])]
+    good, bad, other = masks(
+        at_once, [move(walks[0], token["a"]), move(walks[1], token["b"]), move(walks[2])]
     )
     assert isinstance(bad, GrammarError)
     assert "doesn't satisfy" in str(bad)
     assert bits(good) == bits(other) | ENDS
-    again = at_once.masks([move(one) for one in walks])
+    again = masks(at_once, [move(one) for one in walks])
     assert [isinstance(one, GrammarError) for one in again] == [False, True, False]
 
 
 def test_several_may_be_stuck_and_each_is_told_why(at_once: AtOnce) -> None:
     walks = [matcher(regex="a+"), matcher(regex="[0-9]+"), matcher(choice=["#"])]
     moves = [move(walk, *ids("b")) for walk in walks]
-    assert all(isinstance(one, GrammarError) for one in at_once.masks(moves))
+    assert all(isinstance(one, GrammarError) for one in masks(at_once, moves))
 
 
 def test_one_of_several_goes_back(at_once: AtOnce) -> None:
     walks = [matcher(regex="ab?c?") for _ in range(3)]
-    first = bits(at_once.masks([move(walk) for walk in walks])[0])
+    first = bits(masks(at_once, [move(walk) for walk in walks])[0])
     a, b = ids("a")[0], ids("b")[0]
-    at_once.masks([move(walks[0], a), move(walks[1], a, b), move(walks[2], a)])
-    back, other, on = at_once.masks(
-        [move(walks[0], back=1), move(walks[1], a, back=2), move(walks[2], b)]
+    masks(at_once, [move(walks[0], a), move(walks[1], a, b), move(walks[2], a)])
+    back, other, on = masks(
+        at_once, [move(walks[0], back=1), move(walks[1], a, back=2), move(walks[2], b)]
     )
     assert bits(back) == first
     assert b in bits(other)
@@ -121,7 +136,7 @@ def test_one_of_several_goes_back(at_once: AtOnce) -> None:
 
 def test_who_goes_back_too_far_is_an_error_among_the_others(at_once: AtOnce) -> None:
     one, other = matcher(regex="a+"), matcher(regex="a+")
-    bad, good = at_once.masks([move(one, back=3), move(other)])
+    bad, good = masks(at_once, [move(one, back=3), move(other)])
     assert isinstance(bad, GrammarError)
     assert isinstance(good, bytes)
 
@@ -142,13 +157,13 @@ def test_after_a_long_call_each_is_timed_for_itself(
     clock = SimpleNamespace(monotonic=lambda: next(seconds))
     monkeypatch.setattr(module, "time", clock)
     moves = [move(walk) for walk in walks]
-    made = [list(map(bits, at_once.masks(moves))) for _ in range(2)]
+    made = [list(map(bits, masks(at_once, moves))) for _ in range(2)]
     assert not each
     made.append(
-        list(map(bits, at_once.masks(moves)))
+        list(map(bits, masks(at_once, moves)))
     )  # as the second took longer than one may
     assert each == walks
-    made.append(list(map(bits, at_once.masks(moves))))
+    made.append(list(map(bits, masks(at_once, moves))))
     assert each == walks
     assert made[1:] == made[:-1]
 
@@ -156,18 +171,20 @@ def test_after_a_long_call_each_is_timed_for_itself(
 def test_masks_are_of_the_whole_vocabulary_and_allow_nothing_behind_it() -> None:
     padded = LlguidanceCompiler(tokenizer().as_json(), vocab() + 5, ENDS)
     walk = padded.compile(StructuredOutputs(regex="(.|\n)*")).matcher()
-    (made,) = padded.masks([move(walk)])
+    (made,) = masks(padded, [move(walk)])
     assert isinstance(made, bytes)
     assert len(made) >= (vocab() + 5) / 8
     assert max(allowed(made)) < vocab()
     assert allowed(made) == allowed(walk.mask())
 
 
-def test_what_stands_for_an_end_of_sequence_is_never_allowed() -> None:
+def test_what_stands_for_an_end_of_sequence_is_said_never_to_come() -> None:
     endless = LlguidanceCompiler(tokenizer().as_json(), vocab(), [])
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
-    (made,) = endless.masks([move(walk, *ids("#"))])
-    assert bits(made) == set()
+    (made,) = masks(endless, [move(walk, *ids("#"))])
+    assert bits(made) == endless.never != set()
+    assert allowed(walk.mask()) == set()
+    assert compiler().never == set()
 
 
 def test_matchers_of_somebody_else_are_refused(at_once: AtOnce) -> None:
@@ -175,10 +192,10 @@ def test_matchers_of_somebody_else_are_refused(at_once: AtOnce) -> None:
         pass
 
     with pytest.raises(TypeError, match="made by somebody else"):
-        at_once.masks([Move(Other(), 0, ())])  # type: ignore[arg-type]  # what it is about
+        masks(at_once, [Move(Other(), 0, ())])  # type: ignore[arg-type]  # what it is about
 
 
 def test_a_compiler_makes_them_for_its_own() -> None:
     walks = [matcher(**asked) for asked in EACH]
-    made = compiler().masks([move(walk) for walk in walks])
+    made = masks(compiler(), [move(walk) for walk in walks])
     assert list(map(bits, made)) == [allowed(walk.mask()) for walk in walks]

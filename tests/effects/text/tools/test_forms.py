@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.spelled import json_rule
-from minfer.effects.text.tools import deepseek
+from minfer.effects.text.tools import deepseek, harmony
 from minfer.effects.text.tools.formats import TOOLS
 from minfer.effects.text.tools.forms import (
     FORMS,
@@ -43,7 +43,10 @@ ADD: Final = Callee(
     ),
 )
 NOW: Final = Callee("now", arguments_schema(None, ""))
-SPECIAL: Final = ("[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[THINK]", "[/THINK]")
+SPECIAL: Final = (
+    *("[TOOL_CALLS]", "<|python_tag|>", "[ARGS]", "[THINK]", "[/THINK]"),
+    *harmony.MARKERS,
+)
 ADDED: Final = ("<tool_call>", "</tool_call>", "<think>", "</think>", *deepseek.MARKERS)
 
 
@@ -88,9 +91,8 @@ def vocabulary(*, marked: bool) -> Vocabulary:
 
 
 def calling(form: str, *, must: bool = True, **more: Any) -> Calling:
-    return Calling(
-        format=form, callees=(ADD, NOW), must=must, token=lambda _: None, **more
-    )
+    shown: dict[str, Any] = {"callees": (ADD, NOW), "token": lambda _: None, **more}
+    return Calling(format=form, must=must, **shown)
 
 
 def call(name: str, arguments: object, key: str = "arguments") -> str:
@@ -105,11 +107,23 @@ def deep(form: str, *each: tuple[str, str]) -> str:
     return calls(form, *(called(form, name, said) for name, said in each))
 
 
+def message(name: str, arguments: str) -> str:
+    header = f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+    return header + arguments
+
+
 ONE: Final = call("add", {"a": 1})
 TWO: Final = call("now", {})
 BAD: Final = call("add", {"a": "x"})
 STRANGE: Final = call("sub", {"a": 1})
 LLAMA: Final = [call("add", {"a": 1}, "parameters"), call("now", {}, "parameters")]
+HARMONY: Final = (
+    message("add", '{"a": 1}'),
+    message("add", '{"a": 1}')
+    + "<|call|><|start|>assistant to=functions.now<|channel|>commentary json<|message|>"
+    + "{}<|call|>",
+    message("add", '{"a": "x"}'),
+)
 DEEP: Final = (("add", '{"a": 1}'), ("now", "{}"), ("add", '{"a": "x"}'))
 # By format: an answer with one call, one with two, and one whose arguments do not fit.
 ANSWERS: Final = {
@@ -120,6 +134,7 @@ ANSWERS: Final = {
         f"[TOOL_CALLS] [{ONE}, {TWO}]",
         f"[TOOL_CALLS] [{BAD}]",
     ),
+    "openai": HARMONY,
     "json": (ONE, f"[{ONE}, {TWO}]", BAD),
     "qwen3_coder": (
         tagged("add", ("a", "1")),
@@ -175,7 +190,7 @@ def test_calls_that_may_be_made_fit_and_text_is_free(form: str, marked: bool) ->
         assert takes(right, free)
     assert not takes(bad, free)
     assert not takes(one.replace("add", "sub"), free)
-    if TOOLS[form].markers and form != "llama3_json":
+    if TOOLS[form].markers and form not in ("llama3_json", "openai"):
         assert takes(f"I look.\n{two}", free)
         assert not takes(f"I look.\n{bad}", free)
 
@@ -198,14 +213,15 @@ def test_an_answer_without_calls_may_have_a_schema(form: str, marked: bool) -> N
     rule = json_rule(json.dumps(schema))
     bound = calling(form, must=False, answer=rule)
     one, two, bad = answers(form, marked=marked)
-    for right in (one, two, '{"ok": true}', '{"name": "now"}'):
+    head = "<|channel|>final<|message|>" if form == "openai" else ""
+    for right in (one, two, head + '{"ok": true}', head + '{"name": "now"}'):
         assert takes(right, bound)
-    for wrong in ("Hi.", bad, '{"ok": 1}', '{"ok": true}' + one):
+    for wrong in (head + "Hi.", bad, head + '{"ok": 1}', head + '{"ok": true}' + one):
         assert not takes(wrong, bound)
 
 
 @both
-@each
+@pytest.mark.parametrize("form", sorted({*FORMS} - {"openai"}))  # with a channel for it
 @pytest.mark.parametrize("thinking", [THINK, BRACKETS])
 def test_reasoning_comes_before(form: str, marked: bool, thinking: Any) -> None:
     takes = vocabulary(marked=marked).takes

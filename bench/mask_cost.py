@@ -1,0 +1,396 @@
+"""What masks cost the host: one turn of the driver, part by part, on the CPU.
+
+Everything on the host is real: the core, grammars, masks, packing and reading back. Only
+the device is not: a forward and late draws take a time that is given (by default those of
+a 1.5B on an H200), and what is drawn is any token that is allowed. Drawing it is not
+timed. Two figures have to fit into a device's step: from the arrival of a step's tokens
+until the next masks are handed over (a forward's time), and all that the host does in a
+turn (a step's).
+
+Times are in microseconds of the wall clock: medians and quartiles of turns. On a busy
+machine look at ratios of kinds within one run. `--front` adds a thread that computes in
+Python, as a client in the same process does for the text of each token.
+"""
+
+import argparse
+import tempfile
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import quantiles
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import define, field
+
+from bench.results import run, show
+from bench.structured import ENDLESS, vocabulary
+from minfer.config import EngineConfig
+from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.inputs import most_words
+from minfer.effects.execution.kinds import Kind, most_draws
+from minfer.effects.execution.late_draws import LateDraw
+from minfer.effects.execution.masks import Masks
+from minfer.effects.execution.packing import Forward, Packer
+from minfer.effects.execution.read_back import Ring, Slot
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.effects.live import driver as driving
+from minfer.effects.live import grammar_masks
+from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
+from minfer.effects.live.grammar_masks import GrammarMasks
+from minfer.effects.text.grammars.by_llguidance import LlguidanceCompiler
+from minfer.effects.text.grammars.store import Grammars
+from minfer.messages import Emit, Submit
+from minfer.plan import Plan
+from minfer.request import Request, SamplingParams
+from minfer.state import Transition
+from minfer.structured import StructuredOutputs
+
+VOCAB = 151_936
+EOS = 0
+CPU = torch.device("cpu")
+KINDS: dict[str, StructuredOutputs | None] = {
+    "free": None,
+    "any text": StructuredOutputs(regex="(.|\n)*"),  # the library's part is next to none
+    "json": ENDLESS["json"],
+    "bounded json": ENDLESS["bounded json"],
+}
+MIXES = (("free",), ("any text",), ("json",), ("bounded json",), ("free", "json"))
+WARM = 30  # turns
+CAPTURED = 512  # inputs from history, of a step with a graph
+
+
+@define
+class Parts:
+    """Microseconds of the parts of a turn, each without those within it."""
+
+    thread: int = field(factory=threading.get_ident)
+    spent: dict[str, float] = field(factory=lambda: defaultdict(float))
+    inner: list[float] = field(factory=lambda: [0.0])  # of the parts that are open
+
+    def wrap(self, owner: Any, name: str, part: str) -> None:
+        """Have calls of a method timed, in this thread; in others as a part beside."""
+        call: Callable[..., Any] = getattr(owner, name)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            if threading.get_ident() != self.thread:
+                result = call(*args, **kwargs)
+                self.spent[f"{part}, beside"] += 1e6 * (time.perf_counter() - begun)
+                return result
+            self.inner.append(0.0)
+            try:
+                return call(*args, **kwargs)
+            finally:
+                took = 1e6 * (time.perf_counter() - begun)
+                self.spent[part] += took - self.inner.pop()
+                self.inner[-1] += took
+
+        setattr(owner, name, timed)
+
+    def take(self) -> dict[str, float]:
+        """Those of the turn that is over."""
+        found, self.spent = dict(self.spent), defaultdict(float)
+        return found
+
+
+class Sink:
+    """Stands for lines on the device: it remembers what was sent last."""
+
+    sent: Any = None
+
+    def __getitem__(self, _: Any) -> "Sink":
+        return self
+
+    def __setitem__(self, _: Any, what: Any) -> None:
+        self.sent = what
+
+
+@define(eq=False)
+class Work:
+    """Something that a device does until a moment; as an event that can be waited for."""
+
+    device: "Device"
+    slot: Slot
+    end: float  # by its own clock, which stands still while tokens are drawn for it
+    lines: Any = None  # masks of what is drawn; None: any token
+
+    def synchronize(self) -> None:
+        """Draw, and wait."""
+        begun = time.perf_counter()
+        draw = self.slot.draw
+        if draw is None:
+            raise AssertionError("nobody draws here")
+        count = len(draw.places) if draw.at is None else max(draw.at, default=-1) + 1
+        drawn = self.slot.drawn.numpy()
+        if self.lines is None:
+            drawn[:count] = self.device.rng.integers(EOS + 1, VOCAB, count)
+        else:
+            lines = self.lines.numpy().view(np.uint32)
+            drawn[:count] = [self.device.any_of(line) for line in lines]
+        self.device.lost += time.perf_counter() - begun  # the device stands still
+        time.sleep(max(0.0, self.end + self.device.lost - time.perf_counter()))
+        self.device.arrived = time.perf_counter()
+
+
+class Device:
+    """What takes the time that a device would, and packs nothing less."""
+
+    def __init__(self, config: EngineConfig, forward: float, draws: float) -> None:
+        self.forward, self.late = forward, draws
+        self.rng = np.random.default_rng(0)
+        self.free = 0.0  # when it has done all that it was given
+        self.lost = 0.0  # seconds in which it stood still, as tokens were drawn for it
+        self.arrived = 0.0  # when tokens were there last
+        self.sent = 0.0  # when masks were handed over last
+        blocks = config.max_model_len // config.block_size
+        self.rows = DeviceRows(config.max_num_seqs, blocks, VOCAB, CPU)
+        self.draws = most_draws(config.max_num_seqs)
+        self.room = most_words(self.rows, config.max_num_batched_tokens, self.draws)
+        self.spec = SimpleNamespace(vocab_size=VOCAB)
+        self.stream = None
+        self.shortcuts = SimpleNamespace(begin=lambda: None, blame=print)
+        self.masks = Masks(self.draws, VOCAB, CPU)
+        self.sampler = SimpleNamespace(masks=self.masks)
+        self.sink = Sink()
+        self.masks._lines = self.sink  # type: ignore[assignment]  # it stands in
+
+    def padded(self, kind: Kind) -> Kind:
+        return kind.padded() if kind.fits(CAPTURED) else kind
+
+    def take(self, plan: Plan) -> None:
+        for opened in plan.opens:
+            self.rows.open(plan.rows[opened.index], opened)
+        for grow in plan.grows:
+            self.rows.set_table(grow.row, grow.at, grow.blocks)
+
+    def run(self, forward: Forward, slot: Slot) -> None:
+        slot.begin(forward.draw, scored=False)
+        slot.write([forward.words, *self.rows.take()])
+        self._begin(slot, self.forward)
+
+    def run_late(self, late: LateDraw, slot: Slot) -> None:
+        slot.begin(late.draw, scored=False)
+        slot.write([late.words, *self.rows.take()])
+        self.masks.send(late)
+        self.sent = time.perf_counter()
+        self._begin(slot, self.late, self.sink.sent)
+
+    def wait(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def _begin(self, slot: Slot, spent: float, lines: Any = None) -> None:
+        self.free = max(self.free, time.perf_counter() - self.lost) + spent
+        slot.done = Work(self, slot, self.free, lines)  # type: ignore[assignment]  # an event
+
+    def any_of(self, line: Any) -> int:
+        """Some token that a mask allows."""
+        words = np.flatnonzero(line)
+        at = int(words[self.rng.integers(len(words))])
+        bits = int(line[at])
+        some = [i for i in range(32) if bits >> i & 1]
+        return 32 * at + some[self.rng.integers(len(some))]
+
+
+class Paced(TorchExecutor):
+    """The torch executor over such a device."""
+
+    def __init__(self, device: Device) -> None:
+        """No model is loaded."""
+        self.device = CPU
+        self.runner = device  # type: ignore[assignment]  # it stands in
+        self.packer = Packer(device.rows, device.padded)
+        self.ring = Ring(3 * 2 + 1, device.room, device.draws, CPU)
+        self.flights = deque()
+        self.at_once, self.in_one_thread = True, False
+        self.lock, self.collecting = threading.Lock(), False
+        self.background = None
+
+
+class Front:
+    """A thread of this process that makes text of tokens, in Python."""
+
+    def __init__(self, per_token: float) -> None:
+        self.per_token = per_token  # seconds
+        self.news = SimpleQueue[int]()
+        self.thread = threading.Thread(target=self._run, daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        while tokens := self.news.get():
+            end = time.thread_time() + tokens * self.per_token
+            while time.thread_time() < end:
+                pass
+
+    def close(self) -> None:
+        self.news.put(0)
+        self.thread.join()
+
+
+class Bench:
+    """Turns of a driver, timed."""
+
+    def __init__(self, compiler: LlguidanceCompiler, batch: int, how: Any) -> None:
+        config = EngineConfig(
+            num_blocks=batch * 40,
+            block_size=64,
+            max_model_len=2048,
+            max_num_seqs=256,
+            max_num_batched_tokens=8192,
+            vocab_size=VOCAB,
+            late_masks=True,
+        )
+        self.device = Device(config, how["forward"] / 1e3, how["draws"] / 1e3)
+        masks = GrammarMasks(Grammars(lambda: compiler), 64, frozenset({EOS}))
+        self.driver = Driver(config, Paced(self.device), masks=masks)
+        self.parts = Parts()
+        self.front = Front(how["front"] / 1e6)
+
+    def submit(self, kinds: list[str]) -> None:
+        for i, kind in enumerate(kinds):
+            asked = KINDS[kind]
+            how = SamplingParams(temperature=1, ignore_eos=True, structured_outputs=asked)
+            bound = asked is not None
+            request = Request(
+                id=f"r{i}",
+                prompt=(5, i, *range(60)),
+                max_tokens=1024,
+                sampling=how,
+                lockstep=bound,
+                seed=i,
+            )
+            self.driver.post(Submit(request))
+        state = self.driver.state
+        while len(state.running) < len(kinds) or state.paused or state.filling:
+            self.driver.turn()
+            state = self.driver.state
+        for _ in range(WARM):
+            self.driver.turn()
+
+    def wrap(self) -> None:
+        """Have a turn's parts timed."""
+        wrap, executor, masks = self.parts.wrap, self.driver.executor, self.driver.masks
+        wrap(Work, "synchronize", "waiting for the device")
+        wrap(executor, "collect", "reading results")
+        wrap(driving, "step", "core step")
+        wrap(executor, "sample", "handing masks over")
+        wrap(executor, "launch", "launching")
+        for name in ("arrived", "turned", "begin", "foretold"):
+            if hasattr(masks, name):
+                wrap(masks, name, "what is due")
+        grammars = masks._grammars  # type: ignore[attr-defined]  # which it has
+        at_once = grammars._loaded()._at_once
+        at_once._executor = library = Library(at_once._executor)
+        wrap(library, "consume_token_par", "library: tokens")
+        wrap(library, "unsafe_compute_mask_ptr", "library: masks")
+
+    def turns(self, count: int) -> dict[str, Any]:
+        """So many, but for those in which somebody was paused."""
+        found = defaultdict[str, list[float]](list)
+        last = 0.0
+        device = self.device
+        for _ in range(count):
+            begun = time.perf_counter()
+            self.driver.turn(self.news)
+            total = 1e6 * (time.perf_counter() - begun)
+            parts = self.parts.take()
+            waited = parts.pop("waiting for the device", 0.0)
+            for name, spent in parts.items():
+                found[name].append(spent)
+            own = sum(spent for name, spent in parts.items() if "beside" not in name)
+            found["the rest"].append(total - waited - own)
+            found["all of a turn"].append(total - waited)
+            if device.sent > device.arrived:
+                found["tokens to masks"].append(1e6 * (device.sent - device.arrived))
+            now = device.arrived - device.lost
+            if last:
+                found["a step, with the device"].append(1e6 * (now - last))
+            last = now
+        return {name: quartiles(each) for name, each in found.items()}
+
+    def news(self, transition: Transition) -> None:
+        emits = [one for one in transition.commands if isinstance(one, Emit)]
+        if emits and self.front.per_token:
+            self.front.news.put(sum(map(len, emits[0].tokens)))
+
+    def close(self) -> None:
+        self.driver.close()
+        self.front.close()
+
+
+def quartiles(values: list[float]) -> dict[str, float]:
+    """The median, and the quartiles beside it, of turns."""
+    low, middle, high = quantiles(values, n=4)
+    return {"median": middle, "low": low, "high": high, "repetitions": len(values)}
+
+
+class Library:
+    """The library's executor, with methods that can be wrapped."""
+
+    def __init__(self, own: Any) -> None:
+        self.consume_token_par = own.consume_token_par
+        self.unsafe_compute_mask_ptr = own.unsafe_compute_mask_ptr
+
+
+def made_up() -> str:
+    """A tokenizer.json of a vocabulary of that size."""
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary(Path(folder), VOCAB)
+        return (Path(folder) / "tokenizer.json").read_text("utf-8")
+
+
+def measured(text: str, mix: tuple[str, ...], batch: int, how: Any) -> dict[str, Any]:
+    """The parts of a turn of one batch."""
+    before = Work.synchronize, driving.step  # type: ignore[attr-defined]  # it is timed there
+    grammar_masks.LONG = 1.0  # type: ignore[misc]  # nobody is slow: few processors are
+    bench = Bench(LlguidanceCompiler(text, VOCAB, [EOS]), batch, how)
+    try:
+        with quiet_collector(), prompt_switches():
+            bench.submit([mix[i % len(mix)] for i in range(batch)])
+            bench.wrap()
+            return bench.turns(how["turns"])
+    finally:
+        Work.synchronize, driving.step = before  # type: ignore[method-assign,attr-defined]
+        bench.close()
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any] | None:
+    how = {
+        "forward": args.forward,
+        "draws": args.draws,
+        "turns": args.turns,
+        "front": args.front,
+    }
+    found: dict[str, Any] = {**how}
+    text = made_up()
+    for batch in args.batches:
+        for mix in MIXES:
+            if len(mix) > batch or (args.only and " and ".join(mix) != args.only):
+                continue
+            name = f"batch {batch}: {' and '.join(mix)}"
+            found[name] = measured(text, mix, batch, how)
+            show({name: found[name]})
+    return found
+
+
+if __name__ == "__main__":
+    options: dict[str, Any] = {
+        "--forward": 1.8,  # milliseconds
+        "--draws": 0.15,
+        "--front": 0.0,  # microseconds of another thread of this process, for a token
+        "--turns": 200,
+        "--batches": {"type": int, "nargs": "*", "default": [1, 32, 128]},
+        "--only": "",
+    }
+    run("mask_cost", measure, options)

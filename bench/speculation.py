@@ -1,0 +1,210 @@
+"""What drafts are worth: how many are accepted, by proposer, on text that is new.
+
+The bundled pair continues held-out Python files: the first tokens of a window are the
+prompt, the model writes on. For every proposer, greedily and at temperature 1:
+
+    acceptance    accepted drafts over proposed drafts; the token after them is the
+                  target's own and counts as neither
+    by place      the same for a row's first draft, its second ...: a draft counts as
+                  accepted only if all before it were
+    mean length   tokens of a row in a step in which it had drafts
+    per step      tokens of a row in any of its decode steps, those without drafts too
+
+The draft model's noise is its target's. So of drafts that are judged (all before them
+were accepted) at least (1 - TV) / (1 + TV) are accepted, and 1 - TV is the most that any
+rule could accept. Both are means over the positions at which drafts were judged, of the
+two models' distributions there, as transformers computes them. `bench/speculation_rules`
+has the other rule.
+
+Outputs must equal those without drafts: all is in float32, and it is an error if not.
+"""
+
+import argparse
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from bench.bundled.sources import held_out_files
+from bench.results import run, show
+from bench.speculation_rules import by_rejection
+from minfer import LLM, RequestOutput, SamplingParams
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.setup.speculation import DRAFT_MODEL, METHODS
+from minfer.effects.text.tokenizer import Tokenizer
+from minfer.runs.drafts import Judged, good_steps, judged, tally_of
+from minfer.speculate import length
+from minfer.state import EngineState, Turn
+
+PROMPT: Final = 192  # tokens
+ROWS: Final = 16  # that run at once
+TEMPERATURES: Final = (0.0, 1.0)
+Ids = list[list[int]]
+
+
+@define
+class Counted:
+    """What an engine does with drafts, noted turn by turn."""
+
+    drafts: list[Judged] = field(factory=list)
+    rows: int = 0  # of decode steps
+    tokens: int = 0  # of these
+
+    def __call__(self, turn: Turn) -> None:
+        """As a driver's record is told."""
+        self.drafts += judged(turn.before, turn.events, turn.transition)
+        there = set(turn.before.running.gens)
+        for step in good_steps(turn.before, turn.events, turn.transition):
+            taken = {fill.index for fill in step.plan.fills}
+            for at, gen in enumerate(step.plan.gens):
+                if gen in there and at not in taken and step.yields[at]:
+                    self.rows += 1
+                    self.tokens += len(step.yields[at])
+
+    def close(self, state: EngineState) -> None:
+        """As a driver's record must."""
+
+    def figures(self) -> dict[str, Any]:
+        tally = tally_of(self.drafts)
+        return {
+            "proposed": sum(tally.proposed),
+            "accepted": sum(tally.accepted),
+            "acceptance": round(tally.rate, 4),
+            "by place": [round(share, 4) for share in tally.by_place],
+            "mean length": round(tally.mean_length, 3),
+            "tokens per target step": round(self.tokens / max(1, self.rows), 3),
+            "decode steps of a row": self.rows,
+            "of these with drafts": tally.rows,
+        }
+
+
+def windows(count: int) -> Ids:
+    """Beginnings of stretches of held-out files, spread over all of them."""
+    tokenizer = Tokenizer(bundled_folder())
+    texts = [tokenizer.encode(one.text) for one in held_out_files()]
+    every = [
+        text[at : at + PROMPT]
+        for text in texts
+        for at in range(0, len(text) - PROMPT, PROMPT)
+    ]
+    if len(every) < count:
+        raise SystemExit(f"--prompts: there are {len(every)} windows")
+    return [every[len(every) * i // count] for i in range(count)]
+
+
+@frozen
+class Ran:
+    """What came of prompts."""
+
+    texts: Ids  # prompt and output
+    seen: Counted
+
+
+def ran(prompts: Ids, temperature: float, tokens: int, config: Any) -> Ran:
+    """All prompts, by an engine that speculates so."""
+    params = [
+        SamplingParams(
+            temperature=temperature, max_tokens=tokens, ignore_eos=True, seed=number
+        )
+        for number in range(len(prompts))
+    ]
+    settings: Mapping[str, Any] = {"dtype": "float32", "max_num_seqs": ROWS}
+    with LLM(speculative_config=config, **settings) as llm:
+        llm.worker.driver.record = seen = Counted()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+    return Ran([_whole(*pair) for pair in zip(prompts, outputs, strict=True)], seen)
+
+
+def _whole(prompt: list[int], output: RequestOutput) -> list[int]:
+    [one] = output.outputs
+    return [*prompt, *one.token_ids]
+
+
+class Pair:
+    """Both models, by transformers."""
+
+    def __init__(self) -> None:
+        folders = bundled_folder(), bundled_folder("draft")
+        read = AutoModelForCausalLM.from_pretrained
+        self.models = [read(folder, dtype=torch.float32) for folder in folders]
+
+    @torch.inference_mode()
+    def distances(self, text: list[int], temperature: float) -> Tensor:
+        """TV of the distributions of the token at each place of a text but its first."""
+        both = [model(torch.tensor([text])).logits[0, :-1] for model in self.models]
+        if not temperature:
+            target, draft = (logits.argmax(-1) for logits in both)
+            return torch.ne(target, draft).double()
+        target, draft = ((logits.double() / temperature).softmax(-1) for logits in both)
+        return torch.abs(target - draft).sum(-1) / 2
+
+
+def distances(pair: Pair, found: Ran, temperature: float) -> Any:
+    """Acceptance of drafts that were judged, beside what distributions there allow."""
+    far = [pair.distances(text, temperature) for text in found.texts]
+    values, accepted = list[float](), 0
+    for one in found.seen.drafts:
+        count = length.judged(one.proposed, one.accepted)
+        at = one.known - 1
+        some = far[int(one.id)][at : at + count].tolist()
+        values += some  # without what was drafted behind the text's end
+        accepted += min(one.accepted, len(some))
+    tv = torch.tensor(values, dtype=torch.float64)
+    return {
+        "judged": len(tv),
+        "same noise": round(accepted / len(tv), 4),
+        "(1 - TV) / (1 + TV)": round(float(((1 - tv) / (1 + tv)).mean()), 4),
+        "1 - TV": round(float((1 - tv).mean()), 4),
+    }
+
+
+def config_of(method: str, drafts: int) -> dict[str, Any]:
+    return {"method": method, "num_speculative_tokens": drafts, "adaptive": False}
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    prompts, pair = windows(args.prompts), Pair()
+    found: dict[str, Any] = {}
+    for temperature in TEMPERATURES:
+        plain = ran(prompts, temperature, args.tokens, None)
+        for method in METHODS:
+            one = ran(prompts, temperature, args.tokens, config_of(method, args.drafts))
+            if one.texts != plain.texts:
+                raise SystemExit(f"{method}: outputs differ from those without drafts")
+            figures = one.seen.figures()
+            if method == DRAFT_MODEL:
+                figures["judged drafts"] = distances(pair, one, temperature)
+            label = f"{method}, temperature {temperature:g}"
+            found[label] = figures
+            show({label: figures})
+    rejected = by_rejection(pair.models, prompts[:: args.sparse], args)
+    for method, figures in rejected.items():
+        show({f"{method}, temperature 1, rejection sampling": figures})
+    return {
+        "drafts": args.drafts,
+        "prompts": len(prompts),
+        "prompt tokens": PROMPT,
+        "output tokens": args.tokens,
+        "dtype": "float32",
+        "same noise": found,
+        "rejection sampling, temperature 1": rejected,
+    }
+
+
+if __name__ == "__main__":
+    options = {
+        "--prompts": 128,
+        "--tokens": 128,
+        "--drafts": 4,
+        "--sparse": {
+            "type": int,
+            "default": 8,
+            "help": "of so many prompts one is for rejection sampling, in pure Python",
+        },
+        "--seed": 0,
+    }
+    run("speculation", measure, options)

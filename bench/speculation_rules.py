@@ -1,0 +1,160 @@
+"""Drafts under rejection sampling, by its pure functions: `bench/speculation` beside it.
+
+The engine executes the default rule alone. What the other one, modified rejection
+sampling, would accept is found here without an engine: a row at a time, each forward from
+the text's first token, draws and verdicts in pure Python (`minfer.speculate.rejection`).
+So there are fewer rows. Greedily the two rules are one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from attrs import frozen
+
+from minfer.effects.setup.speculation import (
+    DRAFT_MODEL,
+    METHODS,
+    SpeculativeConfig,
+)
+from minfer.params import SamplingParams
+from minfer.sample import RowSampling
+from minfer.speculate.accept import Target, Verdict
+from minfer.speculate.proposer import Proposer
+from minfer.speculate.rejection import Chances, Streams, drawn, rejection
+from minfer.speculate.tally import Tally, of_row
+
+SCOPE: Final = b""  # who shares what others wrote: all
+
+
+class Drafter(Protocol):
+    """Who proposes for one row after the other."""
+
+    def began(self, number: int, prompt: list[int]) -> None:
+        """A row begins."""
+
+    def grew(self, tokens: tuple[int, ...]) -> None:
+        """It goes on."""
+
+    def drafts(self, known: list[int], most: int) -> tuple[list[int], list[Chances]]:
+        """What may follow, and what each was drawn from, if they were drawn."""
+
+
+class ByModel:
+    """A draft model."""
+
+    def __init__(self, model: Any, how: RowSampling) -> None:
+        self.model, self.how = model, how
+        self.prompt = 0
+
+    def began(self, number: int, prompt: list[int]) -> None:
+        self.streams, self.prompt = Streams.of(number, 0), len(prompt)
+
+    def grew(self, tokens: tuple[int, ...]) -> None:
+        """It reads all of the text each time."""
+
+    def drafts(self, known: list[int], most: int) -> tuple[list[int], list[Chances]]:
+        tokens, proposed = list[int](), list[Chances]()
+        for _ in range(most):
+            text = known + tokens
+            [logits] = logits_of(self.model, text, 1)
+            one = drawn(logits, self.how, text, self.prompt, self.streams)
+            tokens.append(one.token)
+            proposed.append(one.chances)
+        return tokens, proposed
+
+
+class ByLookup:
+    """A proposer of the host, which reads the rows that went before, too."""
+
+    def __init__(self, proposer: Proposer) -> None:
+        self.proposer, self.library, self.who = proposer, proposer.start(), ("", 0)
+
+    def began(self, number: int, prompt: list[int]) -> None:
+        self.library = self.proposer.ended(self.library, self.who)
+        self.who = (str(number), 0)
+        self.library = self.proposer.began(self.library, self.who, SCOPE, len(prompt))
+        self.grew(tuple(prompt))
+
+    def grew(self, tokens: tuple[int, ...]) -> None:
+        self.library = self.proposer.grew(self.library, self.who, tokens)
+
+    def drafts(self, known: list[int], most: int) -> tuple[list[int], list[Chances]]:
+        del known
+        return [*self.proposer.propose(self.library, self.who, most).tokens], []
+
+
+@torch.inference_mode()
+def logits_of(model: Any, text: list[int], last: int) -> list[list[float]]:
+    """What a model says after each of the last tokens of a text."""
+    found: list[list[float]] = model(torch.tensor([text])).logits[0, -last:].tolist()
+    return found
+
+
+@frozen
+class Row:
+    """What came of a row."""
+
+    tally: Tally
+    steps: int
+
+
+def one_row(
+    model: Any, drafter: Drafter, prompt: list[int], number: int, args: Any
+) -> Row:
+    """Write some tokens behind a prompt."""
+    how = RowSampling.of(SamplingParams(), number, 0)
+    known, tally, steps = [*prompt], Tally(), 0
+    drafter.began(number, prompt)
+    end = len(prompt) + args.tokens
+    while len(known) < end:
+        most = min(args.drafts, end - len(known) - 1)
+        drafts, proposed = drafter.drafts(known, most) if most else ([], [])
+        said = logits_of(model, known + drafts, len(drafts) + 1)
+        target = Target(
+            how=how, known=tuple(known), prompt=len(prompt), logits=tuple(said)
+        )
+        verdict: Verdict = rejection(target, drafts, proposed)
+        if drafts:
+            tally = tally.plus(of_row(len(drafts), verdict.accepted))
+        steps += 1
+        known += verdict.tokens
+        drafter.grew(verdict.tokens)
+    return Row(tally, steps)
+
+
+def by_rejection(
+    models: Sequence[Any], prompts: list[list[int]], args: argparse.Namespace
+) -> dict[str, Any]:
+    """All proposers at temperature 1, with the rule that the engine does not execute."""
+    target, draft = models
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        drafter: Drafter
+        if method == DRAFT_MODEL:
+            drafter = ByModel(draft, RowSampling.of(SamplingParams(), 0, 0))
+        else:
+            proposer = SpeculativeConfig(method=method).proposer
+            if proposer is None:
+                raise AssertionError(method)
+            drafter = ByLookup(proposer)
+        rows = [one_row(target, drafter, *each, args) for each in _numbered(prompts)]
+        tally = Tally()
+        for row in rows:
+            tally = tally.plus(row.tally)
+        steps = sum(row.steps for row in rows)
+        found[method] = {
+            "prompts": len(prompts),
+            "proposed": sum(tally.proposed),
+            "accepted": sum(tally.accepted),
+            "acceptance": round(tally.rate, 4),
+            "by place": [round(share, 4) for share in tally.by_place],
+            "mean length": round(tally.mean_length, 3),
+            "tokens per target step": round(len(prompts) * args.tokens / steps, 3),
+        }
+    return found
+
+
+def _numbered(prompts: list[list[int]]) -> list[tuple[list[int], int]]:
+    return [(prompt, number) for number, prompt in enumerate(prompts)]

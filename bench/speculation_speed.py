@@ -1,0 +1,237 @@
+"""How much faster drafts are: with and without them, interleaved, in one process.
+
+    python -m bench.speculation_speed [--parts PART ...] [--seconds N]
+
+A round asks each engine for the same number of tokens, prefill and text included; what
+counts is the ratio to the engine without drafts within that round. First rounds compile
+kernels and capture graphs: they do not count. Results are written after every round, and
+another call goes on where this one stopped: before a round that would not end in time.
+
+    bundled  the bundled target and draft model go on with held-out files
+    ngram    the bundled target goes on with lines that are repeated
+    set      a 7B with a 0.5B to draft for it, random weights, and acceptance that is set
+             (bench/coins.py): each draft whose predecessors were accepted is, with a
+             probability of 0.5, 0.7 and 0.9; 4 drafts always, and as many as pay
+    circle   the same 7B, whose weights are changed so that its text goes round: n-gram
+"""
+
+import argparse
+import gc
+import json
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import torch
+from attrs import define, field
+
+from bench.coins import Coined, tossing
+from bench.results import run, show, spread, write
+from bench.speculation_cases import DRAFT_OF, PLAIN, Case, Part, Way, parts
+from minfer import LLM, SamplingParams
+from minfer.effects.live.driver import quiet_collector
+
+WARM: Final = 2  # rounds of each case that do not count
+# vLLM 0.26.0 on an H200, the same shapes and lengths, by batch: tokens a second without
+# drafts, with 4 at 0.7 and with 6 at 0.9 (by place, a, a^2 ... of all that are proposed).
+VLLM: Final = {
+    "batch 1": (208, 112, 216),
+    "batch 8": (1526, 1226, 1609),
+    "batch 32": (4894, 3666, 4673),
+    "batch 64": (7783, 5107, 6956),
+}
+SHOWN: Final = {1: "at 0.7, 4 drafts", 2: "at 0.9, 6 drafts"}  # columns of it
+IN_PART: Final = {"cpu": ("bundled", "ngram"), "cuda": ("set", "circle")}
+
+
+@define
+class Room:
+    """The engines of a part, opened when they are needed."""
+
+    part: Part
+    engines: dict[str, LLM] = field(factory=dict)
+    coins: dict[str, Coined] = field(factory=dict)
+
+    def ask(self, case: Case, way: Way, number: int) -> float:
+        """Output tokens a second of one round."""
+        llm = self.engine(way)
+        rng = random.Random(number)
+        prompts = case.prompts(rng)
+        params = [
+            SamplingParams(
+                temperature=case.temperature,
+                max_tokens=case.tokens,
+                ignore_eos=True,
+                seed=rng.getrandbits(60),
+            )
+            for _ in prompts
+        ]
+        begin = time.perf_counter()
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        seconds = time.perf_counter() - begin
+        made = [one.outputs[0] for one in outputs]
+        if any(one.finish_reason != "length" for one in made):
+            raise RuntimeError(f"a request failed: {made[0].error}")
+        return sum(len(one.token_ids) for one in made) / seconds
+
+    def engine(self, way: Way) -> LLM:
+        """The engine of a way, with its acceptance set."""
+        name = json.dumps(way.config)
+        if name not in self.engines:
+            coins = nullcontext(list[Coined]()) if way.acceptance is None else tossing()
+            with self.part.while_opening(), coins as made:
+                llm = LLM(speculative_config=way.config, **self.part.settings)
+            self.engines[name] = llm
+            self.coins.update((name, coin) for coin in made)
+        if way.acceptance is not None:
+            self.coins[name].set(way.acceptance)
+        return self.engines[name]
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for llm in self.engines.values():
+            llm.close()
+        self.engines.clear()
+        self.coins.clear()
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+@define
+class Rounds:
+    """Rounds of one case, and what is kept of them."""
+
+    room: Room
+    case: Case
+    rates: dict[str, list[float]]  # by way: output tokens a second of each round
+    end: float  # by time.monotonic()
+    warm: int = 0
+
+    def go_on(self, pairs: int, keep: Callable[[], None]) -> bool:
+        """Rounds until there are so many; false if there is no time left."""
+        took = 0.0
+        while len(self.rates[PLAIN]) < pairs:
+            begin = time.monotonic()
+            if begin + 1.1 * took > self.end:
+                return False
+            found = self._round(len(self.rates[PLAIN]) + self.warm)
+            if self.warm < WARM:
+                self.warm += 1
+            else:
+                for name, rate in found.items():
+                    self.rates[name].append(rate)
+                keep()
+            took = time.monotonic() - begin
+        return True
+
+    def _round(self, number: int) -> dict[str, float]:
+        """Each way once; none is always the first."""
+        ways = [*self.case.ways.items()]
+        turn = number % len(ways)
+        with quiet_collector():
+            return {
+                name: self.room.ask(self.case, way, number)
+                for name, way in (*ways[turn:], *ways[:turn])
+            }
+
+
+def figures(rates: Mapping[str, list[float]]) -> dict[str, Any]:
+    """Medians of tokens a second, and ratios within rounds."""
+    plain = rates[PLAIN]
+    return {
+        name: {
+            "tokens per second": spread(some),
+            "ratio": spread([a / b for a, b in zip(some, plain, strict=True)]),
+        }
+        for name, some in rates.items()
+    }
+
+
+def table(cases: Mapping[str, Any], peer: Mapping[str, tuple[int, ...]]) -> None:
+    """Ratios of all cases; beside them vLLM's, where there are some."""
+    for name, rates in cases.items():
+        if not rates[PLAIN]:
+            continue
+        ratios = {way: one["ratio"] for way, one in figures(rates).items()}
+        del ratios[PLAIN]
+        plain = f"{median(rates[PLAIN]):.0f} tok/s without"
+        show({f"{name}, {plain}": ratios})
+        if name in peer:
+            alone = peer[name][0]
+            its = {SHOWN[at]: peer[name][at] / alone for at in SHOWN}
+            show({f"    vLLM 0.26.0, {alone} tok/s without": its})
+
+
+@define
+class Results:
+    """Tokens a second of all rounds so far: by part, case and way."""
+
+    args: argparse.Namespace
+    rates: dict[str, dict[str, dict[str, list[float]]]]
+
+    @classmethod
+    def of(cls, args: argparse.Namespace) -> "Results":
+        """What the file has."""
+        path = args.folder / f"{args.name}.json"
+        there = path.exists()
+        found = json.loads(path.read_text("utf-8"))["results"] if there else {}
+        return cls(args, found.get("rates", {}))
+
+    def write(self) -> None:
+        """Keep all, with what follows from it."""
+        made = {
+            part: {name: figures(rates) for name, rates in cases.items() if rates[PLAIN]}
+            for part, cases in self.rates.items()
+        }
+        data = {"rates": self.rates, "figures": made}
+        write(self.args.name, data, None, self.args.folder)
+
+
+def measure(args: argparse.Namespace) -> None:
+    end = time.monotonic() + args.seconds
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    torch.set_num_threads(1)
+    results = Results.of(args)
+    with tempfile.TemporaryDirectory() as folder:
+        every = parts(Path(folder), args.shape, device)
+        for name in args.parts or IN_PART[device]:
+            shaped = f"{args.shape}, " if name in IN_PART["cuda"] else ""
+            label = f"{name}, {shaped}{where}"
+            print(label, flush=True)
+            ended = measured(every[name](), label, results, end)
+            table(results.rates[label], VLLM if label.startswith("set, 7B") else {})
+            if not ended:
+                print("there is more to measure: call again", flush=True)
+                return
+
+
+def measured(part: Part, label: str, results: Results, end: float) -> bool:
+    """All cases of a part that lack rounds; false if there was no time for them."""
+    room, kept = Room(part), results.rates.setdefault(label, {})
+    pairs = results.args.pairs
+    try:
+        for name, case in part.cases.items():
+            rates = kept.setdefault(name, {way: [] for way in case.ways})
+            rounds = Rounds(room, case, rates, end)
+            if not rounds.go_on(pairs, results.write):
+                return False
+    finally:
+        room.close()
+    return True
+
+
+if __name__ == "__main__":
+    options = {
+        "--parts": {"nargs": "+", "choices": ["bundled", "ngram", "set", "circle"]},
+        "--shape": {"choices": [*DRAFT_OF], "default": "7B", "help": "of set and circle"},
+        "--pairs": {"type": int, "default": 5, "help": "rounds that count"},
+        "--seconds": {"type": float, "default": 540.0, "help": "to stop within"},
+    }
+    run("speculation_speed", measure, options)

@@ -1,0 +1,141 @@
+"""A step's words and rows on the device as a batch that a model runs.
+
+Theory. Packed are, in this order: the last tokens of rows that feed themselves; further
+inputs of such rows (drafts, or for a draft model the tokens before), each in a line of
+its own; and inputs from history. The first two are decode rows to attention, the others
+chunks.
+"""
+
+from typing import Final
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from minfer.effects.execution.backend import Backend
+from minfer.effects.execution.device_rows import DeviceRows, aligned
+from minfer.effects.execution.inputs import History, Inputs
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.models.batch import Batch, Chunks
+from minfer.kernels.flash import FlashWork
+
+TOKENS: Final = 0  # lines of inputs, as of `History.tokens`
+OWNERS: Final = 2
+
+
+@frozen(eq=False)
+class Fed:
+    """What a step's tokens are, [tokens] each, int32 unless said otherwise."""
+
+    tokens: Tensor  # ids
+    positions: Tensor
+    ahead: Tensor  # the positions after them
+    slots: Tensor  # int64: where their keys and values go
+
+
+@frozen(eq=False)
+class Step:
+    """Who takes part in a step, and with what."""
+
+    selves: Tensor  # [alone] device rows that feed themselves
+    further: Tensor | None = None  # [3, more]: their further inputs
+    history: History[Tensor] | None = None
+    dry: bool = False  # for its own sake: nothing must be left as it was found
+
+    @property
+    def fed(self) -> int:
+        """Inputs that are not from history."""
+        return len(self.selves) + (0 if self.further is None else self.further.shape[1])
+
+    @property
+    def given(self) -> Tensor | None:
+        """[3, tokens]: all inputs but those of rows that feed themselves."""
+        if self.history is None or self.further is None:
+            return self.further if self.history is None else self.history.tokens
+        return torch.cat((self.further, self.history.tokens), 1)
+
+    @property
+    def rows(self) -> Tensor:
+        """[fed] the device rows of all that is not from history."""
+        if self.further is None:
+            return self.selves
+        return torch.cat((self.selves, self.further[OWNERS]))
+
+
+@define(eq=False)
+class Feeder:
+    """Makes the batches of one device's rows."""
+
+    backend: Backend
+    rows: DeviceRows
+    block_size: int
+
+    def fed(self, step: Step) -> Fed:
+        """Tokens, positions and slots of a step."""
+        rows, selves, given = self.rows, step.selves, step.given
+        count = len(selves) + (0 if given is None else given.shape[1])
+        # Zeros, as no kernel fills them.
+        make = selves.new_zeros if step.dry else selves.new_empty
+        tokens, positions, ahead = make((3, aligned(count)))[:, :count].unbind(0)
+        slots = make(count, dtype=torch.int64)
+        self.backend.gather(
+            rows=selves,
+            given=given,
+            last=rows.last,
+            next_=rows.next,
+            table=rows.table,
+            block_size=self.block_size,
+            tokens=tokens,
+            positions=positions,
+            ahead=ahead,
+            slots=slots,
+        )
+        return Fed(tokens, positions, ahead, slots)
+
+    def batch(
+        self,
+        step: Step,
+        fed: Fed,
+        sample: Tensor | None,
+        chunks: Chunks | None,
+        *,
+        splits: int,
+        fused: bool = False,
+        guessed: int = 0,
+    ) -> Batch:
+        """What a model runs, given a step's inputs; `sample` as in `Batch`."""
+        return Batch(
+            tokens=fed.tokens,
+            positions=fed.positions,
+            slots=fed.slots,
+            sample=sample,
+            table=self.rows.table,
+            rows=step.rows,
+            contexts=fed.ahead[: step.fed],
+            chunks=chunks,
+            splits=splits,
+            fused=fused,
+            guessed=guessed,
+        )
+
+
+def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
+    """Which inputs' logits are wanted: those that are drawn from without drafts, then
+    drafts; None: all, in order.
+    """
+    if inputs.history is None:
+        return None
+    drawn = inputs.history.draws[1]
+    if not kind.drafts:
+        return drawn
+    drafts = torch.arange(kind.alone, kind.fed, dtype=torch.int32, device=drawn.device)
+    return torch.cat((drawn, drafts))
+
+
+def chunks_of(
+    kind: Kind, history: History[Tensor], flash: FlashWork | None = None, moved: int = 0
+) -> Chunks:
+    """The chunks of history, which may lie so many tokens behind where the words say."""
+    rows, starts, counts, offsets = history.chunks
+    offsets = offsets + moved if moved else offsets
+    return Chunks(rows, starts, counts, offsets, kind.longest, flash)

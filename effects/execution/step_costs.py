@@ -1,0 +1,75 @@
+"""What steps cost on this device: measured before anybody is served.
+
+By it the engine finds how many drafts pay (`minfer.speculate.length`). A size is a number
+of rows that feed themselves; a row with drafts costs about what as many rows would, and
+what more it costs, to judge drafts one after the other, is `fixed`, with what the host
+does between two steps if it is the host that drafts.
+"""
+
+import time
+from itertools import accumulate
+from statistics import median
+from typing import Final
+
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.models.shapes import drafts_from
+from minfer.speculate.length import Costs
+from minfer.speculate.settings import DEVICE, Speculation
+
+REPEATS: Final = 5
+LARGEST: Final = 512  # inputs: there are no drafts in larger steps
+# Seconds in which nothing runs on a GPU before a step that could not be planned ahead:
+# a turn of the engine's loop, with proposals. The CPU computes when results are asked
+# for, so it waits for the proposals alone.
+TURN: Final = {"cuda": 5e-4, "cpu": 1e-4}
+
+
+def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
+    """Median seconds of steps, for an engine that speculates so; no step may be under
+    way.
+    """
+    drafts = drafts_from(how.drafts)
+    kinds = _plain(runner.config, drafts)
+    rising = accumulate((_seconds(runner, kind) for kind in kinds), max)
+    verify = tuple(zip((kind.fed for kind in kinds), rising, strict=True))
+    one = Kind(alone=1, draws=1, verified=1, drafts=drafts)
+    judged = _seconds(runner, one)
+    costs = Costs(verify, fixed=TURN[runner.backend.device.type])
+    more = judged - costs.seconds(min(one.fed, kinds[-1].fed))
+    if how.drafter != DEVICE:
+        return evolve(costs, fixed=costs.fixed + max(0.0, more))
+    proposed = _seconds(runner, evolve(one, proposes=True))
+    draft = max(0.0, proposed - judged) / drafts
+    return evolve(costs, draft=draft, fixed=max(0.0, more))
+
+
+def _plain(config: EngineConfig, drafts: int) -> list[Kind]:
+    """Steps by rising number of inputs: of rows alone, and then, to have more inputs, of
+    all rows with drafts.
+    """
+    rows, size = list[int](), 1
+    while size < config.max_num_seqs:
+        rows.append(size)
+        size *= 2
+    most = config.max_num_seqs
+    kinds = [Kind(alone=count, draws=count) for count in (*rows, most)]
+    several = sorted({drafts_from(count) for count in range(1, drafts + 1)})
+    kinds += [Kind(alone=most, draws=most, verified=most, drafts=d) for d in several]
+    largest = min(LARGEST, config.max_num_batched_tokens)
+    return [kind for kind in kinds if kind.fed <= max(largest, 1)]
+
+
+def _seconds(runner: ModelRunner, kind: Kind) -> float:
+    """The median of some steps of a kind, after one that compiles what it needs."""
+    run = runner.rehearsed(kind)
+    times = list[float]()
+    for _ in range(1 + REPEATS):
+        begin = time.perf_counter()
+        run()
+        runner.wait()
+        times.append(time.perf_counter() - begin)
+    return median(times[1:])

@@ -1,0 +1,133 @@
+"""Rows with drafts, as the host sees them: from a plan's drafts to what comes of them.
+
+Theory. A row that has drafts is one that feeds itself, and comes first among these. Its
+drafts are inputs more, each in a line of its own: to attention they are decode rows whose
+context ends with themselves, as all KV of a step is written before any of it is read.
+Then places are judged one after the other (judging.py): each draws by the sampler that
+serves all, with the noise of its position, and with the penalties of what stands before
+it. So what a row yields is what it would yield without drafts, whatever it
+asks for; and all is launched in order, so that a graph can hold it.
+
+Rows that have fewer drafts than others leave lines to the scratch row. So there are few
+kinds of such steps, but a row with many drafts beside many with one costs more than it
+could.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from attrs import frozen
+
+from minfer.config import EngineConfig
+from minfer.effects.execution.device_rows import DeviceRows, Words, aligned
+from minfer.effects.execution.inputs import Drafts
+from minfer.effects.execution.kinds import Kind
+from minfer.plan import Draft, Open, Plan
+from minfer.setting import ConfigError
+from minfer.speculate.settings import DEVICE, SAME_NOISE, Speculation
+
+
+def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
+    """Refuse a speculation that cannot be executed. Raises ConfigError."""
+    how = config.speculation
+    if how is None:
+        return
+    if how.rule != SAME_NOISE:
+        raise ConfigError(
+            f"speculation: the rule {how.rule!r} cannot be executed yet; it has to be "
+            f"{SAME_NOISE!r}"
+        )
+    if how.drafter == DEVICE and not modelled:
+        raise ConfigError(
+            f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"
+        )
+
+
+def flaw_of_drafts(
+    plan: Plan, how: Speculation | None, rows: DeviceRows, *, modelled: bool
+) -> str:
+    """Why a plan's drafts cannot be verified, or nothing. `modelled`: there is a draft
+    model.
+    """
+    if not plan.drafts:
+        return ""
+    if how is None:
+        return "drafts are not expected, as the configuration has no speculation"
+    if plan.repeat > 1:
+        return "drafts are verified in one forward, and there are several"
+    taken = {fill.index for fill in plan.fills}.union(plan.apart)
+    for draft in plan.drafts:
+        count = plan.counts[draft.index] - 1
+        if draft.index in taken:
+            return "rows with drafts feed themselves and are sampled with the others"
+        if not 0 < count <= how.drafts:
+            return f"rows have 1 to {how.drafts} drafts, not {count}"
+        if draft.tokens and len(draft.tokens) != count:
+            return f"{len(draft.tokens)} drafts are said of {count}"
+        if not (draft.tokens or modelled):
+            return "drafts are not said, and there is no draft model to say them"
+        if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
+            return "rows that are pooled, or offer candidates, have no drafts"
+    return ""
+
+
+def _owner_drafts(owner: Open | None) -> bool:
+    """Whether there can be drafts for what a row was opened for, before the plan, as it
+    feeds itself.
+    """
+    return owner is None or not (owner.pooling or owner.sampling.candidates)
+
+
+@frozen(eq=False)
+class Further:
+    """Where that comes back which rows drew behind drafts: after all other lines, a line
+    of rows for each place, then how many drafts of each row stand.
+    """
+
+    places: list[int]  # entries of the plan
+    owners: list[Open | None]
+    first: int
+    apart: int  # lines of two places
+    drafts: int
+
+    @classmethod
+    def of(cls, kind: Kind, places: list[int], owners: list[Open | None]) -> "Further":
+        """What comes back of a step of this kind, of rows that have these entries."""
+        first, apart = aligned(kind.draws), aligned(kind.verified)
+        return cls(places, owners, first, apart, kind.drafts)
+
+    @property
+    def end(self) -> int:
+        """Behind all lines."""
+        return self.first + (self.drafts + 1) * self.apart
+
+    def standing(self, drawn: Sequence[int]) -> Iterator[tuple[int, Open | None, range]]:
+        """Of each row the lines that it drew, given all lines."""
+        counts = self.first + self.drafts * self.apart
+        for v, (place, owner) in enumerate(zip(self.places, self.owners, strict=True)):
+            begin = self.first + v
+            end = begin + drawn[counts + v] * self.apart
+            yield place, owner, range(begin, end, self.apart)
+
+
+def most_of(plan: Plan) -> int:
+    """The most drafts that a row of a plan has."""
+    return max(plan.counts[draft.index] - 1 for draft in plan.drafts)
+
+
+def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
+    """Entries of a plan, those with drafts before the others."""
+    drafted = {draft.index for draft in drafts}
+    here = [i for i in entries if i in drafted]
+    return [*here, *(i for i in entries if i not in drafted)] if here else [*entries]
+
+
+def write_drafts(plan: Plan, places: Sequence[int], into: Drafts[Words]) -> None:
+    """The drafts of the rows with these entries, in order; of each as many as there are
+    lines for.
+    """
+    said = {draft.index: draft.tokens for draft in plan.drafts}
+    most = len(into.said)
+    for v, place in enumerate(places):
+        count = min(plan.counts[place] - 1, most)
+        into.counts[v] = count
+        into.said[:count, v] = said[place][:count] or -1

@@ -1,0 +1,43 @@
+"""The masks of one step while they are made: whose they are, and what came of each."""
+
+from collections import defaultdict
+from collections.abc import Container
+from typing import Final
+
+from attrs import define, field
+
+from minfer.effects.live.walks import Walk
+from minfer.effects.text.grammars.protocol import GrammarError, Move
+from minfer.messages import Finish
+
+STUCK: Final = "the grammar cannot go on"  # how errors begin that end a sample
+
+
+@define(eq=False)
+class Batch:
+    """The rows of a step that are sampled apart, by their lines of masks."""
+
+    walks: dict[int, Walk] = field(factory=dict)
+    lengths: dict[int, int] = field(factory=dict)  # of outputs by then
+    moves: list[Move] = field(factory=list)  # masks that are to be made
+    made: list[int] = field(factory=list)  # those that a thread has made
+    free: list[int] = field(factory=list)  # rows that may draw any token
+    errors: dict[int, GrammarError] = field(factory=dict)  # who cannot go on, and why
+    # Lines that may not allow these tokens.
+    barred: dict[frozenset[int], list[int]] = field(factory=lambda: defaultdict(list))
+
+    def end(self, empty: Container[int]) -> tuple[Finish, ...]:
+        """Have those draw any token who are at their end, and say why they are; `empty`:
+        lines of whom nothing is left to be drawn.
+        """
+        ends = []
+        for line, walk in self.walks.items():
+            length, error = self.lengths[line], self.errors.get(line)
+            if error is not None:
+                ends.append(Finish(*walk.name, length, "error", f"{STUCK}: {error}"))
+            elif line in empty:
+                ends.append(Finish(*walk.name, length))
+            else:
+                continue
+            self.free.append(line)
+        return tuple(ends)

@@ -1,0 +1,166 @@
+"""Drafts in simulations: who says them, how many, and how many stand.
+
+Nothing is computed in a simulation, so nobody can say whether a draft is right: the user
+says how often one is, and each falls by a coin of its own (`minfer.runs.guesses`). A
+draft model's forwards cost what the user says; the host's lookups cost nothing but that
+no step can be planned ahead of them.
+"""
+
+import argparse
+from collections.abc import Callable, Iterable
+from itertools import product
+from typing import Any, Final
+
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.runs.arrivals import Trace
+from minfer.effects.runs.simulate_options import Case
+from minfer.runs.cost import CostModel
+from minfer.runs.guesses import ASSUMED, Guesses
+from minfer.setting import ConfigError
+from minfer.speculate.settings import DEVICE, HOST, Speculation
+
+DRAFTERS: Final = {"ngram": HOST, "draft_model": DEVICE}  # by vLLM's name of the method
+
+HOW_MANY: Final = "--speculative-method needs --num-speculative-tokens: how many drafts"
+
+
+def add_draft_options(add: Callable[..., Any], several: str = "") -> None:
+    """Add the options to a parser, or a group of one; where several numbers may be given,
+    `several` says what comes of it.
+    """
+    add(
+        "--num-speculative-tokens",
+        type=_numbers if several else _number,
+        metavar="N,.." if several else "N",
+        help="; ".join(
+            filter(None, ("drafts of a row in a step, at most; 0: none", several))
+        ),
+    )
+    add(
+        "--speculative-method",
+        choices=DRAFTERS,
+        help="who says them: what is looked up, or a draft model "
+        "(default: as in the recorded run, else ngram)",
+    )
+    add(
+        "--acceptance-rate",
+        type=_rate,
+        metavar="RATE",
+        help="of a draft, if all before it are accepted "
+        f"(default: as recorded, if there is a record of it; else {ASSUMED:g})",
+    )
+    add(
+        "--draft-cost",
+        type=_seconds,
+        metavar="SECONDS",
+        help="a forward of the draft model (default: as the cost model says)",
+    )
+
+
+def _number(text: str) -> int:
+    if text.isascii() and text.isdigit() and len(text) < 10:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
+
+
+def _numbers(text: str) -> list[int]:
+    return [_number(part) for part in text.split(",")]
+
+
+def _rate(text: str) -> float:
+    try:
+        return Guesses(float(text)).rate
+    except ValueError:  # ConfigError too
+        raise argparse.ArgumentTypeError(f"{text!r} is not a rate from 0 to 1") from None
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0")
+    return found
+
+
+def with_drafts(
+    config: EngineConfig, drafts: int, method: str | None, cost: CostModel
+) -> EngineConfig:
+    """A configuration with so many drafts at most. Raises ConfigError.
+
+    What it says of speculation otherwise stays. Where nothing is said, there are as many
+    as pay by what steps cost.
+    """
+    if not drafts:
+        return evolve(config, speculation=None)
+    was = config.speculation
+    drafter = DRAFTERS[method] if method else was.drafter if was else HOST
+    if was is not None:
+        return evolve(config, speculation=evolve(was, drafts=drafts, drafter=drafter))
+    most = config.max_num_seqs * (1 + drafts) + config.max_num_batched_tokens
+    how = Speculation(drafter=drafter, drafts=drafts, costs=cost.costs(most))
+    return evolve(config, speculation=how)
+
+
+def drafted(
+    cases: Iterable[Case], options: argparse.Namespace, cost: CostModel
+) -> list[Case]:
+    """All cases with all numbers of drafts that are asked for. Raises ConfigError."""
+    numbers, method = options.num_speculative_tokens, options.speculative_method
+    every = [*cases]
+    if numbers is None and method is not None:
+        if any(case.config.speculation is None for case in every):
+            raise ConfigError(HOW_MANY)
+        numbers = [case.config.speculation.drafts for case in every[:1]]  # type: ignore[union-attr]  # just looked at
+    if numbers is None:
+        return every
+    return [
+        evolve(case, config=with_drafts(case.config, number, method, cost))
+        for case, number in product(every, numbers)
+    ]
+
+
+def guesses_of(options: argparse.Namespace, trace: Trace) -> Guesses:
+    """How drafts fall: as in the run that the trace is, if it is one that had some."""
+    rate = options.acceptance_rate
+    if trace.drafts is not None and trace.drafts.judged:
+        return trace.drafts.guesses(rate)
+    return Guesses() if rate is None else Guesses(rate)
+
+
+def costing(options: argparse.Namespace, cost: CostModel) -> CostModel:
+    """The cost model with what a draft costs, if that is said."""
+    each = options.draft_cost
+    return cost if each is None else evolve(cost, draft=each)
+
+
+def free(how: Speculation | None, cost: CostModel) -> str:
+    """That a draft model costs nothing, where nobody says what it does."""
+    if how is None or how.drafter != DEVICE or cost.draft:
+        return ""
+    return "; its draft model takes no time, as --draft-cost says nothing else"
+
+
+def says_of_drafts(
+    cases: Iterable[Case],
+    options: argparse.Namespace,
+    guesses: Guesses,
+    cost: CostModel,
+) -> str:
+    """What simulations with drafts rest on; nothing if none has any."""
+    hows = [how for case in cases if (how := case.config.speculation) is not None]
+    if not hows:
+        return ""
+    first, why = "", "assumed; --acceptance-rate says otherwise"
+    if options.acceptance_rate is not None:
+        why = "as --acceptance-rate says"
+    elif guesses.said:
+        first, why = "those that the run had stand as they did; of others ", "as there"
+    return (
+        f"drafts: {first}each is accepted with probability {guesses.rate:.2g} if those "
+        f"before it are ({why}){free(hows[0], cost)}; accepted, of those proposed; "
+        "length, tokens of a row with drafts"
+    )

@@ -1,0 +1,118 @@
+"""The draft model of a server that speculates: which it is, and that it fits the target.
+
+A draft is a token id, so both models must mean the same by every id that both have. Their
+vocabularies may be padded to different sizes: ids that the draft model lacks are never
+drafted.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import evolve, frozen
+
+from minfer.config import EngineConfig
+from minfer.effects.models.checkpoint import read_config
+from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.spec import ModelSpec
+from minfer.effects.models.spec_reader import parse_spec
+from minfer.effects.setup.folders import bundled_folder, model_folder
+from minfer.effects.setup.speculation import DRAFT_MODEL, SpeculativeConfig
+from minfer.setting import ConfigError
+
+_TOKENIZER: Final = "tokenizer.json"
+
+
+@frozen
+class Draft:
+    """The model that drafts."""
+
+    folder: Path
+    spec: ModelSpec  # with the dtype that runs
+
+
+def find_draft(
+    asked: SpeculativeConfig | None,
+    target: Path,
+    spec: ModelSpec,
+    config: EngineConfig,
+) -> Draft | None:
+    """The draft model that settings ask for, for the model in the folder `target`; of the
+    bundled one, unless they name another, the one that comes with it.
+
+    Raises ConfigError if it does not go with the target, and CheckpointError.
+    """
+    if asked is None or asked.method != DRAFT_MODEL:
+        return None
+    if asked.model is None and target != bundled_folder():
+        raise ConfigError(
+            "speculative_config: draft_model needs a model: the path of the draft's "
+            "checkpoint folder, or its name on the hub"
+        )
+    named = asked.model is not None
+    folder = model_folder(asked.model) if named else bundled_folder("draft")
+    draft = _spec(folder, spec.dtype)
+    if draft.max_position_embeddings < config.max_model_len:
+        raise ConfigError(
+            f"speculative_config: the draft model {folder} was made for "
+            f"{draft.max_position_embeddings} tokens, and the context is "
+            f"{config.max_model_len}; lower --max-model-len, or choose another draft"
+        )
+    _check_vocabulary(folder, target, min(draft.vocab_size, spec.vocab_size))
+    return Draft(folder, draft)
+
+
+def _spec(folder: Path, dtype: str) -> ModelSpec:
+    """The draft model's sizes, in the target's type."""
+    try:
+        found = parse_spec(read_config(folder), str(folder / "config.json"))
+    except UnsupportedModelError as error:
+        raise ConfigError(f"speculative_config: as a draft model: {error}") from error
+    return evolve(found, dtype=dtype)
+
+
+def _check_vocabulary(draft: Path, target: Path, size: int) -> None:
+    """Refuse a draft that means something else by an id below `size`. Raises
+    ConfigError.
+    """
+    files = draft / _TOKENIZER, target / _TOKENIZER
+    if not all(file.is_file() for file in files):
+        if any(file.is_file() for file in files):
+            raise _other(draft, target, "one of them has no tokenizer.json")
+        return  # token ids in, token ids out
+    mine, its = (file.read_bytes() for file in files)
+    if mine == its:
+        return
+    ours, theirs = (_tokens(files[0], mine), _tokens(files[1], its))
+    for token in sorted((ours.keys() | theirs.keys()) & set(range(size))):
+        if ours.get(token) != theirs.get(token):
+            what = f"{ours.get(token)!r} and {theirs.get(token)!r}"
+            raise _other(draft, target, f"token {token} is {what:.200}")
+
+
+def _tokens(file: Path, data: bytes) -> Mapping[int, str]:
+    """Text by token id."""
+    try:
+        told: Any = json.loads(data)
+        vocab = told["model"]["vocab"]
+        pairs = vocab.items() if isinstance(vocab, dict) else _scored(vocab)
+        found = {int(token): str(text) for text, token in pairs}
+        added = {int(one["id"]): str(one["content"]) for one in told["added_tokens"]}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(
+            f"{file}: no tokenizer can be read of it ({error!r})"
+        ) from error
+    return {**found, **added}
+
+
+def _scored(vocab: Any) -> list[tuple[str, int]]:
+    """The texts of a unigram vocabulary, which are listed by id."""
+    return [(text, token) for token, (text, *_) in enumerate(vocab)]
+
+
+def _other(draft: Path, target: Path, why: str) -> ConfigError:
+    return ConfigError(
+        f"speculative_config: the draft model {draft} has another tokenizer than "
+        f"{target}: {why}; a draft model must share the target's vocabulary"
+    )

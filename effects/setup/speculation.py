@@ -1,0 +1,159 @@
+"""How a server is told to speculate: vLLM's `--speculative-config`, with its keys.
+
+    {"method": "ngram", "num_speculative_tokens": 4}
+    {"method": "draft_model", "model": "org/name", "num_speculative_tokens": 5}
+
+`method` says who drafts: "ngram" looks up what followed the same words in the request
+itself, "suffix" in what others were answered too, and "draft_model" is a smaller model
+with the same tokenizer. Drafts never change what is answered.
+"""
+
+import argparse
+import json
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Final
+
+from attrs import Attribute, field, fields, frozen
+
+from minfer.setting import ConfigError
+from minfer.speculate.lookup import Lookup
+from minfer.speculate.proposer import Proposer
+from minfer.speculate.settings import DEVICE, HOST, MOST_DRAFTS, Speculation
+
+NGRAM: Final = "ngram"
+SUFFIX: Final = "suffix"
+DRAFT_MODEL: Final = "draft_model"
+METHODS: Final = (NGRAM, SUFFIX, DRAFT_MODEL)
+# In steps of more rows the host's drafts would cost more than they bring.
+HOST_ROWS: Final = 32
+_WHERE: Final = "speculative_config"
+_ELSEWHERE: Final = (
+    "eagle",
+    "eagle3",
+    "medusa",
+    "mtp",
+    "mlp_speculator",
+)  # methods of others
+
+
+def _whole(low: int, high: int) -> Any:
+    def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
+        right = type(value) is int and low <= value <= high
+        if value is not None and not right:
+            raise ConfigError(
+                f"{_WHERE}: {attribute.name} must be a whole number from {low} to "
+                f"{high}, not {value!r:.80}"
+            )
+
+    return check
+
+
+def _method(_: object, __: "Attribute[str]", value: Any) -> None:
+    if value in METHODS:
+        return
+    known = ", ".join(METHODS)
+    if value in _ELSEWHERE:
+        raise ConfigError(
+            f"{_WHERE}: method {value!r} is not here yet; there are {known}"
+        )
+    raise ConfigError(f"{_WHERE}: method must be one of {known}, not {value!r:.80}")
+
+
+def _flag(_: object, attribute: "Attribute[bool]", value: Any) -> None:
+    if type(value) is not bool:
+        raise ConfigError(f"{_WHERE}: {attribute.name} must be true or false")
+
+
+@frozen(kw_only=True)
+class SpeculativeConfig:
+    """Raises ConfigError for what is out of range, or goes with another method."""
+
+    method: str = field(validator=_method)
+    # drafts of a row in a step, at most
+    num_speculative_tokens: int = field(default=4, validator=_whole(1, MOST_DRAFTS))
+    model: str | None = None  # of "draft_model": its folder, or its name on the hub
+    # of the others: tokens that have to be the same, and that are compared
+    prompt_lookup_min: int | None = field(default=None, validator=_whole(1, 64))
+    prompt_lookup_max: int | None = field(default=None, validator=_whole(1, 1024))
+    # in steps of more rows there are no drafts
+    disable_by_batch_size: int | None = field(default=None, validator=_whole(1, 2**31))
+    # as many drafts as are expected to pay; else always as many as there may be
+    adaptive: bool = field(default=True, validator=_flag)
+
+    def __attrs_post_init__(self) -> None:
+        if self.method == DRAFT_MODEL:
+            for name in ("prompt_lookup_min", "prompt_lookup_max"):
+                if getattr(self, name) is not None:
+                    raise ConfigError(f"{_WHERE}: {name} goes with {NGRAM} and {SUFFIX}")
+        elif self.model is not None:
+            raise ConfigError(f"{_WHERE}: model goes with the method {DRAFT_MODEL!r}")
+        if not isinstance(self.model, str | Path | None):
+            raise ConfigError(f"{_WHERE}: model must be the path of a checkpoint folder")
+        few, many = self.lookups
+        if few > many:
+            raise ConfigError(
+                f"{_WHERE}: prompt_lookup_min ({few}) must be at most prompt_lookup_max "
+                f"({many})"
+            )
+
+    @property
+    def lookups(self) -> tuple[int, int]:
+        """Tokens that have to be the same, and tokens that are compared."""
+        usual = Lookup()
+        few = self.prompt_lookup_min or min(
+            usual.least, self.prompt_lookup_max or usual.least
+        )
+        return few, self.prompt_lookup_max or max(few, usual.longest)
+
+    @property
+    def speculation(self) -> Speculation:
+        """What the engine is told, before anybody knows what its steps cost."""
+        by_host = self.method != DRAFT_MODEL
+        return Speculation(
+            drafter=HOST if by_host else DEVICE,
+            drafts=self.num_speculative_tokens,
+            rows=self.disable_by_batch_size or (HOST_ROWS if by_host else 0),
+            adaptive=False,
+        )
+
+    @property
+    def proposer(self) -> Proposer | None:
+        """Who drafts on the host, if anybody does."""
+        if self.method == DRAFT_MODEL:
+            return None
+        few, many = self.lookups
+        if self.method == NGRAM:
+            return Lookup(least=few, longest=many, others=0)
+        return Lookup(least=few, longest=many)
+
+
+def read_json(text: str) -> Mapping[str, Any]:
+    """What the command line says. Raises argparse.ArgumentTypeError."""
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise argparse.ArgumentTypeError(f"not a JSON object: {text:.80}")
+    return found
+
+
+def speculative_config(given: Any) -> SpeculativeConfig | None:
+    """A configuration of a mapping of its keys, if there is any. Raises ConfigError."""
+    if given is None or isinstance(given, SpeculativeConfig):
+        return given
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{_WHERE} must be a mapping of its keys, not {given!r:.80}")
+    known = [one.name for one in fields(SpeculativeConfig)]
+    for name in given:
+        if name not in known:
+            near = get_close_matches(str(name), known, 1)
+            hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+            raise ConfigError(f"{_WHERE}: {name!r:.80} is no key of it; {hint}")
+    if "method" not in given:
+        if given.get("model") is None:
+            raise ConfigError(f"{_WHERE} needs a method: one of {', '.join(METHODS)}")
+        given = {**given, "method": DRAFT_MODEL}
+    return SpeculativeConfig(**given)

@@ -1,0 +1,82 @@
+"""Lines of masks: a bit for each token id, the lowest first; what is changed in many."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+from attrs import frozen
+from numpy.typing import NDArray
+
+Lines = NDArray[np.int32]  # [lines, words]
+WORD: Final = 32  # bits
+FIRST: Final = 32  # words that are looked at before all are
+
+
+def fill(line: NDArray[np.int32], bits: bytes) -> None:
+    """Write a mask to a line; what it does not say is not allowed."""
+    there = line.view(np.uint8)
+    given = np.frombuffer(bits, np.uint8)[: len(there)]
+    there[: len(given)] = given
+    there[len(given) :] = 0
+
+
+def bits_of(line: NDArray[np.int32]) -> bytes:
+    """The mask of a line."""
+    return line.tobytes()
+
+
+@frozen(eq=False)
+class Bars:
+    """Tokens that lines may not allow, as bits of words."""
+
+    words: NDArray[np.intp]
+    bits: NDArray[np.uint32]
+
+    @classmethod
+    def of(cls, tokens: Iterable[int], words: int) -> "Bars":
+        """Of lines of so many words, those tokens that are in them."""
+        found: dict[int, int] = {}
+        for token in tokens:
+            if token < WORD * words:
+                found[token // WORD] = found.get(token // WORD, 0) | 1 << token % WORD
+        return cls(
+            np.array(list(found), np.intp), np.array(list(found.values()), np.uint32)
+        )
+
+    def clear(self, lines: Lines, which: Sequence[int]) -> list[int]:
+        """Have some lines not allow these tokens; returns those that then allow
+        nothing.
+        """
+        at = np.array(which, np.intp)
+        all_words = lines.view(np.uint32)
+        found = all_words[at[:, None], self.words]
+        there = (found & self.bits).any(axis=1)
+        if not there.any():  # as often: what must not end is no place to end
+            return []
+        at, found = at[there], found[there]
+        all_words[at[:, None], self.words] = found & ~self.bits
+        # Who allows much allows some of the first tokens, which are all characters.
+        few = at[~all_words[at, :FIRST].any(axis=1)].tolist()
+        return [line for line in few if not all_words[line].max()]
+
+
+class Barring:
+    """Has lines not allow tokens; it keeps where those lie."""
+
+    def __init__(self) -> None:
+        self._bars: dict[tuple[int, frozenset[int]], Bars] = {}
+
+    def clear(
+        self, lines: Lines, barred: Mapping[frozenset[int], Sequence[int]]
+    ) -> frozenset[int]:
+        """Have the lines that are `barred` from some tokens not allow these; returns
+        those that then allow nothing.
+        """
+        empty = list[int]()
+        for tokens, which in barred.items():
+            if tokens:
+                key = lines.shape[1], tokens
+                if key not in self._bars:
+                    self._bars[key] = Bars.of(tokens, lines.shape[1])
+                empty += self._bars[key].clear(lines, which)
+        return frozenset(empty)

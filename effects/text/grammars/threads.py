@@ -1,0 +1,75 @@
+"""A few threads for a line of jobs that a program which ends does not wait for.
+
+Theory. `ThreadPoolExecutor` keeps what is submitted in a line of its own, and at the end
+of the program works that off before it lets go. Here the line is ours, and the executor
+has no more jobs than threads: the next one is submitted by the job that ends. When the
+program ends that is refused, and all who are in line are cancelled; so it waits for what
+has begun, and for nothing else.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+Job = Callable[[], None]
+
+
+class Threads:
+    """What is used here of a `ThreadPoolExecutor`; the program's end cancels the line."""
+
+    def __init__(self, count: int, name: str) -> None:
+        self._pool = ThreadPoolExecutor(count, name)
+        self._count = count
+        self._lock = threading.Lock()
+        self._busy = 0  # jobs that the executor has
+        self._line = deque[tuple[Future[Any], Job]]()
+
+    def submit(self, work: Callable[..., Result], *args: object) -> "Future[Result]":
+        """Have a thread do it when its turn comes. After the end it is cancelled."""
+        done: Future[Result] = Future()
+        with self._lock:
+            self._line.append((done, partial(_do, done, partial(work, *args))))
+        self._go_on()
+        return done
+
+    def close(self) -> None:
+        """Cancel what is in line; what has begun ends by itself."""
+        self._pool.shutdown(wait=False)
+        self._go_on()
+
+    def _go_on(self, ended: int = 0) -> None:
+        """Begin what there are threads for; `ended` jobs have."""
+        left = list[Future[Any]]()
+        with self._lock:
+            self._busy -= ended
+            while self._line and self._busy < self._count:
+                done, job = self._line.popleft()
+                try:
+                    self._pool.submit(self._run, job)
+                except RuntimeError:  # it is closed, or the program ends
+                    left += [done, *(one for one, _ in self._line)]
+                    self._line.clear()
+                else:
+                    self._busy += 1
+        for one in left:
+            one.cancel()
+
+    def _run(self, job: Job) -> None:
+        job()
+        self._go_on(ended=1)
+
+
+def _do(done: "Future[Result]", work: Callable[[], Result]) -> None:
+    """As an executor does a job, unless it was cancelled meanwhile."""
+    if not done.set_running_or_notify_cancel():
+        return
+    try:
+        result = work()
+    except BaseException as error:  # whoever asked must hear of it, whatever it is
+        done.set_exception(error)
+    else:
+        done.set_result(result)

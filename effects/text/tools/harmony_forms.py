@@ -1,0 +1,87 @@
+"""How answers in Harmony look that call tools: rules of a grammar in Lark.
+
+    must         analysis* call+
+    otherwise    (analysis | commentary)* (call+ | final)
+                 analysis* (call+ | final with JSON), of answers with a schema
+
+An answer is messages, and the template has begun the first: so between two stands the
+mark that ends one, and `<|start|>assistant`. A call is a message to a function, which
+stands in the header in one of two places; gpt-oss was trained on both, and ends its
+answer with a call (`<|call|>` is an end of sequence of it), so that where several may
+come it makes one. What an offered tool is not called by cannot be written at all.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.spelled import TEXT, quoted
+from minfer.effects.text.tools.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START
+
+END, CALL, RETURN = ENDS
+ASSISTANT: Final = "assistant"  # whose messages all of an answer are
+_TO: Final = " to=functions."
+
+
+@frozen(kw_only=True)
+class Messages:
+    """Which messages an answer has, and how a marker is written."""
+
+    names: Sequence[str]  # of functions; arguments_0 and on are the rules of theirs
+    must: bool  # there are calls; else there may be
+    several: bool  # there may be more than one
+    answer: str | None  # the rule of a final message that is no text
+    mark: Callable[[str], str]  # a marker in a rule
+    ending: Callable[[str, str], str]  # a rule for text up to a marker
+
+    def rules(self) -> list[str]:
+        """From the beginning of an answer down to arguments."""
+        mark = self.mark
+        begins = f"{mark(START)} {quoted(ASSISTANT)}"
+        head = f"{mark(MESSAGE)} texts {begins}"
+        again = f"({mark(CALL)} {begins} call)*" if self.several else ""
+        return [
+            f"start: {self._start()}",
+            f'thought: {mark(CHANNEL)} "analysis" {head}',
+            f'preamble: {mark(CHANNEL)} "commentary" {head}',
+            self.ending("texts", END),
+            f"calls: call {again} {mark(CALL)}?",
+            f"call: {' | '.join(self._calls())}",
+            f'kind: " "? {mark(CONSTRAIN)} "json" | " json"',
+            f"last: ({mark(END)} | {mark(RETURN)})?",
+        ]
+
+    def _start(self) -> str:
+        if self.must:
+            return "thought* calls"
+        final = f'{self.mark(CHANNEL)} "final"'
+        message = self.mark(MESSAGE)
+        if self.answer is not None:
+            said = f"{final} kind? {message} answer last"
+            return f"thought* (calls | {said})\nanswer: {self.answer}"
+        kinds = f'{self.mark(CHANNEL)} ("analysis" | "commentary" | "final" kind?)'
+        text = _text_without(START, CHANNEL)
+        # Without a header; what begins so is one.
+        plain = rf"{text} & ~/{re.escape(_TO)}{TEXT}/"
+        said = f"({kinds} {message} FREE | PLAIN) last"
+        start = f"(thought | preamble)* (calls | {said})"
+        return f"{start}\nFREE: {text}\nPLAIN: {plain}"
+
+    def _calls(self) -> list[str]:
+        """A call of each function: its name in the channel's part, or before it."""
+        channel, message = self.mark(CHANNEL), self.mark(MESSAGE)
+        found = []
+        for i, name in enumerate(self.names):
+            to = quoted(f"{_TO}{name}")
+            behind = f'{channel} "commentary" {to} kind?'
+            before = f'{to} {channel} "commentary" kind?'
+            found.append(f"({behind} | {before}) {message} arguments_{i}")
+        return found
+
+
+def _text_without(*markers: str) -> str:
+    """A terminal of text without these, where they are text."""
+    either = "|".join(re.escape(one) for one in markers)
+    return rf"/{TEXT}/ & ~/{TEXT}({either}){TEXT}/"

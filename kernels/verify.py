@@ -1,0 +1,170 @@
+"""Drafts as inputs, and which of them stand: what verifying needs besides the model and
+the sampler.
+
+Theory. A row with drafts takes them behind its last token, at the positions that follow:
+`spread` makes that lines of inputs, as those from history are; who has fewer drafts than
+there is room for leaves the rest to the scratch row. Then places are judged in order. A
+row draws at the place of its last token as ever. If what it drew is its first draft, it
+draws at that draft's place too, and so on: `stand` says who does, after each draw. All
+others are the scratch row there, which never advances. So the sampler is the one that
+there is without drafts, and rows end where the last draft stood that was right.
+"""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from minfer.kernels import on_triton, plain
+from minfer.kernels.pdl import early, follow
+
+BLOCK = 256  # entries of a program
+
+
+@triton.jit(do_not_specialize=["scratch", "verified", "line", "count", "out_line"])
+def _spread(
+    rows,
+    counts,
+    said,
+    line,
+    proposed,
+    next_,
+    scratch,
+    verified,
+    count,
+    out,
+    out_line,
+    block: tl.constexpr,
+):
+    follow()
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    place = at // verified
+    v = at % verified
+    there = inside & (place < tl.load(counts + v, inside, 0))
+    row = tl.load(rows + v, there, 0)
+    token = tl.load(said + place * line + v, there, 0)
+    token = tl.where(token < 0, tl.load(proposed + at, there, 0), token)
+    position = tl.load(next_ + row, there, 0) + place + 1
+    tl.store(out + at, token, inside)
+    tl.store(out + out_line + at, tl.where(there, position, 0), inside)
+    tl.store(out + 2 * out_line + at, tl.where(there, row, scratch), inside)
+
+
+def spread(
+    rows: Tensor,
+    counts: Tensor,
+    said: Tensor,
+    proposed: Tensor | None,
+    next_: Tensor,
+    scratch: int,
+    out: Tensor,
+) -> None:
+    """Drafts as inputs: of rows [verified], which have counts [verified] of them.
+
+    said [drafts, verified]: tokens, whose lines are contiguous; of those below 0,
+    `proposed` [drafts, verified], contiguous, has the token. next_ [device rows]: the
+    positions before them. out [3, drafts * verified], whose lines are contiguous: tokens,
+    positions, and rows, which are `scratch` where there is no draft. All are int32.
+    """
+    if not on_triton(rows):
+        plain.spread(rows, counts, said, proposed, next_, scratch, out)
+        return
+    count = said.shape[0] * said.shape[1]
+    _spread[triton.cdiv(count, BLOCK),](
+        rows=rows,
+        counts=counts,
+        said=said,
+        line=said.stride(0),
+        proposed=said if proposed is None else proposed,  # a kernel wants a tensor
+        next_=next_,
+        scratch=scratch,
+        verified=said.shape[1],
+        count=count,
+        out=out,
+        out_line=out.stride(0),
+        block=BLOCK,
+        launch_pdl=early(rows),
+    )
+
+
+# Places of few rows are not aligned.
+@triton.jit(
+    do_not_specialize=["place", "scratch", "count"],
+    do_not_specialize_on_alignment=["drafts", "owners"],
+)
+def _stand(
+    before,
+    drafts,
+    owners,
+    last,
+    next_,
+    place,
+    scratch,
+    count,
+    who,
+    positions,
+    accepted,
+    block: tl.constexpr,
+):
+    follow()
+    at = tl.program_id(0) * block + tl.arange(0, block)
+    inside = at < count
+    owner = tl.load(owners + at, inside, 0)
+    stands = inside & (owner != scratch) & (owner == tl.load(before + at, inside, -1))
+    stands &= tl.load(last + owner, stands, 0) == tl.load(drafts + at, inside, 0)
+    position = tl.load(next_ + owner, stands, 0) + 1
+    tl.store(who + at, tl.where(stands, owner, scratch), inside)
+    tl.store(positions + at, position, inside)
+    told = stands | (inside & (at * 0 + place == 0))
+    tl.store(accepted + at, tl.where(stands, place + 1, 0), told)
+
+
+def stand(
+    before: Tensor,
+    drafts: Tensor,
+    owners: Tensor,
+    last: Tensor,
+    next_: Tensor,
+    place: int,
+    scratch: int,
+    who: Tensor,
+    positions: Tensor,
+    accepted: Tensor,
+) -> None:
+    """Whose draft number `place`, from 0 on, is what was drawn in its place.
+
+    before [verified]: who drew there; drafts and owners [verified]: the drafts, and whose
+    they are, or `scratch`. last and next_ [device rows]: what rows drew last, and the
+    position it takes. Writes [verified] each: who draws next, others being `scratch`; the
+    positions of what they draw; and of these, in `accepted`, how many drafts stand, or 0
+    for all others with the first place. All are int32.
+    """
+    if not on_triton(before):
+        plain.stand(
+            before,
+            drafts,
+            owners,
+            last,
+            next_,
+            place,
+            scratch,
+            who,
+            positions,
+            accepted,
+        )
+        return
+    _stand[triton.cdiv(len(before), BLOCK),](
+        before=before,
+        drafts=drafts,
+        owners=owners,
+        last=last,
+        next_=next_,
+        place=place,
+        scratch=scratch,
+        count=len(before),
+        who=who,
+        positions=positions,
+        accepted=accepted,
+        block=BLOCK,
+        launch_pdl=early(before),
+    )

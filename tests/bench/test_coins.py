@@ -1,0 +1,120 @@
+"""Acceptance that is set is what comes about, and a text that goes round does."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench import coins
+from bench.coins import NO_TOKEN, SIDES, toss, tossing
+from bench.speculation_cases import PERIOD, going_round, model_folder, said
+from minfer import LLM, SamplingParams
+from minfer.effects.live.driver import Driver
+from minfer.speculate.tally import Tally, tallied
+from minfer.state import EngineState, Turn
+
+ROWS = 600
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Counted:
+    """What became of an engine's drafts."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.tally = Tally()
+        driver.record = self
+
+    def __call__(self, turn: Turn) -> None:
+        for one in turn.events:
+            yields = getattr(one, "yields", None)
+            if yields:
+                sizes = map(len, yields)
+                self.tally = self.tally.plus(tallied(turn.before.inflight[0], sizes))
+
+    def close(self, state: EngineState) -> None:
+        """As a record must."""
+
+
+def tossed(heads: float, rows: int = ROWS) -> tuple[Tensor, Tensor]:
+    """Coins of rows in a strange order, and what stands if they have heads."""
+    made = torch.Generator().manual_seed(1)
+    owners = torch.randperm(rows, generator=made).int()
+    last = torch.randint(9000, (rows,), generator=made).int()
+    next_ = torch.randint(5000, (rows,), generator=made).int()
+    streams = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=made)
+    sides = torch.tensor([round(heads * SIDES)])
+    out = toss(*(one.to(DEVICE) for one in (owners, last, next_, streams, sides)))
+    return out.cpu(), last[owners.long()]
+
+
+@pytest.mark.parametrize("heads", [0.0, 0.3, 0.7, 1.0])
+def test_so_many_coins_have_heads(heads: float) -> None:
+    found, last = tossed(heads, 20_000)
+    assert set(found[found != last].tolist()) <= {NO_TOKEN}
+    assert (found == last).double().mean() == pytest.approx(heads, abs=0.015)
+
+
+def test_the_kernel_tosses_as_its_reference(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = tossed(0.6)
+    if DEVICE == "cpu":
+        monkeypatch.setattr(coins, "on_triton", lambda _: True)
+    else:
+        monkeypatch.setattr(coins, "on_triton", lambda _: False)
+    other, _ = tossed(0.6)
+    assert torch.equal(found, other)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("shapes")
+
+
+def drafting(folder: Path, **config: object) -> LLM:
+    return LLM(
+        model_folder(folder, "tiny"),
+        load_format="dummy",
+        num_gpu_blocks_override=64,
+        max_model_len=512,
+        max_num_seqs=8,
+        speculative_config=config,
+    )
+
+
+@pytest.fixture(scope="module")
+def coined(folder: Path) -> Iterator[tuple[LLM, coins.Coined]]:
+    draft = model_folder(folder, "tiny draft")
+    with tossing() as made:
+        llm = drafting(folder, **said("draft_model", adaptive=False, model=draft))
+    with llm:
+        yield llm, made[0]
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9, 1.0])
+def test_drafts_stand_as_often_as_is_set(
+    coined: tuple[LLM, coins.Coined], acceptance: float
+) -> None:
+    llm, coin = coined
+    coin.set(acceptance)
+    seen = Counted(llm.worker.driver)
+    how = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    llm.generate([[1, 2, number] for number in range(8)], how, use_tqdm=False)
+    proposed, accepted = seen.tally.proposed, seen.tally.accepted
+    assert len(proposed) == 4
+    judged = (seen.tally.rows, *accepted[:-1])  # each whose predecessors stood
+    shares = [one / of for one, of in zip(accepted, judged, strict=True) if of > 50]
+    assert shares == pytest.approx([acceptance] * len(shares), abs=0.12)
+
+
+def test_a_text_that_goes_round(folder: Path) -> None:
+    with going_round():
+        llm = drafting(folder, **said("ngram", adaptive=False))
+    with llm:
+        seen = Counted(llm.worker.driver)
+        how = SamplingParams(temperature=0, max_tokens=2 * PERIOD, ignore_eos=True)
+        [output] = llm.generate([[5, 6, 7]], how, use_tqdm=False)
+    tokens = output.outputs[0].token_ids
+    assert tokens[:PERIOD] == tokens[PERIOD:]
+    assert len(set(tokens)) == PERIOD
+    assert seen.tally.rate > 0.9

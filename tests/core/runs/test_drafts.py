@@ -1,0 +1,75 @@
+"""What became of drafts is read off plans and results, for those who are still there."""
+
+from itertools import pairwise
+
+from minfer.messages import Cancel, Emit, Executed, Submit
+from minfer.runs.drafts import Judged, judged, tally_of
+from minfer.speculate.tally import Tally, tallied
+from minfer.state import Turn
+from tests.circles import seeds
+from tests.core.recorded import recorded
+from tests.core.runs.clocked import Run, request
+from tests.core.runs.drafted import by_device, drafting
+
+
+def of(turn: Turn) -> tuple[Judged, ...]:
+    return judged(turn.before, turn.events, turn.transition)
+
+
+def test_every_draft_of_a_run_is_judged_once() -> None:
+    run = by_device()
+    told = [one for turn in run.turns for one in of(turn)]
+    whole = Tally()
+    for turn in run.turns:
+        for event in turn.events:
+            if isinstance(event, Executed):
+                sizes = map(len, event.yields)
+                whole = whole.plus(tallied(turn.before.inflight[0], sizes))
+    assert tally_of(told) == whole
+    assert 0 < sum(whole.accepted) < sum(whole.proposed)
+    mine = [one for one in told if one.id == "a"]
+    assert mine[0].known == 5 + 1  # its prompt, and what that yielded
+    for one, then in pairwise(mine):
+        assert then.known == one.known + one.accepted + 1
+        assert one.step < then.step
+
+
+def test_who_has_left_is_in_no_count() -> None:
+    run = Run(drafting())
+    run.turn(Submit(request("a", 5, 24)), Submit(request("b", 3, 24)))
+    run.turn()
+    run.late(Cancel("a"))
+    run.turn()
+    assert {one.id for one in of(run.turns[-1])} == {"b"}
+
+
+def test_a_step_that_failed_has_judged_nothing() -> None:
+    run = Run(drafting())
+    run.turn(Submit(request("a", 5, 24)))
+    run.turn()
+    assert run.state.inflight[0].drafts
+    run.turn(fail="out of luck")
+    assert of(run.turns[-1]) == ()
+
+
+@seeds(12, 200)
+def test_what_stood_is_what_a_sample_has_more(seeds: range) -> None:
+    """In hostile worlds with all drafters: drafts that stood, and one, are new tokens."""
+    met = 0
+    for seed in seeds:
+        for turn in recorded(seed)[1]:
+            emits = [c for c in turn.transition.commands if isinstance(c, Emit)]
+            ends = {(f.id, f.sample) for emit in emits for f in emit.finished}
+            run = turn.before.running
+            before = dict(zip(run.ids, run.known, strict=True))
+            after = turn.transition.state.running
+            known = dict(zip(after.ids, after.known, strict=True))
+            steps = sum(isinstance(event, Executed) for event in turn.events)
+            for one in of(turn):
+                name = one.id, one.sample
+                assert 0 <= one.accepted <= one.proposed
+                if steps == 1 and name not in ends and name in known:
+                    assert one.known == before[name]
+                    assert known[name] == one.known + one.accepted + 1
+                    met += 1
+    assert met > 20

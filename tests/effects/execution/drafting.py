@@ -1,0 +1,114 @@
+"""Speculation around the torch executor: proposals of a host that knows the answers, and
+what became of drafts.
+"""
+
+import random
+from typing import Any
+
+from attrs import define, field
+
+from minfer.effects.execution.draft_model import DraftOf
+from minfer.effects.live.drafts import HostDrafts
+from minfer.messages import Executed, Failed
+from minfer.plan import Plan
+from minfer.sequence import SampleId
+from minfer.speculate.proposer import Proposal
+from minfer.speculate.settings import DEVICE, HOST, Speculation
+from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens
+
+
+def speculation(drafter: str, drafts: int) -> Speculation:
+    """As many drafts as may be, always."""
+    return Speculation(drafter=drafter, drafts=drafts, adaptive=False)
+
+
+@define
+class Tally:
+    """Counts the drafts that an executor was told to verify, and those it accepted."""
+
+    proposed: int = 0
+    accepted: int = 0
+    beside: int = 0  # steps with rows without drafts
+    plans: dict[int, Plan] = field(factory=dict)
+
+    def watch(self, run: Run) -> None:
+        """Look at what goes to the executor of a run, and at what comes back."""
+        executor: Any = run.driver.executor
+        launch, collect = executor.launch, executor.collect
+
+        def launched(plan: Plan) -> None:
+            self.plans[plan.step] = plan
+            launch(plan)
+
+        def collected() -> Executed | Failed:
+            result: Executed | Failed = collect()
+            if isinstance(result, Executed):
+                self.add(self.plans[result.step], result)
+            return result
+
+        executor.launch, executor.collect = launched, collected
+
+    def add(self, plan: Plan, result: Executed) -> None:
+        """A step is done."""
+        self.beside += 0 < len(plan.drafts) < len(plan.rows)
+        for draft in plan.drafts:
+            self.proposed += plan.counts[draft.index] - 1
+            self.accepted += len(result.yields[draft.index]) - 1
+
+
+@define
+class Guesses:
+    """A proposer that knows what will come, and says it mostly right."""
+
+    answers: Tokens
+    right: float  # the share of its tokens that are
+    rng: random.Random
+    texts: dict[SampleId, list[int]] = field(factory=dict)
+    prompts: dict[SampleId, int] = field(factory=dict)
+
+    def start(self) -> None:
+        """It keeps what it knows itself."""
+
+    def began(self, state: None, who: SampleId, scope: Any, prompt: int) -> None:
+        del state, scope
+        self.texts[who], self.prompts[who] = [], prompt
+
+    def grew(self, state: None, who: SampleId, tokens: tuple[int, ...]) -> None:
+        del state
+        self.texts[who] += tokens
+
+    def ended(self, state: None, who: SampleId) -> None:
+        del state, self.texts[who]
+
+    def propose(self, state: None, who: SampleId, most: int) -> Proposal:
+        del state
+        count = self.rng.randrange(most + 1)
+        begin = len(self.texts[who]) - self.prompts[who]
+        coming = self.answers[who][begin:][:count]
+        return Proposal(tuple(map(self._said, coming)))
+
+    def _said(self, token: int) -> int:
+        return token if self.rng.random() < self.right else self.rng.randrange(VOCAB)
+
+
+def guessing(
+    model: Model, answers: Tokens, right: float, most: int, **settings: Any
+) -> tuple[Run, Tally]:
+    """A run whose host drafts."""
+    run = Run.start(model, speculation=speculation(HOST, most), **settings)
+    guesses = Guesses(answers, right, random.Random(most))
+    run.driver.drafts = HostDrafts(run.config, guesses)
+    tally = Tally()
+    tally.watch(run)
+    return run, tally
+
+
+def drafting(
+    model: Model, draft: DraftOf, drafts: int, **settings: Any
+) -> tuple[Run, Tally]:
+    """A run whose executor drafts."""
+    how = speculation(DEVICE, drafts)
+    run = Run.start(model, draft=draft, speculation=how, **settings)
+    tally = Tally()
+    tally.watch(run)
+    return run, tally

@@ -1,0 +1,230 @@
+"""Drafts of a draft model: right where it draws as its target does, and else harmless."""
+
+from typing import Any
+
+import pytest
+import torch
+from attrs import evolve
+
+from minfer.effects.execution import catching_up
+from minfer.effects.execution.draft_model import DraftOf
+from minfer.effects.models.weights import random_weights
+from minfer.messages import Preempted, Voided
+from minfer.request import SamplingParams
+from tests.circles import long
+from tests.effects.execution.drafting import drafting, speculation
+from tests.effects.execution.test_shaped import asking as shaped
+from tests.effects.execution.test_verified import CONFIG, WANTED, Hand, check
+from tests.effects.execution.tiny_engine import (
+    GREEDY,
+    VOCAB,
+    Model,
+    Tokens,
+    asking,
+    check_scores,
+    requests,
+)
+from tests.effects.tiny_model import with_attention, with_feed_forward
+
+pytestmark = pytest.mark.usefixtures("kind")
+
+
+def same(model: Model) -> DraftOf:
+    """The target itself."""
+    return DraftOf(model.spec, model.weights)
+
+
+def other(model: Model, **changes: Any) -> DraftOf:
+    """Another model, with these changes of its sizes."""
+    attending = with_attention(model.spec, hidden_size=16, heads=2, kv_heads=1)
+    smaller = with_feed_forward(attending, hidden_size=16, intermediate_size=24)
+    spec = evolve(smaller, hidden_size=16, initializer_range=0.4, **changes)
+    return DraftOf(spec, random_weights(spec, "float32", 1))
+
+
+def near(model: Model) -> DraftOf:
+    """The target, a little off."""
+    noise = torch.randn(model.weights.embed.shape, generator=torch.manual_seed(0))
+    embed = model.weights.embed + 0.02 * noise
+    return DraftOf(model.spec, evolve(model.weights, embed=embed))
+
+
+@pytest.mark.parametrize(
+    "sampling", [GREEDY, SamplingParams(temperature=1), SamplingParams(top_p=0.8)]
+)
+@pytest.mark.parametrize(("depth", "drafts"), [(1, 5), (2, 3), *long([(3, 1), (2, 8)])])
+def test_the_target_as_its_own_draft_is_always_right(
+    model: Model, sampling: SamplingParams, depth: int, drafts: int
+) -> None:
+    wanted = [
+        evolve(r, sampling=sampling, max_tokens=30, stop_ids=frozenset())
+        for r in requests(2, 6)
+    ]
+    expected = {(r.id, 0): model.expected(r) for r in wanted}
+    run, tally = drafting(model, same(model), drafts, depth=depth)
+    assert run.serve(wanted, apart=depth % 2) == expected
+    assert tally.accepted == tally.proposed > 60
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [None, {}, {"vocab_size": VOCAB - 40}, {"vocab_size": VOCAB + 27}],
+    ids=str,
+)
+@pytest.mark.parametrize(
+    ("settings", "depth"),
+    [
+        ({}, 2),
+        ({"block_size": 5}, 1),
+        *long(
+            [
+                ({"num_blocks": 9}, 3),
+                ({"max_num_seqs": 3, "max_num_batched_tokens": 5}, 2),
+                ({"max_num_batched_tokens": 17}, 2),
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_another_model_changes_nothing(
+    model: Model,
+    reference: Tokens,
+    settings: dict[str, int],
+    depth: int,
+    changes: dict[str, int] | None,
+) -> None:
+    draft = near(model) if changes is None else other(model, **changes)
+    run, tally = drafting(model, draft, 4, depth=depth, **settings)
+    assert run.serve(requests(0), apart=depth % 2) == reference
+    assert not run.count(Voided)
+    if settings == {"num_blocks": 9}:
+        assert run.count(Preempted)
+    elif changes is None:
+        assert tally.accepted > tally.proposed / 4 or "max_num_seqs" in settings
+    assert tally.accepted < tally.proposed
+
+
+@pytest.mark.parametrize("right", [False, True])
+def test_rows_with_drafts_are_shaped_as_others(model: Model, right: bool) -> None:
+    wanted = shaped()
+    alone = {(one.id, 0): model.expected(one) for one in wanted}
+    draft = same(model) if right else other(model)
+    run, tally = drafting(model, draft, 4, num_blocks=30)
+    assert run.serve(wanted, apart=1) == alone
+    assert not right or tally.accepted > tally.proposed / 2 > 50
+
+
+def test_log_probabilities_are_those_of_the_target(
+    model: Model, reference: Tokens
+) -> None:
+    run, _ = drafting(model, other(model), 3)
+    assert run.serve(asking(requests(0)), apart=1) == reference
+    check_scores(model, run, asking(requests(0)))
+
+
+def test_what_is_drafted_next_follows_drafts_that_all_stood(model: Model) -> None:
+    """Its cache lacks the last of them, whose token the step brings along."""
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    for count in (3, 1, 2, 3):
+        hand.go_on(dict.fromkeys(range(len(WANTED)), count))
+        done = hand.collect()
+        sure = [0, 1, 3]  # penalties count drafts only once they stand
+        assert [len(done.yields[row]) for row in sure] == [count + 1] * 3
+        hand.settle()
+    check(hand, [model.expected(request) for request in WANTED])
+
+
+def test_rows_that_draft_beside_such_as_do_not(model: Model) -> None:
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    answers = [model.expected(request) for request in WANTED]
+    steps: list[dict[int, list[int] | int]] = [
+        {0: 3},
+        {1: 2, 0: answers[0][5:6]},
+        {},
+        {3: 2, 0: [0, 0]},
+        {1: 4},
+    ]
+    for drafts in steps:
+        hand.go_on(drafts)
+        done = hand.collect()
+        for row, count in drafts.items():
+            if isinstance(count, int):
+                assert len(done.yields[row]) == count + 1
+        hand.settle()
+    check(hand, answers)
+
+
+def test_what_its_cache_lacks_costs_nothing_but_drafts(model: Model) -> None:
+    """It takes no part in steps in which nobody drafts."""
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    hand.executor.catch_up = None
+    without(hand, 4)
+    hand.go_on({0: 4, 1: 4})
+    assert sum(map(len, hand.collect().yields)) < 12
+    check(hand, [model.expected(request) for request in WANTED])
+
+
+@pytest.mark.parametrize("plain", [1, 2, 4])
+@pytest.mark.parametrize("flying", [0, 1])
+def test_it_catches_up_before_rows_draft_again(
+    model: Model, plain: int, flying: int
+) -> None:
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    for _ in range(2):
+        without(hand, plain)
+        for _ in range(flying):
+            hand.go_on({})
+        hand.go_on({0: 3, 1: 3})
+        for _ in range(flying):
+            hand.collect()
+        assert list(map(len, hand.collect().yields)) == [4, 4, 1, 1]
+        hand.settle()
+    check(hand, [model.expected(request) for request in WANTED])
+
+
+def test_it_catches_up_a_part_at_a_time(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(catching_up, "MOST", 5)
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    without(hand, 8)
+    lengths = []
+    for _ in range(4):
+        hand.go_on({0: 1, 1: 1, 3: 1})
+        lengths.append(list(map(len, hand.collect().yields)))
+        hand.settle()
+    assert lengths[-1] == [2, 2, 1, 2]
+    assert lengths[0][3] == 1
+    check(hand, [model.expected(request) for request in WANTED])
+
+
+def without(hand: Hand, steps: int) -> None:
+    """Steps in which nobody drafts."""
+    for _ in range(steps):
+        hand.go_on({})
+        hand.collect()
+        hand.settle()
+
+
+def modelled() -> Any:
+    """A configuration with a draft model."""
+    return evolve(CONFIG, speculation=speculation("device", 6))
+
+
+def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(
+    model: Model, reference: Tokens
+) -> None:
+    bad = other(model)
+    weights: Any = bad.weights
+    embed = torch.full_like(weights.embed, torch.nan)
+    run, tally = drafting(model, evolve(bad, weights=evolve(weights, embed=embed)), 3)
+    assert run.serve(requests(0)) == reference
+    assert tally.accepted < tally.proposed / 2
+
+
+def test_drafts_of_both_in_one_step(model: Model) -> None:
+    hand = Hand.start(model, WANTED, modelled(), same(model))
+    answers = [model.expected(request) for request in WANTED]
+    hand.go_on({0: 3, 1: answers[1][1:3], 3: [(answers[3][1] + 1) % VOCAB] * 2})
+    assert list(map(len, hand.collect().yields)) == [4, 3, 1, 1]
+    check(hand, answers)

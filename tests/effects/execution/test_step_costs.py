@@ -1,0 +1,68 @@
+"""What steps cost, measured by steps that are nobody's."""
+
+import pytest
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.execution import step_costs as measured
+from minfer.effects.execution.draft_model import DraftOf
+from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.step_costs import step_costs
+from minfer.speculate.settings import DEVICE, HOST, Speculation
+from tests.effects.execution.tiny_engine import VOCAB, Model, make_executor
+
+pytestmark = pytest.mark.usefixtures("kind")
+CONFIG = EngineConfig(
+    num_blocks=40,
+    block_size=8,
+    max_model_len=64,
+    max_num_seqs=6,
+    max_num_batched_tokens=64,
+    vocab_size=VOCAB,
+    depth=2,  # without graphs
+)
+HOW = Speculation(drafter=HOST, drafts=3, adaptive=False)
+
+
+@pytest.mark.parametrize("drafter", [HOST, DEVICE])
+def test_costs_are_of_all_sizes_that_an_engine_has(model: Model, drafter: str) -> None:
+    how = evolve(HOW, drafter=drafter)
+    draft = DraftOf(model.spec, model.weights) if drafter == DEVICE else None
+    config = evolve(CONFIG, speculation=how)
+    executor = make_executor(config, model.spec, model.weights, draft)
+    costs = executor.step_costs(how)
+    sizes = [size for size, _ in costs.verify]
+    rows = CONFIG.max_num_seqs
+    assert sizes[0] == 1
+    assert rows in sizes
+    assert sizes[-1] >= rows * (1 + how.drafts)
+    assert (costs.draft > 0) == (drafter == DEVICE)
+    assert (costs.fixed > 0) or drafter == DEVICE
+    assert 0 < costs.seconds(1) < 10
+
+
+def test_what_is_measured_is_what_is_said(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each input takes a second, judging drafts two, and each forward of a draft half
+    of one.
+    """
+
+    def seconds(_: ModelRunner, kind: Kind) -> float:
+        judged, proposed = 2 * bool(kind.drafts), kind.proposes * kind.drafts / 2
+        return kind.fed + judged * (kind.alone == 1) + proposed
+
+    monkeypatch.setattr(measured, "_seconds", seconds)
+    how = evolve(HOW, drafter=DEVICE)
+    config = evolve(CONFIG, speculation=how)
+    draft = DraftOf(model.spec, model.weights)
+    executor = make_executor(config, model.spec, model.weights, draft)
+    costs = step_costs(executor.runner, how)
+    assert all(cost == size for size, cost in costs.verify)
+    assert costs.draft == pytest.approx(0.5)
+    assert costs.fixed <= 2
+    by_host = step_costs(executor.runner, HOW)
+    assert by_host.draft == 0
+    turn = measured.TURN[executor.device.type]
+    assert by_host.fixed == pytest.approx(costs.fixed + turn)

@@ -1,0 +1,392 @@
+"""Plans with drafts: the tokens are those that there are without."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from attrs import define, evolve, field
+
+from minfer.beam import BeamSearch
+from minfer.config import EngineConfig
+from minfer.effects.execution.draft_model import DraftOf
+from minfer.effects.execution.torch_executor import TorchExecutor
+from minfer.messages import Executed, Failed, Preempted, Voided
+from minfer.plan import Draft, Fill, Plan, TokenLogprobs
+from minfer.request import Request, SamplingParams
+from minfer.setting import ConfigError
+from minfer.speculate.settings import DEVICE, HOST, REJECTION, Speculation
+from tests.circles import long
+from tests.core.executing import opened
+from tests.effects.execution.drafting import guessing, speculation
+from tests.effects.execution.test_shaped import asking as shaped
+from tests.effects.execution.tiny_engine import (
+    GREEDY,
+    VOCAB,
+    Model,
+    Run,
+    Tokens,
+    asking,
+    check_scores,
+    kinds,
+    make_executor,
+    on_device,
+    requests,
+)
+
+pytestmark = pytest.mark.usefixtures("kind")
+
+
+# --- in an engine whose host drafts -----------------------------------------------------
+
+
+@pytest.mark.parametrize("right", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize(
+    ("depth", "most"), [(1, 4), (2, 3), *long([(2, 1), (3, 7), (1, 20)])]
+)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"block_size": 3, "num_blocks": 200},
+        *long(
+            [
+                {"max_num_seqs": 3, "max_num_batched_tokens": 5},
+                {"block_size": 5},
+                {"num_blocks": 9},
+            ]
+        ),
+    ],
+    ids=str,
+)
+def test_whatever_is_guessed_tokens_are_the_same(
+    model: Model,
+    reference: Tokens,
+    settings: dict[str, int],
+    depth: int,
+    most: int,
+    right: float,
+) -> None:
+    run, tally = guessing(model, reference, right, most, depth=depth, **settings)
+    assert run.serve(requests(0), apart=depth % 2) == reference
+    assert not run.count(Voided)
+    if right == 1:
+        assert tally.accepted == tally.proposed
+    else:
+        assert tally.accepted < max(1, tally.proposed)
+    if "max_num_seqs" not in settings:  # which leaves no room
+        assert right * tally.proposed / 3 <= tally.accepted
+        assert tally.proposed > 15
+    if settings == {"num_blocks": 9}:
+        assert run.count(Preempted)
+
+
+@pytest.mark.parametrize("right", [0.7, 1.0])
+def test_rows_with_drafts_are_shaped_as_others(model: Model, right: float) -> None:
+    wanted = shaped()
+    alone = {(one.id, 0): model.expected(one) for one in wanted}
+    run, tally = guessing(model, alone, right, 4, num_blocks=30)
+    assert run.serve(wanted, apart=1) == alone
+    assert tally.accepted > 50
+    assert tally.beside > 5
+
+
+def test_log_probabilities_of_drafts_are_those_of_the_model(
+    model: Model, reference: Tokens
+) -> None:
+    wanted = asking(requests(0))
+    run, tally = guessing(model, reference, 0.8, 5)
+    assert run.serve(wanted, apart=1) == reference
+    check_scores(model, run, wanted)
+    assert tally.accepted > 20
+
+
+def test_rows_sampled_apart_beside_drafts(model: Model, reference: Tokens) -> None:
+    bound = [evolve(r, lockstep=i % 2 == 0) for i, r in enumerate(requests(0))]
+    run, tally = guessing(model, reference, 0.8, 5)
+    assert run.serve(bound) == reference
+    assert tally.accepted > 20
+    assert any(plan.apart and plan.drafts for plan in tally.plans.values())
+
+
+# --- plans that no engine made ----------------------------------------------------------
+
+CONFIG = EngineConfig(
+    num_blocks=40,
+    block_size=4,
+    max_model_len=64,
+    max_num_seqs=6,
+    max_num_batched_tokens=40,
+    vocab_size=VOCAB,
+    speculation=speculation(HOST, 6),
+)
+TABLE = 8  # blocks of a row
+
+
+@define
+class Hand:
+    """Plans for an executor, made by hand."""
+
+    executor: TorchExecutor
+    wanted: list[Request]
+    latest: list[int] = field(factory=list)  # where rows are at the latest
+    tokens: list[list[int]] = field(factory=list)
+    scores: list[list[TokenLogprobs]] = field(factory=list)
+    step: int = 0
+
+    @classmethod
+    def start(
+        cls,
+        model: Model,
+        wanted: list[Request],
+        config: EngineConfig = CONFIG,
+        draft: DraftOf | None = None,
+    ) -> "Hand":
+        """With all prompts but the last token of each computed, and a token of each."""
+        weights = on_device(model.weights)
+        hand = cls(make_executor(config, model.spec, weights, draft), wanted)
+        rows = tuple(range(len(wanted)))
+        tables = [tuple(range(TABLE * row, TABLE * row + TABLE)) for row in rows]
+        opens = [evolve(opened(r, tables[i]), index=i) for i, r in enumerate(wanted)]
+        counts = tuple(len(request.prompt) for request in wanted)
+        fills = tuple(Fill(i, request.prompt) for i, request in enumerate(wanted))
+        hand.latest = list(counts)
+        hand.tokens = [[] for _ in wanted]
+        hand.scores = [[] for _ in wanted]
+        ones = (1,) * len(rows)
+        zeros = (0,) * len(rows)
+        hand.launch(Plan(0, rows, rows, zeros, counts, ones, fills, tuple(opens)))
+        hand.collect()
+        return hand
+
+    def go_on(self, drafts: Mapping[int, Sequence[int] | int]) -> None:
+        """A step of all rows; those with drafts have these, or so many that are not
+        said.
+        """
+        rows = tuple(range(len(self.wanted)))
+        sizes = {
+            i: one if isinstance(one, int) else len(one) for i, one in drafts.items()
+        }
+        counts = tuple(1 + sizes.get(i, 0) for i in rows)
+        said = tuple(
+            Draft(i, () if isinstance(one, int) else tuple(one))
+            for i, one in drafts.items()
+        )
+        starts = tuple(self.latest)
+        self.launch(Plan(self.step, rows, rows, starts, counts, counts, drafts=said))
+        for row, count in enumerate(counts):
+            self.latest[row] += count
+
+    def launch(self, plan: Plan) -> None:
+        self.executor.launch(plan)
+        self.step += 1
+
+    def collect(self) -> Executed:
+        """Take note of what a step yielded."""
+        done = self.executor.collect()
+        assert isinstance(done, Executed), done
+        beside = done.logprobs or ((),) * len(done.yields)
+        for row, (tokens, scores) in enumerate(zip(done.yields, beside, strict=True)):
+            self.tokens[row] += tokens
+            self.scores[row] += scores
+        return done
+
+    def settle(self) -> None:
+        """All that was launched has been collected: where rows are is known."""
+        self.latest = [
+            len(request.prompt) + len(tokens) - 1
+            for request, tokens in zip(self.wanted, self.tokens, strict=True)
+        ]
+
+
+WANTED = [
+    Request(id="g", prompt=(3, 4, 5), max_tokens=24, sampling=GREEDY),
+    Request(id="s", prompt=tuple(range(9)), max_tokens=20, seed=5),
+    Request(
+        id="p",
+        prompt=(7,) * 5,
+        max_tokens=20,
+        sampling=SamplingParams(temperature=0.6, top_p=0.9, presence_penalty=1),
+        seed=6,
+    ),
+    Request(id="q", prompt=(17, 2), max_tokens=20, sampling=GREEDY),
+]
+
+
+@pytest.fixture(scope="module")
+def answers(model: Model) -> list[list[int]]:
+    return [model.expected(request) for request in WANTED]
+
+
+def check(hand: Hand, answers: list[list[int]]) -> None:
+    """What rows yielded is how their answers begin."""
+    for tokens, answer in zip(hand.tokens, answers, strict=True):
+        assert tokens == answer[: len(tokens)]
+
+
+def test_a_row_yields_what_stands_and_one_more(
+    model: Model, answers: list[list[int]]
+) -> None:
+    hand = Hand.start(model, WANTED)
+    wrong = [(answer[3] + 1) % VOCAB for answer in answers]
+    hand.go_on(
+        {
+            0: answers[0][1:5],
+            1: [*answers[1][1:3], wrong[1], answers[1][4]],
+            3: [(answers[3][1] + 1) % VOCAB],
+        }
+    )
+    done = hand.collect()
+    assert list(map(len, done.yields)) == [5, 3, 1, 1]
+    hand.settle()
+    hand.go_on({2: answers[2][2:8]})
+    assert list(map(len, hand.collect().yields)) == [1, 1, 7, 1]
+    check(hand, answers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_steps_ahead_of_results_begin_where_rows_are(
+    model: Model, answers: list[list[int]], seed: int
+) -> None:
+    """Drafts are guessed, so they may be for another place than they come to."""
+    rng = random.Random(seed)
+    hand = Hand.start(model, WANTED)
+    most = TABLE * CONFIG.block_size
+    while max(hand.latest) < most - 14:
+        for _ in range(2):  # in flight
+            drafts = {}
+            for row in rng.sample(range(len(WANTED)), rng.randrange(5)):
+                begin = len(hand.tokens[row])
+                drafts[row] = answers[row][begin:][: rng.randrange(1, 7)] or [0]
+            hand.go_on(drafts)
+        hand.collect()
+        hand.collect()
+        hand.settle()
+    check(hand, answers)
+    assert max(map(len, hand.tokens)) > 12
+
+
+def test_up_to_the_end_of_a_table(model: Model) -> None:
+    one = WANTED[0]
+    count = TABLE * CONFIG.block_size - len(one.prompt)
+    [answer] = [model.expected(evolve(one, max_tokens=count + 1))]
+    hand = Hand.start(model, [one])
+    while hand.latest[0] < TABLE * CONFIG.block_size:
+        room = TABLE * CONFIG.block_size - hand.latest[0] - 1
+        begin = len(hand.tokens[0])
+        hand.go_on({0: answer[begin:][: min(6, room)]} if room else {})
+        hand.collect()
+        hand.settle()
+    assert hand.tokens[0] == answer
+
+
+def test_more_than_there_is_room_for_is_not_looked_at(
+    model: Model, answers: list[list[int]]
+) -> None:
+    """A row with many drafts beside many rows with few."""
+    config = evolve(CONFIG, max_num_batched_tokens=6, speculation=speculation(HOST, 6))
+    hand = Hand.start(model, WANTED, config)
+    room: Any = hand.executor.packer
+    room.drafts = 8  # two for each row
+    hand.go_on({row: answers[row][1:][: 6 if row == 1 else 1] for row in range(4)})
+    assert list(map(len, hand.collect().yields)) == [2, 3, 2, 2]
+    check(hand, answers)
+
+
+def test_a_wrong_draft_that_the_model_cannot_read_leaves_nothing_behind(
+    model: Model, answers: list[list[int]]
+) -> None:
+    unread = VOCAB - 1
+    assert all(unread not in answer for answer in answers)
+    hand = Hand.start(unreadable(model, unread), WANTED)
+    while min(map(len, hand.tokens)) < 12:
+        hand.go_on({row: [unread] * (1 + row) for row in range(3)})
+        hand.collect()
+        hand.settle()
+    check(hand, answers)
+
+
+def test_a_right_draft_that_the_model_cannot_read_fails_its_request(model: Model) -> None:
+    unread = VOCAB - 1
+    drawn = SamplingParams(temperature=0, logit_bias=((unread, 100.0),))
+    bad = Request(id="bad", prompt=(3, 4), max_tokens=9, sampling=drawn)
+    hand = Hand.start(unreadable(model, unread), [WANTED[0], bad])
+    hand.go_on({1: [5, unread]})
+    failed = hand.executor.collect()
+    assert isinstance(failed, Failed)
+    assert "not finite for request 'bad' (sample 0)" in failed.error
+    assert "'g'" not in failed.error
+
+
+def unreadable(model: Model, token: int) -> Model:
+    """The model, but for a token whose embedding is not finite."""
+    embed = model.weights.embed.clone()
+    embed[token] = torch.nan
+    return Model(model.theirs, model.spec, evolve(model.weights, embed=embed))
+
+
+# --- what is refused --------------------------------------------------------------------
+
+ROW: dict[str, Any] = {
+    "step": 1,
+    "gens": (0,),
+    "rows": (0,),
+    "starts": (3,),
+    "counts": (2,),
+    "most": (2,),
+    "drafts": (Draft(0, (5,)),),
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "one forward": {"repeat": 2},
+    "feed themselves": {"fills": (Fill(0, (3, 4)),)},
+    "sampled with the others": {"apart": (0,)},
+    "1 to 6 drafts, not 7": {"counts": (8,), "drafts": (Draft(0, (5,) * 7),)},
+    "not 0": {"counts": (1,)},
+    "1 drafts are said of 2": {"counts": (3,)},
+    "no draft model": {"drafts": (Draft(0),)},
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_plans_that_cannot_be(model: Model, what: str) -> None:
+    hand = Hand.start(model, WANTED[:1])
+    hand.launch(Plan(**{**ROW, **REFUSED[what]}))
+    failed = hand.executor.collect()
+    assert isinstance(failed, Failed)
+    assert failed.error.startswith("step 1: ")
+    assert what in failed.error
+
+
+def test_rows_that_offer_candidates_have_no_drafts(model: Model) -> None:
+    wanted = evolve(WANTED[0], n=2, lockstep=True, beams=BeamSearch())
+    hand = Hand.start(model, [wanted])
+    hand.launch(Plan(**ROW))
+    failed = hand.executor.collect()
+    assert isinstance(failed, Failed)
+    assert "offer candidates" in failed.error
+
+
+def test_drafts_where_none_are_expected(model: Model) -> None:
+    hand = Hand.start(model, WANTED[:1], evolve(CONFIG, speculation=None))
+    hand.launch(Plan(**ROW))
+    failed = hand.executor.collect()
+    assert isinstance(failed, Failed)
+    assert "drafts are not expected" in failed.error
+
+
+def test_speculation_that_cannot_be(model: Model) -> None:
+    how = Speculation(drafter=HOST, drafts=2, adaptive=False)
+    for name, bad in {
+        REJECTION: evolve(how, rule=REJECTION),
+        "draft model": evolve(how, drafter=DEVICE),
+    }.items():
+        with pytest.raises(ConfigError, match=name):
+            Run.start(model, speculation=bad)
+
+
+def test_padded_steps_were_tested(model: Model) -> None:
+    """On a GPU's executor, as for graphs."""
+    hand = Hand.start(model, WANTED, evolve(CONFIG, depth=1))
+    runner: Any = hand.executor.runner
+    assert runner.shortcuts.graphs == (kinds[-1] == "cuda")

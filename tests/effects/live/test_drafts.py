@@ -1,0 +1,247 @@
+"""What the host drafts, and when: answers are those without."""
+
+from random import Random
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.live.drafts import MOST_SKIPPED, READ_IN_A_TURN, HostDrafts
+from minfer.effects.live.driver import Driver
+from minfer.messages import Cancel, Emit, Execute, Executed, Failed, Propose, Submit
+from minfer.request import Request
+from minfer.runs.oracle import Oracle
+from minfer.sequence import SampleId
+from minfer.speculate.length import Costs
+from minfer.speculate.lookup import Lookup
+from minfer.speculate.proposer import Proposal, Proposer
+from minfer.speculate.settings import HOST, Speculation
+from minfer.speculate.tally import Tally, tallied
+from minfer.state import Transition
+from tests.circles import seeds
+
+VOCAB = 3  # so small that everything has been there before
+PLAIN = EngineConfig(
+    num_blocks=400,
+    block_size=4,
+    max_model_len=1200,
+    max_num_seqs=4,
+    max_num_batched_tokens=1200,
+    vocab_size=VOCAB,
+)
+HOW = Speculation(drafter=HOST, drafts=4, adaptive=False)
+CONFIG = evolve(PLAIN, speculation=HOW)
+
+
+class Loop(Driver):
+    """A driver that keeps what was decided and what came out."""
+
+    def __init__(self, config: EngineConfig, proposer: Proposer | None = None) -> None:
+        self.host = None if proposer is None else HostDrafts(config, proposer)
+        super().__init__(config, Oracle(4, VOCAB), drafts=self.host)
+        self.out: dict[SampleId, list[int]] = {}
+        self.tally = Tally()
+        self.steps = 0
+
+    def turn(self, before: Any = None) -> Transition:
+        flying = self.state.inflight
+        done = super().turn(before)
+        for event in self.taken:
+            if isinstance(event, Executed):
+                self.steps += 1
+                sizes = map(len, event.yields)
+                self.tally = self.tally.plus(tallied(flying[0], sizes))
+        assert not done.reasons or not any(
+            type(one).__name__ == "Ignored" for one in done.reasons
+        )
+        for command in done.commands:
+            if isinstance(command, Emit):
+                for name, tokens in zip(command.ids, command.tokens, strict=True):
+                    self.out.setdefault(name, []).extend(tokens)
+        return done
+
+    def proposals(self) -> list[Propose]:
+        return [event for event in self.taken if isinstance(event, Propose)]
+
+    def finish(self) -> "Loop":
+        while self.busy:
+            self.turn()
+        return self
+
+
+def request(name: str, prompt: int = 20, output: int = 60, **more: Any) -> Request:
+    tokens = tuple(Random(name).choices(range(VOCAB), k=prompt))
+    return Request(id=name, prompt=tokens, max_tokens=output, **more)
+
+
+def run(config: EngineConfig, proposer: Proposer | None, *wanted: Request) -> Loop:
+    loop = Loop(config, proposer)
+    for one in wanted:
+        loop.post(Submit(one))
+    return loop.finish()
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("adaptive", [False, True])
+def test_answers_are_those_without_in_fewer_steps(depth: int, adaptive: bool) -> None:
+    costs = Costs(((4, 1.0), (16, 1.05), (32, 1.2)))
+    how = evolve(HOW, adaptive=adaptive, costs=costs)
+    wanted = [
+        request("a"),
+        request("b", n=2),
+        request("c", stop_ids=frozenset({1})),
+        request("d", 1, 30),
+        request("e", 7, 50),
+    ]
+    plain = run(evolve(PLAIN, depth=depth), None, *wanted)
+    config = evolve(CONFIG, depth=depth, speculation=how)
+    with_drafts = run(config, Lookup(least=2), *wanted)
+    assert with_drafts.out == plain.out
+    assert with_drafts.steps < plain.steps
+    assert 0 < sum(with_drafts.tally.accepted) < sum(with_drafts.tally.proposed)
+    host = with_drafts.host
+    assert host is not None
+    assert not host.readers  # nothing is kept of who has ended
+    assert not host.names
+    assert not host.library.own
+
+
+def test_nothing_is_drafted_behind_an_end() -> None:
+    """`turn` asserts that no proposal is ignored; here one would be, each time."""
+    for seed in range(20):
+        run(CONFIG, Lookup(least=1), request(f"r{seed}", 9, 3))
+        run(CONFIG, Lookup(least=1), request(f"r{seed}", 9, stop_ids=frozenset({0, 1})))
+
+
+class Always(Proposer):
+    """Proposes ones, and notes how often it is asked, and what it is told."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.told = list[int]()
+
+    def grew(self, state: Any, who: SampleId, tokens: tuple[int, ...]) -> Any:
+        self.told.append(len(tokens))
+        return state
+
+    def propose(self, state: Any, who: SampleId, most: int) -> Proposal:
+        self.asked += 1
+        return Proposal((1,) * most)
+
+
+def test_while_nothing_comes_of_proposals_they_are_made_in_fewer_turns() -> None:
+    costs = Costs(((1, 1.0), (2, 90.0)))  # no draft can pay
+    how = evolve(HOW, adaptive=True, costs=costs)
+    asking = Always()
+    loop = run(evolve(CONFIG, speculation=how), asking, request("a", 5, 600))
+    assert not loop.tally.rows
+    rounds = 600 / MOST_SKIPPED + 2 * MOST_SKIPPED.bit_length()
+    assert 5 < asking.asked < rounds
+
+
+def test_a_prompt_is_read_a_part_a_turn() -> None:
+    asking = Always()
+    loop = Loop(CONFIG, asking)
+    loop.post(Submit(request("a", 1000, 50)))
+    for _ in range(2):  # to the first token, which has come before all was read
+        loop.turn()
+        assert not loop.proposals()
+    assert max(asking.told) <= READ_IN_A_TURN
+    loop.finish()
+    assert sum(asking.told) == 1000 + len(loop.out["a", 0])
+
+
+def test_in_steps_of_many_rows_nobody_is_asked() -> None:
+    asking = Always()
+    how = evolve(HOW, rows=1)
+    wanted = request("a", 5, 20), request("b", 5, 20)
+    run(evolve(CONFIG, speculation=how), asking, *wanted)
+    assert not asking.asked
+
+
+def test_who_cannot_have_drafts_is_not_read() -> None:
+    asking = Always()
+    bound = request("a", 5, 20, lockstep=True)
+    run(CONFIG, asking, bound, request("b", 5, 0, pooling="last"))
+    assert not asking.told
+
+
+def test_what_was_void_is_read_anew() -> None:
+    """A step that fails, with another in flight: no token is told twice."""
+
+    class Failing(Oracle):
+        calls = 0
+
+        def collect(self) -> Executed | Failed:
+            self.calls += 1
+            if self.calls == 5:
+                return self.fail("boom", halfway=True)
+            return super().collect()
+
+    wanted = request("a"), request("b", n=2)
+    plain = run(PLAIN, None, *wanted)
+    loop = Loop(CONFIG, Lookup(least=2))
+    loop.executor = Failing(4, VOCAB)
+    for one in wanted:
+        loop.post(Submit(one))
+    loop.finish()
+    assert loop.out == plain.out
+    assert loop.tally.rate > 0
+
+
+def test_who_gives_way_is_read_on_where_it_was() -> None:
+    tight = evolve(CONFIG, num_blocks=14, max_model_len=50)
+    plain = evolve(tight, speculation=None)
+    wanted = [request(name, 8, 40) for name in "abcd"]
+    assert run(tight, Lookup(least=2), *wanted).out == run(plain, None, *wanted).out
+
+
+@seeds(20, 300)
+def test_who_is_let_in_may_give_way_within_the_turn(seeds: range) -> None:
+    """`turn` asserts that nothing is proposed for who has."""
+    for seed in seeds:
+        rng = Random(seed)
+        tight = evolve(
+            CONFIG,
+            num_blocks=rng.randrange(12, 30),
+            max_model_len=44,
+            depth=rng.choice([2, 3]),
+            max_num_batched_tokens=rng.randrange(8, 24),
+            max_num_seqs=rng.randrange(2, 8),
+        )
+        wanted = [
+            request(f"{seed} {i}", rng.randrange(3, 20), rng.randrange(5, 24))
+            for i in range(8)
+        ]
+        plain = evolve(tight, speculation=None)
+        found = run(tight, Lookup(least=2), *wanted)
+        assert found.out == run(plain, None, *wanted).out
+
+
+def test_who_is_cancelled_is_forgotten() -> None:
+    loop = Loop(CONFIG, Lookup(least=2))
+    loop.post(Submit(request("a", 20, 500)))
+    for _ in range(5):
+        loop.turn()
+    loop.post(Cancel("a"))
+    loop.finish()
+    assert loop.host is not None
+    assert not loop.host.readers
+
+
+def test_drafts_are_launched_with_tokens_behind_what_is_known() -> None:
+    loop = Loop(CONFIG, Lookup(least=2))
+    loop.post(Submit(request("a")))
+    seen = 0
+    while loop.busy:
+        known = dict(zip(loop.state.running.gens, loop.state.running.known, strict=True))
+        done = loop.turn()
+        for command in done.commands:
+            if isinstance(command, Execute):
+                for draft in command.plan.drafts:
+                    gen = command.plan.gens[draft.index]
+                    assert command.plan.starts[draft.index] >= known[gen]
+                    assert len(draft.tokens) == command.plan.counts[draft.index] - 1
+                    seen += 1
+    assert seen > 5

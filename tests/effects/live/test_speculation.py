@@ -1,0 +1,113 @@
+"""Whoever drafts, answers are those without: the bundled models, on the CPU."""
+
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from minfer import LLM, SamplingParams
+from minfer.messages import Executed, Failed
+from minfer.plan import Plan
+from minfer.speculate.tally import Tally, tallied
+from tests.circles import long
+
+PROMPTS = (
+    "class Stack:\n    def __init__(self",
+    "import os\nimport sys\n\ndef main(",
+    "for line in lines:\n    if line.startswith('#'):\n        continue\n    if line.",
+)
+# Ways to ask, for each prompt.
+GREEDY = [SamplingParams(temperature=0, max_tokens=40)] * 3
+SAMPLED = [SamplingParams(temperature=1, max_tokens=40, seed=3)] * 3
+MIXED = [
+    SamplingParams(temperature=0.8, top_p=0.9, presence_penalty=1, max_tokens=30, seed=1),
+    SamplingParams(temperature=0, repetition_penalty=1.2, logprobs=2, max_tokens=40),
+    SamplingParams(temperature=0.6, top_k=20, n=2, stop=["\n\n"], max_tokens=50, seed=2),
+]
+ASKED = {"greedy": GREEDY, "sampled": SAMPLED, "mixed": MIXED}
+Config = Mapping[str, Any] | None
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def answers(config: Config, asked: str, **settings: Any) -> tuple[list[Any], Tally]:
+    """What is answered in float32, and what became of drafts."""
+    tally, plans = Tally(), dict[int, Plan]()
+    sizes = {"dtype": "float32", "num_gpu_blocks_override": 199, "max_num_seqs": 4}
+    fixed = None if config is None else {**config, "adaptive": False}
+    with LLM(speculative_config=fixed, **{**sizes, **settings}) as llm:
+        executor: Any = llm.worker.driver.executor
+        launch, collect = executor.launch, executor.collect
+
+        def launched(plan: Plan) -> None:
+            plans[plan.step] = plan
+            launch(plan)
+
+        def collected() -> Executed | Failed:
+            nonlocal tally
+            result: Executed | Failed = collect()
+            assert isinstance(result, Executed)
+            tally = tally.plus(tallied(plans[result.step], map(len, result.yields)))
+            return result
+
+        executor.launch, executor.collect = launched, collected
+        found = llm.generate(list(PROMPTS), ASKED[asked])
+    told = [
+        (one.token_ids, one.text, one.finish_reason)
+        for output in found
+        for one in output.outputs
+    ]
+    return told, tally
+
+
+@cache
+def plain(asked: str) -> list[Any]:
+    """What is answered without drafts."""
+    told, tally = answers(None, asked)
+    assert tally == Tally()
+    return told
+
+
+@pytest.mark.parametrize(
+    ("asked", "least"), [("greedy", 0.5), ("mixed", 0.3), *long([("sampled", 0.3)])]
+)
+@pytest.mark.parametrize("drafts", [3, *long([(1,), (8,)])])
+def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> None:
+    config = {
+        "method": "draft_model",
+        "num_speculative_tokens": drafts,
+        "adaptive": False,
+    }
+    told, tally = answers(config, asked)
+    assert told == plain(asked)
+    assert tally.by_place[0] > least
+    assert len(tally.by_place) == drafts
+
+
+@pytest.mark.parametrize("method", ["ngram", *long([("suffix",)])])
+@pytest.mark.parametrize("asked", ["greedy", *long([("mixed",), ("sampled",)])])
+def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
+    told, tally = answers(
+        {"method": method, "num_speculative_tokens": 4, "adaptive": False}, asked
+    )
+    assert told == plain(asked)
+    assert tally.rows > 2
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_however_many_steps_are_in_flight(depth: int) -> None:
+    config = {
+        "method": "draft_model",
+        "num_speculative_tokens": 2,
+        "adaptive": False,
+    }
+    told, _ = answers(config, "greedy", steps_in_flight=depth, block_size=16)
+    assert told == plain("greedy")

@@ -1,0 +1,154 @@
+"""What an engine with drafts writes has the distribution that the model defines.
+
+By chi-squared, of whole outputs on a vocabulary of four words: how often each sequence
+comes, against its probability by transformers' logits and the definitions of
+`minfer.sample`. 100,000 outputs of each with `--all`, fewer always. A rule of acceptance
+that is wrong by a little is caught.
+"""
+
+import math
+from collections import Counter
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from minfer import LLM, SamplingParams
+from minfer.effects.execution.cpu_backend import CpuBackend
+from minfer.kernels import plain
+from minfer.sample import RowSampling, scores
+from minfer.speculate.rejection import chances
+from tests.circles import long
+from tests.effects.tiny_model import write_checkpoint
+
+VOCAB: Final = 4
+LENGTH: Final = 4  # tokens of an output: up to two drafts at once
+PROMPT: Final = [0, 1, 2, 0, 1, 3, 0, 1, 2]
+SAMPLES: Final = 50  # of a request
+ROWS: Final = 128  # that run at once
+FEW, MANY = 1_500, 100_000  # outputs
+LEAST: Final = 5  # outputs that are expected of a sequence; others count as one
+WAYS: Final[dict[str, dict[str, Any]]] = {
+    "temperature": {"temperature": 1.3},
+    "top-p": {"temperature": 1.1, "top_p": 0.85},
+}
+# By a normal approximation of chi-squared's cube root (Wilson and Hilferty 1931).
+Z: Final = 3.7  # of 1e-3 by all tests together
+Shares = dict[tuple[int, ...], float]
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A target, and a draft model of one layer less: neither knows the other."""
+    root = tmp_path_factory.mktemp("four words")
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCAB,
+        "eos_token_id": VOCAB - 1,
+        "initializer_range": 0.3,
+        "tokenizer": False,
+    }
+    target = write_checkpoint(root / "target", **sizes)
+    return target, write_checkpoint(root / "draft", num_hidden_layers=1, **sizes)
+
+
+@cache
+def exact(folder: Path, way: str) -> Shares:
+    """The probability of every output, by the definitions."""
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    how = RowSampling.of(SamplingParams(**WAYS[way]), 0, 0)
+    every = [*product(range(VOCAB), repeat=LENGTH)]
+    with torch.inference_mode():
+        texts = torch.tensor([[*PROMPT, *one] for one in every])
+        logits = model(texts).logits[:, len(PROMPT) - 1 : -1].tolist()
+    shares = Shares()
+    for tokens, lines in zip(every, logits, strict=True):
+        share = 1.0
+        for token, line in zip(tokens, lines, strict=True):
+            share *= chances(scores(line, how)).get(token, 0.0)
+        shares[tokens] = share
+    return shares
+
+
+def written(
+    folders: tuple[Path, Path], method: str, way: str, count: int
+) -> Counter[tuple[int, ...]]:
+    """How often an engine wrote what, of so many outputs; it must have had drafts of
+    which some were right.
+    """
+    target, draft = folders
+    config: dict[str, Any] = {"method": method, "adaptive": False}
+    config |= {"num_speculative_tokens": 3, "disable_by_batch_size": ROWS}
+    config |= (
+        {"model": str(draft)} if method == "draft_model" else {"prompt_lookup_min": 1}
+    )
+    params = [
+        SamplingParams(
+            **WAYS[way], max_tokens=LENGTH, ignore_eos=True, n=SAMPLES, seed=seed
+        )
+        for seed in range(count // SAMPLES)
+    ]
+    settings: dict[str, Any] = {
+        "device": "cpu",
+        "skip_tokenizer_init": True,
+        "max_num_seqs": ROWS,
+        "num_gpu_blocks_override": 2 * ROWS + 8,
+        "block_size": 8,
+    }
+    with LLM(str(target), speculative_config=config, **settings) as llm:
+        outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
+    drafts = sum(output.metrics.draft_tokens for output in outputs)
+    accepted = sum(output.metrics.accepted_draft_tokens for output in outputs)
+    assert drafts / 10 < accepted < drafts
+    assert drafts > count / 2
+    return Counter(one.token_ids for output in outputs for one in output.outputs)
+
+
+def is_far(found: Counter[tuple[int, ...]], shares: Shares) -> bool:
+    """Whether what was found is not of this distribution."""
+    count = found.total()
+    expected = {one: count * share for one, share in shares.items()}
+    if any(not expected[one] for one in found):
+        return True
+    cells = {one for one, many in expected.items() if many >= LEAST}
+    pairs = [(found[one], expected[one]) for one in cells]
+    rare = count - sum(many for _, many in pairs)
+    if rare >= LEAST:
+        pairs.append((count - sum(many for many, _ in pairs), rare))
+    chi = sum((many - due) ** 2 / due for many, due in pairs)
+    return chi > critical(len(pairs) - 1)
+
+
+def critical(freedom: int) -> float:
+    spread = 2 / (9 * freedom)
+    return freedom * (1 - spread + Z * math.sqrt(spread)) ** 3
+
+
+@pytest.mark.parametrize("count", [FEW, *long([MANY])])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_outputs_with_drafts_have_the_distribution_of_the_definition(
+    folders: tuple[Path, Path], method: str, way: str, count: int
+) -> None:
+    shares = exact(folders[0], way)
+    assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
+    assert (0.0 in shares.values()) == ("top_p" in WAYS[way])
+    assert not is_far(written(folders, method, way, count), shares)
+
+
+def nearly(**how: Any) -> None:
+    """Lets drafts stand that are one off what was drawn, now and then."""
+    how["last"], how["drafts"] = how["last"] // 2, how["drafts"] // 2
+    plain.stand(**how)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_a_wrong_rule_is_caught(
+    folders: tuple[Path, Path], method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuBackend, "stand", staticmethod(nearly))
+    found = written(folders, method, "temperature", 3 * FEW)
+    assert is_far(found, exact(folders[0], "temperature"))

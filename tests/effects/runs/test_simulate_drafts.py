@@ -1,0 +1,123 @@
+"""`minfer simulate` with drafts: what is asked for, what comes of it, what it says."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.cli.main import main
+from minfer.effects.live.journal_files import write_journal
+from minfer.effects.runs.costs import H200
+from minfer.effects.runs.report import Report, drafts_told
+from minfer.effects.runs.simulate_drafts import with_drafts
+from minfer.speculate.settings import DEVICE, HOST, Speculation
+from tests.core.runs.drafted import by_device
+from tests.effects.runs.test_simulate import told
+
+LOAD = "poisson:rate=4,requests=40,prompt=100,output=30"
+NUMBER = "--num-speculative-tokens"
+RATE = "--acceptance-rate"
+
+
+def test_drafts_that_stand_make_a_run_quicker(capsys: pytest.CaptureFixture[str]) -> None:
+    for method in ("ngram", "draft_model"):
+        asked = (NUMBER, "0,4", "--speculative-method", method, RATE, "0.8")
+        none, some = told(capsys, LOAD, *asked)["runs"]
+        assert (none["drafts"], some["drafts"]) == (0, 4)
+        assert none["drafted"]["rate"] is None
+        drafted = some["drafted"]
+        # 0.8 + 0.64 + 0.512 + 0.41 of four, less what cannot be at an end.
+        assert drafted["rate"] == pytest.approx(0.59, abs=0.05)
+        assert drafted["by_place"][0] == pytest.approx(0.8, abs=0.05)
+        assert 2.5 < drafted["length"] < 3.5
+        assert some["tpot"]["p50"] < 0.6 * none["tpot"]["p50"]
+        assert none["output_tokens"] == some["output_tokens"]
+
+
+def test_a_draft_model_costs_what_it_is_said_to(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked = (NUMBER, "4", "--speculative-method", "draft_model", RATE, "0.8")
+    cheap, dear = (
+        told(capsys, LOAD, *asked, "--draft-cost", each)["runs"][0]
+        for each in ("0.0001", "0.5")
+    )
+    assert cheap["drafted"]["proposed"] > 0
+    assert dear["drafted"]["proposed"] == 0, "none pays at that price"
+    for more, says in (((), True), (("--draft-cost", "0.001"), False)):
+        assert main(["simulate", LOAD, *asked, *more]) == 0
+        assert ("takes no time" in capsys.readouterr().out) == says
+
+
+def test_the_table_says_what_it_rests_on(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", LOAD, NUMBER, "0,2", RATE, "0.7"]) == 0
+    out = capsys.readouterr().out
+    assert "probability 0.7 if those before it are (as --acceptance-rate says)" in out
+    *_, head, none, some = out.splitlines()
+    at = head.split().index("drafts")
+    assert [none.split()[at], some.split()[at]] == ["0", "2"]
+    assert "accepted" in head
+    assert main(["simulate", LOAD]) == 0
+    out = capsys.readouterr().out
+    assert "drafts" not in out
+    assert "accepted" not in out
+
+
+def test_a_recorded_run_says_how_it_speculated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = by_device()
+    write_journal(tmp_path / "a.journal", run.config, run.turns)
+    (same,) = told(capsys, str(tmp_path))["runs"]
+    assert same["drafts"] == 3
+    assert same["drafted"]["proposed"] > 0
+    recorded = Report(run.config)
+    for turn in run.turns:
+        recorded.see(turn)
+    told_of = drafts_told(recorded.drafts)
+    assert same["drafted"] == told_of, "each stands as it did"
+    assert main(["simulate", str(tmp_path)]) == 0
+    assert "those that the run had stand as they did" in capsys.readouterr().out
+    (sure,) = told(capsys, str(tmp_path), RATE, "1")["runs"]
+    assert sure["drafted"]["rate"] == 1.0
+    none, five = told(capsys, str(tmp_path), NUMBER, "0,5")["runs"]
+    assert (none["drafts"], five["drafts"]) == (0, 5)
+    assert len(five["drafted"]["by_place"]) == 5
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ((NUMBER, "-1"), "is not a whole number from 0"),
+        ((NUMBER, "65"), "drafts must be at most 64, not 65"),
+        ((RATE, "1.5"), "is not a rate from 0 to 1"),
+        ((RATE, "x"), "is not a rate from 0 to 1"),
+        (("--draft-cost", "-2"), "is not a number of seconds"),
+        (("--speculative-method", "ngram"), "needs --num-speculative-tokens"),
+        (("--speculative-method", "eagle"), "invalid choice"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    asked: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code: object = None
+    try:
+        code = main(["simulate", LOAD, *asked])
+    except SystemExit as error:  # argparse's
+        code = error.code
+    assert code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_what_a_run_says_of_speculation_stays() -> None:
+    was = Speculation(drafter=DEVICE, drafts=2, adaptive=False, rows=7)
+    config = evolve(EngineConfig(num_blocks=9), speculation=was)
+    changed = with_drafts(config, 5, None, H200).speculation
+    assert changed == evolve(was, drafts=5)
+    by_host = with_drafts(config, 5, "ngram", H200).speculation
+    assert by_host == evolve(was, drafts=5, drafter=HOST)
+    assert with_drafts(config, 0, None, H200).speculation is None
+    new = with_drafts(EngineConfig(num_blocks=9), 3, None, H200).speculation
+    assert new is not None
+    assert (new.drafter, new.adaptive) == (HOST, True)

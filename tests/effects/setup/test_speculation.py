@@ -1,0 +1,83 @@
+"""What a server may be told of speculation, and what it makes of it."""
+
+import argparse
+from typing import Any
+
+import pytest
+
+from minfer.effects.setup.speculation import (
+    HOST_ROWS,
+    SpeculativeConfig,
+    read_json,
+    speculative_config,
+)
+from minfer.setting import ConfigError
+from minfer.speculate.lookup import Lookup
+from minfer.speculate.settings import DEVICE, HOST
+
+
+def config(**given: Any) -> SpeculativeConfig:
+    found = speculative_config(given)
+    assert found is not None
+    return found
+
+
+def test_nothing_is_no_speculation() -> None:
+    assert speculative_config(None) is None
+    made = config(method="ngram")
+    assert speculative_config(made) is made
+
+
+def test_a_request_looks_in_itself_or_in_others_too() -> None:
+    assert config(method="ngram").proposer == Lookup(others=0)
+    assert config(method="suffix").proposer == Lookup()
+    few = config(method="ngram", prompt_lookup_min=2, prompt_lookup_max=5)
+    assert few.proposer == Lookup(least=2, longest=5, others=0)
+    assert config(method="suffix", prompt_lookup_max=2).lookups == (2, 2)
+    assert config(method="suffix", prompt_lookup_min=50).lookups == (50, 50)
+
+
+def test_the_engine_is_told_who_drafts_and_how_much() -> None:
+    by_host = config(method="suffix", num_speculative_tokens=7).speculation
+    assert (by_host.drafter, by_host.drafts, by_host.rows) == (HOST, 7, HOST_ROWS)
+    model = config(model="org/small", disable_by_batch_size=9)
+    assert model.proposer is None
+    told = model.speculation
+    assert (told.drafter, told.rows, told.adaptive) == (DEVICE, 9, False)
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (7, "must be a mapping of its keys, not 7"),
+        ({}, "needs a method: one of ngram, suffix, draft_model"),
+        ({"method": "eagle3"}, "method 'eagle3' is not here yet; there are ngram"),
+        ({"method": "magic"}, "method must be one of ngram, suffix, draft_model"),
+        ({"method": ["ngram"]}, "method must be one of"),
+        ({"methd": "ngram"}, "'methd' is no key of it; did you mean method"),
+        ({"quantization": "fp8"}, "'quantization' is no key of it; there are method"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "from 1 to 64, not 0"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64, not 65"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "not True"),
+        ({"method": "ngram", "num_speculative_tokens": 10**99}, "must be a whole number"),
+        ({"method": "ngram", "model": "m"}, "model goes with the method 'draft_model'"),
+        ({"method": "draft_model", "model": 7}, "must be the path of a checkpoint"),
+        ({"model": "m", "prompt_lookup_min": 2}, "prompt_lookup_min goes with ngram"),
+        ({"method": "suffix", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, "at most"),
+        ({"method": "ngram", "disable_by_batch_size": 0}, "from 1 to"),
+        ({"method": "ngram", "adaptive": 1}, "adaptive must be true or false"),
+    ],
+)
+def test_what_cannot_be_is_told_with_its_key(given: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as raised:
+        speculative_config(given)
+    assert str(raised.value).startswith("speculative_config")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("{", "not JSON"), ("[1]", "not a JSON object")]
+)
+def test_what_is_no_json_object_is_told(text: str, why: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError, match=why):
+        read_json(text)
+    assert read_json('{"method": "ngram"}') == {"method": "ngram"}
