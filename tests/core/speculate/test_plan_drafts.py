@@ -288,6 +288,14 @@ def test_what_is_no_answer_is_overruled(how: Speculation, answer: Any) -> None:
     assert told.question == "drafts"
 
 
+@BOTH
+def test_it_is_not_asked_where_nobody_may_have_any(how: Speculation) -> None:
+    bench = begun(how, ask("a", 3, 2), config=evolve(ALONE, policy=Bounding("raise")))
+    bench.turn(Propose("a", 0, 4, (1,)))
+    bench.drain()
+    assert not bench.reasons_of(Overruled)
+
+
 def test_a_policy_that_allows_none_lets_nothing_wait() -> None:
     bench = begun(HOSTED, ask("a", 3, 20), config=evolve(ROOMY, policy=Bounding(0)))
     for _ in range(4):
@@ -379,6 +387,9 @@ def test_in_steps_of_too_many_rows_nothing_waits() -> None:
     for _ in range(3):
         bench.turn()
         assert bench.deep == 2
+    few = begun(evolve(HOSTED, rows=2), *wishes, turns=2)
+    assert few.deep == 1
+    assert few.plans[-1].drafts
 
 
 def test_proposals_for_the_last_token_hold_up_nothing() -> None:
@@ -428,6 +439,19 @@ def test_what_does_not_pay_is_not_drafted_and_holds_up_nothing(drafter: str) -> 
     bench.drain()
     assert not any(plan.drafts for plan in bench.plans)
     assert not bench.state.drafting.learnt
+
+
+def test_whether_to_wait_depends_on_all_inputs_of_the_step() -> None:
+    """Of one row alone drafts would pay; beside three others they do not."""
+    costs = Costs(((4, 1.0), (8, 9.0)))
+    wishes = [ask("a" * n, 3, 30) for n in range(1, 5)]
+    bench = begun(adaptive(HOST, costs), *wishes, guess=nothing, turns=3)
+    bench.guess = lambda w, at: right(w, at) if w[:3] == wishes[0].prompt else ()
+    for _ in range(4):
+        bench.turn()
+        assert bench.deep == 2
+    alone = begun(adaptive(HOST, costs), wishes[0], turns=2)
+    assert alone.deep == 1
 
 
 def test_several_drafts_may_pay_where_one_does_not() -> None:
