@@ -12,6 +12,7 @@ from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
 from minfer.speculate.length import Costs, Learning
 from minfer.speculate.plan_drafts import may_draft, plan_drafts, waits_for_results
+from minfer.speculate.proposing import told_of_proposals
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from minfer.work import Work
 from tests.core.speculate.drafted import (
@@ -379,6 +380,22 @@ def test_while_a_prompt_takes_all_of_the_budget_nothing_waits() -> None:
     bench.drain()
     for wish in (ask("a", 6, 40), ask("long", 40, 4)):
         assert bench.out[wish.id, 0] == bench.right(wish)
+
+
+@pytest.mark.parametrize(("more", "waits"), [(0, False), (1, True)])
+def test_what_prompts_leave_is_waited_for(more: int, waits: bool) -> None:
+    config = evolve(ROOMY, max_num_batched_tokens=8)
+    bench = begun(HOSTED, ask("a", 6, 40), guess=nothing, config=config, turns=2)
+    bench.turn(Submit(ask("long", 40, 4)))
+    bench.turn()
+    run = bench.state.running
+    left = run.base[1] - run.sched[1]
+    assert left > 8
+    told = [Propose("a", 0, run.known[0], (1,))]
+    state = told_of_proposals(bench.config, bench.state, told).state
+    budget = 1 + left + more
+    mine = evolve(bench.config, max_num_batched_tokens=budget)
+    assert waits_for_results(mine, state) is waits
 
 
 def test_in_steps_of_too_many_rows_nothing_waits() -> None:
