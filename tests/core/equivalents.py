@@ -165,4 +165,8 @@ EQUIVALENT: Final[dict[str, str]] = {
     "zip_longest(other, one, fillvalue=0)": (
         "Of two numbers, which is added to which is the same."
     ),
+    (
+        "speculate/plan_drafts.py | waits_for_results | condition | not "
+        "state.drafting.proposals or 0 < how.rows < rows -> 0 < how.rows < rows"
+    ): "A shortcut: where nothing is proposed nobody is found who would have drafts.",
 }

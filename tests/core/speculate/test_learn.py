@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from attrs import evolve
 
-from minfer.messages import Cancel, Executed, Failed, Submit
+from minfer.messages import Cancel, Executed, Submit, Voided
 from minfer.plan import Plan
 from minfer.pmap import Map
 from minfer.sequence import SampleId
@@ -35,13 +35,10 @@ def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
     overall, each = Record(), dict[SampleId, Record]()
     for turn in turns:
         before, after = turn.before, turn.transition.state
-        first = before.inflight[0].step if before.inflight else None
-        done = [
-            one
-            for one in turn.events
-            if isinstance(one, Executed) and one.step == first is not None
-        ]
-        if done and _good(turn):
+        steps = [plan.step for plan in before.inflight[:1]]
+        kinds = (one for one in turn.events if isinstance(one, Executed))
+        done = [one for one in kinds if one.step in steps]
+        if done:
             plan, run = before.inflight[0], before.running
             names = dict(zip(run.gens, run.ids, strict=True))
             said = _said(plan, done[0], names)
@@ -69,11 +66,6 @@ def _said(
             (one.index, len(done.yields[one.index]) - 1) for one in plan.drafts
         )
     ]
-
-
-def _good(turn: Turn) -> bool:
-    inflight, step = turn.transition.state.inflight, turn.before.inflight[0].step
-    return not any(plan.step == step for plan in inflight)
 
 
 def same(how: Learning, one: Drafting, plainly: Drafting) -> bool:
@@ -129,12 +121,7 @@ def test_worlds_are_remembered_as_by_a_plain_fold(seeds: range) -> None:
 
 
 def _failed(turn: Turn) -> bool:
-    steps = [plan.step for plan in turn.before.inflight]
-    done = [one for one in turn.events if isinstance(one, Executed)]
-    good = [one for one in done if steps and one.step == steps[0]]
-    failed = any(isinstance(one, Failed) and one.step in steps for one in turn.events)
-    odd = len(good) != len([one for one in done if one.step in steps])
-    return failed or odd or (bool(good) and not _good(turn))
+    return any(isinstance(one, Voided) for one in turn.transition.reasons)
 
 
 def test_only_drafts_that_were_judged_count() -> None:

@@ -12,6 +12,7 @@ from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
 from minfer.speculate.length import Costs, Learning
 from minfer.speculate.plan_drafts import may_draft, plan_drafts, waits_for_results
+from minfer.speculate.proposing import told_of_proposals
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from minfer.work import Work
 from tests.core.speculate.drafted import (
@@ -288,6 +289,14 @@ def test_what_is_no_answer_is_overruled(how: Speculation, answer: Any) -> None:
     assert told.question == "drafts"
 
 
+@BOTH
+def test_it_is_not_asked_where_nobody_may_have_any(how: Speculation) -> None:
+    bench = begun(how, ask("a", 3, 2), config=evolve(ALONE, policy=Bounding("raise")))
+    bench.turn(Propose("a", 0, 4, (1,)))
+    bench.drain()
+    assert not bench.reasons_of(Overruled)
+
+
 def test_a_policy_that_allows_none_lets_nothing_wait() -> None:
     bench = begun(HOSTED, ask("a", 3, 20), config=evolve(ROOMY, policy=Bounding(0)))
     for _ in range(4):
@@ -373,12 +382,31 @@ def test_while_a_prompt_takes_all_of_the_budget_nothing_waits() -> None:
         assert bench.out[wish.id, 0] == bench.right(wish)
 
 
+@pytest.mark.parametrize(("more", "waits"), [(0, False), (1, True)])
+def test_what_prompts_leave_is_waited_for(more: int, waits: bool) -> None:
+    config = evolve(ROOMY, max_num_batched_tokens=8)
+    bench = begun(HOSTED, ask("a", 6, 40), guess=nothing, config=config, turns=2)
+    bench.turn(Submit(ask("long", 40, 4)))
+    bench.turn()
+    run = bench.state.running
+    left = run.base[1] - run.sched[1]
+    assert left > 8
+    told = [Propose("a", 0, run.known[0], (1,))]
+    state = told_of_proposals(bench.config, bench.state, told).state
+    budget = 1 + left + more
+    mine = evolve(bench.config, max_num_batched_tokens=budget)
+    assert waits_for_results(mine, state) is waits
+
+
 def test_in_steps_of_too_many_rows_nothing_waits() -> None:
     wishes = [ask("a" * n, 6, 30) for n in (1, 2)]
     bench = begun(evolve(HOSTED, rows=1), *wishes, turns=2)
     for _ in range(3):
         bench.turn()
         assert bench.deep == 2
+    few = begun(evolve(HOSTED, rows=2), *wishes, turns=2)
+    assert few.deep == 1
+    assert few.plans[-1].drafts
 
 
 def test_proposals_for_the_last_token_hold_up_nothing() -> None:
@@ -428,6 +456,19 @@ def test_what_does_not_pay_is_not_drafted_and_holds_up_nothing(drafter: str) -> 
     bench.drain()
     assert not any(plan.drafts for plan in bench.plans)
     assert not bench.state.drafting.learnt
+
+
+def test_whether_to_wait_depends_on_all_inputs_of_the_step() -> None:
+    """Of one row alone drafts would pay; beside three others they do not."""
+    costs = Costs(((4, 1.0), (8, 9.0)))
+    wishes = [ask("a" * n, 3, 30) for n in range(1, 5)]
+    bench = begun(adaptive(HOST, costs), *wishes, guess=nothing, turns=3)
+    bench.guess = lambda w, at: right(w, at) if w[:3] == wishes[0].prompt else ()
+    for _ in range(4):
+        bench.turn()
+        assert bench.deep == 2
+    alone = begun(adaptive(HOST, costs), wishes[0], turns=2)
+    assert alone.deep == 1
 
 
 def test_several_drafts_may_pay_where_one_does_not() -> None:
