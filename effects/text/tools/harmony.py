@@ -7,8 +7,8 @@
 
 The template has written the first `<|start|>assistant`. Analysis is reasoning, what goes
 to a function is a call, and all else is content. JSON, of a call or of an answer, is
-taken as such: its strings may say what marks an end elsewhere. Messages without an end mark, and text
-outside of messages, are taken as they can be.
+taken as such: its strings may say what marks an end elsewhere. Messages without an end
+mark, and text outside of messages, are taken as they can be.
 """
 
 import re
