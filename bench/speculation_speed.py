@@ -6,6 +6,8 @@ A round asks each engine for the same number of tokens, prefill and text include
 counts is the ratio to the engine without drafts within that round. First rounds compile
 kernels and capture graphs: they do not count. Results are written after every round, and
 another call goes on where this one stopped: before a round that would not end in time.
+Seconds are those of the clock on the wall; on the CPU, where one thread computes, of the
+processor, so that who else is on the machine counts for little.
 
     bundled  the bundled target and draft model go on with held-out files
     ngram    the bundled target goes on with lines that are repeated
@@ -54,6 +56,7 @@ class Room:
     """The engines of a part, opened when they are needed."""
 
     part: Part
+    clock: Callable[[], float] = time.perf_counter
     engines: dict[str, LLM] = field(factory=dict)
     coins: dict[str, Coined] = field(factory=dict)
 
@@ -71,9 +74,10 @@ class Room:
             )
             for _ in prompts
         ]
-        begin = time.perf_counter()
+        clock = self.clock
+        begin = clock()
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        seconds = time.perf_counter() - begin
+        seconds = clock() - begin
         made = [one.outputs[0] for one in outputs]
         if any(one.finish_reason != "length" for one in made):
             raise RuntimeError(f"a request failed: {made[0].error}")
@@ -89,7 +93,9 @@ class Room:
             self.engines[name] = llm
             self.coins.update((name, coin) for coin in made)
         if way.acceptance is not None:
-            self.coins[name].set(way.acceptance)
+            executor: Any = self.engines[name].worker.driver.executor
+            with executor.lock:  # no graph is captured meanwhile
+                self.coins[name].set(way.acceptance)
         return self.engines[name]
 
     def close(self) -> None:
@@ -196,7 +202,7 @@ class Results:
 def measure(args: argparse.Namespace) -> None:
     end = time.monotonic() + args.seconds
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    where = torch.cuda.get_device_name() if device == "cuda" else "CPU"
+    where = torch.cuda.get_device_name() if device == "cuda" else "CPU, processor time"
     torch.set_num_threads(1)
     results = Results.of(args)
     with tempfile.TemporaryDirectory() as folder:
@@ -214,7 +220,9 @@ def measure(args: argparse.Namespace) -> None:
 
 def measured(part: Part, label: str, results: Results, end: float) -> bool:
     """All cases of a part that lack rounds; false if there was no time for them."""
-    room, kept = Room(part), results.rates.setdefault(label, {})
+    on_cpu = part.settings.get("device") == "cpu"
+    clock = time.process_time if on_cpu else time.perf_counter
+    room, kept = Room(part, clock), results.rates.setdefault(label, {})
     pairs = results.args.pairs
     try:
         for name, case in part.cases.items():

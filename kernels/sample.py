@@ -49,8 +49,8 @@ from torch import Tensor
 
 from minfer.kernels import on_triton
 from minfer.kernels.pdl import early
+from minfer.kernels.sample_launches import Sizes as Sizes
 from minfer.kernels.sample_launches import (
-    Sizes,
     Space,
     launch_bound,
     launch_finish,

@@ -54,14 +54,14 @@ class GraphCache:
 
     def may_have(self, kind: Kind) -> bool:
         """Whether there is room for a graph of a kind that has none."""
-        rare = kind.tokens or kind.drafts
-        return kind not in self.made and (not rare or len(self.made) < MOST_KINDS)
+        room = len(self.made) < MOST_KINDS or not _is_rare(kind)
+        return room and kind not in self.made
 
     def may_foresee(self, kind: Kind) -> bool:
         """The same of a kind that nobody has asked for: rests must not fill what traffic
         will have need of.
         """
-        foreseen = not kind.tokens or len(self.made) < MOST_KINDS - ASKED
+        foreseen = len(self.made) < MOST_KINDS - ASKED or not _is_rare(kind)
         return foreseen and self.may_have(kind)
 
     def due(self, kind: Kind, now: float) -> bool:
@@ -111,6 +111,11 @@ class GraphCache:
         self.costs.append(self.last - begin)
         self.forget(kind)
         return graph
+
+
+def _is_rare(kind: Kind) -> bool:
+    """Whether a kind is one of many of which few will come."""
+    return bool(kind.tokens or kind.drafts)
 
 
 def pays(spent: float, capture: float) -> bool:

@@ -1,9 +1,9 @@
 """What steps cost on this device: measured before anybody is served.
 
 By it the engine finds how many drafts pay (`minfer.speculate.length`). A size is a number
-of rows that feed themselves; a row with drafts costs about what as many rows would, and
-what more it costs, to judge drafts one after the other, is `fixed`, with what the host
-does between two steps if it is the host that drafts.
+of rows that feed themselves, in short contexts; a row with drafts is taken to cost what
+as many rows do. What more it costs to judge the drafts of one row is `fixed`, with an
+estimate of what the host does between two steps if it is the host that drafts.
 """
 
 import time
@@ -33,7 +33,8 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
     way.
     """
     drafts = drafts_from(how.drafts)
-    kinds = _plain(runner.config, drafts)
+    kinds = _plain(runner.config, how, drafts)
+    kinds = [kind for kind in kinds if runner.padded(kind).lines <= runner.lines]
     rising = accumulate((_seconds(runner, kind) for kind in kinds), max)
     verify = tuple(zip((kind.fed for kind in kinds), rising, strict=True))
     one = Kind(alone=1, draws=1, verified=1, drafts=drafts)
@@ -47,15 +48,15 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
     return evolve(costs, draft=draft, fixed=max(0.0, more))
 
 
-def _plain(config: EngineConfig, drafts: int) -> list[Kind]:
+def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[Kind]:
     """Steps by rising number of inputs: of rows alone, and then, to have more inputs, of
-    all rows with drafts.
+    as many rows as may have drafts, with drafts.
     """
+    most = min(config.max_num_seqs, how.rows or config.max_num_seqs)
     rows, size = list[int](), 1
-    while size < config.max_num_seqs:
+    while size < most:
         rows.append(size)
         size *= 2
-    most = config.max_num_seqs
     kinds = [Kind(alone=count, draws=count) for count in (*rows, most)]
     several = sorted({drafts_from(count) for count in range(1, drafts + 1)})
     kinds += [Kind(alone=most, draws=most, verified=most, drafts=d) for d in several]

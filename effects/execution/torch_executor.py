@@ -176,9 +176,17 @@ class TorchExecutor:
             if self.at_once and self._stands(flight):
                 self._attempt(flight, self._launch)
 
-    def mask_lines(self, step: int) -> Bits:
-        """Pinned memory, from which masks are copied to the device."""
-        return self.runner.sampler.masks.lend(step)
+    def mask_lines(self, step: int) -> Bits | None:
+        """Pinned memory, from which masks are copied to the device; none if there is
+        none to be had: then the step fails.
+        """
+        try:
+            return self.runner.sampler.masks.lend(step)
+        except Exception as error:
+            for flight in self.flights:
+                if flight.plan.step == step:
+                    flight.error = flight.error or _said(error)
+            return None
 
     def sample(self, apart: SampleApart) -> None:
         """Have the rows drawn that are sampled apart in a plan that was launched."""

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from attrs import define, field
 
 from minfer.config import EngineConfig
-from minfer.messages import Event, Execute, Executed, Failed, Propose
+from minfer.messages import Emit, Event, Execute, Executed, Failed, Propose
 from minfer.plan import Open
 from minfer.sequence import SampleId
 from minfer.speculate.plan_drafts import may_draft
@@ -44,10 +44,6 @@ class Drafts(Protocol):
         """Learn what the engine has made of it."""
         ...
 
-    def forget(self, samples: Iterable[SampleId]) -> None:
-        """Let go of what is kept of samples that ended."""
-        ...
-
 
 class NoDrafts:
     """The host drafts nothing."""
@@ -62,9 +58,6 @@ class NoDrafts:
 
     def turned(self, transition: Transition) -> None:
         """As `Drafts` says: it does not matter."""
-
-    def forget(self, samples: Iterable[SampleId]) -> None:
-        """As `Drafts` says: there is nothing."""
 
 
 @define(eq=False)
@@ -104,12 +97,10 @@ class HostDrafts:
         for result in results:
             if isinstance(result, Executed):
                 grown += self._grown(state, result)
-        self._read()
-        if self.skip:
-            self.skip -= 1
+        if self.skip or len(state.running) > self.rows:  # it is read when it is asked
+            self.skip = max(0, self.skip - 1)
             return ()
-        if len(state.running) > self.rows:
-            return ()
+        self._read(grown)
         proposals = [self._proposal(name) for name in grown]
         found = tuple(one for one in proposals if one is not None)
         self.proposed = bool(found)
@@ -117,6 +108,9 @@ class HostDrafts:
 
     def turned(self, transition: Transition) -> None:
         """As `Drafts` says."""
+        for command in transition.commands:
+            if isinstance(command, Emit):
+                self._forget((one.id, one.sample) for one in command.finished)
         plans = [c.plan for c in transition.commands if isinstance(c, Execute)]
         for plan in plans:
             for opened in plan.opens:
@@ -129,8 +123,8 @@ class HostDrafts:
             self.skipped = min(MOST_SKIPPED, 2 * self.skipped or 1)
             self.skip = self.skipped
 
-    def forget(self, samples: Iterable[SampleId]) -> None:
-        """As `Drafts` says."""
+    def _forget(self, samples: Iterable[SampleId]) -> None:
+        """Let go of what is kept of samples that ended."""
         for name in samples:
             reader = self.readers.pop(name, None)
             if reader is not None:
@@ -181,10 +175,15 @@ class HostDrafts:
             stopped = not reader.stops.isdisjoint(tokens)
             reader.over = stopped or reader.known > reader.last
 
-    def _read(self) -> None:
-        """Tell the proposer what is new, as much as may be in a turn."""
+    def _read(self, first: list[SampleId]) -> None:
+        """Tell the proposer what is new, as much as may be in a turn: `first` of those
+        that have just got tokens, so that nobody waits for another one's prompt.
+        """
         left = READ_IN_A_TURN
-        for name, reader in self.readers.items():
+        for name in [*first, *self.readers]:
+            if left <= 0:
+                return
+            reader = self.readers[name]
             while reader.unread and left > 0:
                 tokens = reader.unread.popleft()
                 if len(tokens) > left:

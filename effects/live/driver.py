@@ -188,7 +188,6 @@ class Driver:
                 case Emit(finished=finished):  # the rest is the caller's
                     ended = [(one.id, one.sample) for one in finished]
                     self.masks.forget(ended)
-                    self.drafts.forget(ended)
         return transition
 
     def _launch_held(self) -> None:

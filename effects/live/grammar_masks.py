@@ -27,7 +27,7 @@ request bars all ends of sequence, and nothing else is left: then the output is 
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from os import cpu_count
 from typing import Final
 
@@ -40,6 +40,7 @@ from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
 from minfer.effects.text.grammars.lines import Barring, Lines, bits_of, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
+from minfer.effects.text.grammars.threads import Threads
 from minfer.messages import Event, Execute, Finish, Pause
 from minfer.plan import Mask, Plan
 from minfer.request import Request
@@ -70,7 +71,7 @@ class GrammarMasks:
         self._walks: dict[SampleId, Walk] = {}
         self._slow: dict[SampleId, Walk] = {}  # some of these
         self._pauses = deque[Pause]()  # that the engine is to be told
-        self._threads = ThreadPoolExecutor(THREADS, "minfer-masks")
+        self._threads = Threads(THREADS, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
         self._lend: Callable[[int], Lines | None] = lends_nothing
         self._barring = Barring()
@@ -155,7 +156,7 @@ class GrammarMasks:
 
     def close(self) -> None:
         """As `MaskMaker` says."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.close()
         self._walks.clear()
         self._slow.clear()
 

@@ -1,5 +1,6 @@
 """From a setup to what runs: the executor with its weights, and the journal beside it."""
 
+import logging
 import platform
 from importlib.metadata import distributions
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from minfer.effects.models.weights import Weights
 
 
+_log = logging.getLogger("minfer.executor")
 RECORDED: Final = ("torch", "triton", "flash-attn-4", "quack-kernels")  # by a journal
 
 
@@ -59,7 +61,11 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
     measure = getattr(executor, "step_costs", None)
     if asked is None or how is None or not asked.adaptive or measure is None:
         return setup
-    how = attrs.evolve(how, adaptive=True, costs=measure(how))
+    try:
+        how = attrs.evolve(how, adaptive=True, costs=measure(how))
+    except (MemoryError, RuntimeError) as error:
+        _log.warning("how many drafts pay cannot be found out: %r", error)
+        return setup  # as many as there may be
     return attrs.evolve(setup, config=attrs.evolve(setup.config, speculation=how))
 
 

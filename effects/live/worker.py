@@ -9,7 +9,8 @@ needed.
 import gc
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Final
 
@@ -73,6 +74,8 @@ class Worker:
         self.closed = False
         self.resets = 0
         self.dead: BaseException | None = None
+        self.untold: Died | None = None  # of its death, as long as the lock is held
+        self.posting = 0  # how many calls, one within the other, hold the lock to post
         # Seconds in which somebody waited, by what who was next in line waited for; made
         # anew, never changed.
         self.waits: Mapping[str, float] = {}
@@ -109,7 +112,7 @@ class Worker:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says."""
-        with self.posted:
+        with self._posting():
             for request in requests:
                 self._check_served(request)
             now = self.driver.clock()
@@ -120,7 +123,7 @@ class Worker:
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
-        with self.posted:
+        with self._posting():
             known = [name for name in ids if name in self.served]
             self._compiled(known)  # else it could not be ended
             self.driver.inbox.extend(map(Cancel, known))
@@ -130,7 +133,7 @@ class Worker:
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
-        with self.posted:
+        with self._posting():
             self.driver.inbox.extend(one for one in ends if one.id in self.served)
             if self.driver.busy:
                 self._wake()
@@ -180,7 +183,7 @@ class Worker:
 
     def close(self) -> None:
         """As `EngineClient` says."""
-        with self.posted:  # nobody comes in from now on
+        with self._posting():  # nobody comes in from now on
             self._compiled(list(self.served))
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
@@ -195,10 +198,25 @@ class Worker:
 
     def _stir(self, event: Event) -> None:
         """Have the engine told something that is not a client's."""
-        with self.posted:
+        with self._posting():
             self.driver.post(event)
             if self.driver.busy:
                 self._wake()
+
+    @contextmanager
+    def _posting(self) -> Iterator[None]:
+        """Hold the lock, to have the engine told something. Listeners are told of a death
+        without it: they take theirs, and others who hold those come here.
+        """
+        with self.posted:
+            self.posting += 1
+            try:
+                yield
+            finally:
+                self.posting -= 1
+            outermost = not self.posting
+        if outermost:
+            self._tell_death()
 
     def _enter(self, requests: Sequence[Request]) -> None:
         """Have requests come in line; the caller holds the lock."""
@@ -210,7 +228,7 @@ class Worker:
 
     def _compiled(self, ids: Iterable[str]) -> None:
         """Those of these that wait for their grammars do so no more."""
-        with self.posted:
+        with self._posting():
             for batch in self.compiling.release(ids):
                 self._enter(batch)
 
@@ -256,10 +274,10 @@ class Worker:
 
     def _leave(self) -> None:
         """The program ends with requests for which nobody has waited; the caller holds
-        the lock. Threads that are in need of an answer get one, and can end.
+        the lock, and tells of it then. Threads that are in need of an answer get one, and
+        can end.
         """
-        error = EngineDeadError(PROGRAM_ENDS)
-        self._broke(error, str(error))
+        self._die(EngineDeadError(PROGRAM_ENDS), PROGRAM_ENDS)
 
     def _run(self) -> None:
         swept = time.monotonic()
@@ -271,7 +289,7 @@ class Worker:
                         swept = time.monotonic()
                     self._turn()
         except BaseException as error:  # whoever waits must hear of it, whatever it is
-            self._broke(error, f"the engine broke: {error!r}")
+            self._broke(error)
 
     def _has_work(self) -> bool:
         """Wait until a turn is due; False ends the thread."""
@@ -289,7 +307,8 @@ class Worker:
             self.running = False
             if driver.busy:
                 self._leave()
-            return False
+        self._tell_death()
+        return False
 
     def _turn(self) -> None:
         before = self.driver.state
@@ -327,14 +346,26 @@ class Worker:
         for hear in self.listeners:
             hear(message)
 
-    def _broke(self, error: BaseException, why: str) -> None:
+    def _broke(self, error: BaseException, why: str = "") -> None:
         with self.posted:
-            self.dead = error
-            self.running = False
-            ids = tuple(self.served)
-            self.compiling.release(ids)
-            self.served = {}
-        self._tell(Died(ids, why))
+            self._die(error, why or f"the engine broke: {error!r}")
+        self._tell_death()
+
+    def _die(self, error: BaseException, why: str) -> None:
+        """Serve nobody any more; the caller holds the lock, and tells of it then."""
+        self.dead = error
+        self.running = False
+        ids = tuple(self.served)
+        self.compiling.release(ids)
+        self.served = {}
+        self.untold = Died(ids, why)
+
+    def _tell_death(self) -> None:
+        """Tell of a death that nobody was told of; the caller does not hold the lock."""
+        with self.posted:
+            died, self.untold = self.untold, None
+        if died is not None:
+            self._tell(died)
 
     def _account(self, before: EngineState, after: EngineState) -> None:
         """Note how long somebody has waited, and what for."""

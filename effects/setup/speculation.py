@@ -26,8 +26,10 @@ NGRAM: Final = "ngram"
 SUFFIX: Final = "suffix"
 DRAFT_MODEL: Final = "draft_model"
 METHODS: Final = (NGRAM, SUFFIX, DRAFT_MODEL)
-# In steps of more rows the host's drafts would cost more than they bring.
+# In steps of more rows there are no drafts, unless the settings say otherwise: they would
+# cost more than they bring.
 HOST_ROWS: Final = 32
+MODEL_ROWS: Final = 64
 _WHERE: Final = "speculative_config"
 _ELSEWHERE: Final = (
     "eagle",
@@ -114,7 +116,7 @@ class SpeculativeConfig:
         return Speculation(
             drafter=HOST if by_host else DEVICE,
             drafts=self.num_speculative_tokens,
-            rows=self.disable_by_batch_size or (HOST_ROWS if by_host else 0),
+            rows=self.disable_by_batch_size or (HOST_ROWS if by_host else MODEL_ROWS),
             adaptive=False,
         )
 

@@ -213,7 +213,7 @@ class Oracle:
         for _ in range(count):
             token = self._draw(row)
             if hash((token, row.next)) % WRONG == 0:
-                token = (token + 1) % self.vocab
+                token = (token + 1) % (self.vocab or token + 2)
             self._write(row, (token,))
             yield token
 

@@ -12,7 +12,8 @@ number of drafts these are the likeliest ones; as their likelihood falls within 
 they are always the first of each row. A step's cost is constant up to the next size of
 forward that there is a graph for: only numbers that fill one up need to be tried, for
 each depth. No drafts at all is among the choices, and wins unless others promise to be
-better by `margin`: speculation does not make a server slower than it is without.
+better by `margin`: speculation is not to make a server slower than it is without. That
+is as true as the costs are.
 
 How likely a row's drafts are is learnt from what became of its last ones, beginning with
 what is true of all rows together. Counts fade, also
@@ -170,6 +171,8 @@ def lengths(
     """
     load = len(rows) + others
     none = Lengths((0,) * len(rows), float(load), costs.seconds(load))
+    if load >= costs.verify[-1][0]:  # what more takes was not measured
+        return none
     gains = _gains(rows)
     deepest = max((gain.place for gain in gains), default=0)
     # Without a draft model to run, depth costs nothing.

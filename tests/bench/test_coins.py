@@ -9,32 +9,13 @@ from torch import Tensor
 
 from bench import coins
 from bench.coins import NO_TOKEN, SIDES, toss, tossing
+from bench.speculation import Counted
 from bench.speculation_cases import PERIOD, going_round, model_folder, said
 from minfer import LLM, SamplingParams
-from minfer.effects.live.driver import Driver
-from minfer.speculate.tally import Tally, tallied
-from minfer.state import EngineState, Turn
+from minfer.speculate.length import judged
 
 ROWS = 600
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-class Counted:
-    """What became of an engine's drafts."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.tally = Tally()
-        driver.record = self
-
-    def __call__(self, turn: Turn) -> None:
-        for one in turn.events:
-            yields = getattr(one, "yields", None)
-            if yields:
-                sizes = map(len, yields)
-                self.tally = self.tally.plus(tallied(turn.before.inflight[0], sizes))
-
-    def close(self, state: EngineState) -> None:
-        """As a record must."""
 
 
 def tossed(heads: float, rows: int = ROWS) -> tuple[Tensor, Tensor]:
@@ -97,24 +78,25 @@ def test_drafts_stand_as_often_as_is_set(
 ) -> None:
     llm, coin = coined
     coin.set(acceptance)
-    seen = Counted(llm.worker.driver)
+    llm.worker.driver.record = seen = Counted()
     how = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
     llm.generate([[1, 2, number] for number in range(8)], how, use_tqdm=False)
-    proposed, accepted = seen.tally.proposed, seen.tally.accepted
-    assert len(proposed) == 4
-    judged = (seen.tally.rows, *accepted[:-1])  # each whose predecessors stood
-    shares = [one / of for one, of in zip(accepted, judged, strict=True) if of > 50]
-    assert shares == pytest.approx([acceptance] * len(shares), abs=0.12)
+    assert max(one.proposed for one in seen.drafts) == 4
+    for place in range(3):
+        each = [one for one in seen.drafts if place < judged(one.proposed, one.accepted)]
+        if len(each) > 50:
+            share = sum(one.accepted > place for one in each) / len(each)
+            assert share == pytest.approx(acceptance, abs=0.15)
 
 
 def test_a_text_that_goes_round(folder: Path) -> None:
     with going_round():
         llm = drafting(folder, **said("ngram", adaptive=False))
     with llm:
-        seen = Counted(llm.worker.driver)
+        llm.worker.driver.record = seen = Counted()
         how = SamplingParams(temperature=0, max_tokens=2 * PERIOD, ignore_eos=True)
         [output] = llm.generate([[5, 6, 7]], how, use_tqdm=False)
     tokens = output.outputs[0].token_ids
     assert tokens[:PERIOD] == tokens[PERIOD:]
     assert len(set(tokens)) == PERIOD
-    assert seen.tally.rate > 0.9
+    assert seen.figures()["acceptance"] > 0.9

@@ -86,7 +86,7 @@ def test_python_in_it_compiles(path: Path) -> None:
 @pytest.mark.parametrize("path", READMES, ids=shown)
 def test_commands_in_it_have_the_options_that_they_are_given(path: Path) -> None:
     for block in blocks(path.read_text("utf-8"), "sh"):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             words = (
                 shlex.split(line.split("|")[-1], comments=True) if MINFER in line else []
             )

@@ -3,7 +3,8 @@ tests.kernels.compiles`.
 
 The interpreter runs kernels as Python, whatever a compiler would say of them. Here they
 are compiled as a step of Qwen2.5 7B wants them, and not run. Prints seconds and the name
-of each. With `--few`, products and attention, which take longest, are left out.
+of each. With `--few`, products and attention, which take longest, are left out, and
+sampling from float32.
 """
 
 import sys
@@ -125,7 +126,7 @@ def main(few: bool) -> None:
     rope.rope_and_cache(
         half(4, QKV), turns, at, at.long(), *cache(), HEADS, KV_HEADS, *norms
     )
-    for logits in (half(4, VOCAB), torch.empty(4, VOCAB)):
+    for logits in (half(4, VOCAB), *[torch.empty(4, VOCAB)] * (not few)):
         draws = logits, at, ones, at, ones, ones, ones, at.long(), at
         sample.sample(*draws, filtered=False)
         sample.sample(*draws)

@@ -1,6 +1,7 @@
 """Few of a row's tokens are left to sort out; test_sample.py has what comes of them."""
 
 import math
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from minfer.kernels import bounds, sample_kernels, sample_launches
 from minfer.kernels import sample as kernels
 from minfer.kernels.sample_launches import Sizes
 from minfer.request import SamplingParams
+from tests.circles import long
 
 from .conftest import CUDA
 from .test_sample import check_edges, tensors
@@ -85,8 +87,14 @@ def test_the_edge_is_where_it_was_guessed(
     assert limits.max() < 5
 
 
-@pytest.mark.parametrize("off", [-1.0, 1.0])
-@pytest.mark.parametrize("how", HOW, ids=str)
+@pytest.mark.parametrize(
+    ("how", "off"),
+    [
+        *zip(HOW, cycle([-1.0, 1.0])),
+        *long(zip(HOW, cycle([1.0, -1.0]))),
+    ],
+    ids=str,
+)
 def test_a_guess_that_is_wrong_harms_nobody(
     how: dict[str, Any], off: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,6 +39,6 @@ def launched() -> set[str]:
         f"{stem}.{name}"
         for launcher, text in texts.items()
         for name in re.findall(r"^ +(\w+)\[.*\]\(", text, re.M)
-        for stem in (launcher, f"{launcher}_kernels")
+        for stem in (launcher, f"{launcher.removesuffix('_launches')}_kernels")
         if f"\ndef {name}(" in texts.get(stem, "")
     }

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Lines = NDArray[np.int32]  # [lines, words]
 WORD: Final = 32  # bits
+MOST_BARS: Final = 256  # sets of tokens, which clients name, that are kept
 FIRST: Final = 32  # words that are looked at before all are
 
 
@@ -61,7 +62,7 @@ class Bars:
 
 
 class Barring:
-    """Has lines not allow tokens; it keeps where those lie."""
+    """Has lines not allow tokens; it keeps where those lie, of so many sets of them."""
 
     def __init__(self) -> None:
         self._bars: dict[tuple[int, frozenset[int]], Bars] = {}
@@ -77,6 +78,8 @@ class Barring:
             if tokens:
                 key = lines.shape[1], tokens
                 if key not in self._bars:
+                    if len(self._bars) >= MOST_BARS:
+                        self._bars.clear()
                     self._bars[key] = Bars.of(tokens, lines.shape[1])
                 empty += self._bars[key].clear(lines, which)
         return frozenset(empty)

@@ -27,6 +27,7 @@ class Threads:
         self._lock = threading.Lock()
         self._busy = 0  # jobs that the executor has
         self._line = deque[tuple[Future[Any], Job]]()
+        self._closed = False
 
     def submit(self, work: Callable[..., Result], *args: object) -> "Future[Result]":
         """Have a thread do it when its turn comes. After the end it is cancelled."""
@@ -39,6 +40,8 @@ class Threads:
     def close(self) -> None:
         """Cancel what is in line; what has begun ends by itself."""
         self._pool.shutdown(wait=False)
+        with self._lock:
+            self._closed = True
         self._go_on()
 
     def _go_on(self, ended: int = 0) -> None:
@@ -46,17 +49,21 @@ class Threads:
         left = list[Future[Any]]()
         with self._lock:
             self._busy -= ended
-            while self._line and self._busy < self._count:
+            while self._line and self._busy < self._count and not self._closed:
                 done, job = self._line.popleft()
                 try:
                     self._pool.submit(self._run, job)
-                except RuntimeError:  # it is closed, or the program ends
-                    left += [done, *(one for one, _ in self._line)]
-                    self._line.clear()
+                except RuntimeError:  # the program ends, or it is being closed
+                    self._closed = True
+                    left.append(done)
                 else:
                     self._busy += 1
-        for one in left:
-            one.cancel()
+            if self._closed:
+                left += [done for done, _ in self._line]
+                self._line.clear()
+        for done in left:
+            done.cancel()
+            done.set_running_or_notify_cancel()  # for those in `wait`, who hear no less
 
     def _run(self, job: Job) -> None:
         job()

@@ -18,7 +18,9 @@ MOST_CHARS: Final = 300  # of the library's errors that are handed on
 
 
 class LlguidanceMatcher:
-    """One output on its way."""
+    """One output on its way. Its masks allow `stand_in`, if there is one, for an end of
+    sequence: who draws must not (`Compiler.never`).
+    """
 
     def __init__(self, inner: "LLMatcher", stand_in: int | None) -> None:
         self.inner = inner
@@ -38,21 +40,14 @@ class LlguidanceMatcher:
     def mask(self) -> bytes:
         """As `Matcher` says."""
         begun = time.thread_time()
-        bits = self.inner.compute_bitmask()
-        bits = self.checked(bits)
+        bits: bytes = self.inner.compute_bitmask()
+        check(self.inner)
         if (spent := time.thread_time() - begun) > MOST_SECONDS:
             raise GrammarError(
                 f"took {spent:.2f} s to say what may come next, of at most "
                 f"{MOST_SECONDS}; make it simpler"
             )
         return bits
-
-    def checked(self, bits: bytes) -> bytes:
-        """A mask that was just made for this matcher, if it could be; without what stands
-        for an end of sequence.
-        """
-        check(self.inner)
-        return bits if self._stand_in is None else _without(bits, self._stand_in)
 
     @property
     def may_end(self) -> bool:
@@ -67,14 +62,9 @@ class LlguidanceMatcher:
     def forced(self) -> int | None:
         """As `Matcher` says."""
         allowed = int.from_bytes(self.mask(), "little")
+        if self._stand_in is not None:
+            allowed &= ~(1 << self._stand_in)
         return allowed.bit_length() - 1 if allowed.bit_count() == 1 else None
-
-
-def _without(bits: bytes, token: int) -> bytes:
-    """A mask that does not allow a token."""
-    cleared = bytearray(bits)
-    cleared[token // 8] &= ~(1 << token % 8)
-    return bytes(cleared)
 
 
 def check(inner: "LLMatcher") -> None:

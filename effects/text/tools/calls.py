@@ -27,13 +27,16 @@ def any_name(name: str) -> bool:
     return name.isprintable() and not set(name) & set(" <>{}[]|")
 
 
-def value(source: Source, emit: Emit) -> Reading[bool]:
-    """Take a JSON value, and emit it as it comes; returns whether it is whole."""
+def value(source: Source, emit: Emit, *, mended: bool = True) -> Reading[bool]:
+    """Take a JSON value, and emit it as it comes, `mended` as a scanner does or as it is;
+    returns whether it is whole.
+    """
     scanner = JsonScanner()
     while True:
         end = scanner.feed(source.text, source.at)
-        source.take(end - source.at)
-        if text := scanner.taken():
+        was = source.take(end - source.at)
+        now = scanner.taken()
+        if text := now if mended else was:
             emit(text)
         if scanner.done or scanner.broken:
             return scanner.done

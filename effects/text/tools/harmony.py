@@ -6,7 +6,8 @@
     <|start|>assistant<|channel|>final<|message|>TEXT<|return|>
 
 The template has written the first `<|start|>assistant`. Analysis is reasoning, what goes
-to a function is a call, and all else is content. Messages without an end mark, and text
+to a function is a call, and all else is content. JSON, of a call or of an answer, is
+taken as such: its strings may say what marks an end elsewhere. Messages without an end mark, and text
 outside of messages, are taken as they can be.
 """
 
@@ -15,7 +16,7 @@ from typing import Final
 
 from attrs import frozen
 
-from minfer.effects.text.tools.calls import streamed
+from minfer.effects.text.tools.calls import streamed, value
 from minfer.effects.text.tools.offered import Offered
 from minfer.effects.text.tools.outlet import Outlet
 from minfer.effects.text.tools.source import Reading, Source, ahead, char, space, until
@@ -32,6 +33,7 @@ _LONGEST: Final = 256  # characters of a header
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION: Final = re.compile(r"\bto=functions\.([^\s<]+)")
 _NOT_IN_HEADERS: Final = ("{", "\n")
+_JSON: Final = ("{", "[")  # how an answer begins that may be held to a schema
 _NONE: Final = "{}"  # arguments of a call that has none
 
 
@@ -50,10 +52,10 @@ class _Header:
         return found[1] if found else ""
 
     @property
-    def thought(self) -> bool:
-        """Whether the message is reasoning."""
+    def channel(self) -> str:
+        """What the message is on, if that was said."""
         found = _CHANNEL.search(self.text)
-        return found is not None and found[1] == "analysis"
+        return found[1] if found else ""
 
 
 def read(source: Source, out: Outlet, tools: Offered) -> Reading[None]:  # noqa: ARG001 - of all readers
@@ -83,7 +85,10 @@ def _message(source: Source, out: Outlet, begun: str) -> Reading[str]:
     out.mark()
     if header.function:
         yield from _call(source, out, header)
-    emit = out.reasoning if header.thought and not header.function else out.content
+    elif header.channel == "final":
+        yield from _answer(source, out)
+    thought = header.channel == "analysis" and not header.function
+    emit = out.reasoning if thought else out.content
     return (yield from until(source, _STOPS, emit))
 
 
@@ -98,6 +103,13 @@ def _call(source: Source, out: Outlet, header: _Header) -> Reading[None]:
         out.end(whole=True)
     else:
         out.content(header.text)
+
+
+def _answer(source: Source, out: Outlet) -> Reading[None]:
+    """Take an answer as far as it is a JSON object or list."""
+    out.content((yield from space(source)))
+    if (yield from char(source)) in _JSON:
+        yield from value(source, out.content, mended=False)
 
 
 def _header(source: Source, begun: str) -> Reading[_Header]:

@@ -504,7 +504,7 @@ def test_who_is_always_wrong_is_given_up_and_tried_again(drafter: str) -> None:
 def test_the_likelier_row_has_more() -> None:
     """Of six places, who was right lately has four."""
     first, second = ask("a", 6, 50), ask("bb", 6, 50)
-    costs = Costs(((2, 1.0), (8, 1.01)))
+    costs = Costs(((2, 1.0), (8, 1.01), (16, 1.02)))
     how = adaptive(HOST, costs, learning=Learning(weight=0.5))
     bench = begun(how, first, second, config=evolve(ALONE, max_num_batched_tokens=7))
 

@@ -93,3 +93,13 @@ def test_rests_leave_room_for_kinds_that_are_asked_for() -> None:
     assert graphs.may_foresee(DECODE)
     graphs.note(PROMPT, 1.0)
     assert graphs.wanted() == [PROMPT]
+
+
+def test_kinds_with_drafts_are_as_rare_as_those_of_prompts() -> None:
+    graphs = cache()
+    drafting = Kind(alone=1, draws=1, verified=1, drafts=2)
+    for tokens in range(MOST_KINDS - ASKED):
+        kind = Kind(alone=0, draws=1, tokens=tokens + 1, chunks=2)
+        graphs.made[kind] = None  # type: ignore[assignment]  # a stand-in
+    assert not graphs.may_foresee(drafting)
+    assert graphs.may_have(drafting)

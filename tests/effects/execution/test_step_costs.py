@@ -66,3 +66,16 @@ def test_what_is_measured_is_what_is_said(
     assert by_host.draft == 0
     turn = measured.TURN[executor.device.type]
     assert by_host.fixed == pytest.approx(costs.fixed + turn)
+
+
+@pytest.mark.parametrize("drafts", [1, 3, 16])
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_no_step_is_tried_that_there_is_no_room_for(
+    model: Model, drafts: int, rows: int
+) -> None:
+    """Few rows may have drafts, and many run."""
+    how = evolve(HOW, drafts=drafts, rows=rows)
+    config = evolve(CONFIG, speculation=how, max_num_seqs=48, max_num_batched_tokens=48)
+    executor = make_executor(config, model.spec, model.weights)
+    costs = executor.step_costs(how)
+    assert costs.verify[-1][0] >= min(rows or 48, 48)

@@ -19,8 +19,10 @@ class Compiler(OneByOne):
 
     def __init__(self) -> None:
         self.go = threading.Event()
+        self.begun = threading.Semaphore(0)  # once for each that is compiled
 
     def compile(self, asked: StructuredOutputs) -> Any:
+        self.begun.release()
         assert self.go.wait(60)
         if asked.text == "bad":
             raise GrammarError("bad")
@@ -86,9 +88,11 @@ def test_who_is_released_early_takes_its_batch_along(compiling: Compiling) -> No
 
 
 def test_what_only_who_was_released_waited_for_is_not_compiled(
-    compiling: Compiling, grammars: Grammars
+    compiling: Compiling, grammars: Grammars, compiler: Compiler
 ) -> None:
     busy = [grammars.begin(StructuredOutputs(regex=f"busy{i}")) for i in range(THREADS)]
+    for _ in busy:  # else they are in line, and the shortest comes first
+        assert compiler.begun.acquire(timeout=60)
     told = list[list[str]]()
     compiling.hold([ask("a", "x"), ask("b", "y")], told.append)
     compiling.hold([ask("c", "y")], told.append)

@@ -149,7 +149,9 @@ def test_a_prompt_is_read_a_part_a_turn() -> None:
         assert not loop.proposals()
     assert max(asking.told) <= READ_IN_A_TURN
     loop.finish()
-    assert sum(asking.told) == 1000 + len(loop.out["a", 0])
+    # But for what came when nobody was asked any more.
+    unread = 1000 + len(loop.out["a", 0]) - sum(asking.told)
+    assert 0 <= unread <= MOST_SKIPPED
 
 
 def test_in_steps_of_many_rows_nobody_is_asked() -> None:

@@ -1,12 +1,21 @@
 """Who needs long for a mask is planned once that is there."""
 
+import concurrent.futures.thread
 import threading
 
 import pytest
 
 from minfer.effects.live import grammar_masks
-from minfer.effects.live.grammar_masks import IN_A_ROW, LONG, LONG_EACH, QUICK, STUCK
+from minfer.effects.live.grammar_masks import (
+    IN_A_ROW,
+    LONG,
+    LONG_EACH,
+    QUICK,
+    STUCK,
+    GrammarMasks,
+)
 from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Cancel, Ignored, Pause
 from tests.effects.live.slow import SLOW, Engine, on, plain
 from tests.effects.live.walkers import Clock, Counting, ask, counted
@@ -280,3 +289,19 @@ def test_whoever_is_being_made_something_may_be_closed(clock: Clock) -> None:
     assert len(begun) == 1  # the other one's was cancelled
     assert not len(engine.masks)
     assert not engine.slow
+
+
+def test_a_program_that_ends_breaks_nothing(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No thread makes a mask any more; whoever needs one waits, or makes it itself."""
+    engine = Engine(clock)
+    threads = GrammarMasks(Grammars(lambda: engine.compiler), 4)._threads
+    engine.masks._threads = threads
+    monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)  # as its end does
+    engine.turn(plain(), ask("a"))
+    engine.turn(times=3)
+    assert engine.lengths("p", "a") == [3, 0]
+    engine.turn(on("a"), times=4)
+    assert engine.tokens["a"] == counted(engine.lengths("a")[0])
+    assert engine.tokens["a"]

@@ -121,6 +121,35 @@ while not llm.worker.driver.busy:
     assert PROGRAM_ENDS in second
 
 
+@pytest.mark.parametrize("serving", [False, True])
+def test_who_hears_that_the_program_ends_does_not_hold_up_other_callers(
+    folder: str, serving: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These may hold what it waits for: else they would wait for each other."""
+    came: list[bool] = []
+    died = threading.Event()
+    with LLM(folder, executor="oracle", **SLOW) as llm:
+
+        def hear(message: Message) -> None:
+            if isinstance(message, Died):
+                assert message.ids == ("a",)
+                other = threading.Thread(target=llm.client.cancel, args=(["a"],))
+                other.start()
+                other.join(1)
+                came.append(not other.is_alive())
+                died.set()
+
+        llm.client.listen(hear)
+        if serving:
+            llm.client.submit([request("a", 90_000)])
+        monkeypatch.setattr(threading, "main_thread", threading.Thread)
+        if not serving:
+            llm.client.submit([request("a")])
+        assert died.wait(10)
+        monkeypatch.undo()
+    assert came == [True]
+
+
 def test_a_program_may_end_in_the_middle_of_a_stream(folder: str) -> None:
     code = f"""
 from minfer import LLM, SamplingParams

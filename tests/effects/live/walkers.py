@@ -123,9 +123,7 @@ class ByHand:
                 job.do()
                 job.done.set_result(None)
 
-    def shutdown(self, *, wait: bool, cancel_futures: bool) -> None:
-        assert not wait
-        assert cancel_futures
+    def close(self) -> None:
         for job in self.jobs:
             job.done.cancel()
 

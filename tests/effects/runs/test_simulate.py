@@ -258,9 +258,10 @@ def test_find(capsys: pytest.CaptureFixture[str], what: str) -> None:
 
 
 def test_nothing_may_do(capsys: pytest.CaptureFixture[str]) -> None:
-    found = told(capsys, SMALL, "--slo-ttft", "0.001", "--find", "num-blocks", code=1)
+    level = ["--requests", "15", "--slo-ttft", "0.001", "--find"]
+    found = told(capsys, SMALL, *level, "num-blocks", code=1)
     assert found["found"] is None
-    assert main(["simulate", SMALL, "--slo-ttft", "0.001", "--find", "max-num-seqs"]) == 1
+    assert main(["simulate", SMALL, *level, "max-num-seqs"]) == 1
     said = capsys.readouterr().out.splitlines()[-1]
     assert said == "max-num-seqs with which 99.0% are good: nothing that was tried"
 

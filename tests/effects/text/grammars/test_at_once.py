@@ -183,7 +183,8 @@ def test_what_stands_for_an_end_of_sequence_is_said_never_to_come() -> None:
     walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
     (made,) = masks(endless, [move(walk, *ids("#"))])
     assert bits(made) == endless.never != set()
-    assert allowed(walk.mask()) == set()
+    assert allowed(walk.mask()) == endless.never  # whoever makes it
+    assert walk.forced() is None
     assert compiler().never == set()
 
 

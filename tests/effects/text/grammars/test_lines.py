@@ -5,6 +5,7 @@ import pytest
 
 from minfer.effects.text.grammars.lines import (
     FIRST,
+    MOST_BARS,
     WORD,
     Barring,
     Bars,
@@ -78,3 +79,12 @@ def test_lines_are_barred_from_tokens_of_their_own() -> None:
     narrow = np.full((1, 1), -1, np.int32)
     assert barring.clear(narrow, {frozenset({1, 40}): [0]}) == set()
     assert allowed(narrow) == [set(range(32)) - {1}]
+
+
+def test_no_more_sets_of_tokens_are_kept_than_have_room() -> None:
+    barring = Barring()
+    for token in range(3 * MOST_BARS):
+        lines = lines_of({token % 64, 70})
+        barring.clear(lines, {frozenset({token % 64, 1000 + token}): [0]})
+        assert allowed(lines) == [{70}]
+        assert len(barring._bars) <= MOST_BARS

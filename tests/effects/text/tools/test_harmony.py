@@ -96,3 +96,34 @@ def test_text_without_channels_is_content(text: str) -> None:
 def test_headers_and_calls_that_are_none(text: str) -> None:
     one = found(text, "openai")
     assert (one.content, one.calls) == (text, [])
+
+
+@pytest.mark.parametrize("header", ["", " <|constrain|>json"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"s": "a <|end|> b"}',
+        '{"s": "to <|channel|>commentary to=functions.add<|message|>{}"}',
+        '[{"s": ["\\"<|return|>"]}, 1.5]',
+        '{"two\nlines\t": "<|start|>"}',
+        "{",
+        "[1] Zürich\n[2] Bern",
+        "{oops} [",
+    ],
+)
+def test_an_answer_in_json_may_say_in_a_string_what_marks_are(
+    answer: str, header: str
+) -> None:
+    for end in ("", "<|return|>"):
+        text = f"<|channel|>final{header}<|message|>{answer}"
+        one = found(THOUGHT + "<|start|>assistant" + text + end, "openai")
+        assert (one.content, one.calls) == (answer, [])
+    one = found(f"{text}<|end|>" + CALL, "openai")
+    assert (one.content, len(one.calls)) == (answer, 1)
+
+
+def test_marks_that_are_in_no_string_end_an_answer() -> None:
+    for answer in ("{<|end|>", "[1, <|end|>", '"a <|end|>', "a {<|end|>"):
+        one = found(f"<|channel|>final<|message|>{answer}" + CALL, "openai")
+        assert one.content == answer.removesuffix("<|end|>").rstrip()
+        assert len(one.calls) == 1

@@ -1,0 +1,56 @@
+"""What drafts are worth is counted right: on a few tokens of held-out files."""
+
+import argparse
+from statistics import mean
+
+import pytest
+
+from bench.bundled.sources import held_out_files
+from bench.speculation import PROMPT, Pair, config_of, distances, ran, windows
+from bench.speculation_rules import by_rejection
+from minfer.effects.setup.folders import bundled_folder
+from minfer.effects.setup.speculation import METHODS
+from minfer.effects.text.tokenizer import Tokenizer
+
+TOKENS = 16
+
+
+def test_prompts_are_of_files_that_were_held_out() -> None:
+    tokenizer = Tokenizer(bundled_folder())
+    texts = [one.text for one in held_out_files()]
+    prompts = windows(7)
+    assert len(prompts) == 7
+    for prompt in prompts:
+        assert len(prompt) == PROMPT
+        # A window may begin or end within a character's bytes, not in its middle.
+        assert any(tokenizer.decode(prompt[2:-2]) in text for text in texts)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_acceptance_is_what_distributions_allow(temperature: float) -> None:
+    prompts = windows(3)
+    plain = ran(prompts, temperature, TOKENS, None)
+    drafted = ran(prompts, temperature, TOKENS, config_of("draft_model", 4))
+    assert drafted.texts == plain.texts
+    assert plain.seen.figures()["tokens per target step"] == 1
+    figures = drafted.seen.figures()
+    assert figures["accepted"] == round(figures["acceptance"] * figures["proposed"])
+    steps, per_step = figures["decode steps of a row"], figures["tokens per target step"]
+    # The first token of each comes with its prompt.
+    assert steps * per_step == pytest.approx(len(prompts) * (TOKENS - 1), abs=0.5)
+    beside = distances(Pair(), drafted, temperature)
+    low, high = beside["(1 - TV) / (1 + TV)"], beside["1 - TV"]
+    if temperature:
+        assert 0 < low < high < 1
+    else:  # drafts are right exactly where the likeliest tokens are the same
+        assert beside["same noise"] == low == high
+
+
+def test_both_rules_are_counted_alike() -> None:
+    args = argparse.Namespace(tokens=10, drafts=3)
+    found = by_rejection(Pair().models, windows(1), args)
+    assert [*found] == [*METHODS]
+    for one in found.values():
+        assert one["tokens per target step"] >= 1
+        assert one["by place"] == sorted(one["by place"], reverse=True)
+    assert mean(found["draft_model"]["by place"]) > 0.2

@@ -1,0 +1,93 @@
+"""Rounds go on where they were, end in time, and give each engine its turn."""
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import pytest
+from attrs import define, field
+
+from bench import speculation_speed
+from bench.speculation_cases import PLAIN, Case, Part, Way, parts, said
+from bench.speculation_speed import WARM, Results, Room, Rounds, figures, measured
+
+WAYS = {PLAIN: Way(), "drafts": Way(said("ngram", adaptive=False))}
+
+
+@define
+class Asked(Room):
+    """Engines that take a while, and note who was asked."""
+
+    seconds: float = 0.0
+    asked: list[tuple[int, bool]] = field(factory=list)
+
+    def ask(self, case: Case, way: Way, number: int) -> float:
+        del case
+        self.asked.append((number, way.config is None))
+        time.sleep(self.seconds)
+        return 10.0 if way.config is None else 15.0 + number
+
+
+def case() -> Case:
+    return Case(prompts=lambda _: [[1]], tokens=3, ways=WAYS)
+
+
+def rounds(room: Room, rates: dict[str, list[float]], seconds: float) -> Rounds:
+    return Rounds(room, case(), rates, time.monotonic() + seconds)
+
+
+def test_first_rounds_do_not_count_and_none_is_always_first() -> None:
+    room = Asked(Part({}, {}))
+    rates: dict[str, list[float]] = {name: [] for name in WAYS}
+    kept = list[int]()
+    assert rounds(room, rates, 60).go_on(3, lambda: kept.append(len(rates[PLAIN])))
+    assert kept == [1, 2, 3]
+    assert len(room.asked) == 2 * (WARM + 3)
+    assert {plain for _, plain in room.asked[::2]} == {True, False}
+    assert rates["drafts"] == [15.0 + WARM + i for i in range(3)]
+    ratio = figures(rates)["drafts"]["ratio"]
+    assert (ratio["median"], ratio["repetitions"]) == (1.5 + (WARM + 1) / 10, 3)
+    # ... and a second call has nothing to do.
+    asked = len(room.asked)
+    assert rounds(room, rates, 60).go_on(3, kept.clear)
+    assert len(room.asked) == asked
+
+
+def test_no_round_begins_that_would_not_end_in_time() -> None:
+    room = Asked(Part({}, {}), seconds=0.02)
+    rates: dict[str, list[float]] = {name: [] for name in WAYS}
+    begin = time.monotonic()
+    assert not rounds(room, rates, 0.3).go_on(1000, lambda: None)
+    assert time.monotonic() - begin < 0.6
+    assert len(rates[PLAIN]) == len(rates["drafts"]) > 0
+
+
+def test_another_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speculation_speed, "Room", Asked)
+    monkeypatch.setattr(speculation_speed, "write", _written)
+    part = Part({}, {"one": case(), "two": case()})
+    args = argparse.Namespace(name="x", folder=tmp_path, pairs=2)
+    results = Results.of(args)
+    assert measured(part, "part", results, time.monotonic() + 60)
+    again = Results.of(args)
+    assert again.rates == results.rates
+    assert {len(r) for one in again.rates["part"].values() for r in one.values()} == {2}
+
+
+def _written(name: str, data: object, seed: None, folder: Path) -> None:
+    import json
+
+    del seed
+    (folder / f"{name}.json").write_text(json.dumps({"results": data}))
+
+
+@pytest.mark.parametrize("name", ["set", "circle"])
+def test_shapes_are_those_of_the_pair(tmp_path: Path, name: str) -> None:
+    part = parts(tmp_path, "7B", "cuda")[name]()
+    assert [*part.cases] == [f"batch {batch}" for batch in (1, 8, 32, 64)]
+    largest = part.cases["batch 64"]
+    prompts = largest.prompts(random.Random(0))
+    assert [len(one) for one in prompts] == [512] * 64
+    assert largest.tokens == 256
+    assert len(largest.ways) == (7 if name == "set" else 3)
