@@ -195,8 +195,6 @@ def _all_used(state: EngineState) -> EngineState:
 
 def _give(work: Work, drafters: list[Drafter]) -> None:
     """Lay down who has how many drafts, as far as its table goes."""
-    if not drafters:
-        return
     run = work.state.running
     upto = {one.i: run.sched[one.i] + one.most + 1 for one in drafters}
     work.state, work.grown = make_room(work.config, work.state, upto, work.grown)
@@ -208,6 +206,5 @@ def _give(work: Work, drafters: list[Drafter]) -> None:
         if number > 0:
             most[one.i] = 1 + number
             work.drafts[run.gens[one.i]] = one.tokens[:number]
-            work.room -= number
     if most:
         work.most = edited_column(ones(len(run)), most)

@@ -169,4 +169,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "speculate/plan_drafts.py | waits_for_results | condition | not "
         "state.drafting.proposals or 0 < how.rows < rows -> 0 < how.rows < rows"
     ): "A shortcut: where nothing is proposed nobody is found who would have drafts.",
+    (
+        "speculate/proposing.py | told_of_proposals | bound | "
+        "frozenset(state.running.ids) -> state.running.ids"
+    ): "A set for speed: both have the same members.",
 }

@@ -6,6 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
+from minfer.grow import stretch
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
 from minfer.spread import spread
@@ -138,3 +139,14 @@ def test_a_row_that_is_sent_anew_gets_its_table_with_that_and_does_not_grow() ->
         assert len(plan.opens) == 6
         assert not plan.grows
     assert both, "some tables grew in a plan that opened their rows"
+
+
+def test_for_several_forwards_only_who_takes_part_gets_blocks() -> None:
+    bench = Bench()
+    bench.turn(*(Submit(ask("a" * n, 4, 20)) for n in (1, 2)))
+    run, config = bench.state.running, evolve(CONFIG, max_repeat=8)
+    state, news, most = stretch(config, bench.state, {run.gens[1]}, {})
+    assert list(news) == [run.gens[0]]
+    assert len(state.running.tables[0]) > len(run.tables[0])
+    assert state.running.tables[1] == run.tables[1]
+    assert most[0] == 8
