@@ -5,6 +5,7 @@ what is asked, and by the processor time of one mask, for the limits count no wo
 long runs of forced bytes and ambiguous rules make.
 """
 
+import json
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
@@ -44,6 +45,7 @@ SLICES: Final = (
     "[a-z]{1,8}",
     *(_QUOTED + lengths for lengths in ("{1,3}", "{1,6}", "{1,10}", "{1,30}", "+")),
 )
+NO_END: Final = "<|no end of sequence|>"  # the text of a token that stands for one
 MISSING: Final = "needs llguidance: pip install 'minfer[grammar]'"
 
 
@@ -61,13 +63,15 @@ class LlguidanceCompiler:
             verbose_errors=False,
         )
         self.stand_in: int | None = None
-        make = partial(llguidance.LLTokenizer, tokenizer, slices=list(SLICES))
+        make = partial(llguidance.LLTokenizer, slices=list(SLICES))
         try:
-            if not ends:
-                # It needs one. The text of that token cannot come any more.
-                self.stand_in = make(eos_token=[0]).vocab_size - 1
+            if not ends:  # it needs one
+                tokenizer = _with_one_more(tokenizer, vocab_size, make)
+                self.stand_in = make(tokenizer, eos_token=[0]).vocab_size - 1
                 ends = [self.stand_in]
-            self.vocabulary: LLTokenizer = make(n_vocab=vocab_size, eos_token=ends)
+            self.vocabulary: LLTokenizer = make(
+                tokenizer, n_vocab=vocab_size, eos_token=ends
+            )
         # Whatever it says of a tokenizer that it cannot read.
         except Exception as error:
             raise GrammarError(
@@ -102,6 +106,22 @@ class LlguidanceCompiler:
         from llguidance import LLMatcher
 
         return LLMatcher(self.vocabulary, grammar, log_level=0, limits=self.limits)
+
+
+def _with_one_more(
+    tokenizer: str, vocab_size: int, make: "Callable[..., LLTokenizer]"
+) -> str:
+    """A tokenizer whose last token may stand for an end of sequence: one that is new, if
+    the model has a free id. Else it is one of its own, whose text cannot come any more.
+    """
+    count = make(tokenizer, eos_token=[0]).vocab_size
+    if count >= vocab_size:
+        return tokenizer
+    told = json.loads(tokenizer)
+    none = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    end = {"id": count, "content": NO_END, "special": True, **none}
+    told["added_tokens"] = [*(told.get("added_tokens") or ()), end]
+    return json.dumps(told)
 
 
 class LlguidanceGrammar:

@@ -28,7 +28,8 @@ MESSAGE: Final = "<|message|>"
 ENDS: Final = ("<|end|>", "<|call|>", "<|return|>")
 MARKERS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, *ENDS)
 _STOPS: Final = (*ENDS, START, CHANNEL)  # a message ends before them
-_HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, " to=")  # how an answer may begin
+TO: Final = " to="  # a recipient
+_HEADS: Final = (START, CHANNEL, CONSTRAIN, MESSAGE, TO)  # how an answer may begin
 _LONGEST: Final = 256  # characters of a header
 _CHANNEL: Final = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
 _FUNCTION: Final = re.compile(r"\bto=functions\.([^\s<]+)")

@@ -18,11 +18,18 @@ from typing import Final
 from attrs import frozen
 
 from minfer.effects.text.grammars.spelled import TEXT, quoted
-from minfer.effects.text.tools.harmony import CHANNEL, CONSTRAIN, ENDS, MESSAGE, START
+from minfer.effects.text.tools.harmony import (
+    CHANNEL,
+    CONSTRAIN,
+    ENDS,
+    MESSAGE,
+    START,
+    TO,
+)
 
 END, CALL, RETURN = ENDS
 ASSISTANT: Final = "assistant"  # whose messages all of an answer are
-_TO: Final = " to=functions."
+_TO: Final = f"{TO}functions."
 
 
 @frozen(kw_only=True)
@@ -63,8 +70,9 @@ class Messages:
             return f"thought* (calls | {said})\nanswer: {self.answer}"
         kinds = f'{self.mark(CHANNEL)} ("analysis" | "commentary" | "final" kind?)'
         text = _text_without(START, CHANNEL)
-        # Without a header; what begins so is one.
-        plain = rf"{text} & ~/{re.escape(_TO)}{TEXT}/"
+        # Without a header; what begins so is read as one, wherever a function is named.
+        begun = "|".join(map(re.escape, (TO, CONSTRAIN)))
+        plain = f"{text} & ~/({begun}){TEXT}/"
         said = f"({kinds} {message} FREE | PLAIN) last"
         start = f"(thought | preamble)* (calls | {said})"
         return f"{start}\nFREE: {text}\nPLAIN: {plain}"

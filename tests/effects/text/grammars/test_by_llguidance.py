@@ -82,6 +82,24 @@ def test_a_model_without_an_end_of_sequence_gets_what_never_comes_at_the_end() -
     assert allowed(walk.mask()) == endless.never
 
 
+def test_what_stands_for_an_end_of_sequence_takes_no_token_if_an_id_is_free() -> None:
+    last = {vocab() - 1}
+    asked = StructuredOutputs(regex="(.|\n)*")
+    for free in (0, 1, 300):
+        endless = LlguidanceCompiler(tokenizer().as_json(), vocab() + free, [])
+        assert endless.never == {vocab() if free else vocab() - 1}
+        walk = endless.compile(asked).matcher()
+        may = allowed(walk.mask()) - endless.never
+        assert may & last == (last if free else set())
+        assert max(may) < vocab()
+        walk.advance(ids("a"))
+        assert walk.may_end
+        walk = endless.compile(StructuredOutputs(choice=["#"])).matcher()
+        walk.advance(ids("#"))
+        assert walk.must_end
+        assert allowed(walk.mask()) == endless.never
+
+
 def test_a_tokenizer_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(GrammarError, match="tokenizer cannot be used"):
         LlguidanceCompiler('{"version": "1.0", "model": {}}', 5, [0])

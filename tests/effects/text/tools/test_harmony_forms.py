@@ -95,6 +95,17 @@ def test_no_call_may_come_that_does_not_fit(before: str, call: str, marked: bool
 
 
 @both
+@pytest.mark.parametrize(
+    "header", [" to=", " to=me", "<|constrain|>", "<|constrain|>json"]
+)
+def test_text_without_a_header_does_not_begin_as_one(header: str, marked: bool) -> None:
+    """Else it would be a call that nothing was asked of."""
+    text = f'{header} to=functions.add<|message|>{{"a": "x"}}'
+    assert found(text, "openai").calls == [("add", '{"a": "x"}')]
+    assert not vocabulary(marked=marked).takes(text, calling("openai", must=False))
+
+
+@both
 def test_an_answer_with_a_schema_is_a_final_message(marked: bool) -> None:
     takes = vocabulary(marked=marked).takes
     bound = calling("openai", must=False, answer=RULE)
