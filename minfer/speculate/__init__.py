@@ -14,6 +14,9 @@ more, the target's own: at least as many as without (Leviathan et al. 2023, Chen
     how many          length.py: as many as pay, by what was accepted lately and what
                       verifying costs now
     how good it was   tally.py: accepted drafts over proposed drafts
+    in the engine     settings.py, what is set; proposing.py, proposals as events;
+                      plan_drafts.py, who of a step has drafts; learn.py, what became of
+                      them; drafting.py, the part of the state that all this is
 
 All of it is pure functions on plain values. What a device decides is tested against them.
 """
