@@ -8,10 +8,19 @@ from attrs import evolve, frozen
 from minfer.beam import BeamSearch
 from minfer.config import EngineConfig
 from minfer.messages import Overruled, Pause, Propose, Submit
+from minfer.pmap import Map
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
-from minfer.speculate.length import Costs, Learning
-from minfer.speculate.plan_drafts import may_draft, plan_drafts, waits_for_results
+from minfer.speculate.drafting import Drafting, Learnt
+from minfer.speculate.length import Costs, Learning, Lengths, Record
+from minfer.speculate.plan_drafts import (
+    Drafter,
+    _numbers,
+    _pays,
+    may_draft,
+    plan_drafts,
+    waits_for_results,
+)
 from minfer.speculate.proposing import told_of_proposals
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from minfer.work import Work
@@ -516,6 +525,35 @@ def test_the_likelier_row_has_more() -> None:
         bench.turn()
     assert bench.drafts(bench.plans[-1])["bb"] == 4
     assert bench.drafts(bench.plans[-1]).get("a", 0) <= 1
+
+
+RAGGED = Costs(((4, 1.0), (8, 1.0), (9, 1.0), (10, 9.0)))
+
+
+@pytest.mark.parametrize(("likely", "numbers"), [(70, (0, 0)), (20, (4, 0))])
+def test_rows_with_fewer_than_others_cost_as_much(
+    likely: int, numbers: tuple[int, int]
+) -> None:
+    """Three drafts and one, beside four inputs, are as long as three and three."""
+    how = adaptive(HOST, RAGGED, learning=Learning(weight=1e-9))
+    bench = begun(how, ask("a", 6, 30), ask("bb", 6, 30), guess=nothing, turns=2)
+    some = {("a", 0): Record(100.0, 90.0), ("bb", 0): Record(100.0, float(likely))}
+    step = bench.state.next_step - 1
+    records = Map({name: Learnt(one, step) for name, one in some.items()})
+    state = evolve(bench.state, drafting=Drafting(learnt=records))
+    drafters = [Drafter(0, 4), Drafter(1, 4)]
+    assert _numbers(how, state, drafters, 2, room=4) == numbers
+
+
+def test_what_drafts_cost_is_outweighed_and_not_only_met() -> None:
+    how = adaptive(HOST, Costs(((2, 1.0), (5, 1.0), (6, 1.5))))
+    for tokens, pays in ((2.9, False), (3.0, False), (3.1, True)):
+        assert _pays(how, Lengths((2, 1), tokens, 1.0), 2) is pays
+    dear = evolve(how, margin=0.1)
+    assert not _pays(dear, Lengths((2, 1), 3.1, 1.0), 2)
+    assert _pays(dear, Lengths((2, 0), 2.3, 1.0), 2), "alone it is not longer"
+    assert not _pays(how, Lengths((0, 0), 9.0, 1.0), 2)
+    assert not _pays(evolve(HOSTED), Lengths((2, 1), 9.0, 1.0), 2)
 
 
 def test_inputs_that_were_not_measured_get_no_drafts_beside_them() -> None:
