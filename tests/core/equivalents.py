@@ -173,4 +173,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "speculate/proposing.py | told_of_proposals | bound | "
         "frozenset(state.running.ids) -> state.running.ids"
     ): "A set for speed: both have the same members.",
+    "speculate/plan_drafts.py | _give | condition | if most -> if True": (
+        "Where nobody has room for a draft, each row yields one token: so it does where "
+        "nothing is said of how many."
+    ),
 }

@@ -23,9 +23,11 @@ from tests.core.test_pausing import Judged
 # and how many are known.
 Guess = Callable[[tuple[int, ...], int], tuple[int, ...]]
 ROOMY = evolve(CONFIG, depth=2, max_num_batched_tokens=64)
+ALONE = evolve(ROOMY, depth=1)
 FLAT = Costs(((64, 1.0),))  # drafts cost nothing
 HOSTED = Speculation(drafter=HOST, drafts=4, adaptive=False)
 ON_DEVICE = Speculation(drafter=DEVICE, drafts=4, adaptive=False)
+BOTH = pytest.mark.parametrize("how", [HOSTED, ON_DEVICE], ids=["host", "device"])
 
 
 def speculating(how: Speculation, config: EngineConfig = ROOMY) -> EngineConfig:

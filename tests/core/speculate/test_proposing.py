@@ -20,6 +20,8 @@ from minfer.speculate.proposing import told_of_proposals
 from minfer.speculate.settings import MOST_DRAFTS
 from minfer.state import initial
 from tests.core.speculate.drafted import (
+    ALONE,
+    BOTH,
     HOSTED,
     ON_DEVICE,
     ROOMY,
@@ -32,8 +34,6 @@ from tests.core.speculate.drafted import (
 )
 from tests.core.test_engine import VOCAB, ask
 from tests.core.test_pausing import COST
-
-ALONE = evolve(ROOMY, depth=1)
 
 
 def quiet(config: Any = ALONE, **more: Any) -> Drafted:
@@ -207,7 +207,7 @@ def mixed(whole: tuple[int, ...], known: int) -> tuple[int, ...]:
     return (right if known % 2 else wrong)(whole, known)
 
 
-@pytest.mark.parametrize("how", [HOSTED, ON_DEVICE], ids=["host", "device"])
+@BOTH
 def test_a_journal_keeps_it_and_replays(how: Any) -> None:
     bench = recorded(how, mixed)
     turns = [*journal_of(bench).turns()]
@@ -217,7 +217,7 @@ def test_a_journal_keeps_it_and_replays(how: Any) -> None:
         assert state_digest(again.transition.state) == state_digest(was.transition.state)
 
 
-@pytest.mark.parametrize("how", [HOSTED, ON_DEVICE], ids=["host", "device"])
+@BOTH
 def test_a_redacted_run_decides_the_same(how: Any) -> None:
     bench = recorded(how, mixed)
     config = redacted_config(bench.config)

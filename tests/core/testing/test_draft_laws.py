@@ -21,10 +21,11 @@ from minfer.testing.draft_laws import may_wait_to_draft
 from minfer.testing.invariants import InvariantError
 from minfer.testing.ledger import Ledger
 from tests.core.speculate.drafted import (
+    ALONE,
+    BOTH,
     FLAT,
     HOSTED,
     ON_DEVICE,
-    ROOMY,
     begun,
     nothing,
     right,
@@ -32,8 +33,6 @@ from tests.core.speculate.drafted import (
 from tests.core.test_engine import ask
 from tests.core.testing.turns import planned, plans
 
-ALONE = evolve(ROOMY, depth=1)
-BOTH = pytest.mark.parametrize("how", [HOSTED, ON_DEVICE], ids=["host", "device"])
 BUDGET = (64,) * 9
 
 
