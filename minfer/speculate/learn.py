@@ -16,13 +16,14 @@ def learnt(
     drafting, records = state.drafting, state.drafting.learnt.mutate()
     tried = right = 0
     for draft in plan.drafts:
+        name = names.get(plan.gens[draft.index])
+        if name is None:  # it has gone, and its results do not count
+            continue
         accepted = sizes[draft.index] - 1
         count = judged(plan.counts[draft.index] - 1, accepted)
         tried, right = tried + count, right + accepted
-        name = names.get(plan.gens[draft.index])
-        if name is not None:
-            before = records.get(name, Learnt(step=plan.step)).by(how, plan.step)
-            records[name] = Learnt(before.told(how, count, accepted), plan.step)
+        before = records.get(name, Learnt(step=plan.step)).by(how, plan.step)
+        records[name] = Learnt(before.told(how, count, accepted), plan.step)
     overall = drafting.overall.by(how, plan.step).told(how, tried, right)
     drafting = Drafting(drafting.proposals, records.finish(), Learnt(overall, plan.step))
     return evolve(state, drafting=drafting)

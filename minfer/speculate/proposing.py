@@ -48,5 +48,5 @@ def _useless(
     if not proposal.tokens:
         return "no token is proposed"
     if max(proposal.tokens) >= config.vocab_size:
-        return f"token ids must be from 0 to {config.vocab_size - 1}"
+        return "a token id is not in the vocabulary"
     return ""

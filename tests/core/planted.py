@@ -34,7 +34,7 @@ from tests.mutation.planting import planted
 # Nothing of minfer is imported up here: a bug has to be planted before.
 
 # a bug must show in so many seeded worlds; the sound core passes them all
-WORLDS: Final = 300
+WORLDS: Final = 400
 TURNS: Final = 60  # of one world before it is healed and drained
 ROOT: Final = Path(__file__).resolve().parents[2]
 # of one world, after which a turn counts as endless: 500 times the usual

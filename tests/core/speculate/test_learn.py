@@ -47,8 +47,7 @@ def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
             tried, hits = sum(n for _, n, _ in said), sum(n for *_, n in said)
             overall = overall.told(how, tried, hits)
             for who, count, hit in said:
-                if who is not None:
-                    each[who] = each.get(who, Record()).told(how, count, hit)
+                each[who] = each.get(who, Record()).told(how, count, hit)
         live = {*after.running.ids, *(seq.id for seq in after.waiting)}
         each = {name: record for name, record in each.items() if name in live}
         last = after.next_step - len(after.inflight) - 1
@@ -58,13 +57,14 @@ def plain(how: Learning, turns: list[Turn]) -> Iterator[Drafting]:
 
 def _said(
     plan: Plan, done: Executed, names: dict[int, SampleId]
-) -> list[tuple[SampleId | None, int, int]]:
-    """Whose drafts they were, if it is still there; how many count, and were accepted."""
+) -> list[tuple[SampleId, int, int]]:
+    """Of who is still there: how many drafts count, and were accepted."""
     return [
-        (names.get(plan.gens[at]), judged(plan.counts[at] - 1, hit), hit)
+        (names[plan.gens[at]], judged(plan.counts[at] - 1, hit), hit)
         for at, hit in (
             (one.index, len(done.yields[one.index]) - 1) for one in plan.drafts
         )
+        if plan.gens[at] in names
     ]
 
 
@@ -104,7 +104,7 @@ def test_a_run_is_remembered_as_by_a_plain_fold(how: Speculation, guess: Guess) 
 
 @seeds(12, 200)
 def test_worlds_are_remembered_as_by_a_plain_fold(seeds: range) -> None:
-    """Whoever of a step's rows has gone, its drafts count for all of them together."""
+    """Of a step's rows, the drafts of those count that are still there."""
     seen = 0
     for seed in seeds:
         config, turns = recorded(seed)

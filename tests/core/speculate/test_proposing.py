@@ -71,7 +71,7 @@ def test_what_cannot_be_is_refused_where_it_is_made(
         (Propose("a", 1, 7, (1,)), "sample 1 of 'a': it does not run"),
         (Propose("late", 0, 7, (1,)), "sample 0 of 'late': it does not run"),
         (Propose("a", 0, 7, ()), "sample 0 of 'a': no token is proposed"),
-        (Propose("a", 0, 7, (1, VOCAB)), "'a': token ids must be from 0 to 49"),
+        (Propose("a", 0, 7, (1, VOCAB)), "'a': a token id is not in the vocabulary"),
     ],
 )
 def test_of_what_nothing_can_become_is_ignored(proposal: Propose, why: str) -> None:
