@@ -68,7 +68,10 @@ def check_drafts(
     require(known, "drafts", f"{sum(plan.counts)} inputs, of at most {most} measured")
     policy = getattr(type(books.config.policy), "drafts", None)
     # Of who gave way in this turn, a token may still be counted.
-    if not how.adaptive and policy is Policy.drafts and not preempted:
+    # Where nobody has any, tables may have grown since, for several forwards.
+    looked_at = bool(places) or books.config.max_repeat == 1
+    usual = policy is Policy.drafts and not preempted
+    if not how.adaptive and usual and looked_at:
         _due(books, plan, here, after, budget)
     if by_host(books.config):  # what was proposed is for one step
         for one in books.accounts.values():
