@@ -7,7 +7,7 @@ from typing import Final
 from attrs import field, frozen
 
 from minfer.beam import BeamSearch
-from minfer.checks import MOST, check_number, check_text, check_whole
+from minfer.checks import LARGEST_TOKEN, MOST, check_number, check_text, check_whole
 from minfer.checks import ParameterError as ParameterError
 from minfer.keys import Key, Keys
 from minfer.params import MAX_ADJUSTMENTS
@@ -100,7 +100,7 @@ class Request:
         if not isinstance(self.stop_ids, frozenset):
             raise ParameterError("stop_ids", "must be a frozenset of token ids")
         for token in self.stop_ids:
-            check_number(token, "stop_ids", 0, 2**32 - 1, whole=True)
+            check_number(token, "stop_ids", 0, LARGEST_TOKEN, whole=True)
         self._check_bad_words()
         for param in ("lockstep", "reads_cache"):
             if not isinstance(getattr(self, param), bool):
@@ -133,7 +133,7 @@ class Request:
             if not word:
                 raise ParameterError("bad_words", "a word has no token")
             for token in word:
-                check_number(token, "bad_words", 0, 2**32 - 1, whole=True)
+                check_number(token, "bad_words", 0, LARGEST_TOKEN, whole=True)
         said = self.sampling
         stops = len(self.stop_ids) if said.min_tokens else 0
         count = len(said.logit_bias) + stops + sum(map(len, words))

@@ -15,7 +15,6 @@ from minfer.effects.live.journal_writer import Writer
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.setup.memory import NotEnoughMemoryError, size_text
 from minfer.effects.setup.prepare import Setup
-from minfer.effects.setup.speculation import speculative_config
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.sample import RowSampling
 from minfer.shape import is_shaped
@@ -56,8 +55,7 @@ def with_costs(setup: Setup, executor: Executor) -> Setup:
     """The setup of an engine that has as many drafts as pay, if that is asked for: by
     what steps cost on its device. An executor that computes nothing has none.
     """
-    asked = speculative_config(setup.args.speculative_config)
-    how = setup.config.speculation
+    asked, how = setup.speculative, setup.config.speculation
     measure = getattr(executor, "step_costs", None)
     if asked is None or how is None or not asked.adaptive or measure is None:
         return setup
@@ -100,7 +98,7 @@ def open_journal(setup: Setup, executor: Executor) -> Writer | None:
 
 def host_drafts(setup: Setup) -> Drafts:
     """Who says the host's drafts, if the settings ask for any."""
-    asked = speculative_config(setup.args.speculative_config)
+    asked = setup.speculative
     proposer = None if asked is None else asked.proposer
     return NoDrafts() if proposer is None else HostDrafts(setup.config, proposer)
 

@@ -346,9 +346,9 @@ class Worker:
         for hear in self.listeners:
             hear(message)
 
-    def _broke(self, error: BaseException, why: str = "") -> None:
+    def _broke(self, error: BaseException) -> None:
         with self.posted:
-            self._die(error, why or f"the engine broke: {error!r}")
+            self._die(error, f"the engine broke: {error!r}")
         self._tell_death()
 
     def _die(self, error: BaseException, why: str) -> None:

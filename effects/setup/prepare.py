@@ -29,7 +29,7 @@ from minfer.effects.setup.fingerprint import fingerprint
 from minfer.effects.setup.folders import model_folder
 from minfer.effects.setup.memory import MemoryPlan, plan_memory, usable_memory
 from minfer.effects.setup.settings import DTYPES, EngineArgs
-from minfer.effects.setup.speculation import speculative_config
+from minfer.effects.setup.speculation import SpeculativeConfig, speculative_config
 from minfer.effects.setup.values import policy_of
 from minfer.params import ADVISED
 from minfer.request import ParameterError, SamplingParams
@@ -61,6 +61,7 @@ class Setup:
     stop_ids: frozenset[int]  # the model's own ends of sequence
     fingerprint: bytes  # of what KV depends on, besides tokens
     default_params: Mapping[str, float]  # of sampling, as the model's makers advise
+    speculative: SpeculativeConfig | None = None  # as it was asked for
     draft: Draft | None = None  # the model that drafts, if there is one
 
     def default_sampling_params(self, **overrides: Any) -> SamplingParams:
@@ -85,8 +86,8 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
     spec = _spec(raw, str(folder / "config.json"), args.dtype)
     if device.kind == "cuda":
         _check_kernels(spec, folder)
-    config = _config(args, spec, device, folder)
     speculative = speculative_config(args.speculative_config)
+    config = _config(args, spec, device, folder, speculative)
     draft = find_draft(speculative, folder, spec, config)
     if draft is not None and device.kind == "cuda":
         _check_kernels(draft.spec, draft.folder)
@@ -107,6 +108,7 @@ def prepare(args: EngineArgs, *, limit: int | None = None) -> Setup:
         device=device,
         folder=folder,
         spec=spec,
+        speculative=speculative,
         draft=draft,
         memory=memory,
         config=evolve(config, num_blocks=blocks, watermark=blocks // ONE_FREE_IN),
@@ -171,7 +173,11 @@ def _check_kernels(spec: ModelSpec, folder: Path) -> None:
 
 
 def _config(
-    args: EngineArgs, spec: ModelSpec, device: Device, folder: Path
+    args: EngineArgs,
+    spec: ModelSpec,
+    device: Device,
+    folder: Path,
+    speculative: SpeculativeConfig | None,
 ) -> EngineConfig:
     """The core's configuration, but for its number of blocks. Raises ConfigError."""
     longest = spec.max_position_embeddings
@@ -183,7 +189,6 @@ def _config(
         )
     # How far back any layer looks; 0 if one looks at all keys.
     window = max(filter(None, spec.windows), default=0)
-    speculative = speculative_config(args.speculative_config)
     return EngineConfig(
         num_blocks=1,  # until the memory plan says how many
         block_size=args.block_size,

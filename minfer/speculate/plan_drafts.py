@@ -22,6 +22,7 @@ from minfer.admit import load
 from minfer.config import EngineConfig
 from minfer.grow import make_room
 from minfer.lay_out import ones
+from minfer.pmap import Map
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import edited_column
@@ -190,7 +191,7 @@ def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
 def _all_used(state: EngineState) -> EngineState:
     """Proposals are for one step: none is left."""
     drafting = state.drafting
-    return evolve(state, drafting=evolve(drafting, proposals=type(drafting.proposals)()))
+    return evolve(state, drafting=evolve(drafting, proposals=Map()))
 
 
 def _give(work: Work, drafters: list[Drafter]) -> None:

@@ -177,4 +177,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "Where nobody has room for a draft, each row yields one token: so it does where "
         "nothing is said of how many."
     ),
+    (
+        "waiting.py | Line._counted | condition | Counter(clients).items() if "
+        "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"
+    ): "Those of a client are counted at once for speed: one by one they are as many.",
 }

@@ -157,7 +157,7 @@ class EngineThread:
             self.loop.died.set_result(None)
         except BaseException as error:  # as in Worker._run
             self.alive = False
-            self.worker._broke(error, f"the engine broke: {error!r}")
+            self.worker._broke(error)
 
     def _step(self) -> None:
         driver, self.waits = self.worker.driver, False

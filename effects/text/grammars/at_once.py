@@ -13,14 +13,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
-from minfer.effects.text.grammars.lines import Lines, fill
+from minfer.effects.text.grammars.lines import WORD, Lines, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Move
 from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher, check
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
-
-BITS = 32  # of a word of the library's masks
 
 
 class AtOnce:
@@ -31,7 +29,7 @@ class AtOnce:
         from llguidance import LLExecutor
 
         self._executor = LLExecutor()
-        self.words = -(-vocab_size // BITS)  # of a line
+        self.words = -(-vocab_size // WORD)  # of a line
         self._suspicious = False  # whether the last call took long
 
     def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
