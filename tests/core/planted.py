@@ -721,7 +721,7 @@ BUGS: Final = (
         "a kind: what was proposed stays after the step that it was for",
         "speculate/plan_drafts.py",
         "_all_used",
-        "evolve(drafting, proposals=type(drafting.proposals)())",
+        "evolve(drafting, proposals=Map())",
         "drafting",
     ),
     Bug(
