@@ -69,8 +69,7 @@ class DraftModel:
         """
         blocks, size = config.num_blocks, config.block_size
         cache = feeder.backend.make_cache(spec, blocks, size, length)
-        if cache.data.device.type != "cpu":
-            cache.data.zero_()  # what it never wrote, it may read, and is to be finite
+        cache.data.zero_()  # what it never wrote, it may read, and is to be finite
         return cls(spec, model, cache, feeder)
 
     def num_splits(self, kind: Kind, context: int) -> int:
