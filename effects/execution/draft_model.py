@@ -7,18 +7,16 @@ draw, for each row as that row's request asks (a draft equals the target's token
 probability of (1 - TV) / (1 + TV) at least; `minfer.speculate.accept`). A step of the
 target begins with its forwards:
 
-    the first    takes what the target takes: chunks of prompts, for their keys and
-                 values, and all rows that feed themselves, each with its last token and
-                 the one before; from the last comes the first draft
+    the first    takes all rows that feed themselves, each with its last token and the
+                 one before; from the last comes the first draft
     each other   takes the drafts of the one before
 
 The token before is there because nobody has run it, if it was the last of drafts that
-were all accepted; else it is written again as it was. Steps in which nobody has a draft
-or a prompt leave the draft model alone; what its cache lacks then is made up for before
-rows draft again (catching_up.py). What it lacks all the same, such as blocks that it
-never filled, changes how often it is right and nothing else. Nor does what it is: ids
-that its target does not know are never drafted, those that it does not know itself it
-reads as another.
+were all accepted; else it is written again as it was. Prompts, and steps in which nobody
+has a draft, leave the draft model alone; what its cache lacks then is made up for before
+rows draft (catching_up.py). What it lacks all the same changes how often it is right and
+nothing else. Nor does what it is: ids that its target does not know are never drafted,
+those that it does not know itself it reads as another.
 """
 
 import torch
@@ -78,16 +76,11 @@ class DraftModel:
         return backend.num_splits(max(1, kind.verified), self.spec, context)
 
     def propose(
-        self, kind: Kind, step: Step, drafts: Drafts[Tensor] | None, sampler: Sampler
-    ) -> Tensor | None:
-        """Take a step's inputs, and make drafts [drafts, verified] if some are wanted;
-        `step` is the target's, without them.
-        """
-        count = kind.verified if kind.proposes else 0
+        self, kind: Kind, step: Step, drafts: Drafts[Tensor], sampler: Sampler
+    ) -> Tensor:
+        """Make drafts [drafts, verified] in a step whose rows feed themselves so."""
+        rows, count = self.feeder.rows, kind.verified
         logits = self._first(kind, step, count)
-        if drafts is None or not kind.proposes:
-            return None
-        rows = self.feeder.rows
         who, nexts = step.selves[:count], rows.next.index_select(0, step.selves[:count])
         made = list[Tensor]()
         for place in range(kind.drafts):
@@ -114,12 +107,7 @@ class DraftModel:
         positions = (rows.next.index_select(0, selves) - 1).clamp(min=0)
         further = torch.stack((before, positions, selves))
         sample = torch.arange(count, dtype=torch.int32, device=selves.device)
-        history = step.history
-        chunks = None
-        if history is not None:
-            chunks = chunks_of(kind, history, moved=2 * kind.alone - kind.fed)
-        taken = Step(selves, further, history, step.dry)
-        return self._forward(kind, taken, sample, chunks)
+        return self._forward(kind, Step(selves, further, dry=step.dry), sample)
 
     def _forward(
         self,

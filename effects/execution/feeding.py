@@ -133,9 +133,8 @@ def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
 
 
 def chunks_of(
-    kind: Kind, history: History[Tensor], flash: FlashWork | None = None, moved: int = 0
+    kind: Kind, history: History[Tensor], flash: FlashWork | None = None
 ) -> Chunks:
-    """The chunks of history, which may lie so many tokens behind where the words say."""
+    """The chunks of history."""
     rows, starts, counts, offsets = history.chunks
-    offsets = offsets + moved if moved else offsets
     return Chunks(rows, starts, counts, offsets, kind.longest, flash)

@@ -20,7 +20,7 @@ it is part of its target's steps, and works on the same rows (draft_model.py).
 import contextlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -30,7 +30,7 @@ from torch import Tensor
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
-from minfer.effects.execution.device_rows import DeviceRows, Words
+from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
 from minfer.effects.execution.graphs import GraphCache, watched
@@ -48,7 +48,7 @@ from minfer.effects.execution.prompt_scores import Scorer
 from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
-from minfer.effects.execution.streams import is_gpu, new_stream, wait
+from minfer.effects.execution.streams import host_words, is_gpu, new_stream, wait
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
@@ -193,13 +193,19 @@ class ModelRunner:
                 self._replay(kind)
             slot.fetch(self.sampler.out, self.sampler.scores, kind.lines)
 
-    def catch_up(self, kind: Kind, words: Words, slot: Slot) -> None:
-        """Have the draft model alone take chunks of rows."""
+    def catch_up(self, forwards: Sequence[tuple[Kind, Words]], slot: Slot) -> None:
+        """Have the draft model alone take chunks of rows; the rows change before."""
         slot.begin(None, scored=False)
-        self._send(slot, words)
-        history = Inputs.of(self.staging, kind).history
-        if self.draft is not None and history is not None:
-            self.draft.absorb(kind, history)
+        self._send(slot, EMPTY)
+        device = self.backend.device
+        for kind, words in forwards:
+            # Torch does not give it to others before it is read.
+            host = host_words(words.shape, device)
+            host.numpy()[:] = words
+            sent = host.to(device, non_blocking=True)
+            history = Inputs.of(sent, kind).history
+            if self.draft is not None and history is not None:
+                self.draft.absorb(kind, history)
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
@@ -233,7 +239,7 @@ class ModelRunner:
         splits = drafting = 1
         if kind.alone:
             splits = self.backend.num_splits(kind.fed, self.spec, context)
-        if self.draft is not None and (kind.proposes or kind.tokens):
+        if self.draft is not None and kind.proposes:
             drafting = self.draft.num_splits(kind, context)
         if (splits, drafting) == (kind.splits, kind.draft_splits):
             return kind
@@ -291,9 +297,10 @@ class ModelRunner:
             selves = inputs.history.draws[0, : kind.alone]
         step = Step(selves, None, inputs.history, dry)
         proposed = None
-        if self.draft is not None and (kind.tokens or kind.proposes):
-            proposed = self.draft.propose(kind, step, inputs.drafts, self.sampler)
         if inputs.drafts is not None:
+            if self.draft is not None and kind.proposes:
+                own = evolve(step, history=None)
+                proposed = self.draft.propose(kind, own, inputs.drafts, self.sampler)
             drafts = spread(self.backend, rows, selves, inputs.drafts, proposed)
             step = evolve(step, further=drafts)
         fed = self.feeder.fed(step)
