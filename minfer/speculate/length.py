@@ -163,9 +163,9 @@ def lengths(
     margin: float = 0.0,
     room: float = math.inf,
 ) -> Lengths:
-    """The numbers of drafts, at most `room` together, with the most expected tokens a
-    second, in a step that has `others` inputs besides one for each row; none, unless they
-    are better by `margin`.
+    """The numbers of drafts with the most expected tokens a second, in a step that has
+    `others` inputs besides one for each row; none, unless they are better by `margin`.
+    There is `room` for so many, if each row that has some takes as much as the deepest.
 
     Inputs of prompts count as tokens, too: they must not be slowed down for less.
     """
@@ -175,14 +175,16 @@ def lengths(
         return none
     gains = _gains(rows)
     deepest = max((gain.place for gain in gains), default=0)
-    # Without a draft model to run, depth costs nothing.
-    depths = range(1, deepest + 1) if costs.draft else (deepest,)
+    # Without a draft model to run, depth costs nothing, where there is room for all.
+    tight = len(rows) * deepest > room
+    depths = range(1, deepest + 1) if costs.draft or tight else (deepest,)
     best, taken, bar = none, list[Gain](), none.rate * (1 + margin)
     for depth in depths:
         some = [gain for gain in gains if gain.place <= depth]
         sums = [*accumulate((gain.tokens for gain in some), initial=none.tokens)]
+        fitting = _fitting(some, room) if tight else len(some)
         for size, _ in costs.verify:
-            count = int(min(size - load, len(some), room))
+            count = min(size - load, fitting)
             if count > 0:
                 seconds = costs.seconds(load + count, depth)
                 tried = Lengths(none.drafts, sums[count], seconds)
@@ -190,6 +192,17 @@ def lengths(
                     best, taken, bar = tried, some[:count], tried.rate
     each = Counter(gain.row for gain in taken)
     return evolve(best, drafts=tuple(each[row] for row in range(len(rows))))
+
+
+def _fitting(gains: Sequence[Gain], room: float) -> int:
+    """How many of these, the first, there is room for."""
+    rows, deepest = set[int](), 0
+    for count, gain in enumerate(gains):
+        rows.add(gain.row)
+        deepest = max(deepest, gain.place)
+        if len(rows) * deepest > room:
+            return count
+    return len(gains)
 
 
 def _gains(rows: Sequence[Row]) -> list[Gain]:
