@@ -303,7 +303,9 @@ class TorchExecutor:
         plan = flight.plan
         how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        why = unsupported(plan) or flaw_of_drafts(plan, how, rows, modelled=modelled)
+        room = self.packer.drafts
+        why = unsupported(plan)
+        why = why or flaw_of_drafts(plan, how, rows, room, modelled=modelled)
         if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)

@@ -182,9 +182,9 @@ def lengths(
     margin: float = 0.0,
     room: float = math.inf,
 ) -> Lengths:
-    """The numbers of drafts, at most `room` together, with the most expected tokens a
-    second, in a step that has `others` inputs besides one for each row; none, unless they
-    are better by `margin`.
+    """The numbers of drafts with the most expected tokens a second, in a step that has
+    `others` inputs besides one for each row; none, unless they are better by `margin`.
+    There is `room` for so many, if each row that has some takes as much as the deepest.
 
     Inputs of prompts count as tokens, too: they must not be slowed down for less.
     """
@@ -211,10 +211,10 @@ def _rectangles(
     """All that are worth a try, beside so many inputs that are tokens, too."""
     for depth in _depths(promises):
         tokens = [one.sums[:depth][-1] for one in promises]
-        order = _within(room, promises, depth, tokens)
+        order = sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
         sums = [*accumulate((tokens[at] for at in order), initial=float(load))]
         for size, _ in costs.verify:
-            count = min((size - load) // depth, len(order))
+            count = min(int(min(size - load, room)) // depth, len(order))
             if count > 0:
                 seconds = costs.seconds(load + count * depth, depth)
                 yield Rectangle(depth, order, count, sums[count], seconds)
@@ -244,16 +244,3 @@ def _depths(promises: Sequence[Promise]) -> Iterator[int]:
         depth *= 2
     if deepest > _EVERY:
         yield deepest
-
-
-def _within(
-    room: float, promises: Sequence[Promise], depth: int, tokens: Sequence[float]
-) -> list[int]:
-    """Which promises are the best, whose drafts within a depth should yield so many
-    `tokens`; of equals who comes first. As long as there is room for all of their drafts.
-    """
-    order = sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
-    if len(order) * depth <= room:
-        return order
-    together = accumulate(promises[at].drafts(depth) for at in order)
-    return order[: sum(1 for count in together if count <= room)]

@@ -3,7 +3,9 @@
 Theory. Drafts take what a step has left: tokens of its budget that neither rows nor
 prompts wanted, and blocks while there are plenty. So nobody is let in later, or gives
 way, for the sake of a draft. How many pay is `length.py`'s to say, of what became of a
-row's last ones and of what verifying costs; the policy bounds it.
+row's last ones and of what verifying costs; the policy bounds it. A device takes as many
+inputs of each row with drafts as the deepest of them has, so it is these that have to fit
+into the budget: what a plan says is what is verified.
 
 A draft model says its drafts on the device, and steps are planned ahead as ever: how many
 drafts of the step before were accepted, nobody needs to know. What the host drafts has to
@@ -163,7 +165,7 @@ def _numbers(
             for one in drafters
         ]
         return lengths(rows, how.costs, others, how.margin, room).drafts
-    return tuple(_as_they_come((one.most for one in drafters), room))
+    return _fitting(tuple(_as_they_come((one.most for one in drafters), room)), room)
 
 
 def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
@@ -171,6 +173,16 @@ def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
         number = max(0, min(want, room))
         room -= number
         yield number
+
+
+def _fitting(drafts: tuple[int, ...], room: int) -> tuple[int, ...]:
+    """Drafts, at most `room` together, cut to what there is room for if each row that has
+    some takes as much of it as the deepest.
+    """
+    drafting = sum(map(bool, drafts))
+    if not drafting or drafting * max(drafts) <= room:
+        return drafts
+    return tuple(min(one, room // drafting) for one in drafts)
 
 
 def _all_used(state: EngineState) -> EngineState:

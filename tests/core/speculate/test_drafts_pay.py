@@ -126,7 +126,7 @@ def test_rows_with_fewer_than_others_cost_as_much(
     records = Map((name, Learnt(one, step)) for name, one in some.items())
     state = evolve(bench.state, drafting=Drafting(learnt=records))
     drafters = [Drafter(0, 4), Drafter(1, 4)]
-    assert _numbers(how, state, drafters, 2, room=4) == numbers
+    assert _numbers(how, state, drafters, 2, room=6) == numbers
 
 
 def test_inputs_that_were_not_measured_get_no_drafts_beside_them() -> None:

@@ -71,6 +71,24 @@ def test_likely_rows_have_more_drafts() -> None:
     assert others == [0, 0]
 
 
+def test_each_row_takes_as_much_room_as_the_deepest() -> None:
+    flat, rows = Costs(((64, 1.0),)), [Row(0.9, 4), Row(0.5, 1)]
+    found = [lengths(rows, flat, room=room).drafts for room in (-1, 0, 1, 4, 7, 8)]
+    assert found == [(0, 0), (0, 0), (1, 0), (4, 0), (4, 0), (4, 1)]
+    many = lengths([Row(0.9, 4), *[Row(0.6, 4)] * 5], flat, room=8).drafts
+    assert many == (2, 2, 2, 2, 0, 0), "four of the first would leave no room for others"
+
+
+@settings(deadline=None)
+@given(ROWS, costs(), st.integers(0, 6), st.integers(0, 12))
+def test_drafts_have_room(rows: list[Row], some: Costs, others: int, room: int) -> None:
+    drafts = lengths(rows, some, others, room=room).drafts
+    assert sum(map(bool, drafts)) * max(drafts, default=0) <= room
+    roomy = lengths(rows, some, others)
+    deepest = max((row.most for row in rows), default=0)
+    assert lengths(rows, some, others, room=len(rows) * deepest) == roomy
+
+
 def test_a_busy_server_has_none() -> None:
     rows = [Row(0.7, 6)]
     assert lengths(rows * 4, LARGE).drafts > (2,) * 4
@@ -100,17 +118,6 @@ def test_a_gain_below_the_margin_is_none() -> None:
     some = Costs(((1, 1.0), (2, 1.4)))
     assert lengths([Row(0.5, 1)], some, margin=0.05).drafts == (1,)
     assert lengths([Row(0.5, 1)], some, margin=0.1).drafts == (0,)
-
-
-def test_there_are_no_more_than_there_is_room_for() -> None:
-    free = Costs(((99, 1.0),))
-    rows = [Row(0.5, 4), Row(0.9, 4), Row(0.7, 4)]
-    assert lengths(rows, free).drafts == (4, 4, 4)
-    assert lengths(rows, free, room=8).drafts == (0, 4, 4)
-    assert lengths(rows, free, room=7).drafts == (0, 3, 3)
-    assert lengths(rows, free, room=5).drafts == (0, 4, 0)
-    for room in range(13):
-        assert sum(lengths(rows, free, room=room).drafts) <= room
 
 
 def test_what_a_row_leaves_empty_costs_as_much() -> None:
