@@ -36,16 +36,13 @@ from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
 from minfer.effects.execution.judging import judge, spread
-from minfer.effects.execution.kinds import (
-    Kind,
-    most_draws,
-    most_lines,
-)
+from minfer.effects.execution.kinds import Kind, most_draws, most_lines
 from minfer.effects.execution.late_draws import LateDraw
 from minfer.effects.execution.packing import Forward
 from minfer.effects.execution.pooling import Pooler
 from minfer.effects.execution.prompt_scores import Scorer
 from minfer.effects.execution.read_back import Slot
+from minfer.effects.execution.rejecting import Guess, contests
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
@@ -290,11 +287,11 @@ class ModelRunner:
         if inputs.history is not None:
             selves = inputs.history.draws[0, : kind.alone]
         step = Step(selves, None, inputs.history, dry)
-        proposed = None
+        guesses = list[Guess]()
         if self.draft is not None and (kind.tokens or kind.proposes):
-            proposed = self.draft.propose(kind, step, inputs.drafts, self.sampler)
+            guesses = self.draft.propose(kind, step, inputs.drafts, self.sampler)
         if inputs.drafts is not None:
-            drafts = spread(self.backend, rows, selves, inputs.drafts, proposed)
+            drafts = spread(self.backend, rows, selves, inputs.drafts, guesses)
             step = evolve(step, further=drafts)
         fed = self.feeder.fed(step)
         batch = self.feeder.batch(
@@ -307,7 +304,7 @@ class ModelRunner:
             guessed=kind.fed - kind.alone,
         )
         logits = self.model(errand.added(batch) if errand else batch, self.cache)
-        self._draw(kind, inputs, step, fed.ahead, logits)
+        self._draw(kind, inputs, step, fed.ahead, logits, guesses)
 
     def _draw(
         self,
@@ -316,6 +313,7 @@ class ModelRunner:
         step: Step,
         positions: Tensor,
         logits: Tensor,
+        guesses: list[Guess],
     ) -> None:
         """From a step's logits to tokens; `positions` are those after its inputs."""
         if not kind.draws:
@@ -329,9 +327,11 @@ class ModelRunner:
             now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
             self.sampler.keep(first, kept)
             who = now
-        self.sampler.sample(first, who, ahead, kind.wants)
+        told = contests(self.rows, inputs.drafts, step.further, guesses)
+        here = told[0] if told else None
+        self.sampler.sample(first, who, ahead, kind.wants, contest=here)
         if step.further is not None:
-            judge(self.sampler, kind, step.selves, step.further, others)
+            judge(self.sampler, kind, step.selves, step.further, others, told[1:])
 
     def _fuses(self, kind: Kind) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(
