@@ -11,12 +11,14 @@ from torch import Tensor
 
 from minfer.effects.models import shapes
 from minfer.kernels import reject
-from minfer.kernels.sample_reference import Ways
+from minfer.kernels.sample_reference import Ways, reference
 from minfer.params import SamplingParams
 from minfer.sample import RowSampling, lowest, scores
 from minfer.speculate.rejection import Chances, Streams, chances, drawn, taken
 from tests.circles import long
+from tests.core.test_sample import chi_square, critical
 
+from .conftest import CUDA
 from .test_sample import signed, some_logits
 
 WAYS = (
@@ -212,3 +214,87 @@ def test_nothing_depends_on_values() -> None:
 
 def test_the_memory_plan_knows_what_it_takes() -> None:
     assert shapes.REJECTING == reject.AT_ONCE * reject.BYTES
+
+
+# What a draft is drawn from, where noise that is used twice shows most; coins are the
+# noise of the first token.
+FLAT = (0.3, 0.1, 0.3, 0.3)
+FAR, NEARER = (0.005, 0.9, 0.09, 0.005), (0.6, 0.2, 0.1, 0.1)
+
+
+def chi_of(
+    device: str, count: int, drawn_from: tuple[float, ...], shared: str = ""
+) -> float:
+    """Of what so many rows draw, each by its own seed and a draft of its own; `shared`
+    names two streams that are made one.
+    """
+    streams = [Streams.of(seed, 0) for seed in range(count)]
+    if shared:
+        one, other = shared.split()
+        streams = [evolve(each, **{one: getattr(each, other)}) for each in streams]
+    noise = {
+        name: torch.tensor([signed(getattr(one, name)) for one in streams], device=device)
+        for name in ("draft", "picks", "coins")
+    }
+    p, q = (
+        torch.tensor(some, device=device).log().repeat(count, 1)
+        for some in (FLAT, drawn_from)
+    )
+    rows = torch.arange(count, device=device, dtype=torch.int32)
+    ones, all_, at = torch.ones_like(p[:, 0]), torch.zeros_like(rows), rows * 0 + 77
+    far = ones * torch.inf
+    drafts, _ = reference(q, rows, ones, all_, ones, far, ones, noise["draft"], at)
+    found = reject.reject(
+        p,
+        Ways(*(one[:, None] for one in (ones, all_, ones, far, ones))),
+        reject.Noise(
+            noise["picks"][:, None], noise["coins"][:, None], at[:, None].long()
+        ),
+        reject.Drafts(drafts[:, None], rows[:, None] < 0, q),
+        filtered=False,
+    )
+    seen = found[:, 0].bincount(minlength=4).tolist()
+    return chi_square(seen, [count * share for share in FLAT])
+
+
+@pytest.mark.parametrize("count", [6000, *long([200_000])])
+def test_tokens_have_the_distribution_of_the_target(
+    device: str, count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reject, "AT_ONCE", count)
+    assert chi_of(device, count, FAR) < critical(3)
+    assert chi_of(device, count, NEARER) < critical(3)
+
+
+@pytest.mark.parametrize(
+    ("shared", "drawn_from"),
+    [("coins draft", NEARER), ("picks draft", FAR), ("picks coins", FAR)],
+)
+def test_a_shared_stream_is_noticed(
+    device: str,
+    shared: str,
+    drawn_from: tuple[float, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reject, "AT_ONCE", 6000)
+    assert chi_of(device, 6000, drawn_from, shared) > 1.5 * critical(3)
+
+
+@pytest.mark.skipif(not CUDA, reason="CUDA graphs")
+def test_in_a_cuda_graph() -> None:
+    column, device = torch.ones(20, 1, device="cuda"), torch.device("cuda")
+    p, q = torch.randn(2, 20, 5000, device=device).unbind(0)
+    ids = torch.arange(20, device=device)[:, None]
+    ways = Ways(column, (column * 900).int(), column * 0.9, column * 9, column * 0.95)
+    noise = reject.Noise(ids + 5, ids + 50, ids)
+    drafts = reject.Drafts(ids.int(), ids % 2 > 0, q)
+    reject.reject(p, ways, noise, drafts, filtered=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = reject.reject(p, ways, noise, drafts, filtered=True)
+    for _ in range(3):
+        p.copy_(torch.randn(20, 5000))
+        noise.positions.add_(1)
+        graph.replay()
+        due = reject.reject(p, ways, noise, drafts, filtered=True)
+        assert torch.equal(found, due)

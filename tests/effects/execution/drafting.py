@@ -13,13 +13,13 @@ from minfer.messages import Executed, Failed
 from minfer.plan import Plan
 from minfer.sequence import SampleId
 from minfer.speculate.proposer import Proposal
-from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.speculate.settings import DEVICE, HOST, SAME_NOISE, Speculation
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens
 
 
-def speculation(drafter: str, drafts: int) -> Speculation:
+def speculation(drafter: str, drafts: int, rule: str = SAME_NOISE) -> Speculation:
     """As many drafts as may be, always."""
-    return Speculation(drafter=drafter, drafts=drafts, adaptive=False)
+    return Speculation(drafter=drafter, drafts=drafts, rule=rule, adaptive=False)
 
 
 @define
@@ -92,10 +92,16 @@ class Guesses:
 
 
 def guessing(
-    model: Model, answers: Tokens, right: float, most: int, **settings: Any
+    model: Model,
+    answers: Tokens,
+    right: float,
+    most: int,
+    *,
+    rule: str = SAME_NOISE,
+    **settings: Any,
 ) -> tuple[Run, Tally]:
     """A run whose host drafts."""
-    run = Run.start(model, speculation=speculation(HOST, most), **settings)
+    run = Run.start(model, speculation=speculation(HOST, most, rule), **settings)
     guesses = Guesses(answers, right, random.Random(most))
     run.driver.drafts = HostDrafts(run.config, guesses)
     tally = Tally()
@@ -104,10 +110,15 @@ def guessing(
 
 
 def drafting(
-    model: Model, draft: DraftOf, drafts: int, **settings: Any
+    model: Model,
+    draft: DraftOf,
+    drafts: int,
+    *,
+    rule: str = SAME_NOISE,
+    **settings: Any,
 ) -> tuple[Run, Tally]:
     """A run whose executor drafts."""
-    how = speculation(DEVICE, drafts)
+    how = speculation(DEVICE, drafts, rule)
     run = Run.start(model, draft=draft, speculation=how, **settings)
     tally = Tally()
     tally.watch(run)
