@@ -15,8 +15,8 @@ were accepted) at least (1 - TV) / (1 + TV) are accepted, and 1 - TV is the most
 rule could accept. Both are means over the positions at which drafts were judged, of the
 two models' distributions there, as transformers computes them.
 
-At temperature 1 the same by the other rule, rejection sampling: of a model's drafts 1 - TV
-should be accepted. `bench/speculation_rules` does that by its pure functions, too.
+At temperature 1 the same by the other rule, rejection sampling: of a model's drafts
+1 - TV should be accepted. `bench/speculation_rules` does that by its pure functions, too.
 
 By the default rule outputs must equal those without drafts: all is in float32, and it is
 an error if not.

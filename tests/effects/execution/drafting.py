@@ -92,16 +92,11 @@ class Guesses:
 
 
 def guessing(
-    model: Model,
-    answers: Tokens,
-    right: float,
-    most: int,
-    *,
-    rule: str = SAME_NOISE,
-    **settings: Any,
+    model: Model, answers: Tokens, right: float, most: int, **settings: Any
 ) -> tuple[Run, Tally]:
-    """A run whose host drafts."""
-    run = Run.start(model, speculation=speculation(HOST, most, rule), **settings)
+    """A run whose host drafts; `rule`: of acceptance."""
+    how = speculation(HOST, most, settings.pop("rule", SAME_NOISE))
+    run = Run.start(model, speculation=how, **settings)
     guesses = Guesses(answers, right, random.Random(most))
     run.driver.drafts = HostDrafts(run.config, guesses)
     tally = Tally()
@@ -110,15 +105,10 @@ def guessing(
 
 
 def drafting(
-    model: Model,
-    draft: DraftOf,
-    drafts: int,
-    *,
-    rule: str = SAME_NOISE,
-    **settings: Any,
+    model: Model, draft: DraftOf, drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
-    """A run whose executor drafts."""
-    how = speculation(DEVICE, drafts, rule)
+    """A run whose executor drafts; `rule`: of acceptance."""
+    how = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))
     run = Run.start(model, draft=draft, speculation=how, **settings)
     tally = Tally()
     tally.watch(run)
