@@ -16,6 +16,7 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.inputs import History, Inputs
 from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.rejecting import Contest
 from minfer.effects.models.batch import Batch, Chunks
 from minfer.kernels.flash import FlashWork
 
@@ -41,6 +42,7 @@ class Step:
     further: Tensor | None = None  # [3, more]: their further inputs
     history: History[Tensor] | None = None
     dry: bool = False  # for its own sake: nothing must be left as it was found
+    contests: tuple[Contest, ...] = ()  # of drafts among the further inputs, by place
 
     @property
     def fed(self) -> int:
@@ -133,9 +135,8 @@ def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
 
 
 def chunks_of(
-    kind: Kind, history: History[Tensor], flash: FlashWork | None = None, moved: int = 0
+    kind: Kind, history: History[Tensor], flash: FlashWork | None = None
 ) -> Chunks:
-    """The chunks of history, which may lie so many tokens behind where the words say."""
+    """The chunks of history."""
     rows, starts, counts, offsets = history.chunks
-    offsets = offsets + moved if moved else offsets
     return Chunks(rows, starts, counts, offsets, kind.longest, flash)

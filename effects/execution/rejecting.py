@@ -46,14 +46,14 @@ class Contest:
 
 def contests(
     rows: DeviceRows,
-    drafts: Drafts[Tensor] | None,
-    inputs: Tensor | None,
+    drafts: Drafts[Tensor],
+    inputs: Tensor,
     guesses: Sequence[Guess],
 ) -> tuple[Contest, ...]:
-    """The places of a step's drafts, if it has any, and if these rows have coins;
-    `inputs` are as `judging.spread` has made them, `guesses` those of a draft model.
+    """The places of a step's drafts, if these rows have coins; `inputs` [3, drafts *
+    verified] are the drafts as inputs, `guesses` those of a draft model.
     """
-    if rows.coins is None or drafts is None or inputs is None:
+    if rows.coins is None:
         return ()
     tokens, _, owners = inputs.view(3, *drafts.said.shape).unbind(0)
     said = drafts.said >= 0

@@ -40,10 +40,10 @@ def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
 
 
 def flaw_of_drafts(
-    plan: Plan, how: Speculation | None, rows: DeviceRows, *, modelled: bool
+    plan: Plan, how: Speculation | None, rows: DeviceRows, room: int, *, modelled: bool
 ) -> str:
-    """Why a plan's drafts cannot be verified, or nothing. `modelled`: there is a draft
-    model.
+    """Why a plan's drafts cannot be verified, or nothing. `room` is for so many, of each
+    row as many as of the deepest; `modelled`: there is a draft model.
     """
     if not plan.drafts:
         return ""
@@ -64,6 +64,9 @@ def flaw_of_drafts(
             return "drafts are not said, and there is no draft model to say them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled, or offer candidates, have no drafts"
+    if len(plan.drafts) * most_of(plan) > room:
+        each = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
+        return f"there is room for {room} drafts, not for {each}"
     return ""
 
 
@@ -119,12 +122,9 @@ def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
 
 
 def write_drafts(plan: Plan, places: Sequence[int], into: Drafts[Words]) -> None:
-    """The drafts of the rows with these entries, in order; of each as many as there are
-    lines for.
-    """
+    """The drafts of the rows with these entries, in order."""
     said = {draft.index: draft.tokens for draft in plan.drafts}
-    most = len(into.said)
     for v, place in enumerate(places):
-        count = min(plan.counts[place] - 1, most)
+        count = plan.counts[place] - 1
         into.counts[v] = count
-        into.said[:count, v] = said[place][:count] or -1
+        into.said[:count, v] = said[place] or -1

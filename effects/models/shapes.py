@@ -79,8 +79,8 @@ def drafts_from(count: int) -> int:
 def most_drafts(sizes: EngineConfig) -> int:
     """Drafts of the largest step of an engine, padding included.
 
-    All rows have lines for as many as the one that has the most. Where that would make
-    more inputs than a step may have, all have fewer.
+    All rows have lines for as many as the one that has the most. Together they are no
+    more than the budget: no plan has more (`minfer.speculate.plan_drafts`).
     """
     how = sizes.speculation
     if how is None:

@@ -685,6 +685,22 @@ BUGS: Final = (
         ),
     ),
     Bug(
+        "drafts that a device has no room for",
+        "a kind: a row with many drafts beside rows with few, that only together fit",
+        "speculate/plan_drafts.py",
+        "_fitting",
+        "not drafting or drafting * max(drafts) <= room",
+        "True",
+    ),
+    Bug(
+        "drafts that pay and have no room",
+        "a kind: the same, where there are as many as pay",
+        "speculate/length.py",
+        "_rectangles",
+        "min(int(min(size - load, room)) // depth, len(order))",
+        "min((size - load) // depth, int(min(99, room)), len(order))",
+    ),
+    Bug(
         "drafts beyond the table",
         "a kind: the KV of drafts is written where a table has no block",
         "speculate/plan_drafts.py",

@@ -175,13 +175,29 @@ def test_a_prompt_gets_its_tokens_before_any_draft(how: Speculation) -> None:
     assert some == [((1, 7), 0), ((1, 7), 0), ((2, 6), 1)]
 
 
+# Of a budget, what three rows have that want four drafts each.
+SHARED = {
+    4: (2, 1, 1),
+    7: (5, 1, 1),
+    8: (3, 2, 1),  # four and one would take as much room as eight
+    9: (4, 3, 1),
+    11: (5, 5, 1),
+    12: (4, 4, 2),
+    14: (4, 4, 4),
+    15: (5, 5, 5),
+}
+
+
 @BOTH
-def test_drafts_share_what_is_left_of_the_budget(how: Speculation) -> None:
-    config = evolve(ALONE, max_num_batched_tokens=9)
+@pytest.mark.parametrize("budget", SHARED)
+def test_drafts_share_what_is_left_of_the_budget(how: Speculation, budget: int) -> None:
+    """In order of rank, but each row takes as much of it as the deepest."""
+    config = evolve(ALONE, max_num_batched_tokens=budget)
     wishes = [ask("a" * n, 3, 20) for n in (1, 2, 3)]
     bench = begun(how, *wishes, config=config)
-    bench.turn()
-    assert bench.plans[-1].counts == (5, 3, 1), "in order of rank"
+    while bench.plans[-1].fills or len(bench.plans[-1].gens) < 3:
+        bench.turn()
+    assert bench.plans[-1].counts == SHARED[budget]
     bench.drain()
     for wish in wishes:
         assert bench.out[wish.id, 0] == bench.right(wish)

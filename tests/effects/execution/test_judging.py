@@ -9,10 +9,11 @@ from attrs import define, evolve
 from torch import Tensor
 
 from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.feeding import Step
 from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.judging import judge, spread
 from minfer.effects.execution.kinds import Kind
-from minfer.effects.execution.rejecting import Guess, contests
+from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.execution.verified import Further
@@ -150,14 +151,13 @@ class World:
         selves = torch.tensor(order, dtype=torch.int32, device=device)
         drafts = self.drafts(order[:verified])
         guesses = self.guesses(order[:verified])
-        inputs = spread(sampler.backend, rows, selves, drafts, guesses)
-        told = contests(rows, drafts, inputs, guesses)
+        step = spread(sampler.backend, rows, Step(selves), drafts, guesses)
         positions = rows.next[selves.long()] + 1
         first = self.logits[0][order].to(device)
         further = self.logits[1:][:, order[:verified]].reshape(-1, VOCAB).to(device)
-        here = told[0] if told else None
+        here = step.contests[0] if step.contests else None
         sampler.sample(first, selves, positions, kind.wants, contest=here)
-        judge(sampler, kind, selves, inputs, further, told[1:])
+        judge(sampler, kind, step, further)
         out = sampler.out.tolist()
         found = {row: [out[at]] for at, row in enumerate(order)}
         owners: list[Open | None] = [self.opens[row] for row in order[:verified]]
