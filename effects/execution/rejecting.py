@@ -93,7 +93,6 @@ def contested(
         reject.Drafts(contest.tokens[:, None], contest.said[:, None], contest.logits),
         filtered=filtered,
     )
-    theirs = (contest.owners == who[:count]) & (contest.owners != rows.scratch)
-    theirs &= drawn.broken[:count] == 0
+    theirs = (contest.owners == who[:count]) & (drawn.broken[:count] == 0)
     first = found[:, 0].where(theirs, drawn.tokens[:count])
     return Drawn(torch.cat((first, drawn.tokens[count:])), drawn.broken)

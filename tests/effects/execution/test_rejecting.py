@@ -25,7 +25,7 @@ from tests.effects.execution.drafting import drafting, guessing, speculation
 from tests.effects.execution.test_draft_model import near, other, same
 from tests.effects.execution.test_judging import DRAFTS, Drafted, World, check
 from tests.effects.execution.test_shaped import asking as shaped
-from tests.effects.execution.test_verified import CONFIG, WANTED, Hand
+from tests.effects.execution.test_verified import CONFIG, WANTED, Hand, unreadable
 from tests.effects.execution.tiny_engine import (
     GREEDY,
     VOCAB,
@@ -308,6 +308,19 @@ def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(model: Model) -> 
     alone = {(one.id, 0): model.expected(one) for one in greedy()}
     assert run.serve(greedy()) == alone
     assert tally.accepted < tally.proposed / 2
+
+
+@pytest.mark.parametrize("draft", [5, VOCAB - 1])
+def test_what_the_model_cannot_read_fails_its_request(model: Model, draft: int) -> None:
+    unread = VOCAB - 1
+    drawn = SamplingParams(logit_bias=((unread, 100.0),))
+    bad = Request(id="bad", prompt=(3, 4), max_tokens=9, sampling=drawn)
+    config = evolve(CONFIG, speculation=speculation(HOST, 6, REJECTION))
+    hand = Hand.start(unreadable(model, unread), [WANTED[0], bad], config)
+    hand.go_on({1: [draft, unread]})
+    failed = hand.executor.collect()
+    assert isinstance(failed, Failed)
+    assert "not finite for request 'bad' (sample 0)" in failed.error
 
 
 def test_drafts_of_both_in_one_step(model: Model) -> None:
