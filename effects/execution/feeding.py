@@ -14,10 +14,10 @@ from torch import Tensor
 
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
-from minfer.effects.execution.inputs import History, Inputs
+from minfer.effects.execution.inputs import Drafts, History, Inputs
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Contest
-from minfer.effects.models.batch import Batch, Chunks
+from minfer.effects.models.batch import Batch, Chunks, Verified
 from minfer.kernels.flash import FlashWork
 
 TOKENS: Final = 0  # lines of inputs, as of `History.tokens`
@@ -103,9 +103,11 @@ class Feeder:
         *,
         splits: int,
         fused: bool = False,
-        guessed: int = 0,
+        verified: Verified | None = None,
     ) -> Batch:
-        """What a model runs, given a step's inputs; `sample` as in `Batch`."""
+        """What a model runs, given a step's inputs; `sample` and `verified` are as in
+        `Batch`.
+        """
         return Batch(
             tokens=fed.tokens,
             positions=fed.positions,
@@ -117,7 +119,7 @@ class Feeder:
             chunks=chunks,
             splits=splits,
             fused=fused,
-            guessed=guessed,
+            verified=verified,
         )
 
 
@@ -132,6 +134,18 @@ def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
         return drawn
     drafts = torch.arange(kind.alone, kind.fed, dtype=torch.int32, device=drawn.device)
     return torch.cat((drawn, drafts))
+
+
+def verified_of(kind: Kind, drafts: Drafts[Tensor], fed: Fed) -> Verified:
+    """Whose a step's drafts are, given its inputs."""
+    count = kind.verified
+    return Verified(
+        alone=kind.alone,
+        starts=fed.positions[:count],
+        counts=drafts.counts + 1,
+        firsts=torch.arange(count, dtype=torch.int32, device=drafts.counts.device),
+        most=1 + kind.drafts,
+    )
 
 
 def chunks_of(

@@ -32,7 +32,7 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
 from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
-from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
+from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled, verified_of
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
 from minfer.effects.execution.judging import judge, spread
@@ -233,7 +233,7 @@ class ModelRunner:
         """The kind, for contexts of up to so many tokens."""
         splits = drafting = 1
         if kind.alone:
-            splits = self.backend.num_splits(kind.fed, self.spec, context)
+            splits = self.backend.num_splits(kind.alone, self.spec, context)
         if self.draft is not None and kind.proposes:
             drafting = self.draft.num_splits(kind, context)
         if (splits, drafting) == (kind.splits, kind.draft_splits):
@@ -298,6 +298,9 @@ class ModelRunner:
                 guesses = self.draft.propose(kind, own, inputs.drafts, self.sampler)
             step = spread(self.backend, rows, step, inputs.drafts, guesses)
         fed = self.feeder.fed(step)
+        verified = None
+        if inputs.drafts is not None:
+            verified = verified_of(kind, inputs.drafts, fed)
         batch = self.feeder.batch(
             step,
             fed,
@@ -305,7 +308,7 @@ class ModelRunner:
             None if inputs.history is None else self._chunks(kind, inputs.history),
             splits=kind.splits,
             fused=self._fuses(kind),
-            guessed=kind.fed - kind.alone,
+            verified=verified,
         )
         logits = self.model(errand.added(batch) if errand else batch, self.cache)
         self._draw(kind, inputs, step, fed.ahead, logits)

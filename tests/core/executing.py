@@ -118,6 +118,9 @@ class Habits:
     wire: bool = False  # plans and results cross as bytes
 
 
+HUGE: Final = 1 << 20  # ids, of which a mask takes time to make
+
+
 class Busy(Oracle):
     """An oracle with habits. It counts what came of them in `seen`."""
 
@@ -134,8 +137,10 @@ class Busy(Oracle):
         super().launch(plan_from(plan_to(plan)) if self.habits.wire else plan)
         if plan.apart:
             self.seen["sampled apart"] += 1
-            everything = b"\xff" * (self.vocab // 8 + 1)
-            self.sample(SampleApart(plan.step, (Mask(plan.apart[0], everything),)))
+            masks: tuple[Mask, ...] = ()
+            if self.vocab < HUGE:
+                masks = (Mask(plan.apart[0], b"\xff" * (self.vocab // 8 + 1)),)
+            self.sample(SampleApart(plan.step, masks))
 
     def collect(self) -> Executed | Failed:
         """Run the next plan."""
