@@ -4,8 +4,9 @@ verifies them.
 Theory. A draft model has weights and a cache of its own, and shares everything else: rows
 and their block tables, sampling values, noise. So it draws what the target is likely to
 draw, for each row as that row's request asks (a draft equals the target's token with a
-probability of (1 - TV) / (1 + TV) at least; `minfer.speculate.accept`). A step of the
-target begins with its forwards:
+probability of (1 - TV) / (1 + TV) at least; `minfer.speculate.accept`). Only where coins
+let drafts stand is its noise another, and what it drew from is kept (rejecting.py). A
+step of the target begins with its forwards:
 
     the first    takes all rows that feed themselves, each with its last token and the
                  one before; from the last comes the first draft
@@ -29,6 +30,7 @@ from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of
 from minfer.effects.execution.inputs import Drafts, History
 from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.model import Model
@@ -77,22 +79,24 @@ class DraftModel:
 
     def propose(
         self, kind: Kind, step: Step, drafts: Drafts[Tensor], sampler: Sampler
-    ) -> Tensor:
-        """Make drafts [drafts, verified] in a step whose rows feed themselves so."""
+    ) -> list[Guess]:
+        """Draft for `verified` rows, place by place, in a step whose rows feed themselves
+        so.
+        """
         rows, count = self.feeder.rows, kind.verified
         logits = self._first(kind, step, count)
         who, nexts = step.selves[:count], rows.next.index_select(0, step.selves[:count])
-        made = list[Tensor]()
+        made = list[Guess]()
         for place in range(kind.drafts):
             if place:
                 # Whoever wants no draft here takes part no more.
                 who = who.where(drafts.counts > place, rows.scratch)
                 positions = (nexts + place).where(drafts.counts > place, 0)
-                given = torch.stack((made[-1], positions, who))
+                given = torch.stack((made[-1].tokens, positions, who))
                 logits = self._forward(kind, Step(step.selves[:0], given, dry=step.dry))
             ahead = nexts + (place + 1)
             made.append(sampler.guess(self._fitted(logits), who, ahead, kind.wants))
-        return torch.stack(made)
+        return made
 
     def absorb(self, kind: Kind, history: History[Tensor]) -> None:
         """Take chunks of rows for their keys and values alone."""

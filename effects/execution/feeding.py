@@ -16,6 +16,7 @@ from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.inputs import Drafts, History, Inputs
 from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.rejecting import Contest
 from minfer.effects.models.batch import Batch, Chunks, Verified
 from minfer.kernels.flash import FlashWork
 
@@ -41,6 +42,7 @@ class Step:
     further: Tensor | None = None  # [3, more]: their further inputs
     history: History[Tensor] | None = None
     dry: bool = False  # for its own sake: nothing must be left as it was found
+    contests: tuple[Contest, ...] = ()  # of drafts among the further inputs, by place
 
     @property
     def fed(self) -> int:

@@ -36,27 +36,20 @@ from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled, v
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
 from minfer.effects.execution.judging import judge, spread
-from minfer.effects.execution.kinds import (
-    Kind,
-    most_draws,
-    most_lines,
-)
+from minfer.effects.execution.kinds import Kind, most_draws, most_lines
 from minfer.effects.execution.late_draws import LateDraw
 from minfer.effects.execution.packing import Forward
 from minfer.effects.execution.pooling import Pooler
 from minfer.effects.execution.prompt_scores import Scorer
 from minfer.effects.execution.read_back import Slot
+from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import host_words, is_gpu, new_stream, wait
+from minfer.effects.models import shapes
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
-from minfer.effects.models.shapes import (
-    cuda_activation_bytes,
-    most_drafts,
-    padded_tokens,
-)
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.flash import FlashWork
@@ -107,9 +100,9 @@ class ModelRunner:
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
             self.draft = DraftModel.open(draft.spec, model, self.feeder, config, length)
-        draws, self.drafts = most_draws(config.max_num_seqs), most_drafts(config)
+        draws, self.drafts = most_draws(config.max_num_seqs), shapes.most_drafts(config)
         self.lines = most_lines(config)
-        tokens = padded_tokens(config.max_num_batched_tokens)
+        tokens = shapes.padded_tokens(config.max_num_batched_tokens)
         self.room = most_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
         modelled = self.draft is not None
@@ -123,7 +116,9 @@ class ModelRunner:
         self.stream = new_stream(device)
         self.captured = backend.routes.captured  # from history, of a step with a graph
         self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
-        most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
+        most = shapes.cuda_activation_bytes(
+            spec, config, self.captured + config.max_num_seqs
+        )
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
 
@@ -296,13 +291,12 @@ class ModelRunner:
         if inputs.history is not None:
             selves = inputs.history.draws[0, : kind.alone]
         step = Step(selves, None, inputs.history, dry)
-        proposed = None
         if inputs.drafts is not None:
+            guesses = list[Guess]()
             if self.draft is not None and kind.proposes:
                 own = evolve(step, history=None)
-                proposed = self.draft.propose(kind, own, inputs.drafts, self.sampler)
-            drafts = spread(self.backend, rows, selves, inputs.drafts, proposed)
-            step = evolve(step, further=drafts)
+                guesses = self.draft.propose(kind, own, inputs.drafts, self.sampler)
+            step = spread(self.backend, rows, step, inputs.drafts, guesses)
         fed = self.feeder.fed(step)
         verified = None
         if inputs.drafts is not None:
@@ -339,9 +333,10 @@ class ModelRunner:
             now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
             self.sampler.keep(first, kept)
             who = now
-        self.sampler.sample(first, who, ahead, kind.wants)
+        here = step.contests[0] if step.contests else None
+        self.sampler.sample(first, who, ahead, kind.wants, contest=here)
         if step.further is not None:
-            judge(self.sampler, kind, step.selves, step.further, others)
+            judge(self.sampler, kind, step, others)
 
     def _fuses(self, kind: Kind) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(
