@@ -224,7 +224,11 @@ def _scan_whole(
     return softmax, edge
 
 
-@triton.jit(do_not_specialize=["splits", "skip", "stride", "most"])
+# Rows of a step that have no drafts begin anywhere among its rows.
+@triton.jit(
+    do_not_specialize=["splits", "skip", "stride", "most"],
+    do_not_specialize_on_alignment=["rows", "starts", "counts", "offsets"],
+)
 def attend(
     q,
     k_cache,

@@ -20,6 +20,8 @@ nothing else. Nor does what it is: ids that its target does not know are never d
 those that it does not know itself it reads as another.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from attrs import define, frozen
@@ -27,11 +29,13 @@ from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Cache
+from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of
-from minfer.effects.execution.inputs import Drafts, History
+from minfer.effects.execution.inputs import Drafts, History, Inputs
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.streams import host_words
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
@@ -97,6 +101,17 @@ class DraftModel:
             ahead = nexts + (place + 1)
             made.append(sampler.guess(self._fitted(logits), who, ahead, kind.wants))
         return made
+
+    def catch_up(self, forwards: Sequence[tuple[Kind, Words]]) -> None:
+        """Take chunks of rows, sent here for this alone (catching_up.py)."""
+        device = self.feeder.backend.device
+        for kind, words in forwards:
+            host = host_words(words.shape, device)
+            host.numpy()[:] = words
+            # Torch keeps what is copied from until it has been.
+            history = Inputs.of(host.to(device, non_blocking=True), kind).history
+            if history is not None:
+                self.absorb(kind, history)
 
     def absorb(self, kind: Kind, history: History[Tensor]) -> None:
         """Take chunks of rows for their keys and values alone."""

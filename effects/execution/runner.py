@@ -45,7 +45,7 @@ from minfer.effects.execution.read_back import Slot
 from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
-from minfer.effects.execution.streams import host_words, is_gpu, new_stream, wait
+from minfer.effects.execution.streams import is_gpu, new_stream, wait
 from minfer.effects.models import shapes
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.dtypes import torch_dtype
@@ -192,15 +192,8 @@ class ModelRunner:
         """Have the draft model alone take chunks of rows; the rows change before."""
         slot.begin(None, scored=False)
         self._send(slot, EMPTY)
-        device = self.backend.device
-        for kind, words in forwards:
-            # Torch does not give it to others before it is read.
-            host = host_words(words.shape, device)
-            host.numpy()[:] = words
-            sent = host.to(device, non_blocking=True)
-            history = Inputs.of(sent, kind).history
-            if self.draft is not None and history is not None:
-                self.draft.absorb(kind, history)
+        if self.draft is not None:
+            self.draft.catch_up(forwards)
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""

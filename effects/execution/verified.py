@@ -1,8 +1,10 @@
 """Rows with drafts, as the host sees them: from a plan's drafts to what comes of them.
 
 Theory. A row that has drafts is one that feeds itself, and comes first among these. Its
-drafts are inputs more, each in a line of its own: to attention they are decode rows whose
-context ends with themselves, as all KV of a step is written before any of it is read.
+drafts are inputs more, each in a line of its own. To attention they are decode rows whose
+context ends with themselves, as all KV of a step is written before any of it is read; or,
+on a GPU, one chunk of a row, which reads the context once (`Verified` in
+models/batch.py).
 Then places are judged one after the other (judging.py): each draws by the sampler that
 serves all, with the noise of its position, and with the penalties of what stands before
 it. So what a row yields is what it would yield without drafts, whatever it
