@@ -146,7 +146,6 @@ def _due(
     drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
     room, lacks = max(0, budget - sum(plan.counts) + drafts), 0
     filled = {fill.index for fill in plan.fills}
-    grown = {grow.row for grow in plan.grows}
     seats = {at: here[at] for at in sorted(here.keys() - filled)}
     for at, due in _shared(config, how, seats, room).items():
         seat, size = here[at], config.block_size
@@ -154,7 +153,7 @@ def _due(
         ends = len(seat.table) * size - seat.sched - 1
         has = len(range(1, plan.counts[at]))
         require(has == min(due, ends), "drafts", f"{one.id} has {has} of {due}, {ends}")
-        if ends < due and seat.row not in grown:
+        if ends < due:
             lacks += -(-(seat.sched + due + 1) // size) - len(seat.table)
     plenty = lacks and lacks + len(after.running) <= after.blocks.available
     require(not plenty, "drafts", f"{lacks} blocks are not taken, though there are")

@@ -343,8 +343,16 @@ BUGS: Final = (
         "diffs instead of state: a second growth in one step replaces the first",
         "grow.py",
         "make_room",
-        "grown = {**grown, **more_grown}",
+        "grown = {**grown, **_joined(grown, more_grown)}",
         "grown = more_grown",
+    ),
+    Bug(
+        "growth told in part",
+        "diffs instead of state: of what a table gets twice in a step, the last is told",
+        "grow.py",
+        "make_room",
+        "_joined(grown, more_grown)",
+        "more_grown",
     ),
     Bug(
         "resumed row is not sent again",

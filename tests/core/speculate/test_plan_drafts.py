@@ -23,6 +23,7 @@ from tests.core.speculate.drafted import (
     ROOMY,
     Drafted,
     begun,
+    model_wrong,
     nothing,
 )
 from tests.core.test_engine import ask
@@ -229,6 +230,20 @@ def test_blocks_are_taken_while_there_are_plenty(
     assert bench.drafts(bench.plans[-1]) == {"a": number}
     assert (before - bench.state.blocks.available) == (number == 4)
     bench.drain()
+
+
+@BOTH
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 16])
+def test_a_table_that_grows_anyway_grows_for_drafts_too(
+    how: Speculation, size: int
+) -> None:
+    config = evolve(ALONE, block_size=size, num_blocks=200)
+    wish = ask("a", 6, 41)
+    with model_wrong(10**9):
+        bench = begun(how, wish, config=config)
+        bench.drain()
+    assert [plan.counts for plan in bench.plans[1:]] == [(5,)] * 8
+    assert bench.out["a", 0] == bench.right(wish)
 
 
 @BOTH

@@ -40,8 +40,9 @@ def test_costs_are_of_all_sizes_that_an_engine_has(
     assert sizes[0] == 1
     assert rows in sizes
     assert sizes[-1] >= rows * (1 + how.drafts)
-    assert (costs.draft > 0) == (drafter == DEVICE)
-    assert (costs.fixed > 0) or drafter == DEVICE
+    # A draft's forward is the difference of two times, which may be lost in noise.
+    assert costs.draft >= 0 if drafter == DEVICE else costs.draft == 0
+    assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN["cpu"])
     assert 0 < costs.seconds(1) < 10
 
 
