@@ -182,10 +182,12 @@ def drafting(
             continue
         kind = Kind(alone=alone, draws=alone, verified=alone, drafts=drafts)
         kind = evolve(kind, proposes=draft is not None)
-        for splits in _cuts(spec, config, kind.fed):
+        for splits in _cuts(spec, config, alone):
             for others in _cuts(draft, config, alone) if draft is not None else {1}:
                 variant = (
-                    _tuned(spec, kind.fed, splits),
+                    drafts,  # how many rows attention's programs have
+                    sum(bound < kind.fed for bound in BOUNDS),
+                    splits > 1,
                     draft and _tuned(draft, alone, others),
                     draft and _tuned(draft, 2 * alone, others),
                 )

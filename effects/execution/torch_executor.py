@@ -150,7 +150,8 @@ class TorchExecutor:
         # What a draft model's cache lacks of rows, if there is one; that takes a slot.
         self.catch_up: CatchUp | None = None
         if modelled:
-            self.catch_up = CatchUp(config.max_num_batched_tokens)
+            budget, size = config.max_num_batched_tokens, config.block_size
+            self.catch_up = CatchUp(budget, size)
             slots += config.depth + 1
         self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
         self.flights: deque[Flight] = deque()
@@ -309,7 +310,7 @@ class TorchExecutor:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
         if self.catch_up is not None and (due := self.catch_up.begun(plan)):
-            self.runner.catch_up(*due, self.ring.next())
+            self.runner.catch_up(due, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             flight.slots.append(slot)

@@ -6,7 +6,9 @@ context ends with themselves, as all KV of a step is written before any of it is
 Then places are judged one after the other (judging.py): each draws by the sampler that
 serves all, with the noise of its position, and with the penalties of what stands before
 it. So what a row yields is what it would yield without drafts, whatever it
-asks for; and all is launched in order, so that a graph can hold it.
+asks for; and all is launched in order, so that a graph can hold it. Where the rule is
+"rejection", coins choose between a draft and what it is not (rejecting.py), and what a
+row yields has the same distribution only.
 
 Rows that have fewer drafts than others leave lines to the scratch row. So there are few
 kinds of such steps, but a row with many drafts beside many with one costs more than it
@@ -23,7 +25,7 @@ from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.kinds import Kind
 from minfer.plan import Draft, Open, Plan
 from minfer.setting import ConfigError
-from minfer.speculate.settings import DEVICE, SAME_NOISE, Speculation
+from minfer.speculate.settings import DEVICE, Speculation
 
 
 def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
@@ -31,11 +33,6 @@ def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
     how = config.speculation
     if how is None:
         return
-    if how.rule != SAME_NOISE:
-        raise ConfigError(
-            f"speculation: the rule {how.rule!r} cannot be executed yet; it has to be "
-            f"{SAME_NOISE!r}"
-        )
     if how.drafter == DEVICE and not modelled:
         raise ConfigError(
             f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"

@@ -237,10 +237,9 @@ class Oracle:
         """The token, or the next one that a mask allows."""
         if not bits:
             return token
-        allowed = int.from_bytes(bits, "little")
         size = self.vocab or 8 * len(bits)
         following = ((token + more) % size for more in range(size))
-        return next(one for one in following if allowed >> one & 1)
+        return next(one for one in following if bits[one >> 3] >> (one & 7) & 1)
 
     def _scores(self, plan: Plan, yields: Yields) -> Scores:
         """For rows that were opened with scores, a number for each token; else none."""

@@ -28,7 +28,7 @@ from minfer.pmap import Map
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import edited_column
-from minfer.speculate.length import Lengths, Row, lengths
+from minfer.speculate.length import Row, lengths
 from minfer.speculate.settings import HOST, Speculation
 from minfer.state import EngineState
 from minfer.work import Work
@@ -158,29 +158,14 @@ def _numbers(
     room: int,
 ) -> tuple[int, ...]:
     """How many drafts each has, at most `room` together, beside `others` inputs."""
-    none = (0,) * len(drafters)
     if how.adaptive and how.costs is not None:
         names, step = state.running.ids, state.next_step
         rows = [
             Row(state.drafting.likelihood(how.learning, names[one.i], step), one.most)
             for one in drafters
         ]
-        found = lengths(rows, how.costs, others, how.margin, room)
-        return found.drafts if _pays(how, found, len(rows) + others) else none
+        return lengths(rows, how.costs, others, how.margin, room).drafts
     return _fitting(tuple(_as_they_come((one.most for one in drafters), room)), room)
-
-
-def _pays(how: Speculation, found: Lengths, load: int) -> bool:
-    """Whether drafts pay although rows with fewer than others leave inputs empty: a
-    device takes as many of each row that has some.
-    """
-    deepest = max(found.drafts, default=0)
-    if not deepest or how.costs is None:
-        return False
-    drafting = sum(map(bool, found.drafts))
-    seconds = how.costs.seconds(load + drafting * deepest, deepest)
-    plain = load / how.costs.seconds(load)
-    return found.tokens / seconds > plain * (1 + how.margin)
 
 
 def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:

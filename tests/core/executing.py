@@ -26,7 +26,6 @@ from minfer.sequence import SampleId
 
 HOST: Final = "host"  # a tier
 NOWHERE: Final = "nowhere"  # one that holds nothing: what comes from there is spoilt
-MASKED: Final = 2**17  # tokens of a vocabulary, up to which masks are spelled out
 
 Foresee = Callable[[SampleId], tuple[int, ...]]  # all tokens of a sample, to come as well
 
@@ -119,6 +118,9 @@ class Habits:
     wire: bool = False  # plans and results cross as bytes
 
 
+HUGE: Final = 1 << 20  # ids, of which a mask takes time to make
+
+
 class Busy(Oracle):
     """An oracle with habits. It counts what came of them in `seen`."""
 
@@ -135,10 +137,10 @@ class Busy(Oracle):
         super().launch(plan_from(plan_to(plan)) if self.habits.wire else plan)
         if plan.apart:
             self.seen["sampled apart"] += 1
-            # Of 2^31 tokens it is 256 MB; one without bits means the same.
-            few = self.vocab <= MASKED
-            everything = b"\xff" * (self.vocab // 8 + 1) if few else b""
-            self.sample(SampleApart(plan.step, (Mask(plan.apart[0], everything),)))
+            masks: tuple[Mask, ...] = ()
+            if self.vocab < HUGE:
+                masks = (Mask(plan.apart[0], b"\xff" * (self.vocab // 8 + 1)),)
+            self.sample(SampleApart(plan.step, masks))
 
     def collect(self) -> Executed | Failed:
         """Run the next plan."""

@@ -704,9 +704,9 @@ BUGS: Final = (
         "drafts that pay and have no room",
         "a kind: the same, where there are as many as pay",
         "speculate/length.py",
-        "lengths",
-        "_fitting(some, room) if tight else len(some)",
-        "min(room, len(some))",
+        "_rectangles",
+        "min(int(min(size - load, room)) // depth, len(order))",
+        "min((size - load) // depth, int(min(99, room)), len(order))",
     ),
     Bug(
         "drafts beyond the table",

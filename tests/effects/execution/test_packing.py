@@ -270,6 +270,23 @@ def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
             assert (inputs.drafts.said[:deepest, rows - 1] == 7).all()
 
 
+def test_there_is_room_for_the_streams_of_all_rows() -> None:
+    """Those by which drafts stand, too."""
+    request = Request(id="", prompt=(3,), max_tokens=9)
+    each = [
+        DeviceRows(8, 4, 50, torch.device("cpu"), rejects=coins)
+        for coins in (False, True)
+    ]
+    for rows in each:
+        for row in range(8):
+            rows.open(row, opened(request, (1, 2, 3, 4)))
+            rows.set_last(row, 1)
+    taken = [sum(map(len, rows.take())) for rows in each]
+    most = [most_words(rows, 64, 8) for rows in each]
+    assert taken[1] - taken[0] == most[1] - most[0] == 2 * 8 * 4
+    assert taken[1] <= most[1] - 3 * 64
+
+
 @pytest.mark.parametrize(("seqs", "drafts"), [(8, 1), (8, 7), (1, 8), (3, 5)])
 def test_there_is_room_for_the_words_of_all_drafts(seqs: int, drafts: int) -> None:
     packs = packer(pad=True)
