@@ -239,7 +239,7 @@ class Oracle:
             return token
         size = self.vocab or 8 * len(bits)
         following = ((token + more) % size for more in range(size))
-        return next(one for one in following if bits[one >> 3] >> (one & 7) & 1)
+        return next(one for one in following if _is_set(bits, one))
 
     def _scores(self, plan: Plan, yields: Yields) -> Scores:
         """For rows that were opened with scores, a number for each token; else none."""
@@ -337,3 +337,8 @@ class Oracle:
             if slot < len(slots)
             else hash((_GARBAGE, block, slot, len(slots)))
         )
+
+
+def _is_set(bits: bytes, at: int) -> bool:
+    """Whether a bit is 1: those behind the last byte are not."""
+    return at >> 3 < len(bits) and bool(bits[at >> 3] >> (at & 7) & 1)
