@@ -36,9 +36,9 @@ DRAFT_MODEL: Final = "draft_model"
 METHODS: Final = (NGRAM, SUFFIX, DRAFT_MODEL)
 # vLLM's words for rules of acceptance: a draft has to be the token that the target draws,
 # or a coin decides.
-STRICT: Final = "strict"
+SAME: Final = "same_noise"
 STANDARD: Final = "standard"
-ACCEPTED_BY: Final = {STRICT: SAME_NOISE, STANDARD: REJECTION}
+ACCEPTED_BY: Final = {SAME: SAME_NOISE, STANDARD: REJECTION}
 # In steps of more rows there are no drafts, unless the settings say otherwise: they would
 # cost more than they bring.
 HOST_ROWS: Final = 32
@@ -105,7 +105,7 @@ class SpeculativeConfig:
     # as many drafts as are expected to pay; else always as many as there may be
     adaptive: bool = field(default=True, validator=_flag)
     # which drafts stand
-    rejection_sample_method: str = field(default=STRICT, validator=_acceptance)
+    rejection_sample_method: str = field(default=SAME, validator=_acceptance)
 
     def __attrs_post_init__(self) -> None:
         if self.method == DRAFT_MODEL:

@@ -49,7 +49,7 @@ def test_the_engine_is_told_who_drafts_and_how_much() -> None:
 @pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
 def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
     assert config(method=method).speculation.rule == SAME_NOISE
-    for name, rule in (("strict", SAME_NOISE), ("standard", REJECTION)):
+    for name, rule in (("same_noise", SAME_NOISE), ("standard", REJECTION)):
         told = config(method=method, rejection_sample_method=name)
         assert told.speculation.rule == rule
 
@@ -76,9 +76,12 @@ def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
         ({"method": "ngram", "adaptive": 1}, "adaptive must be true or false"),
         (
             {"method": "ngram", "rejection_sample_method": "block"},
-            "rejection_sample_method must be 'strict' or 'standard', not 'block'",
+            "rejection_sample_method must be 'same_noise' or 'standard', not 'block'",
         ),
-        ({"method": "ngram", "rejection_sample_method": ["strict"]}, "not \\['strict'"),
+        (
+            {"method": "ngram", "rejection_sample_method": ["same_noise"]},
+            "not \\['same_noise'",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_with_its_key(given: Any, why: str) -> None:
