@@ -115,6 +115,7 @@ def test_what_hardly_promises_anything_is_left_out() -> None:
 
 
 def test_a_gain_below_the_margin_is_none() -> None:
+    assert lengths([Row(0.5, 1)], Costs(((1, 1.0), (2, 1.5)))).drafts == (0,)
     some = Costs(((1, 1.0), (2, 1.4)))
     assert lengths([Row(0.5, 1)], some, margin=0.05).drafts == (1,)
     assert lengths([Row(0.5, 1)], some, margin=0.1).drafts == (0,)
