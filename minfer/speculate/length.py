@@ -36,7 +36,7 @@ from attrs import field, frozen
 from minfer.setting import ConfigError, number
 
 _HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
-_EVERY: Final = 8  # depths up to this are all tried
+_DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # that are tried, and the deepest
 
 
 def _setting(default: float, **how: Any) -> Any:
@@ -232,13 +232,7 @@ def _promises(rows: Sequence[Row]) -> list[Promise]:
     return found
 
 
-def _depths(promises: Sequence[Promise]) -> Iterator[int]:
-    """The depths that are tried: beyond `_EVERY`, few more."""
+def _depths(promises: Sequence[Promise]) -> list[int]:
+    """The depths that are tried: of many, few."""
     deepest = max((len(one.sums) for one in promises), default=0)
-    yield from range(1, min(deepest, _EVERY) + 1)
-    depth = 2 * _EVERY
-    while depth < deepest:
-        yield depth
-        depth *= 2
-    if deepest > _EVERY:
-        yield deepest
+    return sorted({min(depth, deepest) for depth in (*_DEPTHS, deepest)} - {0})

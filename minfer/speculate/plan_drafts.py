@@ -179,10 +179,8 @@ def _fitting(drafts: tuple[int, ...], room: int) -> tuple[int, ...]:
     """Drafts, at most `room` together, cut to what there is room for if each row that has
     some takes as much of it as the deepest.
     """
-    drafting = sum(map(bool, drafts))
-    if not drafting or drafting * max(drafts) <= room:
-        return drafts
-    return tuple(min(one, room // drafting) for one in drafts)
+    each = max(0, room) // max(1, sum(map(bool, drafts)))
+    return tuple(min(one, each) for one in drafts)
 
 
 def _all_used(state: EngineState) -> EngineState:

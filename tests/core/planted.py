@@ -697,8 +697,8 @@ BUGS: Final = (
         "a kind: a row with many drafts beside rows with few, that only together fit",
         "speculate/plan_drafts.py",
         "_fitting",
-        "not drafting or drafting * max(drafts) <= room",
-        "True",
+        "min(one, each)",
+        "one",
     ),
     Bug(
         "drafts that pay and have no room",
