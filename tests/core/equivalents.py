@@ -148,8 +148,8 @@ EQUIVALENT: Final[dict[str, str]] = {
         "list(compress(range(len(run)), map(gens.__contains__, run.gens)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
     (
-        "speculate/length.py | _depths | bound | sorted({min(depth, deepest) for depth in "
-        "(*_DEPTHS, deepest)} - {0}) -> {min(depth, deepest) for depth in "
+        "speculate/length.py | _depths | bound | sorted({min(depth, deepest) for depth "
+        "in (*_DEPTHS, deepest)} - {0}) -> {min(depth, deepest) for depth in "
         "(*_DEPTHS, deepest)} - {0}"
     ): "Sets of small numbers happen to be in order; of depths that tie, the first wins.",
     "speculate/length.py | _rectangles | comparison | count > 0 -> count >= 0": (
