@@ -22,6 +22,7 @@ from minfer.plan import Open
 from minfer.sequence import SampleId
 from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.proposer import Proposer
+from minfer.speculate.settings import HOST
 from minfer.state import EngineState, Transition
 
 READ_IN_A_TURN: Final = 512  # tokens
@@ -137,7 +138,7 @@ class HostDrafts:
         if name not in run.ids:
             return  # it gave way within the turn, to others of a step planned later
         request = run.seqs[run.ids.index(name)].request
-        if not may_draft(request):
+        if request.lockstep or not may_draft(request, HOST):
             return
         reader = self.readers.get(name)
         if reader is not None:
