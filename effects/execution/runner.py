@@ -35,12 +35,8 @@ from minfer.effects.execution.draft_model import DraftModel, DraftOf
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
-from minfer.effects.execution.judging import judge, spread
-from minfer.effects.execution.kinds import (
-    Kind,
-    most_draws,
-    most_lines,
-)
+from minfer.effects.execution.judging import draw_late, judge, spread
+from minfer.effects.execution.kinds import Kind, most_draws, most_lines
 from minfer.effects.execution.late_draws import LateDraw
 from minfer.effects.execution.packing import Forward
 from minfer.effects.execution.pooling import Pooler
@@ -113,7 +109,9 @@ class ModelRunner:
         self.room = most_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
         modelled = self.draft is not None
-        self.sampler = Sampler(backend, self.rows, draws, self.lines, remembers=modelled)
+        self.sampler = Sampler(
+            backend, self.rows, draws, self.lines, self.drafts, remembers=modelled
+        )
         dtype = torch_dtype(spec.dtype)
         self.pooler = Pooler(config.max_num_seqs, spec.hidden_size, dtype, device)
         self.scorer = Scorer(backend, config.max_num_seqs)
@@ -208,7 +206,8 @@ class ModelRunner:
         self.sampler.masks.send(late)
         self._replay(late.kind)
         self.sampler.masks.read()
-        slot.fetch(self.sampler.out, self.sampler.scores, len(late.draw.places))
+        lines = late.kind.lines if late.kind.drafts else len(late.draw.places)
+        slot.fetch(self.sampler.out, self.sampler.scores, lines)
 
     def forget(self) -> None:
         """A step failed: what rows were to be told is told again when they are opened."""
@@ -281,8 +280,7 @@ class ModelRunner:
         rows = self.rows
         inputs = Inputs.of(self.staging, kind)
         if inputs.late is not None:
-            who, positions = inputs.late.unbind(0)
-            self.sampler.sample_kept(who, positions, kind.wants)
+            draw_late(self.sampler, kind, inputs.late, inputs.drafts)
             return
         selves = rows.batch[: kind.alone]
         if dry:
@@ -328,10 +326,13 @@ class ModelRunner:
         if inputs.apart is not None:
             now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
             self.sampler.keep(first, kept)
+            if kind.drafts and not kind.proposes:
+                self.sampler.keep_behind(others)
             who = now
         self.sampler.sample(first, who, ahead, kind.wants)
         if step.further is not None:
-            judge(self.sampler, kind, step.selves, step.further, others)
+            # Of those who are sampled apart nobody has drawn: they are not among `who`.
+            judge(self.sampler, kind, who, step.further, others)
 
     def _fuses(self, kind: Kind) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(

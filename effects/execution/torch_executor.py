@@ -302,7 +302,10 @@ class TorchExecutor:
         plan = flight.plan
         how, rows = self.runner.config.speculation, self.runner.rows
         modelled = self.runner.draft is not None
-        why = unsupported(plan) or flaw_of_drafts(plan, how, rows, modelled=modelled)
+        others = (one for one in self.flights if one is not flight)
+        waiting = [one.plan for one in others if one.told is None]
+        why = unsupported(plan)
+        why = why or flaw_of_drafts(plan, how, rows, waiting, modelled=modelled)
         if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)

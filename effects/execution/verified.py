@@ -11,9 +11,13 @@ asks for; and all is launched in order, so that a graph can hold it.
 Rows that have fewer drafts than others leave lines to the scratch row. So there are few
 kinds of such steps, but a row with many drafts beside many with one costs more than it
 could.
+
+Where such rows are sampled apart, the logits of all their places are kept, and they are
+judged in the same way once their masks have come, with the mask of each place
+(late_draws.py).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import frozen
 
@@ -43,10 +47,15 @@ def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
 
 
 def flaw_of_drafts(
-    plan: Plan, how: Speculation | None, rows: DeviceRows, *, modelled: bool
+    plan: Plan,
+    how: Speculation | None,
+    rows: DeviceRows,
+    waiting: Iterable[Plan] = (),
+    *,
+    modelled: bool,
 ) -> str:
-    """Why a plan's drafts cannot be verified, or nothing. `modelled`: there is a draft
-    model.
+    """Why a plan's drafts cannot be verified, or nothing. `waiting` are plans before it
+    whose rows apart are not sampled yet. `modelled`: there is a draft model.
     """
     if not plan.drafts:
         return ""
@@ -54,20 +63,29 @@ def flaw_of_drafts(
         return "drafts are not expected, as the configuration has no speculation"
     if plan.repeat > 1:
         return "drafts are verified in one forward, and there are several"
-    taken = {fill.index for fill in plan.fills}.union(plan.apart)
+    if any(map(_has_late_drafts, waiting)):  # of one step logits behind drafts are kept
+        return "drafts of a step before it wait to be sampled apart"
+    taken, apart = {fill.index for fill in plan.fills}, frozenset(plan.apart)
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
         if draft.index in taken:
-            return "rows with drafts feed themselves and are sampled with the others"
+            return "rows with drafts feed themselves"
         if not 0 < count <= how.drafts:
             return f"rows have 1 to {how.drafts} drafts, not {count}"
         if draft.tokens and len(draft.tokens) != count:
             return f"{len(draft.tokens)} drafts are said of {count}"
+        if draft.index in apart and not draft.tokens:
+            return "drafts of rows that are sampled apart have to be said"
         if not (draft.tokens or modelled):
             return "drafts are not said, and there is no draft model to say them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled, or offer candidates, have no drafts"
     return ""
+
+
+def _has_late_drafts(plan: Plan) -> bool:
+    """Whether some rows of a plan are sampled apart, and have drafts."""
+    return not {draft.index for draft in plan.drafts}.isdisjoint(plan.apart)
 
 
 def _owner_drafts(owner: Open | None) -> bool:
@@ -88,12 +106,13 @@ class Further:
     first: int
     apart: int  # lines of two places
     drafts: int
+    verified: int  # rows of each place
 
     @classmethod
     def of(cls, kind: Kind, places: list[int], owners: list[Open | None]) -> "Further":
         """What comes back of a step of this kind, of rows that have these entries."""
         first, apart = aligned(kind.draws), aligned(kind.verified)
-        return cls(places, owners, first, apart, kind.drafts)
+        return cls(places, owners, first, apart, kind.drafts, kind.verified)
 
     @property
     def end(self) -> int:

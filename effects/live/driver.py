@@ -162,7 +162,7 @@ class Driver:
         arrived = [one.request for one in waiting if isinstance(one, Submit)]
         pauses = self.masks.arrived(arrived)
         now = Tick(self.clock())
-        proposals = self.drafts.heard(result, self.state)
+        proposals = self.drafts.heard(result, self.state, self.masks)
         events: tuple[Event, ...] = (now, *ends, *result, *proposals, *waiting, *pauses)
         transition = step(self.config, self.state, events)
         if self.record is not None:
@@ -257,7 +257,7 @@ class Driver:
         apart.sampled = True
         masked = apart.masked.result()
         self.ends += masked.ends
-        told = SampleApart(apart.plan.step, masked.masks, masked.written)
+        told = SampleApart(apart.plan.step, masked.masks, masked.written, masked.stands)
         self.executor.sample(told)
 
     def _let_go_of_sampled(self) -> None:

@@ -102,7 +102,7 @@ class Oracle:
         self.rows: dict[int, Row] = {}
         self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
-        self.told: dict[int, SampleApart] = {}  # by step, what the host said of it
+        self.apart: dict[int, SampleApart] = {}  # by step, what the host said of it
 
     def launch(self, plan: Plan) -> None:
         """Queue the plan; it runs when its results are asked for."""
@@ -114,15 +114,15 @@ class Oracle:
 
     def sample(self, apart: SampleApart) -> None:
         """Take note of the masks of a plan that was launched."""
-        self.told[apart.step] = apart
+        self.apart[apart.step] = apart
 
     def collect(self) -> Executed | Failed:
         """Run the next plan."""
         plan = self.plans.popleft()
-        if plan.apart and plan.step not in self.told:
+        if plan.apart and plan.step not in self.apart:
             raise AssertionError(f"nobody said that step {plan.step} may be sampled")
         yields = tuple(self._run(plan))
-        self.told.pop(plan.step, None)
+        self.apart.pop(plan.step, None)
         return Executed(
             plan.step,
             yields,
@@ -141,7 +141,7 @@ class Oracle:
         for index in {row for void in self.plans for row in void.rows} & self.rows.keys():
             self.rows[index].last = self.rows[index].next = -1
         self.plans.clear()
-        self.told.clear()
+        self.apart.clear()
         return Failed(plan.step, error)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class Oracle:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
         drafts = {draft.index: draft for draft in plan.drafts}
-        told = self.told.get(plan.step, SampleApart(plan.step))
+        told = self.apart.get(plan.step, SampleApart(plan.step))
         for i, index in enumerate(plan.rows):
             row, start, count = self.rows[index], plan.starts[i], plan.counts[i] - 1
             if i in drafts:

@@ -72,7 +72,7 @@ def test_pooled_vectors_are_none_or_bytes_for_each_row() -> None:
 
 
 def test_masks_behind_drafts_lie_behind_those_of_all_rows() -> None:
-    columns = {name: (0, 1, 2, 3) for name in ("gens", "rows", "starts")}
+    columns = dict.fromkeys(("gens", "rows", "starts"), (0, 1, 2, 3))
     sizes = {"counts": (3, 1, 2, 4), "most": (3, 1, 2, 1)}
     drafts = (Draft(0, (7, 8)), Draft(2, (9,)))
     plan = Plan(step=1, **columns, **sizes, drafts=drafts, apart=(0, 1, 3))

@@ -1,6 +1,7 @@
 """Which drafts stand on a device: those that `minfer.speculate.accept` lets stand."""
 
 import random
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from attrs import define, evolve
 from torch import Tensor
 
 from minfer.effects.execution.device_rows import DeviceRows
-from minfer.effects.execution.inputs import Drafts
-from minfer.effects.execution.judging import judge, spread
+from minfer.effects.execution.inputs import Drafts, Late
+from minfer.effects.execution.judging import draw_late, judge, spread
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.torch_executor import open_backend
@@ -73,13 +74,14 @@ class World:
     verdicts: list[Verdict]
     rows: DeviceRows
     sampler: Sampler
+    masks: list[tuple[bytes, ...]]  # of each row, place by place; or none
 
     @classmethod
-    def make(cls, rng: random.Random, kind: str) -> "World":
+    def make(cls, rng: random.Random, kind: str, *, masked: bool = False) -> "World":
         device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
         backend = open_backend(SPEC, CONFIG, device, kernels=kind == "cuda")
         rows = DeviceRows(ROWS + 1, 4, VOCAB, device)
-        sampler = Sampler(backend, rows, ROWS + 9, 200)
+        sampler = Sampler(backend, rows, ROWS + 9, 200, DRAFTS * ROWS)
         opens = [opened(rng, row) for row in range(ROWS)]
         for row, one in enumerate(opens):
             sampler.open(row, one)
@@ -89,18 +91,20 @@ class World:
         rows.next[:ROWS] = torch.tensor([len(one.known) - 1 for one in opens])
         made = torch.Generator().manual_seed(rng.getrandbits(30))
         logits = 2 * torch.randn(1 + DRAFTS, ROWS, VOCAB, generator=made)
+        masks = [tuple(some_masks(rng)) if masked else () for _ in opens]
         targets = [
             Target(
                 how=one.sampling,
                 known=one.known,
                 prompt=one.prompt,
                 logits=tuple(logits[:, row].tolist()),
+                masks=masks[row],
             )
             for row, one in enumerate(opens)
         ]
         said = [guess(rng, target) for target in targets]
         verdicts = [same_noise(*each) for each in zip(targets, said, strict=True)]
-        return cls(opens, logits, said, verdicts, rows, sampler)
+        return cls(opens, logits, said, verdicts, rows, sampler, masks)
 
     def drafts(self, order: list[int]) -> Drafts[Tensor]:
         """The drafts of these rows."""
@@ -123,7 +127,36 @@ class World:
         further = self.logits[1:][:, order[:verified]].reshape(-1, VOCAB).to(device)
         sampler.sample(first, selves, positions, kind.wants)
         judge(sampler, kind, selves, inputs, further)
-        out = sampler.out.tolist()
+        return self.found(order, kind)
+
+    def drawn_late(
+        self, order: list[int], verified: int, kept: list[int]
+    ) -> dict[int, list[int]]:
+        """The same, by masks and from logits that were kept; those of places behind
+        drafts for the rows `kept`, in this order.
+        """
+        rows, sampler, device = self.rows, self.sampler, self.rows.arena.device
+        kind = Kind(alone=0, draws=ROWS, filtered=True, shaped=True, late=True)
+        kind = evolve(kind, verified=verified, drafts=DRAFTS)
+        selves = torch.tensor(order, dtype=torch.int32, device=device)
+        sampler.keep(self.logits[0][order].to(device), selves)
+        sampler.keep_behind(self.logits[1:][:, kept].reshape(-1, VOCAB).to(device))
+        first = torch.tensor([kept.index(row) for row in order[:verified]])
+        steps = torch.arange(DRAFTS) * len(kept)
+        behind = (steps[:, None] + first).int().to(device)
+        places = [(row, 0) for row in order]
+        places += [(row, at + 1) for at in range(DRAFTS) for row in order[:verified]]
+        lines = [self.masks[row][place] for row, place in places]
+        words = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.int32)
+        sampler.masks.lines[: len(lines)] = words.view(len(lines), -1).to(device)
+        positions = rows.next[selves.long()] + 1
+        late = Late(selves, positions, behind)
+        draw_late(sampler, kind, late, self.drafts(order[:verified]))
+        return self.found(order, kind)
+
+    def found(self, order: list[int], kind: Kind) -> dict[int, list[int]]:
+        """What came of it, of the rows in this order."""
+        out, verified = self.sampler.out.tolist(), kind.verified
         found = {row: [out[at]] for at, row in enumerate(order)}
         owners: list[Open | None] = [self.opens[row] for row in order[:verified]]
         told = Further.of(kind, order[:verified], owners)
@@ -133,13 +166,26 @@ class World:
         return found
 
 
+def some_masks(rng: random.Random) -> Iterator[bytes]:
+    """Half of the tokens may come, at each place others."""
+    words = -(-VOCAB // 32)
+    for _ in range(1 + DRAFTS):
+        bits = rng.getrandbits(VOCAB) | 1 << rng.randrange(VOCAB)
+        yield bits.to_bytes(4 * words, "little")
+
+
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("seed", range(4))
-def test_as_the_pure_rule_says(kind: str, seed: int) -> None:
+def test_as_the_pure_rule_says(kind: str, seed: int, late: bool) -> None:
     rng = random.Random(seed)
-    world = World.make(rng, kind)
+    world = World.make(rng, kind, masked=late)
     order = rng.sample(range(ROWS), ROWS)
     verified, accepted = ROWS - 2, 0
-    found = world.drawn(order, verified)
+    if late:
+        kept = rng.sample(order[:verified], verified)
+        found = world.drawn_late(order, verified, kept)
+    else:
+        found = world.drawn(order, verified)
     for at, row in enumerate(order):
         expected = list(world.verdicts[row].tokens)[: None if at < verified else 1]
         accepted += len(expected) - 1
