@@ -8,7 +8,7 @@ draws. Where nothing is forced, a guess is drafted as far as the grammar allows 
 A matcher goes forward by the tokens that have just come, which its next mask has to do
 anyway, and is asked there: that takes some ten microseconds. A turn has little time for
 it, as no step is planned meanwhile; nobody asks those again whose answer took long, nor
-those whose masks a thread makes.
+those whose masks a thread makes. Time is the processor's, as others may be busy on it.
 """
 
 import time
@@ -23,7 +23,7 @@ from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.sequence import Running, SampleId
 
 IN_A_TURN: Final = 1e-3  # seconds
-LONG: Final = 3e-4  # for one sample
+LONG: Final = 1e-3  # for one sample
 
 
 def foreseen(
@@ -39,7 +39,7 @@ def foreseen(
     `running` does not know yet what has just come. `slow` are samples whose masks threads
     make.
     """
-    until = time.monotonic() + IN_A_TURN
+    until = time.thread_time() + IN_A_TURN
     places = {name: i for i, name in enumerate(running.ids)}
     for guess in guesses:
         i = places[guess.name]
@@ -50,11 +50,11 @@ def foreseen(
         walk = walks.get(guess.name)
         if walk is None or walk.request is not request or guess.name in slow:
             continue
-        begun = time.monotonic()
+        begun = time.thread_time()
         if begun > until or not walk.foresees:
             continue
         tokens = _following(walk, guess, running.known[i], most)
-        walk.foresees = time.monotonic() - begun <= LONG
+        walk.foresees = time.thread_time() - begun <= LONG
         yield evolve(guess, tokens=_before_end(walk, tokens))
 
 

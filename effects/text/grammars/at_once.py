@@ -14,7 +14,7 @@ slow then ends (`walking.py`), and the others go on as before.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from typing import TYPE_CHECKING, Final, cast
 
 from attrs import define
@@ -26,7 +26,7 @@ from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-BEHIND: Final = 2e-3  # seconds, for the masks of a step behind drafts
+BEHIND: Final = 5e-3  # seconds, for the masks of a step behind drafts
 
 
 class AtOnce:
@@ -117,10 +117,9 @@ class AtOnce:
                 [(one.inner, one.drafts[place]) for one in going]
             )
             going = [one for one, fine in zip(going, took, strict=True) if fine]
-            self._made([(one.inner, one.move.behind + place) for one in going], lines)
-            for one in going:
-                one.move.reached += not one.inner.is_error()
-            going = [one for one in going if not one.inner.is_error()]
+            due = [(one.inner, one.move.behind + place) for one in going]
+            errors = self._made(due, lines)
+            going = [one for one in going if not one.came(place, errors)]
         for one in walks:
             one.go_back()
 
@@ -137,11 +136,19 @@ class _Behind:
     move: Move
     inner: "LLMatcher"
     drafts: tuple[int, ...]
+    gone: int = 0  # along these
+
+    def came(self, place: int, errors: Container[int]) -> bool:
+        """It has gone over a draft; whether this is as far as it comes."""
+        self.gone += 1
+        ends = self.move.behind + place in errors
+        self.move.reached += not ends
+        return ends
 
     def go_back(self) -> None:
         """To where it was before any."""
-        if self.move.reached and not self.inner.is_error():
-            self.inner.rollback(self.move.reached)
+        if self.gone and not self.inner.is_error():
+            self.inner.rollback(self.gone)
         self.move.spoilt = self.inner.is_error()
 
 
