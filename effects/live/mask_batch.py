@@ -77,10 +77,11 @@ class Batch:
         """Learn which masks behind drafts were made; none of those that a thread made."""
         moves = {one.line: one for one in self.moves} if self.behind else {}
         for one in self.behind:
-            if (move := moves.get(one.line)) is not None:
-                one.reached = move.reached
-            walk = self.walks.get(one.line)
-            for place in range(1, one.reached + 1) if walk is not None else ():
+            move, walk = moves.get(one.line), self.walks.get(one.line)
+            if move is None or walk is None:
+                continue
+            one.reached = move.reached
+            for place in range(1, one.reached + 1):
                 length = self.lengths[one.line] + place
                 never = walk.never if length >= walk.min_tokens else barred(walk)
                 self.barred[never].append(one.first + place - 1)

@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from minfer.plan import Draft, Plan, TokenLogprobs, flaw_beside, lines_apart, tokens_of
 
@@ -72,13 +73,18 @@ def test_pooled_vectors_are_none_or_bytes_for_each_row() -> None:
 
 
 def test_masks_behind_drafts_lie_behind_those_of_all_rows() -> None:
-    columns = dict.fromkeys(("gens", "rows", "starts"), (0, 1, 2, 3))
-    sizes = {"counts": (3, 1, 2, 4), "most": (3, 1, 2, 1)}
-    drafts = (Draft(0, (7, 8)), Draft(2, (9,)))
-    plan = Plan(step=1, **columns, **sizes, drafts=drafts, apart=(0, 1, 3))
+    rows = (0, 1, 2, 3)
+    plan = Plan(
+        step=1,
+        gens=rows,
+        rows=rows,
+        starts=rows,
+        counts=(3, 1, 2, 4),
+        most=(3, 1, 2, 1),
+        drafts=(Draft(0, (7, 8)), Draft(2, (9,))),
+        apart=(0, 1, 3),
+    )
     lines = {(0, 0): 0, (1, 0): 1, (3, 0): 2, (0, 1): 3, (0, 2): 4}
     assert lines_apart(plan) == lines
-    assert lines_apart(Plan(step=1, **columns, **sizes, apart=(2, 3))) == {
-        (2, 0): 0,
-        (3, 0): 1,
-    }
+    plain = evolve(plan, drafts=(), apart=(2, 3))
+    assert lines_apart(plain) == {(2, 0): 0, (3, 0): 1}
