@@ -69,7 +69,7 @@ def draw_late(
         return
 
     def draw(place: int, who: Tensor, positions: Tensor, at: int) -> None:
-        masks = kind.draws + place * kind.verified
+        masks = aligned(kind.draws) + place * aligned(kind.verified)
         which = behind[place]
         sampler.sample_behind(which, masks, who, positions, kind.wants, at)
 

@@ -47,7 +47,8 @@ class LateDraw:
     """Draws of rows that were sampled apart.
 
     Masks are those of the draws; where there are drafts, these are padded to the kind's
-    number, and those of the places behind drafts follow, place by place.
+    number, and those of the places behind drafts follow, place by place; each of these
+    parts is aligned.
     """
 
     kind: Kind
@@ -62,9 +63,10 @@ class LateDraw:
 
     def owner(self, line: int) -> Open | None:
         """Whose mask one is."""
-        behind = line - self.kind.draws
-        at = behind % self.kind.verified if self.kind.drafts and behind >= 0 else line
-        return self.draw.owners[at]
+        behind = line - aligned(self.kind.draws)
+        if self.kind.drafts and behind >= 0:
+            line = behind % aligned(self.kind.verified)
+        return self.draw.owners[line]
 
 
 def pack_late(
@@ -183,11 +185,11 @@ def _order(kind: Kind, places: list[int], counts: list[int]) -> list[At]:
     """Whose masks the draws read, line by line."""
     order: list[At] = [(index, 0) for index in places]
     if kind.drafts:
-        order += [None] * (kind.draws - len(order))
+        order += [None] * (aligned(kind.draws) - len(order))
         for place in range(1, kind.drafts + 1):
             each = zip(places, counts, strict=False)
             here: list[At] = [(i, place) if place <= n else None for i, n in each]
-            order += [*here, *[None] * (kind.verified - len(counts))]
+            order += [*here, *[None] * (aligned(kind.verified) - len(counts))]
     return order
 
 

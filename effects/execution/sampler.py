@@ -53,7 +53,7 @@ class Sampler:
         # [drafts, vocab]: of those of one step that have drafts, logits behind these
         self.behind: Tensor | None = None
         self.drafts = drafts
-        self.masks = Masks(draws + drafts, rows.vocab, device)
+        self.masks = Masks(lines, rows.vocab, device)
 
     def open(self, row: int, opened: Open) -> None:
         """A row is taken over."""

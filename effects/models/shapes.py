@@ -153,8 +153,10 @@ def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     how = sizes.speculation
     if how is None or how.drafter != HOST:
         return 0
-    line = spec.vocab_size * dtype_bytes(spec.dtype) + -(-spec.vocab_size // 32) * 4
-    return most_drafts(sizes) * line
+    drafts = most_drafts(sizes)
+    logits = drafts * spec.vocab_size * dtype_bytes(spec.dtype)
+    # A place's lines are aligned.
+    return logits + 4 * (drafts + 2) * -(-spec.vocab_size // 32) * 4
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

@@ -8,7 +8,7 @@ import torch
 from attrs import define, evolve
 from torch import Tensor
 
-from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.device_rows import DeviceRows, aligned
 from minfer.effects.execution.inputs import Drafts, Late
 from minfer.effects.execution.judging import draw_late, judge, spread
 from minfer.effects.execution.kinds import Kind
@@ -144,11 +144,13 @@ class World:
         first = torch.tensor([kept.index(row) for row in order[:verified]])
         steps = torch.arange(DRAFTS) * len(kept)
         behind = (steps[:, None] + first).int().to(device)
-        places = [(row, 0) for row in order]
-        places += [(row, at + 1) for at in range(DRAFTS) for row in order[:verified]]
-        lines = [self.masks[row][place] for row, place in places]
-        words = torch.frombuffer(bytearray(b"".join(lines)), dtype=torch.int32)
-        sampler.masks.lines[: len(lines)] = words.view(len(lines), -1).to(device)
+        for place in range(1 + DRAFTS):
+            some = order[:verified] if place else order
+            begin = aligned(ROWS) + (place - 1) * aligned(verified) if place else 0
+            lines = b"".join([self.masks[row][place] for row in some])
+            words = torch.frombuffer(bytearray(lines), dtype=torch.int32)
+            there = sampler.masks.lines[begin : begin + len(some)]
+            there.copy_(words.view(len(some), -1))
         positions = rows.next[selves.long()] + 1
         late = Late(selves, positions, behind)
         draw_late(sampler, kind, late, self.drafts(order[:verified]))

@@ -186,13 +186,15 @@ def test_masks_behind_drafts_follow_those_of_all_draws() -> None:
     told = SampleApart(8, (Mask(2, only(9), 3), Mask(0, only(8), 1), Mask(1, only(7))))
     late, _ = late_of(told, Kind.padded)
     assert (late.kind.draws, late.kind.verified, late.kind.drafts) == (4, 2, 3)
-    whole = [b"", b"", only(7), b"", only(8), b"", b"", b"", b"", only(9)]
-    assert late.masks == whole
-    names = [one and one.name[0] for one in map(late.owner, (0, 1, 2, 4, 5, 8, 9))]
+    nobody = [b"", b""]  # lines are aligned
+    places = [[only(8), b""], [b"", b""], [b"", only(9)]]
+    behind = [mask for some in places for mask in some + nobody]
+    assert late.masks == [b"", b"", only(7), b"", *behind]
+    names = [one and one.name[0] for one in map(late.owner, (0, 1, 2, 4, 5, 12, 13))]
     assert names == ["c", "b", "a", "c", "b", "c", "b"]
     late, _ = late_of(SampleApart(8, written=True), Kind.padded)
     # Lines: entries 0, 1 and 2, two behind drafts of 0, and three behind those of 2.
-    assert late.lines == [0, 2, 1, 0, 3, 5, 4, 6, 0, 7]
+    assert late.lines == [0, 2, 1, 0, 3, 5, 0, 0, 4, 6, 0, 0, 0, 7, 0, 0]
 
 
 def test_where_no_draft_may_stand_there_are_none() -> None:

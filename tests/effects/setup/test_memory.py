@@ -219,7 +219,7 @@ def test_logits_and_masks_behind_the_host_s_drafts_are_kept(cuda: bool) -> None:
         activations[drafter] = planned.activations
     count = most_drafts(sizes[HOST])
     rows = DeviceRows(SIZES.max_num_seqs, 2, SPEC.vocab_size, device)
-    sampler = Sampler(CpuBackend(), rows, 0, drafts=count)
+    sampler = Sampler(CpuBackend(), rows, 0, 4 * (count + 2), count)
     sampler.keep_behind(logits.repeat(count, 1).to(torch_dtype(SPEC.dtype)))
     assert sampler.behind is not None
     parts = sampler.behind, sampler.masks.lines
