@@ -94,7 +94,7 @@ def test_what_may_not_end_an_output_yet_is_barred() -> None:
 
 
 def test_who_has_lost_a_matcher_begins_anew_and_is_not_new() -> None:
-    one = walk()
+    one: Any = walk()
     assert one.is_new
     one.given, one.allowed = 3, Allowed(3, ALL)
     one.spoil()
