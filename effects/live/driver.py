@@ -16,6 +16,9 @@ by then, and launched once they have been drawn:
 So the device waits for the host only where masks take longer than a forward. With more
 steps in flight, a step may feed rows of one whose masks await tokens of another row: it
 is held until these are there.
+
+Where a row under a grammar has drafts of the host, as any row that has some, no step is
+planned before or behind its own: it is drawn place by place once all its masks are there.
 """
 
 import contextlib

@@ -19,6 +19,9 @@ planned for one token once that is there:
     the masks of a step took long     all who were in it are slow, until they are seen
                                       one by one
 
+Rows may have drafts (foreseen.py): then there is a mask behind each of them, too
+(mask_batch.py). Slow samples have none.
+
 Whoever has a matcher that cannot go on ends, by name, and the row draws what it likes
 this once: that token does not count. So does who may not end by the grammar, where its
 request bars all ends of sequence, and nothing else is left: then the output is over.
