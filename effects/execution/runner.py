@@ -112,8 +112,8 @@ class ModelRunner:
         self.sampler = Sampler(
             backend, self.rows, draws, self.lines, self.drafts, remembers=modelled
         )
-        dtype = torch_dtype(spec.dtype)
-        self.pooler = Pooler(config.max_num_seqs, spec.hidden_size, dtype, device)
+        sizes = config.max_num_seqs, spec.hidden_size
+        self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
         self.scorer = Scorer(backend, config.max_num_seqs)
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
