@@ -140,7 +140,7 @@ def steady(lab: Lab, llm: LLM, rows: int, context: int) -> tuple[float, Spans]:
     runner = executor.runner
     with (
         watched(spans, driver, "turn"),
-        watched(spans, llm.worker, "_tell"),
+        watched(spans, llm.worker.telling, "tell"),
         watched(spans, executor, "launch", runner.stream),
         watched(spans, executor, "collect"),
         watched(spans, runner, "_replay", runner.stream),
@@ -244,7 +244,7 @@ def host(lab: Lab, model: str) -> Figures:
         }
         found["staging"].append(ms["launch"])
         found["planning, committing, staging"].append(ms["turn"] - ms["collect"])
-        found["delivering"].append(ms["_tell"])
+        found["delivering"].append(ms["tell"])
         busy = sum(span.before.elapsed_time(span.after) for span in spans["_replay"])
         whole = spans["_replay"][0].before.elapsed_time(spans["_replay"][-1].after)
         found["GPU idle"].append(100 * (1 - busy / whole))

@@ -13,10 +13,13 @@ prompt, the model writes on. For every proposer, greedily and at temperature 1:
 The draft model's noise is its target's. So of drafts that are judged (all before them
 were accepted) at least (1 - TV) / (1 + TV) are accepted, and 1 - TV is the most that any
 rule could accept. Both are means over the positions at which drafts were judged, of the
-two models' distributions there, as transformers computes them. `bench/speculation_rules`
-has the other rule.
+two models' distributions there, as transformers computes them.
 
-Outputs must equal those without drafts: all is in float32, and it is an error if not.
+At temperature 1 the same by the other rule, rejection sampling: of a model's drafts
+1 - TV should be accepted. `bench/speculation_rules` does that by its pure functions, too.
+
+By the default rule outputs must equal those without drafts: all is in float32, and it is
+an error if not.
 """
 
 import argparse
@@ -33,7 +36,7 @@ from bench.results import run, show
 from bench.speculation_rules import by_rejection
 from minfer import LLM, RequestOutput, SamplingParams
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation import DRAFT_MODEL, METHODS
+from minfer.effects.setup.speculation import DRAFT_MODEL, METHODS, STANDARD, STRICT
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.runs.drafts import Judged, good_steps, judged, tally_of
 from minfer.speculate import length
@@ -155,14 +158,32 @@ def distances(pair: Pair, found: Ran, temperature: float) -> Any:
     tv = torch.tensor(values, dtype=torch.float64)
     return {
         "judged": len(tv),
-        "same noise": round(accepted / len(tv), 4),
+        "accepted": round(accepted / len(tv), 4),
         "(1 - TV) / (1 + TV)": round(float(((1 - tv) / (1 + tv)).mean()), 4),
         "1 - TV": round(float((1 - tv).mean()), 4),
     }
 
 
-def config_of(method: str, drafts: int) -> dict[str, Any]:
-    return {"method": method, "num_speculative_tokens": drafts, "adaptive": False}
+def config_of(method: str, drafts: int, rule: str = STRICT) -> dict[str, Any]:
+    return {
+        "method": method,
+        "num_speculative_tokens": drafts,
+        "adaptive": False,
+        "rejection_sample_method": rule,
+    }
+
+
+def by_coins(prompts: Ids, pair: Pair, args: argparse.Namespace) -> dict[str, Any]:
+    """All proposers at temperature 1, by rejection sampling."""
+    found: dict[str, Any] = {}
+    for method in METHODS:
+        config = config_of(method, args.drafts, STANDARD)
+        one = ran(prompts, 1.0, args.tokens, config)
+        found[method] = one.seen.figures()
+        if method == DRAFT_MODEL:
+            found[method]["judged drafts"] = distances(pair, one, 1.0)
+        show({f"{method}, temperature 1, rejection sampling": found[method]})
+    return found
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:
@@ -181,9 +202,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             label = f"{method}, temperature {temperature:g}"
             found[label] = figures
             show({label: figures})
+    coins = by_coins(prompts, pair, args)
     rejected = by_rejection(pair.models, prompts[:: args.sparse], args)
     for method, figures in rejected.items():
-        show({f"{method}, temperature 1, rejection sampling": figures})
+        show({f"{method}, rejection sampling by pure functions": figures})
     return {
         "drafts": args.drafts,
         "prompts": len(prompts),
@@ -191,7 +213,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "output tokens": args.tokens,
         "dtype": "float32",
         "same noise": found,
-        "rejection sampling, temperature 1": rejected,
+        "rejection sampling, temperature 1": coins,
+        "rejection sampling, temperature 1, by pure functions": rejected,
     }
 
 
@@ -203,7 +226,7 @@ if __name__ == "__main__":
         "--sparse": {
             "type": int,
             "default": 8,
-            "help": "of so many prompts one is for rejection sampling, in pure Python",
+            "help": "of so many prompts one is for the pure functions",
         },
         "--seed": 0,
     }

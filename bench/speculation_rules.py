@@ -1,9 +1,8 @@
 """Drafts under rejection sampling, by its pure functions: `bench/speculation` beside it.
 
-The engine executes the default rule alone. What the other one, modified rejection
-sampling, would accept is found here without an engine: a row at a time, each forward from
-the text's first token, draws and verdicts in pure Python (`minfer.speculate.rejection`).
-So there are fewer rows. Greedily the two rules are one.
+What modified rejection sampling accepts is found here without an engine: a row at a time,
+each forward from the text's first token, draws and verdicts in pure Python
+(`minfer.speculate.rejection`). So there are fewer rows. Greedily the two rules are one.
 """
 
 import argparse
@@ -127,7 +126,7 @@ def one_row(
 def by_rejection(
     models: Sequence[Any], prompts: list[list[int]], args: argparse.Namespace
 ) -> dict[str, Any]:
-    """All proposers at temperature 1, with the rule that the engine does not execute."""
+    """All proposers at temperature 1."""
     target, draft = models
     found: dict[str, Any] = {}
     for method in METHODS:

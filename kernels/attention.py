@@ -32,10 +32,15 @@ nothing is merged. Chunks: 64 keys against 128 rows are 4.2 MFLOP for 32 KB, 128
 byte: at 600 TFLOP/s, 4.7 TB/s from the second-level cache. 128 rows of 128 sums in 8
 warps take 64 of a thread's registers.
 
+Drafts to verify are such chunks, of a row's last token and of its drafts, which lie apart
+among the packed tokens (`Apart`): their queries share every tile that is loaded, where
+lines of their own would load a context once for each.
+
 Exponentials are to base 2 (log2 e goes into the scale), which is the hardware's own.
 """
 
 import math
+from typing import NamedTuple
 
 import torch
 import triton
@@ -63,6 +68,15 @@ LEAST_TOKENS = 64  # of a range
 MAX_SPLITS = 128  # beyond, merging takes longer than the ranges
 LOG2_E = math.log2(math.e)
 THREADS = 32  # of a warp
+
+
+class Apart(NamedTuple):
+    """How the queries of chunks lie, where not one behind the other: query j > 0 of chunk
+    i is q[offsets[i] + skip + (j - 1) * stride].
+    """
+
+    skip: int
+    stride: int
 
 
 def num_splits(batch: int, kv_heads: int, dim: int, max_context: int) -> int:
@@ -160,6 +174,7 @@ def prefill_attention(
     max_count: int,
     splits: int = 1,
     out: Tensor | None = None,
+    apart: Apart | None = None,
     tune: PrefillTune | None = None,
 ) -> Tensor:
     """Causal attention of packed chunks over their cached contexts; returns `out`, as q
@@ -170,13 +185,28 @@ def prefill_attention(
     already in the cache. rows, starts, counts and offsets are [chunks] int32 or int64. No
     count may be above max_count, which sets the grid and, for few rows, their tile.
     Chunks of count 0 and tokens of no chunk leave `out` as it was. The rest is as in
-    `decode_attention`; splits are for few short chunks of long contexts (drafts to
-    verify). tune: instead of the table's.
+    `decode_attention`; splits are for few short chunks of long contexts. tune: instead of
+    the table's.
+
+    apart: where the queries of each chunk are (drafts to verify); there have to be
+    max_count of each, no count is 0, and behind its count `out` gets something finite.
     """
     _check(q, k_cache, v_cache, table, out)
     if not on_triton(q):
         return attention_reference(
-            q, k_cache, v_cache, table, rows, starts, counts, offsets, scale, window, out
+            q,
+            k_cache,
+            v_cache,
+            table,
+            rows,
+            starts=starts,
+            counts=counts,
+            offsets=offsets,
+            scale=scale,
+            window=window,
+            out=out,
+            apart=apart,
+            most=max_count,
         )
     tune = tune or prefill_tune(kind_of(q), capability(q.device))
     rows_tile = min(tune.rows, padded(max_count * q.shape[1] // k_cache.shape[2]))
@@ -194,6 +224,7 @@ def prefill_attention(
         max_count=max_count,
         splits=splits,
         out=out,
+        apart=apart,
         rows_tile=rows_tile,
         tile=tune.tile,
         warps=tune.warps(rows_tile),
@@ -220,6 +251,7 @@ def _launch(
     tile: int,
     warps: int,
     stages: int,
+    apart: Apart | None = None,
 ) -> Tensor:
     """Run the kernel, with room for its ranges' results."""
     tokens, heads, dim = q.shape
@@ -258,6 +290,9 @@ def _launch(
         arrivals=counters,
         scale=scale * LOG2_E,
         splits=splits,
+        skip=apart.skip if apart else 0,
+        stride=apart.stride if apart else 0,
+        most=max_count,
         q_row=q.stride(0),
         q_head=q.stride(1),
         out_row=out.stride(0),
@@ -276,6 +311,7 @@ def _launch(
         dim_pad=dim_pad,
         merge_rows=merge_rows,
         depth=max(1, at_once // (merge_rows * dim_pad)),
+        apart=apart is not None,
         num_warps=warps,
         num_stages=stages,
         launch_pdl=early(q),
@@ -322,9 +358,11 @@ def attention_reference(
     scale: float,
     window: int = 0,
     out: Tensor | None = None,
+    apart: Apart | None = None,
+    most: int = 0,
 ) -> Tensor:
     """`prefill_attention` in plain torch, float32 inside; decoding is chunks of one
-    token.
+    token. `most` is its max_count.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     block_size, kv_heads, dim = k_cache.shape[1:]
@@ -336,15 +374,20 @@ def attention_reference(
         key, value = (
             cache[blocks, tokens % block_size].float() for cache in (k_cache, v_cache)
         )
-        here = slice(offset, offset + count)
+        if apart is None:
+            here = torch.arange(offset, offset + count, device=q.device)
+        else:
+            behind_first = offset + apart.skip + apart.stride * torch.arange(most - 1)
+            every = torch.tensor([offset, *behind_first.tolist()], device=q.device)
+            here = every[:count]
+            out[every[count:]] = 0
+            drafted = (tokens > start)[:, None, None]
+            value = value.where(~drafted | value.isfinite(), 0)
         query = q[here].float().view(count, kv_heads, q.shape[1] // kv_heads, dim)
         scores = torch.einsum("qhgd,khd->hgqk", query, key) * scale
         behind = torch.arange(start, start + count, device=q.device)[:, None] - tokens
         unseen = (behind < 0) | (behind >= window) if window else behind < 0
         weights = scores.masked_fill(unseen, -math.inf).softmax(-1)
-        out[here] = (
-            torch.einsum("hgqk,khd->qhgd", weights, value)
-            .reshape(out[here].shape)
-            .to(out)
-        )
+        mixed = torch.einsum("hgqk,khd->qhgd", weights, value)
+        out[here] = mixed.reshape(count, *out.shape[1:]).to(out)
     return out

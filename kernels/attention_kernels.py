@@ -21,6 +21,7 @@ class Context(NamedTuple):
 
     first: tl.tensor  # key that may be read
     last: tl.tensor
+    sure: tl.tensor  # the last that every query sees; behind it may be wrong drafts
     k_head: tl.tensor  # pointers to the head in block 0
     v_head: tl.tensor
     blocks: tl.tensor  # pointer to the sequence's row of the block table
@@ -47,6 +48,7 @@ def _scan(
     scale,
     window: tl.constexpr,
     masked: tl.constexpr,
+    apart: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     dim: tl.constexpr,
@@ -56,7 +58,7 @@ def _scan(
 
     q is [rows, dim_pad], row r stands at positions[r]. Only the context's keys from first
     to last are loaded, and only table entries of those. `masked` False: every row sees
-    every key of every tile.
+    every key of every tile. `apart`: they are drafts to verify.
     """
     acc, top, total = softmax
     lanes = tl.arange(0, tile)
@@ -85,6 +87,11 @@ def _scan(
             if window > 0:
                 seen = seen & (tokens[None, :] > positions[:, None] - window)
             scores = tl.where(seen, scores, float("-inf"))
+            if apart:
+                # What a model makes of a wrong draft may not be finite, and nothing times
+                # that would be NaN.
+                some = (tokens <= context.sure)[:, None] | (tl.abs(value) < float("inf"))
+                value = tl.where(some, value, 0.0)
         # `top` starts at a finite number, so a row that sees nothing yet meets no inf -
         # inf.
         higher = tl.maximum(top, tl.max(scores, 1) * scale)
@@ -147,6 +154,14 @@ def _chunk(starts, counts, offsets, chunk):
 
 
 @triton.jit
+def _token(offset, query, skip, stride, apart: tl.constexpr):
+    """Where a chunk's query is in q; behind the first one, they may lie apart."""
+    if apart:
+        return offset + tl.where(query > 0, skip + (query - 1) * stride, 0)
+    return offset + query
+
+
+@triton.jit
 def _scan_whole(
     q,
     softmax,
@@ -158,6 +173,7 @@ def _scan_whole(
     context,
     scale,
     window: tl.constexpr,
+    apart: tl.constexpr,
     block_size: tl.constexpr,
     tile: tl.constexpr,
     dim: tl.constexpr,
@@ -182,6 +198,7 @@ def _scan_whole(
             scale,
             window,
             True,
+            apart,
             block_size,
             tile,
             dim,
@@ -198,6 +215,7 @@ def _scan_whole(
         scale,
         window,
         False,
+        apart,
         block_size,
         tile,
         dim,
@@ -206,7 +224,11 @@ def _scan_whole(
     return softmax, edge
 
 
-@triton.jit(do_not_specialize=["splits"])
+# Rows of a step that have no drafts begin anywhere among its rows.
+@triton.jit(
+    do_not_specialize=["splits", "skip", "stride", "most"],
+    do_not_specialize_on_alignment=["rows", "starts", "counts", "offsets"],
+)
 def attend(
     q,
     k_cache,
@@ -222,6 +244,9 @@ def attend(
     arrivals,
     scale,
     splits,
+    skip,
+    stride,
+    most,
     q_row,
     q_head,
     out_row,
@@ -240,9 +265,11 @@ def attend(
     dim_pad: tl.constexpr,
     merge_rows: tl.constexpr,
     depth: tl.constexpr,
+    apart: tl.constexpr,
 ):
     """Grid [tiles of rows * splits, chunks, kv_heads]; without counts, the starts are
-    contexts.
+    contexts. `apart`: queries lie as skip and stride say, and each chunk has `most`, of
+    which those behind its count come to something finite.
 
     arrivals: a zero for each tile of rows, chunk and key head; zero again afterwards.
     """
@@ -251,31 +278,36 @@ def attend(
     chunk = tl.program_id(1)
     kv_head = tl.program_id(2)
     start, count, offset = _chunk(starts, counts, offsets, chunk)
+    queries = most if apart else count
     # The last rows of a chunk see the most: they are launched first, short work fills in
     # behind.
-    index = tl.cdiv(count * group, rows_tile) - 1 - tl.program_id(0) // splits
+    index = tl.cdiv(queries * group, rows_tile) - 1 - tl.program_id(0) // splits
     if index < 0:
         return
     blocks = table + tl.load(rows + chunk).to(tl.int64) * table_row
     flat = index * rows_tile + tl.arange(0, rows_tile)
     query = flat * 0 if counts is None else flat // group
-    token = offset + query
+    token = _token(offset, query, skip, stride, apart)
     head = kv_head * group + flat - query * group
     positions = start + query
-    first = start + index * rows_tile // group
     last = start + tl.minimum((index * rows_tile + rows_tile - 1) // group, count - 1)
+    first = tl.minimum(start + index * rows_tile // group, last)
 
     dims = tl.arange(0, dim_pad)
-    mine = (flat < count * group)[:, None] & (dims < dim)[None, :]
+    ours = flat < queries * group
+    mine = ours[:, None] & (dims < dim)[None, :]
+    there = (flat < count * group)[:, None] & (dims < dim)[None, :]
     where = q + token[:, None] * q_row + head[:, None] * q_head + dims[None, :]
-    queries = tl.load(where, mask=mine, other=0.0)
+    asked = tl.load(where, mask=there, other=0.0)
     k_head = k_cache + kv_head * stride_head
     v_head = v_cache + kv_head * stride_head
     acc = tl.zeros([rows_tile, dim_pad], tl.float32)
     top = tl.full([rows_tile], NOTHING_YET, tl.float32)
     softmax = Softmax(acc, top, tl.zeros([rows_tile], tl.float32))
     first_key = tl.maximum(first - window + 1, 0) if window > 0 else 0
-    context = Context(first_key, last, k_head, v_head, blocks, stride_block, stride_token)
+    context = Context(
+        first_key, last, start, k_head, v_head, blocks, stride_block, stride_token
+    )
     lo = first_key // tile
     hi = tl.cdiv(last + 1, tile)
     if counts is None or split:
@@ -287,7 +319,7 @@ def attend(
         hi = tl.minimum(lo + share, hi)
     else:
         softmax, lo = _scan_whole(
-            queries,
+            asked,
             softmax,
             positions,
             lo,
@@ -297,13 +329,14 @@ def attend(
             context,
             scale,
             window,
+            apart,
             block_size,
             tile,
             dim,
             dim_pad,
         )
     acc, top, total = _scan(
-        queries,
+        asked,
         softmax,
         positions,
         lo,
@@ -312,6 +345,7 @@ def attend(
         scale,
         window,
         True,
+        apart,
         block_size,
         tile,
         dim,
@@ -325,22 +359,24 @@ def attend(
         at = (token * heads + head) * splits + part
         # log2 of the range's sum of exponentials; -inf if it has none.
         logs = tl.where(total > 0, top + tl.log2(some), float("-inf"))
-        tl.store(sums + at, logs, mask=flat < count * group)
+        tl.store(sums + at, logs, mask=ours)
         tl.store(parts + at[:, None] * dim + dims[None, :], result, mask=mine)
         counters = arrivals + (index * tl.num_programs(1) + chunk) * tl.num_programs(2)
         if arrive(counters, kv_head) == used - 1:
             tl.store(counters + kv_head, 0)
             row = index * rows_tile + tl.arange(0, merge_rows)
-            to = offset + row // group
+            to = _token(offset, row // group, skip, stride, apart)
             by = kv_head * group + row % group
             base = (to * heads + by) * splits
-            ours = row < count * group
+            all_of = row < queries * group
             merged = _merge(
-                parts, sums, base, ours, used, merge_rows, depth, dim, dim_pad
+                parts, sums, base, all_of, used, merge_rows, depth, dim, dim_pad
             )
             place = out + to[:, None] * out_row + by[:, None] * out_head + dims[None, :]
             tl.store(
-                place, merged.to(out.dtype.element_ty), mask=ours[:, None] & (dims < dim)
+                place,
+                merged.to(out.dtype.element_ty),
+                mask=all_of[:, None] & (dims < dim),
             )
     else:
         where = out + token[:, None] * out_row + head[:, None] * out_head + dims[None, :]

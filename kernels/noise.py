@@ -18,7 +18,8 @@ def waiting(who, streams, positions, row, ids):
 def uniform(who, streams, positions, row, ids):
     """v, between 0 and 1.
 
-    The steps that mix bits are `STEPS64` and `STEPS32` of sample.py, written out.
+    The steps that mix bits are `STEPS64` and `STEPS32` of sample_reference.py, written
+    out.
     """
     key = tl.load(streams + tl.load(who + row)).to(tl.uint64)
     key += (tl.load(positions + row) + 1).to(tl.uint64) * 0x9E3779B97F4A7C15

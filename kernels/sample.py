@@ -43,8 +43,6 @@ are kept for sure. Its programs that have no token up to the edge end after one 
 10 us for a launch.
 """
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from minfer.kernels import on_triton
@@ -57,15 +55,9 @@ from minfer.kernels.sample_launches import (
     launch_gather,
     launch_scan,
 )
+from minfer.kernels.sample_reference import reference as reference
 
 MOST_LOGITS = 1 << 20  # of a row: masses are added up in 63 bits, and ids have 20
-# Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
-STEPS64 = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
-STEPS32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
-GOLDEN = 0x9E3779B97F4A7C15
-LARGEST_V = 1 - 2**-24
-GREEDY_BELOW = 1e-5
-WORD = 2**64  # int64 wraps: what is above its largest is negative
 
 
 SIZES = Sizes(
@@ -158,73 +150,3 @@ def _launch(
         launch_gather(asked, noise, known, space)
     launch_finish(asked, noise, known, space, filtered=filtered)
     return space.out, space.bad
-
-
-def reference(
-    logits: Tensor,
-    who: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    deepest: Tensor,
-    typical_p: Tensor,
-    streams: Tensor,
-    positions: Tensor,
-    *,
-    filtered: bool = True,
-) -> tuple[Tensor, Tensor]:
-    """`sample` in plain torch, by sorting."""
-    del filtered  # a promise, which only saves time
-    owner = who.long()
-    temperature = temperature[owner, None]
-    vocab = logits.shape[1]
-    x = logits.float().nan_to_num(torch.inf, torch.inf, -torch.inf)
-    largest = x.amax(1, True)
-    greedy = temperature < GREEDY_BELOW
-    depth, ids = ((largest - x) / temperature.where(~greedy, 1)).sort(stable=True)
-    kept = _kept(depth, top_k[owner, None], top_p[owner, None], deepest[owner, None])
-    kept = _typical(depth, ids, kept, typical_p[owner, None])
-    times = _waiting(streams[owner, None], positions[:, None].long(), ids)
-    score = (-depth - times.log() * ~greedy).where(kept | greedy, -torch.inf)
-    tokens = ids.where(score == score.amax(1, True), vocab).amin(1, True)
-    fine = largest.abs() < torch.inf
-    return tokens.where(fine, 0)[:, 0].int(), (~fine)[:, 0].int()
-
-
-def _kept(depth: Tensor, top_k: Tensor, top_p: Tensor, deepest: Tensor) -> Tensor:
-    """Which tokens are kept: depth [rows, vocab] is rising, the others are [rows, 1]."""
-    vocab = depth.shape[1]
-    last = top_k.long().where((top_k > 0) & (top_k < vocab), vocab) - 1
-    kept = depth <= depth.gather(1, last).minimum(deepest)
-    held = ((-depth).double().exp() * kept).cumsum(1)
-    before = F.pad(held[:, :-1], (1, 0))
-    return kept & ((before < top_p.double() * held[:, -1:]) | (top_p >= 1))
-
-
-def _typical(depth: Tensor, ids: Tensor, kept: Tensor, typical_p: Tensor) -> Tensor:
-    """Which of those kept typical-p leaves; `ids` are whose depth it is."""
-    mass = (-depth).double().exp() * kept
-    total = mass.sum(1, True)
-    mean = (mass * depth.where(mass > 0, 0)).sum(1, True) / total
-    far = (depth - mean.float()).abs().where(kept, torch.inf)
-    by_id = ids.argsort(1)
-    order = by_id.gather(1, far.gather(1, by_id).sort(dim=1, stable=True).indices)
-    held = mass.gather(1, order).cumsum(1)
-    before = F.pad(held[:, :-1], (1, 0))
-    near = torch.zeros_like(kept).scatter(1, order, before < typical_p.double() * total)
-    return kept & (near | (typical_p >= 1))
-
-
-def _waiting(streams: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
-    """The waiting times of ids [rows, vocab]; streams and positions are [rows, 1]."""
-    key = streams + (positions + 1) * (GOLDEN - WORD)
-    for shift, factor in STEPS64:
-        high = key >> shift & 2 ** (64 - shift) - 1  # as if it were unsigned
-        key = (key ^ high) * (factor if factor == 1 else factor - WORD)
-    bits = (ids + key) & 0xFFFFFFFF
-    for i, (shift, factor) in enumerate(STEPS32):
-        bits = (bits ^ bits >> shift) * factor
-        if i == 0:
-            bits = bits ^ (key >> 32)
-        bits = bits & 0xFFFFFFFF
-    return -(-((bits.float() + 0.5) * 2.0**-32).clamp(max=LARGEST_V)).log1p()

@@ -63,7 +63,8 @@ def stretch(
     upto = {
         i: min(sched + config.max_repeat, run.last[i])
         for i, sched in enumerate(run.sched)
-        if run.gens[i] not in idle
+        # Who has a new block has enough for now: recorded runs were decided so.
+        if run.gens[i] not in idle and run.gens[i] not in grown
     }
     state, grown = make_room(config, state, upto, grown)
     run = state.running
@@ -80,18 +81,29 @@ def make_room(
     """Grow tables so that they hold the inputs below `upto`: position among the running
     -> position of an input.
 
-    Takes blocks only while there are plenty, and of a table once a step.
+    Takes blocks only while there are plenty. What a table got in this step already is
+    part of its news.
     """
     run = state.running
     wants: dict[int, int] = {}
     for i, end in upto.items():
         more = -(-end // config.block_size) - len(run.tables[i])
-        if more > 0 and run.gens[i] not in grown:
+        if more > 0:
             wants[i] = more
     if wants and sum(wants.values()) + len(run) <= state.blocks.available:
         state, more_grown = _extend(config, state, wants)
-        grown = {**grown, **more_grown}
+        grown = {**grown, **_joined(grown, more_grown)}
     return state, grown
+
+
+def _joined(grown: Grown, more_grown: Grown) -> Grown:
+    """What tables got that got something before, with that."""
+    return {
+        gen: evolve(more, at=had.at, blocks=(*had.blocks, *more.blocks))
+        if (had := grown.get(gen))
+        else more
+        for gen, more in more_grown.items()
+    }
 
 
 def _extend(

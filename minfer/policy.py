@@ -103,7 +103,9 @@ class Policy(Protocol):
         return load.budget
 
     def drafts(self, state: Any, load: Load, most: int) -> int:
-        """Return how many drafts a row may have in this step, of at most `most`."""
+        """Return how many drafts a row may have in this step; the engine keeps it within
+        `most`.
+        """
         return most
 
 

@@ -75,10 +75,10 @@ class KVCache:
         reads, blocks = self._prepared(batch)[1][gqa.window], self.blocks[index]
         qkv = qkv.view(qkv.shape[0], -1, gqa.head_dim)
         queries = qkv[:, : gqa.heads]
-        if batch.guessed:
+        if batch.verified is not None:
             # A draft that is rejected leaves behind what its row reads as padding.
             alone = len(batch.rows)
-            guessed = qkv[alone - batch.guessed : alone, gqa.heads :]
+            guessed = qkv[batch.verified.alone : alone, gqa.heads :]
             torch.nan_to_num(guessed, 0.0, 0.0, 0.0, out=guessed)
         self.slots[index].index_copy_(0, batch.slots, qkv[:, gqa.heads :])
         if not reads.chunks and reads.groups[0].rows is None:

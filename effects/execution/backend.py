@@ -137,11 +137,13 @@ class Backend(Protocol):
         positions: Tensor,
         *,
         filtered: bool,
+        streams: Tensor | None = None,
     ) -> Drawn:
         """Draw a token at `positions` [draws] from each of `logits` [draws, vocab].
 
         Draw i is of device row who[i] and is made as that row was opened to sample.
-        `filtered` False promises that none of them leaves tokens out.
+        `filtered` False promises that none of them leaves tokens out. `streams` [device
+        rows] are drawn by instead of the rows' own, if there are any.
         """
         ...
 

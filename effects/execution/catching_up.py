@@ -1,17 +1,22 @@
 """What a draft model's cache lacks of its rows, and how it comes by it.
 
-Theory. A draft model takes no part in steps in which nobody drafts: at batches where
-speculation does not pay, it would cost time for nothing. But when rows draft again, its
-cache lacks what they have drawn meanwhile, and it would guess badly for all the rest. So
-the host keeps count of that; before such rows draft, their tokens, as far as results have
-told them, are taken as a chunk by the draft model alone. What was drawn in steps that are
-in flight comes with the step itself, which brings the token before the last.
+Theory. A draft model takes part in no step in which nobody drafts, nor in prompts: at
+batches where speculation does not pay, either would cost time for nothing (a 0.5B beside
+a 7B takes an eighth of the time that a prompt takes). So the host keeps count of what its
+cache lacks of each row; before rows draft, their tokens, as far as results have told
+them, are taken as a chunk by the draft model alone. What was drawn in steps that are in
+flight comes with the step itself, which brings the token before the last.
+
+Rows share blocks, so which of them are whole in the draft model's cache is known by
+block: who opens with a prefix that somebody drafted behind lacks nothing of it, and what
+nobody drafted behind is taken once somebody does.
 
 Counts are of the most that there can be, as how many drafts stand is known late: some
 tokens are taken twice, which changes nothing.
 """
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Final
 
 import numpy as np
@@ -22,7 +27,6 @@ from minfer.effects.execution.inputs import History, layout, views
 from minfer.effects.execution.kinds import Kind
 from minfer.plan import Plan, Yields
 
-MOST: Final = 1024  # tokens that a step waits for
 COVERED: Final = 1  # tokens before the last that a step in which rows draft brings along
 
 
@@ -32,8 +36,9 @@ class Text:
 
     gen: int  # whose it is
     tokens: list[int]
+    table: list[int]  # its blocks
     there: int  # so many of them are in the draft model's cache
-    lacks: int = 0  # before the last one that the device knows, at most
+    lacks: int  # before the last one that the device knows, at most
 
 
 @frozen
@@ -49,31 +54,51 @@ class Chunk:
 class CatchUp:
     """The rows of one draft model."""
 
-    budget: int  # tokens of a step
+    budget: int  # tokens of a forward
+    block_size: int
     texts: dict[int, Text] = field(factory=dict)  # by device row
+    whole: set[int] = field(factory=set)  # blocks that lack nothing
 
-    def begun(self, plan: Plan) -> "tuple[Kind, Words] | None":
-        """A plan is launched; returns what is to be done before, as `pack_chunks` does,
-        if anything.
+    def begun(self, plan: Plan) -> list[tuple[Kind, Words]]:
+        """A plan is launched; returns the forwards that come before, as `pack_chunks`
+        does.
         """
+        self.handed_over(plan)
         chunks = self.chunks(plan)
         self.launched(plan)
-        return pack_chunks(chunks) if chunks else None
+        return [pack_chunks(part) for part in parted(chunks, self.budget)]
+
+    def handed_over(self, plan: Plan) -> None:
+        """Rows and blocks have new owners."""
+        for opened in plan.opens:
+            at, (table,) = opened.index, opened.tables  # layers are of one group here
+            start = plan.starts[at]
+            shared = start // self.block_size
+            self.whole.difference_update(table[shared:])
+            found = takewhile(self.whole.__contains__, table[:shared])
+            there = self.block_size * sum(1 for _ in found)
+            known = [*opened.known]
+            text = Text(plan.gens[at], known, [*table], there, start - there)
+            self.texts[plan.rows[at]] = text
+        for grow in plan.grows:
+            self.whole.difference_update(grow.blocks)
+            if grow.row in self.texts:
+                self.texts[grow.row].table[grow.at :] = grow.blocks
 
     def chunks(self, plan: Plan) -> list[Chunk]:
-        """What is to be taken before a plan is, for those who draft in it."""
-        found, room = list[Chunk](), min(MOST, self.budget)
+        """What is to be taken before a plan is, for those who draft in it. All of it:
+        who drafts behind a part guesses badly, and would be thought to do so ever after.
+        """
+        found = list[Chunk]()
         for draft in plan.drafts:
-            text = self.texts.get(plan.rows[draft.index])
+            row = plan.rows[draft.index]
+            text = self.texts.get(row)
             if text is None or draft.tokens or text.lacks <= COVERED:
                 continue
-            tokens = text.tokens[text.there :][:room]
-            if tokens:
-                found.append(Chunk(plan.rows[draft.index], text.there, tokens))
-                room -= len(tokens)
-                text.there += len(tokens)
-            if text.there == len(text.tokens):
-                text.lacks = COVERED
+            if tokens := text.tokens[text.there :]:
+                found.append(Chunk(row, text.there, tokens))
+                self._has(text, len(text.tokens))
+            text.lacks = COVERED
         return found
 
     def launched(self, plan: Plan) -> None:
@@ -81,22 +106,24 @@ class CatchUp:
         filled = {fill.index for fill in plan.fills}
         said = {draft.index for draft in plan.drafts if draft.tokens}
         drafting = {draft.index for draft in plan.drafts} - said
-        for opened in plan.opens:
-            at = opened.index
-            begin = plan.starts[at]
-            text = Text(plan.gens[at], list(opened.known), begin)
-            self.texts[plan.rows[at]] = text
         for at, row in enumerate(plan.rows):
             if row not in self.texts:
                 continue
             text = self.texts[row]
             if at in filled:
-                text.there = max(text.there, plan.starts[at] + plan.counts[at])
-            elif not (filled or drafting) or text.lacks > COVERED:
+                end = plan.starts[at] + plan.counts[at]
+                text.lacks = end + max(0, plan.most[at] - 1) - text.there
+            elif not drafting or text.lacks > COVERED:
                 text.lacks += plan.most[at]
             else:  # it has been brought along
-                text.there = len(text.tokens)
+                self._has(text, len(text.tokens))
                 text.lacks = plan.counts[at] - 1 if at in said else int(at in drafting)
+
+    def _has(self, text: Text, upto: int) -> None:
+        """The draft model's cache has so many tokens of a row."""
+        begin = text.there // self.block_size
+        text.there = upto
+        self.whole.update(text.table[begin : upto // self.block_size])
 
     def collected(self, plan: Plan, yields: Yields) -> None:
         """What came of a plan."""
@@ -108,6 +135,24 @@ class CatchUp:
     def forget(self) -> None:
         """A plan failed: whoever goes on is opened anew."""
         self.texts.clear()
+        self.whole.clear()
+
+
+def parted(chunks: list[Chunk], budget: int) -> Iterator[list[Chunk]]:
+    """Chunks as they follow each other, in parts of up to `budget` tokens."""
+    part, room = list[Chunk](), budget
+    for chunk in chunks:
+        done = 0
+        while done < len(chunk.tokens):
+            tokens = chunk.tokens[done : done + room]
+            part.append(Chunk(chunk.row, chunk.start + done, tokens))
+            done += len(tokens)
+            room -= len(tokens)
+            if not room:
+                yield part
+                part, room = [], budget
+    if part:
+        yield part
 
 
 def pack_chunks(chunks: list[Chunk]) -> tuple[Kind, Words]:

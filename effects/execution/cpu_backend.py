@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 import torch
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from minfer.effects.execution.attention import KVCache, make_cache
@@ -79,9 +79,13 @@ class CpuBackend:
         positions: Tensor,
         *,
         filtered: bool,  # noqa: ARG002  # known row by row
+        streams: Tensor | None = None,
     ) -> Drawn:
         """Draw a token a row, in numpy."""
         sampling = self._sampling(who.tolist(), rows)
+        if streams is not None:
+            other = streams.index_select(0, who)[list(sampling.rows)]
+            sampling = evolve(sampling, streams=other.numpy().view(np.uint64))
         choice = choose(logits, sampling, positions.numpy())
         broken = torch.zeros_like(positions)
         if choice.broken:

@@ -15,7 +15,7 @@ from minfer.effects.execution.attention import rope_table
 from minfer.effects.models.batch import Batch
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.spec import ModelSpec
-from minfer.kernels.attention import decode_attention, prefill_attention
+from minfer.kernels.attention import Apart, decode_attention, prefill_attention
 from minfer.kernels.flash import flash_attention
 from minfer.kernels.rope import rope_and_cache
 
@@ -104,22 +104,41 @@ class CudaCache:
         window, (keys, values) = gqa.window or 0, self.layers[index]
         q = qkv.view(len(qkv), -1, gqa.head_dim)[:, : gqa.heads]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        alone = len(batch.rows)
-        if alone:
-            decode_attention(
-                q[:alone],
+        fed = len(batch.rows)
+        ours = slice(0, fed)
+        if (drafts := batch.verified) is not None:
+            ours = slice(len(drafts.starts), drafts.alone)
+            prefill_attention(
+                q[:fed],
                 keys,
                 values,
                 batch.table,
-                batch.rows,
-                batch.contexts,
+                batch.rows[: len(drafts.starts)],
+                drafts.starts,
+                drafts.counts,
+                drafts.firsts,
+                scale,
+                window=window,
+                max_count=drafts.most,
+                splits=batch.splits,
+                out=out[:fed],
+                apart=Apart(skip=drafts.alone, stride=len(drafts.starts)),
+            )
+        if ours.start < ours.stop:
+            decode_attention(
+                q[ours],
+                keys,
+                values,
+                batch.table,
+                batch.rows[ours],
+                batch.contexts[ours],
                 scale,
                 window=window,
                 splits=batch.splits,
-                out=out[:alone],
+                out=out[ours],
             )
         if chunks is not None and chunks.flash is not None:
-            flash_attention(chunks.flash, q[alone:], keys, values, scale, out[alone:])
+            flash_attention(chunks.flash, q[fed:], keys, values, scale, out[fed:])
         elif chunks is not None:
             where = chunks.rows, chunks.starts, chunks.counts, chunks.offsets
             prefill_attention(

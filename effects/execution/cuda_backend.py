@@ -74,6 +74,7 @@ class CudaBackend:
         positions: Tensor,
         *,
         filtered: bool,
+        streams: Tensor | None = None,
     ) -> Drawn:
         """Draw a token a row, without a sort."""
         tokens, broken = sample(
@@ -84,7 +85,7 @@ class CudaBackend:
             top_p=rows.top_p,
             deepest=rows.deepest,
             typical_p=rows.typical_p,
-            streams=rows.stream,
+            streams=rows.stream if streams is None else streams,
             positions=positions,
             filtered=filtered,
         )

@@ -5,6 +5,7 @@ value) pairs that travel with the step's own inputs in one copy.
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 import torch
@@ -16,10 +17,13 @@ from minfer.params import ROW_FIELDS
 from minfer.plan import Open
 from minfer.sample import RowSampling, is_greedy, lowest, stream
 from minfer.shape import is_shaped
+from minfer.speculate.rejection import Streams
+from minfer.speculate.settings import REJECTION
 
 Words = NDArray[np.int32]
 EMPTY = np.empty(0, np.int32)
 FILTERED, SCORED, SHAPED = 1, 2, 4  # bits of what a row wants
+STREAMS: Final = ("stream", "draft_stream", "coins")  # columns; often the first alone
 
 
 def aligned(words: int) -> int:
@@ -78,10 +82,10 @@ def words_of(sampling: RowSampling, vocab: int) -> Words:
     return np.concatenate([word.view(np.int32) for word in words])
 
 
-def _sizes(count: int, blocks: int) -> dict[str, int]:
+def _sizes(count: int, blocks: int, streams: Sequence[str]) -> dict[str, int]:
     """The arena's columns of so many rows, in words."""
     sizes = {
-        "stream": 2 * count,
+        **dict.fromkeys(streams, 2 * count),
         "last": count,
         "previous": count,
         "next": count,
@@ -95,13 +99,22 @@ def _sizes(count: int, blocks: int) -> dict[str, int]:
 class DeviceRows:
     """The rows of an engine, and a scratch row, the last one, that pads batches."""
 
-    def __init__(self, rows: int, blocks: int, vocab: int, device: torch.device) -> None:
-        """`rows` of the engine; `blocks` of a table."""
+    def __init__(
+        self,
+        rows: int,
+        blocks: int,
+        vocab: int,
+        device: torch.device,
+        *,
+        rejects: bool = False,
+    ) -> None:
+        """`rows` of the engine; `blocks` of a table. `rejects`: drafts stand by coins."""
         self.scratch = rows
         self.vocab = vocab
         self.blocks = blocks
         count = rows + 1
-        sizes = _sizes(count, blocks)
+        self.streams = STREAMS if rejects else STREAMS[:1]
+        sizes = _sizes(count, blocks, self.streams)
         starts = np.cumsum([0, *sizes.values()]).tolist()
         self.at = dict(zip(sizes, starts, strict=False))
         self.arena = torch.zeros(starts[-1], dtype=torch.int32, device=device)
@@ -109,7 +122,11 @@ class DeviceRows:
         self.last = part["last"]  # tokens
         self.previous = part["previous"]  # the tokens before these, if they are kept
         self.next = part["next"]  # positions they take
-        self.stream = part["stream"].view(torch.int64)  # of `minfer.sample.stream`
+        # Of `minfer.sample.stream`; those that drafts are drawn by, and those by which
+        # they stand, as `minfer.speculate.rejection` says, if that is the rule.
+        noise = {name: part[name].view(torch.int64) for name in self.streams}
+        self.stream = noise["stream"]
+        self.draft_stream, self.coins = noise.get("draft_stream"), noise.get("coins")
         # The values of sampling, as `kept` says, in the type of each field's word.
         column = {
             name: part[name].view(getattr(torch, one.word))
@@ -139,7 +156,9 @@ class DeviceRows:
         cls, config: EngineConfig, length: int, vocab: int, device: torch.device
     ) -> "DeviceRows":
         """Those of an engine, for sequences of up to `length` tokens."""
-        rows = cls(config.max_num_seqs, -(-length // config.block_size), vocab, device)
+        how, blocks = config.speculation, -(-length // config.block_size)
+        rejects = how is not None and how.rule == REJECTION
+        rows = cls(config.max_num_seqs, blocks, vocab, device, rejects=rejects)
         rows.table[rows.scratch] = config.num_blocks  # the block that nobody has
         return rows
 
@@ -167,11 +186,14 @@ class DeviceRows:
             | SCORED * (asked(sampling, self.vocab) > 0)
             | SHAPED * is_shaped(sampling)
         )
-        noise = np.array([stream(sampling.seed, sampling.sample)], np.uint64)
-        at = self.at
-        places = [at["stream"] + 2 * row, at["stream"] + 2 * row + 1]
+        at, noise = self.at, [stream(sampling.seed, sampling.sample)]
+        if self.coins is not None:
+            more = Streams.of(sampling.seed, sampling.sample)
+            noise += [more.draft, more.coins]
+        places = [at[name] + 2 * row + half for name in self.streams for half in (0, 1)]
         places += [at[name] + row for name in ROW_FIELDS]
-        words = np.concatenate([noise.view(np.int32), words_of(sampling, self.vocab)])
+        halves = np.array(noise, np.uint64).view(np.int32)
+        words = np.concatenate([halves, words_of(sampling, self.vocab)])
         self.changes.append((np.array(places, np.int32), words))
         (table,) = opened.tables  # layers are of one group here
         self.set_table(row, 0, table)

@@ -4,22 +4,23 @@ verifies them.
 Theory. A draft model has weights and a cache of its own, and shares everything else: rows
 and their block tables, sampling values, noise. So it draws what the target is likely to
 draw, for each row as that row's request asks (a draft equals the target's token with a
-probability of (1 - TV) / (1 + TV) at least; `minfer.speculate.accept`). A step of the
-target begins with its forwards:
+probability of (1 - TV) / (1 + TV) at least; `minfer.speculate.accept`). Only where coins
+let drafts stand is its noise another, and what it drew from is kept (rejecting.py). A
+step of the target begins with its forwards:
 
-    the first    takes what the target takes: chunks of prompts, for their keys and
-                 values, and all rows that feed themselves, each with its last token and
-                 the one before; from the last comes the first draft
+    the first    takes all rows that feed themselves, each with its last token and the
+                 one before; from the last comes the first draft
     each other   takes the drafts of the one before
 
 The token before is there because nobody has run it, if it was the last of drafts that
-were all accepted; else it is written again as it was. Steps in which nobody has a draft
-or a prompt leave the draft model alone; what its cache lacks then is made up for before
-rows draft again (catching_up.py). What it lacks all the same, such as blocks that it
-never filled, changes how often it is right and nothing else. Nor does what it is: ids
-that its target does not know are never drafted, those that it does not know itself it
-reads as another.
+were all accepted; else it is written again as it was. Prompts, and steps in which nobody
+has a draft, leave the draft model alone; what its cache lacks then is made up for before
+rows draft (catching_up.py). What it lacks all the same changes how often it is right and
+nothing else. Nor does what it is: ids that its target does not know are never drafted,
+those that it does not know itself it reads as another.
 """
+
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -28,10 +29,13 @@ from torch import Tensor
 
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Cache
+from minfer.effects.execution.device_rows import Words
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of
-from minfer.effects.execution.inputs import Drafts, History
+from minfer.effects.execution.inputs import Drafts, History, Inputs
 from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
+from minfer.effects.execution.streams import host_words
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.model import Model
 from minfer.effects.models.spec import ModelSpec
@@ -69,8 +73,7 @@ class DraftModel:
         """
         blocks, size = config.num_blocks, config.block_size
         cache = feeder.backend.make_cache(spec, blocks, size, length)
-        if cache.data.device.type != "cpu":
-            cache.data.zero_()  # what it never wrote, it may read, and is to be finite
+        cache.data.zero_()  # what it never wrote, it may read, and is to be finite
         return cls(spec, model, cache, feeder)
 
     def num_splits(self, kind: Kind, context: int) -> int:
@@ -79,28 +82,36 @@ class DraftModel:
         return backend.num_splits(max(1, kind.verified), self.spec, context)
 
     def propose(
-        self, kind: Kind, step: Step, drafts: Drafts[Tensor] | None, sampler: Sampler
-    ) -> Tensor | None:
-        """Take a step's inputs, and make drafts [drafts, verified] if some are wanted;
-        `step` is the target's, without them.
+        self, kind: Kind, step: Step, drafts: Drafts[Tensor], sampler: Sampler
+    ) -> list[Guess]:
+        """Draft for `verified` rows, place by place, in a step whose rows feed themselves
+        so.
         """
-        count = kind.verified if kind.proposes else 0
+        rows, count = self.feeder.rows, kind.verified
         logits = self._first(kind, step, count)
-        if drafts is None or not kind.proposes:
-            return None
-        rows = self.feeder.rows
         who, nexts = step.selves[:count], rows.next.index_select(0, step.selves[:count])
-        made = list[Tensor]()
+        made = list[Guess]()
         for place in range(kind.drafts):
             if place:
                 # Whoever wants no draft here takes part no more.
                 who = who.where(drafts.counts > place, rows.scratch)
                 positions = (nexts + place).where(drafts.counts > place, 0)
-                given = torch.stack((made[-1], positions, who))
+                given = torch.stack((made[-1].tokens, positions, who))
                 logits = self._forward(kind, Step(step.selves[:0], given, dry=step.dry))
             ahead = nexts + (place + 1)
             made.append(sampler.guess(self._fitted(logits), who, ahead, kind.wants))
-        return torch.stack(made)
+        return made
+
+    def catch_up(self, forwards: Sequence[tuple[Kind, Words]]) -> None:
+        """Take chunks of rows, sent here for this alone (catching_up.py)."""
+        device = self.feeder.backend.device
+        for kind, words in forwards:
+            host = host_words(words.shape, device)
+            host.numpy()[:] = words
+            # Torch keeps what is copied from until it has been.
+            history = Inputs.of(host.to(device, non_blocking=True), kind).history
+            if history is not None:
+                self.absorb(kind, history)
 
     def absorb(self, kind: Kind, history: History[Tensor]) -> None:
         """Take chunks of rows for their keys and values alone."""
@@ -115,12 +126,7 @@ class DraftModel:
         positions = (rows.next.index_select(0, selves) - 1).clamp(min=0)
         further = torch.stack((before, positions, selves))
         sample = torch.arange(count, dtype=torch.int32, device=selves.device)
-        history = step.history
-        chunks = None
-        if history is not None:
-            chunks = chunks_of(kind, history, moved=2 * kind.alone - kind.fed)
-        taken = Step(selves, further, history, step.dry)
-        return self._forward(kind, taken, sample, chunks)
+        return self._forward(kind, Step(selves, further, dry=step.dry), sample)
 
     def _forward(
         self,

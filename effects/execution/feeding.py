@@ -14,9 +14,10 @@ from torch import Tensor
 
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, aligned
-from minfer.effects.execution.inputs import History, Inputs
+from minfer.effects.execution.inputs import Drafts, History, Inputs
 from minfer.effects.execution.kinds import Kind
-from minfer.effects.models.batch import Batch, Chunks
+from minfer.effects.execution.rejecting import Contest
+from minfer.effects.models.batch import Batch, Chunks, Verified
 from minfer.kernels.flash import FlashWork
 
 TOKENS: Final = 0  # lines of inputs, as of `History.tokens`
@@ -41,6 +42,7 @@ class Step:
     further: Tensor | None = None  # [3, more]: their further inputs
     history: History[Tensor] | None = None
     dry: bool = False  # for its own sake: nothing must be left as it was found
+    contests: tuple[Contest, ...] = ()  # of drafts among the further inputs, by place
 
     @property
     def fed(self) -> int:
@@ -101,9 +103,11 @@ class Feeder:
         *,
         splits: int,
         fused: bool = False,
-        guessed: int = 0,
+        verified: Verified | None = None,
     ) -> Batch:
-        """What a model runs, given a step's inputs; `sample` as in `Batch`."""
+        """What a model runs, given a step's inputs; `sample` and `verified` are as in
+        `Batch`.
+        """
         return Batch(
             tokens=fed.tokens,
             positions=fed.positions,
@@ -115,7 +119,7 @@ class Feeder:
             chunks=chunks,
             splits=splits,
             fused=fused,
-            guessed=guessed,
+            verified=verified,
         )
 
 
@@ -132,10 +136,21 @@ def sampled(kind: Kind, inputs: Inputs[Tensor]) -> Tensor | None:
     return torch.cat((drawn, drafts))
 
 
+def verified_of(kind: Kind, drafts: Drafts[Tensor], fed: Fed) -> Verified:
+    """Whose a step's drafts are, given its inputs."""
+    count = kind.verified
+    return Verified(
+        alone=kind.alone,
+        starts=fed.positions[:count],
+        counts=drafts.counts + 1,
+        firsts=torch.arange(count, dtype=torch.int32, device=drafts.counts.device),
+        most=1 + kind.drafts,
+    )
+
+
 def chunks_of(
-    kind: Kind, history: History[Tensor], flash: FlashWork | None = None, moved: int = 0
+    kind: Kind, history: History[Tensor], flash: FlashWork | None = None
 ) -> Chunks:
-    """The chunks of history, which may lie so many tokens behind where the words say."""
+    """The chunks of history."""
     rows, starts, counts, offsets = history.chunks
-    offsets = offsets + moved if moved else offsets
     return Chunks(rows, starts, counts, offsets, kind.longest, flash)

@@ -127,7 +127,7 @@ def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> in
     inputs = 3 * tokens + 8 * draws + 64
     if drafts:  # with their numbers, and once more for late draws; a line is aligned
         inputs += 8 * (drafts + 2)
-    # A stream's two words, those of its sampling, and its last token.
-    kept = 3 + len(ROW_FIELDS)
+    # Two words of each stream, those of its sampling, and its last token.
+    kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 1
     changes = rows.scratch * (rows.blocks + kept) + draws
     return inputs + 2 * changes

@@ -27,7 +27,7 @@ from minfer.effects.execution.executor import ExecutorError, names_of
 from minfer.effects.execution.inputs import Inputs, layout
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.packing import Draw, picked
-from minfer.effects.execution.verified import Further, write_drafts
+from minfer.effects.execution.verified import Further
 from minfer.plan import Mask, Open, Plan, SampleApart, lines_apart
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
@@ -168,8 +168,10 @@ def _words(
     late.positions[:size] += np.array(inputs_of, np.int32)
     if inputs.drafts is not None and late.behind is not None and kept is not None:
         some = places[: len(counts)]
-        write_drafts(plan, some, inputs.drafts)
+        said = {draft.index: draft.tokens for draft in plan.drafts}
         inputs.drafts.counts[: len(some)] = counts
+        for v, (place, count) in enumerate(zip(some, counts, strict=True)):
+            inputs.drafts.said[:count, v] = said[place][:count]
         at = np.array([kept.places.index(place) for place in some], np.int32)
         steps = np.arange(kind.drafts, dtype=np.int32) * kept.verified
         late.behind[:, : len(some)] = steps[:, None] + at

@@ -28,6 +28,7 @@ from minfer.effects.execution.backend import Cache
 from minfer.effects.execution.cuda_backend import CudaBackend
 from minfer.effects.execution.device_rows import Wants, aligned
 from minfer.effects.execution.draft_model import DraftOf
+from minfer.effects.execution.inputs import Inputs
 from minfer.effects.execution.kinds import DECODE, Kind, bucket_of, most_draws
 from minfer.effects.execution.routes import Routes
 from minfer.effects.execution.runner import CONTEXT, ModelRunner
@@ -67,6 +68,9 @@ def needed(
         _besides(runner)
         for kind in (*kinds(spec, config), *drafting(spec, config, draft)):
             runner.step_of_nobody(kind)
+            prompts = Inputs.of(runner.staging, kind).history
+            if runner.draft is not None and prompts is not None and not kind.alone:
+                runner.draft.absorb(kind, prompts)
     return found
 
 
@@ -182,10 +186,12 @@ def drafting(
             continue
         kind = Kind(alone=alone, draws=alone, verified=alone, drafts=drafts)
         kind = evolve(kind, proposes=draft is not None)
-        for splits in _cuts(spec, config, kind.fed):
+        for splits in _cuts(spec, config, alone):
             for others in _cuts(draft, config, alone) if draft is not None else {1}:
                 variant = (
-                    _tuned(spec, kind.fed, splits),
+                    drafts,  # how many rows attention's programs have
+                    sum(bound < kind.fed for bound in BOUNDS),
+                    splits > 1,
                     draft and _tuned(draft, alone, others),
                     draft and _tuned(draft, 2 * alone, others),
                 )

@@ -152,7 +152,11 @@ class Packer:
         count, most = len(plan.drafts), most_of(plan)
         kind = evolve(kind, verified=count, drafts=most, proposes=modelled)
         kind = self.pad(kind)
-        room = max(1, self.drafts // kind.verified)
+        if (
+            kind.verified * most > self.drafts
+        ):  # all that is asked for goes before padding
+            kind = evolve(kind, verified=count)
+        room = self.drafts // kind.verified
         return kind if kind.drafts <= room else evolve(kind, drafts=room)
 
     def _finished(self, plan: Plan, forward: Forward) -> Forward:

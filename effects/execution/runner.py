@@ -20,7 +20,7 @@ it is part of its target's steps, and works on the same rows (draft_model.py).
 import contextlib
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
@@ -30,9 +30,9 @@ from torch import Tensor
 from minfer.config import EngineConfig
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.beside_tokens import Errand
-from minfer.effects.execution.device_rows import DeviceRows, Words
+from minfer.effects.execution.device_rows import EMPTY, DeviceRows, Words
 from minfer.effects.execution.draft_model import DraftModel, DraftOf
-from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled
+from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled, verified_of
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
 from minfer.effects.execution.judging import draw_late, judge, spread
@@ -42,17 +42,14 @@ from minfer.effects.execution.packing import Forward
 from minfer.effects.execution.pooling import Pooler
 from minfer.effects.execution.prompt_scores import Scorer
 from minfer.effects.execution.read_back import Slot
+from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.shortcuts import Shortcuts
 from minfer.effects.execution.streams import is_gpu, new_stream, wait
+from minfer.effects.models import shapes
 from minfer.effects.models.batch import Chunks
 from minfer.effects.models.dtypes import torch_dtype
 from minfer.effects.models.model import Model, forward
-from minfer.effects.models.shapes import (
-    cuda_activation_bytes,
-    most_drafts,
-    padded_tokens,
-)
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.weights import Weights
 from minfer.kernels.flash import FlashWork
@@ -103,9 +100,9 @@ class ModelRunner:
         if draft is not None:
             model = model_of(draft.spec, draft.weights)
             self.draft = DraftModel.open(draft.spec, model, self.feeder, config, length)
-        draws, self.drafts = most_draws(config.max_num_seqs), most_drafts(config)
+        draws, self.drafts = most_draws(config.max_num_seqs), shapes.most_drafts(config)
         self.lines = most_lines(config)
-        tokens = padded_tokens(config.max_num_batched_tokens)
+        tokens = shapes.padded_tokens(config.max_num_batched_tokens)
         self.room = most_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
         modelled = self.draft is not None
@@ -121,7 +118,9 @@ class ModelRunner:
         self.stream = new_stream(device)
         self.captured = backend.routes.captured  # from history, of a step with a graph
         self.shortcuts = Shortcuts.of(backend.routes, graphs=graphs and is_gpu(device))
-        most = cuda_activation_bytes(spec, config, self.captured + config.max_num_seqs)
+        most = shapes.cuda_activation_bytes(
+            spec, config, self.captured + config.max_num_seqs
+        )
         self.captures = GraphCache(device, most)
         self.wait()  # what was made on another stream is there
 
@@ -191,13 +190,12 @@ class ModelRunner:
                 self._replay(kind)
             slot.fetch(self.sampler.out, self.sampler.scores, kind.lines)
 
-    def catch_up(self, kind: Kind, words: Words, slot: Slot) -> None:
-        """Have the draft model alone take chunks of rows."""
+    def catch_up(self, forwards: Sequence[tuple[Kind, Words]], slot: Slot) -> None:
+        """Have the draft model alone take chunks of rows; the rows change before."""
         slot.begin(None, scored=False)
-        self._send(slot, words)
-        history = Inputs.of(self.staging, kind).history
-        if self.draft is not None and history is not None:
-            self.draft.absorb(kind, history)
+        self._send(slot, EMPTY)
+        if self.draft is not None:
+            self.draft.catch_up(forwards)
 
     def run_late(self, late: LateDraw, slot: Slot) -> None:
         """Draw for rows that were sampled apart, and have their tokens sent back."""
@@ -231,8 +229,8 @@ class ModelRunner:
         """The kind, for contexts of up to so many tokens."""
         splits = drafting = 1
         if kind.alone:
-            splits = self.backend.num_splits(kind.fed, self.spec, context)
-        if self.draft is not None and (kind.proposes or kind.tokens):
+            splits = self.backend.num_splits(kind.alone, self.spec, context)
+        if self.draft is not None and kind.proposes:
             drafting = self.draft.num_splits(kind, context)
         if (splits, drafting) == (kind.splits, kind.draft_splits):
             return kind
@@ -288,13 +286,16 @@ class ModelRunner:
         if inputs.history is not None:
             selves = inputs.history.draws[0, : kind.alone]
         step = Step(selves, None, inputs.history, dry)
-        proposed = None
-        if self.draft is not None and (kind.tokens or kind.proposes):
-            proposed = self.draft.propose(kind, step, inputs.drafts, self.sampler)
         if inputs.drafts is not None:
-            drafts = spread(self.backend, rows, selves, inputs.drafts, proposed)
-            step = evolve(step, further=drafts)
+            guesses = list[Guess]()
+            if self.draft is not None and kind.proposes:
+                own = evolve(step, history=None)
+                guesses = self.draft.propose(kind, own, inputs.drafts, self.sampler)
+            step = spread(self.backend, rows, step, inputs.drafts, guesses)
         fed = self.feeder.fed(step)
+        verified = None
+        if inputs.drafts is not None:
+            verified = verified_of(kind, inputs.drafts, fed)
         batch = self.feeder.batch(
             step,
             fed,
@@ -302,7 +303,7 @@ class ModelRunner:
             None if inputs.history is None else self._chunks(kind, inputs.history),
             splits=kind.splits,
             fused=self._fuses(kind),
-            guessed=kind.fed - kind.alone,
+            verified=verified,
         )
         logits = self.model(errand.added(batch) if errand else batch, self.cache)
         self._draw(kind, inputs, step, fed.ahead, logits)
@@ -329,10 +330,12 @@ class ModelRunner:
             if kind.drafts and not kind.proposes:
                 self.sampler.keep_behind(others)
             who = now
-        self.sampler.sample(first, who, ahead, kind.wants)
+        here = step.contests[0] if step.contests else None
+        self.sampler.sample(first, who, ahead, kind.wants, contest=here)
         if step.further is not None:
             # Of those who are sampled apart nobody has drawn: they are not among `who`.
-            judge(self.sampler, kind, who, step.further, others)
+            those = evolve(step, selves=who[: kind.alone])
+            judge(self.sampler, kind, those, others)
 
     def _fuses(self, kind: Kind) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(

@@ -16,6 +16,7 @@ from torch import Tensor
 from minfer.effects.execution.backend import Backend
 from minfer.effects.execution.device_rows import DeviceRows, Wants
 from minfer.effects.execution.masks import Masks
+from minfer.effects.execution.rejecting import Contest, Guess, contested
 from minfer.params import MAX_LOGPROBS
 from minfer.plan import Open
 
@@ -67,25 +68,29 @@ class Sampler:
         positions: Tensor,
         wants: Wants,
         at: int = 0,
+        contest: Contest | None = None,
     ) -> None:
         """Draw for the device rows `who` [draws] from `logits` [draws, vocab], the tokens
         at `positions`, and let the rows advance. What is drawn goes to the lines of `out`
-        and `scores` from `at` on.
+        and `scores` from `at` on. `contest`: drafts of the first of them, which coins let
+        stand.
         """
-        self._draw(logits, logits, who, positions, wants, at)
+        self._draw(logits, logits, who, positions, wants, at, contest)
 
     def guess(
         self, logits: Tensor, who: Tensor, positions: Tensor, wants: Wants
-    ) -> Tensor:
-        """What would be drawn [draws] for these rows, which stay where they are. Tokens
-        that are guessed before others do not count as output.
+    ) -> Guess:
+        """What would be drawn for these rows [draws], which stay where they are; where
+        coins decide, by noise that is independent of theirs. Tokens that are guessed
+        before others do not count as output.
         """
+        rows, streams = self.rows, self.rows.draft_stream
         if wants.shaped:
             logits = self.shaper.shape(logits, who, positions)
-        filtered = wants.filtered
-        return self.backend.sample(
-            logits, who, self.rows, positions, filtered=filtered
-        ).tokens
+        drawn = self.backend.sample(
+            logits, who, rows, positions, filtered=wants.filtered, streams=streams
+        )
+        return Guess(drawn.tokens, None if rows.coins is None else logits)
 
     def keep(self, logits: Tensor, rows: Tensor) -> None:
         """Keep logits [draws, vocab] for device rows [draws] until `sample_kept`."""
@@ -146,11 +151,16 @@ class Sampler:
         positions: Tensor,
         wants: Wants,
         at: int = 0,
+        contest: Contest | None = None,
     ) -> None:
-        rows = self.rows
+        rows, filtered = self.rows, wants.filtered
         if wants.shaped:
             logits = self.shaper.shape(logits, who, positions)
-        drawn = self.backend.sample(logits, who, rows, positions, filtered=wants.filtered)
+        drawn = self.backend.sample(logits, who, rows, positions, filtered=filtered)
+        if contest is not None:
+            drawn = contested(
+                drawn, contest, logits, who, positions, rows, filtered=filtered
+            )
         if wants.shaped:
             self.shaper.count(who, positions, drawn)
         if self.remembers:

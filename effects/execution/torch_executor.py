@@ -150,7 +150,8 @@ class TorchExecutor:
         # What a draft model's cache lacks of rows, if there is one; that takes a slot.
         self.catch_up: CatchUp | None = None
         if modelled:
-            self.catch_up = CatchUp(config.max_num_batched_tokens)
+            budget, size = config.max_num_batched_tokens, config.block_size
+            self.catch_up = CatchUp(budget, size)
             slots += config.depth + 1
         self.ring = Ring(slots, self.runner.room, self.runner.lines, self.device)
         self.flights: deque[Flight] = deque()
@@ -304,13 +305,13 @@ class TorchExecutor:
         modelled = self.runner.draft is not None
         others = (one for one in self.flights if one is not flight)
         waiting = [one.plan for one in others if one.told is None]
-        why = unsupported(plan)
-        why = why or flaw_of_drafts(plan, how, rows, waiting, modelled=modelled)
+        room, why = self.packer.drafts, unsupported(plan)
+        why = why or flaw_of_drafts(plan, how, rows, room, waiting, modelled=modelled)
         if why:
             raise UnsupportedPlanError(f"step {plan.step}: {why}")
         self.runner.take(plan)
         if self.catch_up is not None and (due := self.catch_up.begun(plan)):
-            self.runner.catch_up(*due, self.ring.next())
+            self.runner.catch_up(due, self.ring.next())
         for forward in self.packer.forwards(plan):
             slot = self.ring.next()
             flight.slots.append(slot)

@@ -1,12 +1,16 @@
 """Rows with drafts, as the host sees them: from a plan's drafts to what comes of them.
 
 Theory. A row that has drafts is one that feeds itself, and comes first among these. Its
-drafts are inputs more, each in a line of its own: to attention they are decode rows whose
-context ends with themselves, as all KV of a step is written before any of it is read.
+drafts are inputs more, each in a line of its own. To attention they are decode rows whose
+context ends with themselves, as all KV of a step is written before any of it is read; or,
+on a GPU, one chunk of a row, which reads the context once (`Verified` in
+models/batch.py).
 Then places are judged one after the other (judging.py): each draws by the sampler that
 serves all, with the noise of its position, and with the penalties of what stands before
 it. So what a row yields is what it would yield without drafts, whatever it
-asks for; and all is launched in order, so that a graph can hold it.
+asks for; and all is launched in order, so that a graph can hold it. Where the rule is
+"rejection", coins choose between a draft and what it is not (rejecting.py), and what a
+row yields has the same distribution only.
 
 Rows that have fewer drafts than others leave lines to the scratch row. So there are few
 kinds of such steps, but a row with many drafts beside many with one costs more than it
@@ -27,7 +31,7 @@ from minfer.effects.execution.inputs import Drafts
 from minfer.effects.execution.kinds import Kind
 from minfer.plan import Draft, Open, Plan
 from minfer.setting import ConfigError
-from minfer.speculate.settings import DEVICE, SAME_NOISE, Speculation
+from minfer.speculate.settings import DEVICE, Speculation
 
 
 def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
@@ -35,11 +39,6 @@ def check_speculation(config: EngineConfig, *, modelled: bool) -> None:
     how = config.speculation
     if how is None:
         return
-    if how.rule != SAME_NOISE:
-        raise ConfigError(
-            f"speculation: the rule {how.rule!r} cannot be executed yet; it has to be "
-            f"{SAME_NOISE!r}"
-        )
     if how.drafter == DEVICE and not modelled:
         raise ConfigError(
             f"speculation: for the drafter {DEVICE!r} a draft model has to be loaded"
@@ -50,12 +49,14 @@ def flaw_of_drafts(
     plan: Plan,
     how: Speculation | None,
     rows: DeviceRows,
+    room: int,
     waiting: Iterable[Plan] = (),
     *,
     modelled: bool,
 ) -> str:
-    """Why a plan's drafts cannot be verified, or nothing. `waiting` are plans before it
-    whose rows apart are not sampled yet. `modelled`: there is a draft model.
+    """Why a plan's drafts cannot be verified, or nothing. `room` is for so many, of each
+    row as many as of the deepest; `waiting` are plans before it whose rows apart are not
+    sampled yet; `modelled`: there is a draft model.
     """
     if not plan.drafts:
         return ""
@@ -63,9 +64,9 @@ def flaw_of_drafts(
         return "drafts are not expected, as the configuration has no speculation"
     if plan.repeat > 1:
         return "drafts are verified in one forward, and there are several"
-    if any(map(_has_late_drafts, waiting)):  # of one step logits behind drafts are kept
-        return "drafts of a step before it wait to be sampled apart"
-    taken, apart = {fill.index for fill in plan.fills}, frozenset(plan.apart)
+    if why := _flaw_apart(plan, waiting):
+        return why
+    taken = {fill.index for fill in plan.fills}
     for draft in plan.drafts:
         count = plan.counts[draft.index] - 1
         if draft.index in taken:
@@ -74,18 +75,28 @@ def flaw_of_drafts(
             return f"rows have 1 to {how.drafts} drafts, not {count}"
         if draft.tokens and len(draft.tokens) != count:
             return f"{len(draft.tokens)} drafts are said of {count}"
-        if draft.index in apart and not draft.tokens:
-            return "drafts of rows that are sampled apart have to be said"
         if not (draft.tokens or modelled):
             return "drafts are not said, and there is no draft model to say them"
         if not _owner_drafts(rows.owners[plan.rows[draft.index]]):
             return "rows that are pooled, or offer candidates, have no drafts"
+    if len(plan.drafts) * most_of(plan) > room:
+        each = f"{len(plan.drafts)} rows with up to {most_of(plan)} drafts"
+        return f"there is room for {room} drafts, not for {each}"
     return ""
 
 
-def _has_late_drafts(plan: Plan) -> bool:
-    """Whether some rows of a plan are sampled apart, and have drafts."""
-    return not {draft.index for draft in plan.drafts}.isdisjoint(plan.apart)
+def _flaw_apart(plan: Plan, waiting: Iterable[Plan]) -> str:
+    """Why drafts cannot be verified beside rows apart, or of these."""
+    if any(map(_late_drafts, waiting)):  # of one step logits behind drafts are kept
+        return "drafts of a step before it wait to be sampled apart"
+    if not all(draft.tokens for draft in _late_drafts(plan)):
+        return "drafts of rows that are sampled apart have to be said"
+    return ""
+
+
+def _late_drafts(plan: Plan) -> list[Draft]:
+    """Those of rows that are sampled apart."""
+    return [draft for draft in plan.drafts if draft.index in plan.apart]
 
 
 def _owner_drafts(owner: Open | None) -> bool:
@@ -141,12 +152,9 @@ def drafted_first(drafts: Sequence[Draft], entries: Sequence[int]) -> list[int]:
 
 
 def write_drafts(plan: Plan, places: Sequence[int], into: Drafts[Words]) -> None:
-    """The drafts of the rows with these entries, in order; of each as many as there are
-    lines for.
-    """
+    """The drafts of the rows with these entries, in order."""
     said = {draft.index: draft.tokens for draft in plan.drafts}
-    most = len(into.said)
     for v, place in enumerate(places):
-        count = min(plan.counts[place] - 1, most)
+        count = plan.counts[place] - 1
         into.counts[v] = count
-        into.said[:count, v] = said[place][:count] or -1
+        into.said[:count, v] = said[place] or -1

@@ -9,15 +9,12 @@ needed.
 import gc
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from minfer.effects.live.client import About, Died, Listener, Message, News, Snapshot
+from minfer.effects.live.client import Listener, Snapshot
 from minfer.effects.live.compiling import Compiling
 from minfer.effects.live.driver import Driver, prompt_switches, quiet_collector
-from minfer.effects.live.emits import column_of, joined, logprobs_of, pooled_of
 from minfer.effects.live.errors import (
     PROGRAM_ENDS,
     DrainingError,
@@ -26,21 +23,14 @@ from minfer.effects.live.errors import (
 )
 from minfer.effects.live.errors import EngineDeadError as EngineDeadError
 from minfer.effects.live.journal_writer import Writer
+from minfer.effects.live.telling import Telling
 from minfer.effects.live.totals import Tally
 from minfer.effects.text.grammars.store import Grammars
-from minfer.messages import (
-    Admitted,
-    Cancel,
-    Emit,
-    Event,
-    Finish,
-    Submit,
-    clip,
-)
+from minfer.messages import Cancel, Event, Finish, Finished, Submit, clip
 from minfer.request import Request
-from minfer.runs.drafts import Drafted, drafted
+from minfer.runs.drafts import drafted
 from minfer.schedule import waits_for
-from minfer.state import EngineState, Transition
+from minfer.state import EngineState
 
 SWEEP_EVERY: Final = 60.0  # seconds; a server that is never idle leaves cycles behind too
 POLL: Final = 0.02  # seconds from one look to the next, of who waits for the end
@@ -62,11 +52,10 @@ class Worker:
         driver.masks.listen(self._stir)
         self.compiling = Compiling(grammars)
         self.journal = journal
-        self.listeners: list[Listener] = []
-        self.early = False  # news of who starts come before the step
         self.tally = Tally()
         # Guards all below, and is notified when events are posted.
         self.posted = threading.Condition()
+        self.telling = Telling(driver.config, self.posted)
         self.served: dict[str, float] = {}  # requests, with when they came
         self.thread: threading.Thread | None = None  # the last one that was started
         self.running = False  # the thread
@@ -74,11 +63,6 @@ class Worker:
         self.closed = False
         self.resets = 0
         self.dead: BaseException | None = None
-        self.untold: Died | None = None  # of its death, as long as the lock is held
-        self.posting = 0  # how many calls, one within the other, hold the lock to post
-        # Seconds in which somebody waited, by what who was next in line waited for; made
-        # anew, never changed.
-        self.waits: Mapping[str, float] = {}
 
     # --- what callers ask for -----------------------------------------------------------
 
@@ -98,8 +82,7 @@ class Worker:
 
     def listen(self, listener: Listener, *, early: bool = False) -> None:
         """As `EngineClient` says."""
-        self.listeners.append(listener)
-        self.early = self.early or early
+        self.telling.listen(listener, early=early)
 
     def check(self, request: Request) -> None:
         """As `EngineClient` says."""
@@ -112,7 +95,7 @@ class Worker:
 
     def submit(self, requests: Sequence[Request]) -> None:
         """As `EngineClient` says."""
-        with self._posting():
+        with self.telling.locked():
             for request in requests:
                 self._check_served(request)
             now = self.driver.clock()
@@ -123,7 +106,7 @@ class Worker:
 
     def cancel(self, ids: Iterable[str]) -> frozenset[str]:
         """As `EngineClient` says."""
-        with self._posting():
+        with self.telling.locked():
             known = [name for name in ids if name in self.served]
             self._compiled(known)  # else it could not be ended
             self.driver.inbox.extend(map(Cancel, known))
@@ -133,7 +116,7 @@ class Worker:
 
     def finish(self, ends: Sequence[Finish]) -> None:
         """As `EngineClient` says."""
-        with self._posting():
+        with self.telling.locked():
             self.driver.inbox.extend(one for one in ends if one.id in self.served)
             if self.driver.busy:
                 self._wake()
@@ -183,7 +166,7 @@ class Worker:
 
     def close(self) -> None:
         """As `EngineClient` says."""
-        with self._posting():  # nobody comes in from now on
+        with self.telling.locked():  # nobody comes in from now on
             self._compiled(list(self.served))
             self.dead = self.dead or EngineDeadError("it was closed")
         self.cancel(list(self.served))
@@ -198,25 +181,10 @@ class Worker:
 
     def _stir(self, event: Event) -> None:
         """Have the engine told something that is not a client's."""
-        with self._posting():
+        with self.telling.locked():
             self.driver.post(event)
             if self.driver.busy:
                 self._wake()
-
-    @contextmanager
-    def _posting(self) -> Iterator[None]:
-        """Hold the lock, to have the engine told something. Listeners are told of a death
-        without it: they take theirs, and others who hold those come here.
-        """
-        with self.posted:
-            self.posting += 1
-            try:
-                yield
-            finally:
-                self.posting -= 1
-            outermost = not self.posting
-        if outermost:
-            self._tell_death()
 
     def _enter(self, requests: Sequence[Request]) -> None:
         """Have requests come in line; the caller holds the lock."""
@@ -228,7 +196,7 @@ class Worker:
 
     def _compiled(self, ids: Iterable[str]) -> None:
         """Those of these that wait for their grammars do so no more."""
-        with self._posting():
+        with self.telling.locked():
             for batch in self.compiling.release(ids):
                 self._enter(batch)
 
@@ -307,49 +275,32 @@ class Worker:
             self.running = False
             if driver.busy:
                 self._leave()
-        self._tell_death()
+        self.telling.tell_death()
         return False
 
     def _turn(self) -> None:
-        before = self.driver.state
-        transition = self.driver.turn(partial(self._decided, before))
-        drafts = drafted(before, self.driver.taken, transition)
-        if (news := self._news_of(transition, drafts)) is not None:
-            self._tell(news)
+        driver, telling = self.driver, self.telling
+        before = driver.state
+        transition = driver.turn(
+            lambda moved: telling.decided(before, driver.taken, moved)
+        )
+        drafts = drafted(before, driver.taken, transition)
+        if (news := telling.news_of(driver.taken, transition, drafts)) is not None:
+            self._free(news.finished, transition.state)
+            telling.tell(news)
         self.tally.turn(transition)
         self.tally.drafted(drafts)
 
-    def _decided(self, before: EngineState, transition: Transition) -> None:
-        """Before anything of it is done: keep accounts, and tell who starts."""
-        self._account(before, transition.state)
-        if self._is_early(transition):
-            self._tell(
-                News(
-                    time=transition.state.time,
-                    arrived=self._arrived(),
-                    reasons=_reasons(transition),
-                    waits=self.waits,
-                )
-            )
-
-    def _is_early(self, transition: Transition) -> bool:
-        """Whether who came and why somebody waits is told before the turn's step runs."""
-        starts = any(isinstance(one, Admitted) for one in transition.reasons)
-        return self.early and starts
-
-    def _arrived(self) -> tuple[str, ...]:
-        """The requests that came in line in the last turn."""
-        taken = self.driver.taken
-        return tuple(event.request.id for event in taken if isinstance(event, Submit))
-
-    def _tell(self, message: Message) -> None:
-        for hear in self.listeners:
-            hear(message)
+    def _free(self, finished: Iterable[Finished], state: EngineState) -> None:
+        """Ids of requests that ended may come again."""
+        for done in finished:
+            if done.id not in state.requests:
+                self.served.pop(done.id, None)
 
     def _broke(self, error: BaseException) -> None:
         with self.posted:
             self._die(error, f"the engine broke: {error!r}")
-        self._tell_death()
+        self.telling.tell_death()
 
     def _die(self, error: BaseException, why: str) -> None:
         """Serve nobody any more; the caller holds the lock, and tells of it then."""
@@ -358,49 +309,4 @@ class Worker:
         ids = tuple(self.served)
         self.compiling.release(ids)
         self.served = {}
-        self.untold = Died(ids, why)
-
-    def _tell_death(self) -> None:
-        """Tell of a death that nobody was told of; the caller does not hold the lock."""
-        with self.posted:
-            died, self.untold = self.untold, None
-        if died is not None:
-            self._tell(died)
-
-    def _account(self, before: EngineState, after: EngineState) -> None:
-        """Note how long somebody has waited, and what for."""
-        if before.waiting:
-            cause = waits_for(self.driver.config, before)
-            spent = self.waits.get(cause, 0.0) + after.time - before.time
-            self.waits = {**self.waits, cause: spent}
-
-    def _news_of(self, transition: Transition, drafts: Sequence[Drafted]) -> News | None:
-        """What a turn brought, if anything. Ids of requests that ended are free."""
-        emits = [one for one in transition.commands if isinstance(one, Emit)]
-        early = self._is_early(transition)  # then that was said
-        reasons = () if early else _reasons(transition)
-        arrived = () if early else self._arrived()
-        finished = tuple(done for emit in emits for done in emit.finished)
-        for done in finished:
-            if done.id not in transition.state.requests:
-                self.served.pop(done.id, None)
-        ids = joined([emit.ids for emit in emits])
-        if not (ids or finished or arrived or reasons):
-            return None
-        return News(
-            time=transition.state.time,
-            ids=ids,
-            tokens=joined([emit.tokens for emit in emits]),
-            logprobs=logprobs_of(emits),
-            pooled=pooled_of(emits),
-            drafts=column_of(drafts, ids),
-            finished=finished,
-            arrived=arrived,
-            reasons=reasons,
-            waits=self.waits,
-        )
-
-
-def _reasons(transition: Transition) -> tuple[About, ...]:
-    """What the engine says of requests besides their tokens and ends."""
-    return tuple(one for one in transition.reasons if isinstance(one, About))
+        self.telling.died(ids, why)

@@ -57,6 +57,20 @@ class Scored:
 
 
 @frozen(eq=False)
+class Verified:
+    """The first rows of a step, which have drafts: the first tokens are their last ones,
+    and behind those of all rows come drafts, a line of these rows for each place.
+    Integers are int32.
+    """
+
+    alone: int  # rows with and without drafts
+    starts: Tensor  # [verified]: positions of their last tokens
+    counts: Tensor  # [verified]: inputs of each, from 1 on; the others are nobody's
+    firsts: Tensor  # [verified]: 0, 1, 2 ...
+    most: int  # count there can be
+
+
+@frozen(eq=False)
 class Batch:
     """A packed step, ready for `forward`. Integers are int32 unless said otherwise."""
 
@@ -75,7 +89,9 @@ class Batch:
     fused: bool = False  # as in `kernels.linear.norm_gated`
     tap: Tap | None = None
     scored: Scored | None = None
-    guessed: int = 0  # of the first tokens, the last: drafts, which may be wrong
+    # Whose drafts are among these: a cache may read a row's context once for all of its
+    # inputs, or take each as a row of its own.
+    verified: Verified | None = None
 
 
 @frozen(eq=False)

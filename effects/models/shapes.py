@@ -12,12 +12,15 @@ from minfer.config import EngineConfig
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.spec import ModelSpec
 from minfer.params import MAX_ADJUSTMENTS
-from minfer.speculate.settings import HOST
+from minfer.speculate.settings import DEVICE, HOST, REJECTION
 
 # A layer's weights, with its share of the embeddings, times tokens: up to so much its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
 # 2026-11-22).
 CAPTURED_WORK: Final = 2.8e11
+# Bytes for each token of the vocabulary while coins decide on drafts: of as many rows as
+# kernels/reject.py works on at once.
+REJECTING: Final = 16 * 128
 
 
 def parameter_count(spec: ModelSpec) -> int:
@@ -76,8 +79,8 @@ def drafts_from(count: int) -> int:
 def most_drafts(sizes: EngineConfig) -> int:
     """Drafts of the largest step of an engine, padding included.
 
-    All rows have lines for as many as the one that has the most. Where that would make
-    more inputs than a step may have, all have fewer.
+    All rows have lines for as many as the one that has the most. Together they are no
+    more than the budget: no plan has more (`minfer.speculate.plan_drafts`).
     """
     how = sizes.speculation
     if how is None:
@@ -107,7 +110,8 @@ def activation_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     drafts = most_drafts(sizes)
     tokens = sizes.max_num_batched_tokens + drafts
     rows = sizes.max_num_seqs + drafts
-    return tokens * (token + mask_bytes(spec, sizes)) + rows * row + rope
+    step = tokens * (token + mask_bytes(spec, sizes)) + rows * row + rope
+    return step + rejecting_bytes(spec, sizes)
 
 
 def mask_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
@@ -135,7 +139,19 @@ def cuda_activation_bytes(spec: ModelSpec, sizes: EngineConfig, tokens: int) -> 
     tables = 4 * sizes.max_num_seqs * (sizes.max_model_len // sizes.block_size + 1)
     rope = 0 if spec.rope is None else sizes.max_model_len * spec.head_dim * 4
     parts = max(one.cuda_partial_bytes(rows, sizes.max_model_len) for one in attentions)
-    return tokens * token + rows * logits + 4 * tables + rope + parts
+    step = tokens * token + rows * logits + 4 * tables + rope + parts
+    return step + rejecting_bytes(spec, sizes)
+
+
+def rejecting_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """What it takes that coins let drafts stand, if they do: what a draft model drew
+    from, in float32 at most, and distributions.
+    """
+    how = sizes.speculation
+    if how is None or how.rule != REJECTION:
+        return 0
+    kept = 4 * most_drafts(sizes) if how.drafter == DEVICE else 0
+    return spec.vocab_size * (kept + REJECTING)
 
 
 def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:

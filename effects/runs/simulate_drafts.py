@@ -3,7 +3,8 @@
 Nothing is computed in a simulation, so nobody can say whether a draft is right: the user
 says how often one is, and each falls by a coin of its own (`minfer.runs.guesses`). A
 draft model's forwards cost what the user says; the host's lookups cost nothing but that
-no step can be planned ahead of them.
+no step can be planned ahead of them. Where they look differs in how often they are right
+alone: so "ngram" and "suffix" are the same here but for the rate.
 """
 
 import argparse
@@ -16,12 +17,14 @@ from attrs import evolve
 from minfer.config import EngineConfig
 from minfer.effects.runs.arrivals import Trace
 from minfer.effects.runs.simulate_options import Case
+from minfer.effects.setup.speculation import DRAFT_MODEL, NGRAM, SUFFIX
 from minfer.runs.cost import CostModel
 from minfer.runs.guesses import ASSUMED, Guesses
 from minfer.setting import ConfigError
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 
-DRAFTERS: Final = {"ngram": HOST, "draft_model": DEVICE}  # by vLLM's name of the method
+# Who drafts, by the names of methods.
+DRAFTERS: Final = {NGRAM: HOST, SUFFIX: HOST, DRAFT_MODEL: DEVICE}
 
 HOW_MANY: Final = "--speculative-method needs --num-speculative-tokens: how many drafts"
 
@@ -41,7 +44,8 @@ def add_draft_options(add: Callable[..., Any], several: str = "") -> None:
     add(
         "--speculative-method",
         choices=DRAFTERS,
-        help="who says them: what is looked up, or a draft model "
+        help="who says them: what is looked up, or a draft model; ngram and suffix are "
+        "the same here, where nothing is looked up: --acceptance-rate tells them apart "
         "(default: as in the recorded run, else ngram)",
     )
     add(

@@ -111,7 +111,8 @@ class EngineArgs:
         "speculative decoding, with vLLM's keys, such as "
         '\'{"method": "ngram", "num_speculative_tokens": 4}\': method (ngram, suffix, '
         "draft_model), model, num_speculative_tokens, prompt_lookup_min, "
-        "prompt_lookup_max, disable_by_batch_size, adaptive; answers stay the same",
+        "prompt_lookup_max, disable_by_batch_size, adaptive, rejection_sample_method; "
+        'answers stay the same, or with the last one "standard" their distribution',
         SPECULATION,
     )
     enforce_eager: bool = option(

@@ -5,7 +5,8 @@
 
 `method` says who drafts: "ngram" looks up what followed the same words in the request
 itself, "suffix" in what others were answered too, and "draft_model" is a smaller model
-with the same tokenizer. Drafts never change what is answered.
+with the same tokenizer. Drafts never change what is answered, unless
+`rejection_sample_method` is "standard": then they change no distribution.
 """
 
 import argparse
@@ -20,12 +21,24 @@ from attrs import Attribute, field, fields, frozen
 from minfer.setting import ConfigError
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.proposer import Proposer
-from minfer.speculate.settings import DEVICE, HOST, MOST_DRAFTS, Speculation
+from minfer.speculate.settings import (
+    DEVICE,
+    HOST,
+    MOST_DRAFTS,
+    REJECTION,
+    SAME_NOISE,
+    Speculation,
+)
 
 NGRAM: Final = "ngram"
 SUFFIX: Final = "suffix"
 DRAFT_MODEL: Final = "draft_model"
 METHODS: Final = (NGRAM, SUFFIX, DRAFT_MODEL)
+# vLLM's words for rules of acceptance: a draft has to be the token that the target draws,
+# or a coin decides.
+SAME: Final = "same_noise"
+STANDARD: Final = "standard"
+ACCEPTED_BY: Final = {SAME: SAME_NOISE, STANDARD: REJECTION}
 # In steps of more rows there are no drafts, unless the settings say otherwise: they would
 # cost more than they bring.
 HOST_ROWS: Final = 32
@@ -63,6 +76,14 @@ def _method(_: object, __: "Attribute[str]", value: Any) -> None:
     raise ConfigError(f"{_WHERE}: method must be one of {known}, not {value!r:.80}")
 
 
+def _acceptance(_: object, attribute: "Attribute[str]", value: Any) -> None:
+    if not isinstance(value, str) or value not in ACCEPTED_BY:
+        raise ConfigError(
+            f"{_WHERE}: {attribute.name} must be {' or '.join(map(repr, ACCEPTED_BY))}, "
+            f"not {value!r:.80}"
+        )
+
+
 def _flag(_: object, attribute: "Attribute[bool]", value: Any) -> None:
     if type(value) is not bool:
         raise ConfigError(f"{_WHERE}: {attribute.name} must be true or false")
@@ -83,6 +104,8 @@ class SpeculativeConfig:
     disable_by_batch_size: int | None = field(default=None, validator=_whole(1, 2**31))
     # as many drafts as are expected to pay; else always as many as there may be
     adaptive: bool = field(default=True, validator=_flag)
+    # which drafts stand
+    rejection_sample_method: str = field(default=SAME, validator=_acceptance)
 
     def __attrs_post_init__(self) -> None:
         if self.method == DRAFT_MODEL:
@@ -116,6 +139,7 @@ class SpeculativeConfig:
         return Speculation(
             drafter=HOST if by_host else DEVICE,
             drafts=self.num_speculative_tokens,
+            rule=ACCEPTED_BY[self.rejection_sample_method],
             rows=self.disable_by_batch_size or (HOST_ROWS if by_host else MODEL_ROWS),
             adaptive=False,
         )

@@ -7,13 +7,14 @@ which is measured at start, for each number of inputs (`Costs`): next to nothing
 forward is bound by reading weights, and the more the busier the server is. A draft model
 costs a forward of its own for each place that any row has a draft in.
 
-So a step has the drafts that maximise expected tokens over seconds. For a given depth and
-number of drafts these are the likeliest ones; as their likelihood falls within a row,
-they are always the first of each row. A step's cost is constant up to the next size of
-forward that there is a graph for: only numbers that fill one up need to be tried, for
-each depth. No drafts at all is among the choices, and wins unless others promise to be
-better by `margin`: speculation is not to make a server slower than it is without. That
-is as true as the costs are.
+A device takes as many inputs of each row that drafts as of the one that has the most
+drafts: what a row leaves empty costs as much as what it uses. So drafts are a rectangle,
+some rows by a depth, and a step has the one that maximises expected tokens over seconds.
+Given both numbers, its rows are those that promise the most within the depth. A step's
+cost is constant up to the next size of forward that there is a graph for: only numbers of
+rows that fill one up need to be tried, for each depth. No drafts at all is among the
+choices, and wins unless others promise to be better by `margin`: speculation is not to
+make a server slower than it is without. That is as true as the costs are.
 
 How likely a row's drafts are is learnt from what became of its last ones, beginning with
 what is true of all rows together. Counts fade, also
@@ -26,17 +27,16 @@ The default rule of acceptance yields the same tokens whatever is decided here.
 
 import math
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final
 
 from attrs import field, frozen
 
-from minfer.record import evolve
 from minfer.setting import ConfigError, number
 
 _HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
+_EVERY: Final = 8  # depths up to this are all tried
 
 
 def _setting(default: float, **how: Any) -> Any:
@@ -134,12 +134,31 @@ class Row:
 
 
 @frozen
-class Gain:
-    """One more draft of a row."""
+class Promise:
+    """What a row's drafts are worth."""
 
-    tokens: float  # that it is expected to yield
     row: int
-    place: int  # 1: the row's first
+    sums: tuple[float, ...]  # tokens that the first, the first two, ... should yield
+
+    def drafts(self, depth: int) -> int:
+        """How many there are within a depth."""
+        return min(depth, len(self.sums))
+
+
+@frozen
+class Rectangle:
+    """Drafts of the first `count` of some promises, up to a depth."""
+
+    depth: int
+    order: Sequence[int]  # places of promises
+    count: int
+    tokens: float  # by which the step gets on
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
 
 
 @frozen
@@ -163,43 +182,63 @@ def lengths(
     margin: float = 0.0,
     room: float = math.inf,
 ) -> Lengths:
-    """The numbers of drafts, at most `room` together, with the most expected tokens a
-    second, in a step that has `others` inputs besides one for each row; none, unless they
-    are better by `margin`.
+    """The numbers of drafts with the most expected tokens a second, in a step that has
+    `others` inputs besides one for each row; none, unless they are better by `margin`.
+    There is `room` for so many, if each row that has some takes as much as the deepest.
 
     Inputs of prompts count as tokens, too: they must not be slowed down for less.
     """
     load = len(rows) + others
     none = Lengths((0,) * len(rows), float(load), costs.seconds(load))
-    if load >= costs.verify[-1][0]:  # what more takes was not measured
+    promises = _promises(rows)
+    best, bar = None, none.rate * (1 + margin)
+    for tried in _rectangles(promises, costs, load, room):
+        if tried.rate > bar:
+            best, bar = tried, tried.rate
+    if best is None:
         return none
-    gains = _gains(rows)
-    deepest = max((gain.place for gain in gains), default=0)
-    # Without a draft model to run, depth costs nothing.
-    depths = range(1, deepest + 1) if costs.draft else (deepest,)
-    best, taken, bar = none, list[Gain](), none.rate * (1 + margin)
-    for depth in depths:
-        some = [gain for gain in gains if gain.place <= depth]
-        sums = [*accumulate((gain.tokens for gain in some), initial=none.tokens)]
+    taken = [promises[at] for at in best.order[: best.count]]
+    numbers = {one.row: one.drafts(best.depth) for one in taken}
+    each = tuple(numbers.get(row, 0) for row in range(len(rows)))
+    return Lengths(each, best.tokens, best.seconds)
+
+
+def _rectangles(
+    promises: Sequence[Promise], costs: Costs, load: int, room: float
+) -> Iterator[Rectangle]:
+    """All that are worth a try, beside so many inputs that are tokens, too."""
+    for depth in _depths(promises):
+        tokens = [one.sums[:depth][-1] for one in promises]
+        order = sorted(range(len(tokens)), key=tokens.__getitem__, reverse=True)
+        sums = [*accumulate((tokens[at] for at in order), initial=float(load))]
         for size, _ in costs.verify:
-            count = int(min(size - load, len(some), room))
+            count = min(int(min(size - load, room)) // depth, len(order))
             if count > 0:
-                seconds = costs.seconds(load + count, depth)
-                tried = Lengths(none.drafts, sums[count], seconds)
-                if tried.rate > bar:
-                    best, taken, bar = tried, some[:count], tried.rate
-    each = Counter(gain.row for gain in taken)
-    return evolve(best, drafts=tuple(each[row] for row in range(len(rows))))
+                seconds = costs.seconds(load + count * depth, depth)
+                yield Rectangle(depth, order, count, sums[count], seconds)
 
 
-def _gains(rows: Sequence[Row]) -> list[Gain]:
-    """Every draft that there may be, the likeliest first, and of equals the first of each
-    row; without those that hardly anything can be expected of.
-    """
-    every = (
-        Gain(row.likelihood**place, at, place)
-        for at, row in enumerate(rows)
-        for place in range(1, row.most + 1)
-    )
-    some = (gain for gain in every if gain.tokens >= _HARDLY)
-    return sorted(some, key=lambda gain: (-gain.tokens, gain.place, gain.row))
+def _promises(rows: Sequence[Row]) -> list[Promise]:
+    """Of each row's drafts, as far as anything can be expected of them."""
+    found = list[Promise]()
+    for at, row in enumerate(rows):
+        sums, tokens, likely = list[float](), 0.0, row.likelihood
+        while len(sums) < row.most and likely >= _HARDLY:
+            tokens += likely
+            sums.append(tokens)
+            likely *= row.likelihood
+        if sums:
+            found.append(Promise(at, tuple(sums)))
+    return found
+
+
+def _depths(promises: Sequence[Promise]) -> Iterator[int]:
+    """The depths that are tried: beyond `_EVERY`, few more."""
+    deepest = max((len(one.sums) for one in promises), default=0)
+    yield from range(1, min(deepest, _EVERY) + 1)
+    depth = 2 * _EVERY
+    while depth < deepest:
+        yield depth
+        depth *= 2
+    if deepest > _EVERY:
+        yield deepest

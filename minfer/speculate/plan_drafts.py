@@ -3,7 +3,9 @@
 Theory. Drafts take what a step has left: tokens of its budget that neither rows nor
 prompts wanted, and blocks while there are plenty. So nobody is let in later, or gives
 way, for the sake of a draft. How many pay is `length.py`'s to say, of what became of a
-row's last ones and of what verifying costs; the policy bounds it.
+row's last ones and of what verifying costs; the policy bounds it. A device takes as many
+inputs of each row with drafts as the deepest of them has, so it is these that have to fit
+into the budget: what a plan says is what is verified.
 
 A draft model says its drafts on the device, and steps are planned ahead as ever: how many
 drafts of the step before were accepted, nobody needs to know. What the host drafts has to
@@ -30,7 +32,7 @@ from minfer.pmap import Map
 from minfer.record import evolve
 from minfer.request import Request
 from minfer.sequence import edited_column
-from minfer.speculate.length import Lengths, Row, lengths
+from minfer.speculate.length import Row, lengths
 from minfer.speculate.settings import HOST, Speculation
 from minfer.state import EngineState
 from minfer.work import Work
@@ -162,29 +164,14 @@ def _numbers(
     room: int,
 ) -> tuple[int, ...]:
     """How many drafts each has, at most `room` together, beside `others` inputs."""
-    none = (0,) * len(drafters)
     if how.adaptive and how.costs is not None:
         names, step = state.running.ids, state.next_step
         rows = [
             Row(state.drafting.likelihood(how.learning, names[one.i], step), one.most)
             for one in drafters
         ]
-        found = lengths(rows, how.costs, others, how.margin, room)
-        return found.drafts if _pays(how, found, len(rows) + others) else none
-    return tuple(_as_they_come((one.most for one in drafters), room))
-
-
-def _pays(how: Speculation, found: Lengths, load: int) -> bool:
-    """Whether drafts pay although rows with fewer than others leave inputs empty: a
-    device takes as many of each row that has some.
-    """
-    deepest = max(found.drafts, default=0)
-    if not deepest or how.costs is None:
-        return False
-    drafting = sum(map(bool, found.drafts))
-    seconds = how.costs.seconds(load + drafting * deepest, deepest)
-    plain = load / how.costs.seconds(load)
-    return found.tokens / seconds > plain * (1 + how.margin)
+        return lengths(rows, how.costs, others, how.margin, room).drafts
+    return _fitting(tuple(_as_they_come((one.most for one in drafters), room)), room)
 
 
 def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
@@ -192,6 +179,16 @@ def _as_they_come(wanted: Iterable[int], room: int) -> Iterator[int]:
         number = max(0, min(want, room))
         room -= number
         yield number
+
+
+def _fitting(drafts: tuple[int, ...], room: int) -> tuple[int, ...]:
+    """Drafts, at most `room` together, cut to what there is room for if each row that has
+    some takes as much of it as the deepest.
+    """
+    drafting = sum(map(bool, drafts))
+    if not drafting or drafting * max(drafts) <= room:
+        return drafts
+    return tuple(min(one, room // drafting) for one in drafts)
 
 
 def _all_used(state: EngineState) -> EngineState:

@@ -11,7 +11,9 @@ and masks.
 
 The draft, the coin and what is drawn instead must be independent, so there are three
 streams of noise. The last is the target's own: with no draft, the token is the one it
-would be without speculation.
+would be without speculation. (Drafts that are looked up in what the same seed has written
+for another request are not independent of its noise: whoever asks twice with one seed
+gets twice one piece of luck.)
 
 What this does not keep is the path. Which of its tokens are drafts depends on how many
 are proposed, so equal seeds give equal outputs only where that number is fixed. And it
@@ -118,9 +120,17 @@ def accepts(coin: float, p: float, q: float) -> bool:
 def residual(p: Chances, q: Chances) -> dict[int, float]:
     """Scores of the tokens that one takes the place of a rejected draft from."""
     left = {t: f32(share - q.get(t, 0.0)) for t, share in p.items()}
-    # Where nothing is left, the two are equal but for rounding.
+    # Where nothing is left, the two are equal but for rounding, and the draft itself may
+    # be drawn.
     some = {t: share for t, share in left.items() if share > 0} or p
     return {t: f32(math.log(share)) for t, share in some.items() if share > 0}
+
+
+def taken(draft: int, p: Chances, q: Chances, noise: Noise, position: int) -> int:
+    """The token at a draft's place: the draft if its coin says so, or another."""
+    if accepts(noise.coin(position), p.get(draft, 0.0), q[draft]):
+        return draft
+    return noise.pick(residual(p, q), position)
 
 
 def rejection(
@@ -138,10 +148,10 @@ def rejection(
     for draft, q in zip(drafts, proposed or certain, strict=True):
         position = len(target.known) + len(tokens)
         p = chances(scores(target.shaped(tokens), how))
-        if not accepts(noise.coin(position), p.get(draft, 0.0), q[draft]):
-            tokens.append(noise.pick(residual(p, q), position))
+        tokens.append(taken(draft, p, q, noise, position))
+        # Nothing tells a draft that was drawn after all from one that was accepted.
+        if tokens[-1] != draft:
             return Verdict(tuple(tokens), len(drafts))
-        tokens.append(draft)
     scored = scores(target.shaped(tokens), how)
     tokens.append(noise.pick(scored, len(target.known) + len(tokens)))
     return Verdict(tuple(tokens), len(drafts))

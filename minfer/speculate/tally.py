@@ -7,13 +7,10 @@ them were. The mean length is what a row has of a step in which it had drafts: t
 were accepted, and the token after them.
 """
 
-from collections.abc import Iterable
 from itertools import zip_longest
 from typing import Final
 
 from attrs import frozen
-
-from minfer.plan import Plan
 
 
 @frozen
@@ -50,15 +47,6 @@ class Tally:
 
 
 NO_DRAFTS: Final = Tally()
-
-
-def tallied(plan: Plan, sizes: Iterable[int]) -> Tally:
-    """The drafts of one step, whose rows have yielded so many tokens."""
-    yielded, tally = tuple(sizes), Tally()
-    for draft in plan.drafts:
-        count = plan.counts[draft.index] - 1
-        tally = tally.plus(of_row(count, yielded[draft.index] - 1))
-    return tally
 
 
 def of_row(proposed: int, accepted: int) -> Tally:

@@ -1,7 +1,8 @@
 """The specification of drafts: who has some in a step, how many, and what waits for them.
 
 Where as many drafts are wanted as there may be, each row's number follows: from what was
-proposed, the sample's last token, what is left of the budget, and the end of its table.
+proposed, the sample's last token, what is left of the budget (of which each row that has
+drafts takes as much as the deepest), and the end of its table.
 Where it depends on what pays, only its bounds are looked at here.
 """
 
@@ -66,6 +67,13 @@ def check_drafts(
     most = how.costs.verify[-1][0] if how.adaptive and how.costs else 0
     known = not (places and most) or sum(plan.counts) <= most
     require(known, "drafts", f"{sum(plan.counts)} inputs, of at most {most} measured")
+    allowed = books.config.max_num_batched_tokens if budget is None else budget
+    lines = _lines(plan)
+    require(
+        not places or lines <= allowed,
+        "drafts",
+        f"{lines} inputs, each row's drafts as many as the deepest's, of {allowed}",
+    )
     policy = getattr(type(books.config.policy), "drafts", None)
     # Of who gave way in this turn, a token may still be counted.
     # Where nobody has any, tables may have grown since, for several forwards.
@@ -93,6 +101,12 @@ def _right(
         same = said.tokens[:count] == tokens and len(tokens) == count
         right = same and said.known == known == len(one.known)
     require(right, "drafts", f"{one.id} has {tokens}, of {said}")
+
+
+def _lines(plan: Plan) -> int:
+    """Inputs of a plan, if each row with drafts has as many as the deepest of them."""
+    drafts = [plan.counts[draft.index] - 1 for draft in plan.drafts]
+    return sum(plan.counts) - sum(drafts) + len(drafts) * max(drafts, default=0)
 
 
 def _may(how: Speculation, one: Account) -> bool:
@@ -136,20 +150,33 @@ def _due(
     drafts = sum(plan.counts[draft.index] - 1 for draft in plan.drafts)
     room, lacks = max(0, budget - sum(plan.counts) + drafts), 0
     filled = {fill.index for fill in plan.fills}
-    grown = {grow.row for grow in plan.grows}
-    for at in sorted(here.keys() - filled):
+    seats = {at: here[at] for at in sorted(here.keys() - filled)}
+    for at, due in _shared(config, how, seats, room).items():
         seat, size = here[at], config.block_size
         one = seat.account
-        most = min(how.drafts, one.last - seat.sched - 1) if _may(how, one) else 0
-        due = min(room, _of_host(how, one) if by_host(config) else max(0, most))
-        room -= due
         ends = len(seat.table) * size - seat.sched - 1
         has = len(range(1, plan.counts[at]))
         require(has == min(due, ends), "drafts", f"{one.id} has {has} of {due}, {ends}")
-        if ends < due and seat.row not in grown:
+        if ends < due:
             lacks += -(-(seat.sched + due + 1) // size) - len(seat.table)
     plenty = lacks and lacks + len(after.running) <= after.blocks.available
     require(not plenty, "drafts", f"{lacks} blocks are not taken, though there are")
+
+
+def _shared(
+    config: EngineConfig, how: Speculation, seats: Mapping[int, Seat], room: int
+) -> dict[int, int]:
+    """How many drafts each of these has, in their order, as long as there is room; each
+    of them takes as much as the deepest.
+    """
+    found, left = dict[int, int](), room
+    for at, seat in seats.items():
+        one = seat.account
+        most = min(how.drafts, one.last - seat.sched - 1) if _may(how, one) else 0
+        found[at] = min(left, _of_host(how, one) if by_host(config) else max(0, most))
+        left -= found[at]
+    deepest = room // max(1, sum(map(bool, found.values())))
+    return {at: min(count, deepest) for at, count in found.items()}
 
 
 def _only_decodes(config: EngineConfig, books: Books) -> bool:

@@ -1,13 +1,14 @@
 """The policy kit: any scheduling policy against all that the engine promises, with
 hypothesis.
 
-All is small and tight: preemption is common, stories are short.
+All is small and tight: preemption is common, stories are short. In half of them somebody
+drafts, as many as there may be or as pay; most drafts are right.
 """
 
 from collections.abc import Callable
 from itertools import count
 from math import inf
-from typing import Any
+from typing import Any, Final
 
 import hypothesis
 import hypothesis.strategies as st
@@ -22,6 +23,8 @@ from minfer.policy import FirstCome
 from minfer.request import Request
 from minfer.runs.codec import CodecError
 from minfer.runs.journal_writing import encode_journal
+from minfer.speculate.length import Costs
+from minfer.speculate.settings import DEVICE, HOST, Speculation
 from minfer.state import EngineState
 from minfer.testing.trial import VOCAB, PolicyError, Trial
 
@@ -29,6 +32,19 @@ from minfer.testing.trial import VOCAB, PolicyError, Trial
 Trace = tuple[tuple[float, Submit | Cancel], ...]
 _gaps = st.sampled_from((0.0, 0.0, 0.001, 0.03, 0.4, 3.0, 20.0))
 _paces = st.sampled_from((1.0, 0.1, 10.0))
+# A few, so that a story's choices stay few: as many drafts as there may be, or as pay.
+_FIXED: Final = Speculation(drafter=DEVICE, drafts=2, adaptive=False)
+_PAYING: Final = Speculation(drafter=HOST, drafts=4, costs=Costs(((5, 1.0), (80, 1.5))))
+_speculations = st.sampled_from(
+    (
+        *(None,) * 5,
+        _FIXED,
+        evolve(_FIXED, drafter=HOST),
+        evolve(_FIXED, drafts=4, rows=2),
+        _PAYING,
+        evolve(_PAYING, drafter=DEVICE),
+    )
+)
 
 
 def requests(name: str = "r0") -> st.SearchStrategy[Request]:
@@ -69,7 +85,9 @@ def traces(draw: st.DrawFn, most: int = 20) -> Trace:
 
 @st.composite
 def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
-    """Engines under `policy` with few rows, few blocks and little budget."""
+    """Engines under `policy` with few rows, few blocks and little budget; some of them
+    speculate.
+    """
     return EngineConfig(
         policy=policy,
         num_blocks=draw(st.integers(6, 14)),
@@ -82,6 +100,7 @@ def configs(draw: st.DrawFn, policy: Any) -> EngineConfig:
         max_repeat=draw(st.sampled_from((1, 3))),
         watermark=draw(st.sampled_from((0, 1))),
         window=draw(st.sampled_from((0, 0, 6))),
+        speculation=draw(_speculations),
     )
 
 

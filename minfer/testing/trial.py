@@ -2,7 +2,7 @@
 watched.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from copy import deepcopy
 from functools import partial
 from math import inf, isnan
@@ -13,12 +13,22 @@ from attrs import define, evolve, field
 
 from minfer.config import EngineConfig
 from minfer.engine import step
-from minfer.messages import Admitted, Cancel, Event, Execute, Submit, Tick, WakeAt
+from minfer.messages import (
+    Admitted,
+    Cancel,
+    Event,
+    Execute,
+    Executed,
+    Submit,
+    Tick,
+    WakeAt,
+)
 from minfer.policy import Policy
 from minfer.request import Request
 from minfer.runs.codec import dump
 from minfer.runs.oracle import Oracle
 from minfer.state import EngineState, Transition, Turn, initial
+from minfer.testing.host_drafts import proposed
 from minfer.testing.ledger import Ledger
 
 VOCAB: Final = 40
@@ -63,6 +73,7 @@ _RIGHT: Final[
         isinstance(got, tuple) and len(got) == 2 and isinstance(got[0], bool)
     ),
     "budget": lambda _, got: type(got) is int and got >= 0,
+    "drafts": lambda _, got: type(got) is int and got >= 0,
 }
 
 
@@ -162,9 +173,8 @@ class Trial:
 
     def _step(self) -> Transition:
         """Let the engine decide a turn, and the ledger judge it."""
-        done = (self._oracle.collect(),) if self._oracle.plans else ()
-        events = (Tick(self.now), *done, *self._inbox)
         before = self.state
+        events = (Tick(self.now), *self._done(), *self._inbox)
         self._inbox = []
         self._budgets.clear()
         self._held_back.clear()
@@ -180,6 +190,14 @@ class Trial:
             self._flaws.append((getattr(error, "law", "totality"), str(error)))
             raise PolicyError(*self._flaws[0], self.config, self.turns) from error
         return moved
+
+    def _done(self) -> Iterator[Event]:
+        """What comes of the first step in flight, and what the host drafts behind it."""
+        if self._oracle.plans:
+            done = self._oracle.collect()
+            yield done
+            if isinstance(done, Executed):
+                yield from proposed(self._watched, self.state, done, self._oracle)
 
     def _stuck(self, *, idle: bool) -> None:
         """All that came must end: in so many turns, and without too long a pause."""

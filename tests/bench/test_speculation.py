@@ -9,7 +9,7 @@ from bench.bundled.sources import held_out_files
 from bench.speculation import PROMPT, Pair, config_of, distances, ran, windows
 from bench.speculation_rules import by_rejection
 from minfer.effects.setup.folders import bundled_folder
-from minfer.effects.setup.speculation import METHODS
+from minfer.effects.setup.speculation import METHODS, STANDARD
 from minfer.effects.text.tokenizer import Tokenizer
 
 TOKENS = 16
@@ -43,7 +43,15 @@ def test_acceptance_is_what_distributions_allow(temperature: float) -> None:
     if temperature:
         assert 0 < low < high < 1
     else:  # drafts are right exactly where the likeliest tokens are the same
-        assert beside["same noise"] == low == high
+        assert beside["accepted"] == low == high
+
+
+def test_coins_accept_what_distributions_allow() -> None:
+    config = config_of("draft_model", 4, STANDARD)
+    drafted = ran(windows(6), 1.0, 2 * TOKENS, config)
+    beside = distances(Pair(), drafted, 1.0)
+    assert beside["judged"] > 90
+    assert beside["accepted"] == pytest.approx(beside["1 - TV"], abs=0.15)
 
 
 def test_both_rules_are_counted_alike() -> None:

@@ -4,6 +4,7 @@ import argparse
 import random
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from attrs import define, field
@@ -20,12 +21,13 @@ class Asked(Room):
     """Engines that take a while, and note who was asked."""
 
     seconds: float = 0.0
+    now: float = 0.0
     asked: list[tuple[int, bool]] = field(factory=list)
 
     def ask(self, case: Case, way: Way, number: int) -> float:
         del case
         self.asked.append((number, way.config is None))
-        time.sleep(self.seconds)
+        self.now += self.seconds
         return 10.0 if way.config is None else 15.0 + number
 
 
@@ -54,13 +56,18 @@ def test_first_rounds_do_not_count_and_none_is_always_first() -> None:
     assert len(room.asked) == asked
 
 
-def test_no_round_begins_that_would_not_end_in_time() -> None:
-    room = Asked(Part({}, {}), seconds=0.02)
+@pytest.mark.parametrize(("end", "number"), [(284.5, 7 - WARM), (283.5, 6 - WARM)])
+def test_no_round_begins_that_would_not_end_in_time(
+    monkeypatch: pytest.MonkeyPatch, end: float, number: int
+) -> None:
+    """Each takes 40 seconds, and may take a tenth longer."""
+    room = Asked(Part({}, {}), seconds=20.0)
+    clock = SimpleNamespace(monotonic=lambda: room.now)
+    monkeypatch.setattr(speculation_speed, "time", clock)
     rates: dict[str, list[float]] = {name: [] for name in WAYS}
-    begin = time.monotonic()
-    assert not rounds(room, rates, 0.3).go_on(1000, lambda: None)
-    assert time.monotonic() - begin < 0.6
-    assert len(rates[PLAIN]) == len(rates["drafts"]) > 0
+    assert not Rounds(room, case(), rates, end).go_on(1000, lambda: None)
+    assert room.now <= end
+    assert len(rates[PLAIN]) == len(rates["drafts"]) == number
 
 
 def test_another_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -147,7 +147,7 @@ EQUIVALENT: Final[dict[str, str]] = {
         "map(gens.__contains__, run.gens))) if gens else [] -> "
         "list(compress(range(len(run)), map(gens.__contains__, run.gens)))"
     ): ("A shortcut: of no generations, none is found in the columns either."),
-    "speculate/length.py | lengths | comparison | count > 0 -> count >= 0": (
+    "speculate/length.py | _rectangles | comparison | count > 0 -> count >= 0": (
         "With none the rate is that of no drafts at most, which is no better."
     ),
     "speculate/lookup.py | Lookup._shown | offset | 1 -> 2 | 1": (

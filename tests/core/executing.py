@@ -26,6 +26,7 @@ from minfer.sequence import SampleId
 
 HOST: Final = "host"  # a tier
 NOWHERE: Final = "nowhere"  # one that holds nothing: what comes from there is spoilt
+MASKED: Final = 2**17  # tokens of a vocabulary, up to which masks are spelled out
 
 Foresee = Callable[[SampleId], tuple[int, ...]]  # all tokens of a sample, to come as well
 
@@ -134,11 +135,11 @@ class Busy(Oracle):
         super().launch(plan_from(plan_to(plan)) if self.habits.wire else plan)
         if plan.apart:
             self.seen["sampled apart"] += 1
-            everything = b"\xff" * (self.vocab // 8 + 1)
-            stands = tuple(self._stands(plan))
-            told = SampleApart(
-                plan.step, (Mask(plan.apart[0], everything),), False, stands
-            )
+            # Of 2^31 tokens it is 256 MB; one without bits means the same.
+            few = self.vocab <= MASKED
+            everything = b"\xff" * (self.vocab // 8 + 1) if few else b""
+            masks = (Mask(plan.apart[0], everything),)
+            told = SampleApart(plan.step, masks, stands=tuple(self._stands(plan)))
             self.sample(told)
 
     def _stands(self, plan: Plan) -> Iterator[Stand]:

@@ -343,8 +343,16 @@ BUGS: Final = (
         "diffs instead of state: a second growth in one step replaces the first",
         "grow.py",
         "make_room",
-        "grown = {**grown, **more_grown}",
+        "grown = {**grown, **_joined(grown, more_grown)}",
         "grown = more_grown",
+    ),
+    Bug(
+        "growth told in part",
+        "diffs instead of state: of what a table gets twice in a step, the last is told",
+        "grow.py",
+        "make_room",
+        "_joined(grown, more_grown)",
+        "more_grown",
     ),
     Bug(
         "resumed row is not sent again",
@@ -683,6 +691,22 @@ BUGS: Final = (
             "drafts = config.speculation.drafts if config.speculation else 0\n"
             "more = max(0, min(work.room - drafts, left - 1))"
         ),
+    ),
+    Bug(
+        "drafts that a device has no room for",
+        "a kind: a row with many drafts beside rows with few, that only together fit",
+        "speculate/plan_drafts.py",
+        "_fitting",
+        "not drafting or drafting * max(drafts) <= room",
+        "True",
+    ),
+    Bug(
+        "drafts that pay and have no room",
+        "a kind: the same, where there are as many as pay",
+        "speculate/length.py",
+        "_rectangles",
+        "min(int(min(size - load, room)) // depth, len(order))",
+        "min((size - load) // depth, int(min(99, room)), len(order))",
     ),
     Bug(
         "drafts beyond the table",

@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.grow import stretch
+from minfer.grow import make_room, stretch
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
 from minfer.spread import spread
@@ -113,6 +113,31 @@ def test_repeated_steps_take_blocks_only_while_there_are_plenty() -> None:
         assert bench.plans[-1].repeat == most
         bench.drain()
         assert bench.out["a", 0] == bench.right(ask("a", 6, 7))
+
+
+def test_what_a_table_gets_twice_in_a_step_is_told_as_one() -> None:
+    bench = Bench(evolve(CONFIG, block_size=2, num_blocks=64))
+    bench.turn(Submit(ask("a", 4, 30)), Submit(ask("bb", 6, 30)))
+    config, run = bench.config, bench.state.running
+    first, second = ({i: run.sched[i] + more for i in range(2)} for more in (3, 7))
+    first.pop(1)
+    state, grown = make_room(config, bench.state, first, {})
+    entries = len(run.tables[0])
+    assert [(one.at, len(one.blocks)) for one in grown.values()] == [(entries, 2)]
+    state, grown = make_room(config, state, second, grown)
+    for i, gen in enumerate(run.gens):
+        told, before = grown[gen], len(run.tables[i])
+        assert (told.row, told.at) == (run.rows[i], before)
+        assert told.blocks == state.running.tables[i][before:]
+        assert len(state.running.tables[i]) == -(-second[i] // 2)
+
+
+def test_where_blocks_are_few_nothing_more_is_taken() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=4))
+    bench.turn(Submit(ask("a", 4, 8)))
+    run = bench.state.running
+    upto = {0: run.sched[0] + 20}
+    assert make_room(bench.config, bench.state, upto, {}) == (bench.state, {})
 
 
 def test_repeated_steps_end_with_the_last_token() -> None:

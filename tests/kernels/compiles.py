@@ -102,6 +102,21 @@ def step(tokens: int, *, splits: int = 1, chunk: bool = False) -> None:
     rows.advance(at, at, at, at, at, at, 8, at)
 
 
+def drafts_to_verify(splits: int) -> None:
+    """Attention of two rows with four drafts each, beside another row."""
+    q, at, apart = half(11, HEADS, DIM), ints(2), attention.Apart(skip=3, stride=2)
+    attention.prefill_attention(
+        q,
+        *cache(),
+        ints(9, 32),
+        *(at, at, at, at),
+        0.1,
+        max_count=5,
+        splits=splits,
+        apart=apart,
+    )
+
+
 def main(few: bool) -> None:
     driver.set_active(Hopper())
     JITFunction.run = compiled
@@ -114,6 +129,8 @@ def main(few: bool) -> None:
         step(8, splits=4)
         step(256)
         step(512, chunk=True)
+        for splits in (1, 4):
+            drafts_to_verify(splits)
     rows.scatter(ints(99), ints(8))
     norm.rms_norm(half(512, HIDDEN), half(HIDDEN), 1e-6, half(512, HIDDEN))
     activation.silu_mul(half(512, 2 * INNER))

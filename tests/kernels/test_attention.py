@@ -13,6 +13,7 @@ from torch import Tensor
 
 from minfer.kernels import attention
 from minfer.kernels.attention import (
+    Apart,
     decode_attention,
     num_splits,
     prefill_attention,
@@ -414,6 +415,70 @@ def test_prefill_at_every_shape(
         tune=PrefillTune(64, 32, 2),
         slack=9,
     )
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(
+    ("group", "dim", "dtype", "window"),
+    [
+        (1, 64, torch.float32, 0),
+        (4, 128, torch.float16, 0),
+        (7, 64, torch.float32, 20),
+    ],
+)
+def test_queries_that_lie_apart(
+    group: int, dim: int, dtype: torch.dtype, window: int, splits: int
+) -> None:
+    """As of rows with drafts: a line of first queries, among others, then a line of rows
+    for each place.
+    """
+    chunks, most, alone = [(40, 3), (0, 1), (63, 5), (17, 2), (200, 4)], 6, 8
+    lost = [max(0, start - window + 1) if window else 0 for start, _ in chunks]
+    contexts = [start + count for start, count in chunks]
+    case = make(contexts, 2, dim, 16, dtype, lost)
+    lines = [
+        [i, *range(alone + i, alone + i + len(chunks) * (most - 1), len(chunks))]
+        for i in range(len(chunks))
+    ]
+    q = queries(1 + max(map(max, lines)), 2 * group, case)
+    out = prefill(
+        case,
+        q,
+        chunks,
+        [*range(len(chunks))],
+        max_count=most,
+        window=window,
+        splits=splits,
+        apart=Apart(skip=alone, stride=len(chunks)),
+    )
+    untouched = torch.ones(len(q), dtype=torch.bool)
+    for (start, count), line, key, value in zip(
+        chunks, lines, case.keys, case.values, strict=True
+    ):
+        here = line[:count]
+        close(out[here], written_out(q[here], key, value, start, dim**-0.5, window))
+        assert out[line[count:]].isfinite().all()
+        untouched[line] = False
+    assert out[untouched.to(DEVICE)].isnan().all()
+
+
+@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize("key", [1.0, math.nan])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_draft_that_is_not_finite_is_seen_by_none_before_it(
+    splits: int, key: float, value: float
+) -> None:
+    start, bad = 40, 42
+    case = make([start + 4], 1)
+    block, slot = case.table[case.rows[0], bad // 16], bad % 16
+    case.k_cache[block, slot] = key
+    case.v_cache[block, slot] = value
+    q, apart = queries(4, 2, case), Apart(skip=1, stride=1)
+    out = prefill(case, q, [(start, 4)], [0], max_count=4, splits=splits, apart=apart)
+    before = slice(0, bad - start)
+    known = case.keys[0][:bad], case.values[0][:bad]
+    close(out[before], written_out(q[before], *known, start, 64**-0.5, 0))
+    assert key == key or out[bad - start :].isnan().all()
 
 
 @pytest.mark.parametrize(("dtype", "dim"), KINDS)

@@ -13,6 +13,7 @@ from torch import Tensor
 from minfer import sample as meaning
 from minfer.effects.execution.cpu_sampler import draw_keys, gumbels
 from minfer.kernels import sample as kernels
+from minfer.kernels import sample_reference
 from minfer.kernels.sample_launches import Sizes
 from minfer.request import SamplingParams
 from tests.circles import long
@@ -122,11 +123,11 @@ def check(
 
 
 def test_numbers_are_those_of_the_core() -> None:
-    assert kernels.STEPS64 == meaning.MIX64
-    assert kernels.STEPS32 == meaning.MIX32
-    assert kernels.GOLDEN == meaning.GOLDEN
-    assert kernels.LARGEST_V == meaning.LARGEST_V
-    assert kernels.GREEDY_BELOW == meaning.GREEDY_BELOW
+    assert sample_reference.STEPS64 == meaning.MIX64
+    assert sample_reference.STEPS32 == meaning.MIX32
+    assert sample_reference.GOLDEN == meaning.GOLDEN
+    assert sample_reference.LARGEST_V == meaning.LARGEST_V
+    assert sample_reference.GREEDY_BELOW == meaning.GREEDY_BELOW
 
 
 @pytest.mark.parametrize("vocab", [1, 2, 63, 64, 300])

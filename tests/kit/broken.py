@@ -1,7 +1,8 @@
 """Policies that break the protocol, each in one way that its author would not notice.
 
-All but the last were written from the protocol's documentation alone, before there was a
-check to find them. `test_kit.py` and `ten_runs.py` demand that each is found.
+All but `ShortestFirst` and those of drafts were written from the protocol's documentation
+alone, before there was a check to find them. `test_kit.py` and `ten_runs.py` demand that
+each is found.
 """
 
 # ruff: noqa: ARG002 - the protocol says what is asked, not all of which a policy need
@@ -183,6 +184,33 @@ class ShortestFirst(FirstCome):
         return (float(len(request.prompt) + request.max_tokens),), state
 
 
+@frozen
+class DraftsLessInLine(FirstCome):
+    """A draft less for each that waits; of a long line, less than none."""
+
+    def drafts(self, state: Any, load: Load, most: int) -> int:
+        return most - load.waiting
+
+
+@frozen
+class SharesDrafts(FirstCome):
+    """Those that wait count too; it is asked where nobody does."""
+
+    def drafts(self, state: Any, load: Load, most: int) -> int:
+        return most // load.waiting
+
+
+@define
+class LearnsDrafts(FirstCome):
+    """More drafts as time goes by, by what the object keeps for itself."""
+
+    asked: list[float] = field(factory=list)  # times
+
+    def drafts(self, state: Any, load: Load, most: int) -> int:
+        self.asked.append(load.time)
+        return min(most, len(self.asked) // 8)
+
+
 BROKEN: Final[tuple[type[Policy], ...]] = (
     GivesBackTheBiggest,
     PaysForPreemption,
@@ -198,4 +226,7 @@ BROKEN: Final[tuple[type[Policy], ...]] = (
     CountsSeats,
     FavoursTheFresh,
     ShortestFirst,
+    DraftsLessInLine,
+    SharesDrafts,
+    LearnsDrafts,
 )

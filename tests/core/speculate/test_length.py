@@ -32,8 +32,9 @@ def rate_of(rows: list[Row], drafts: tuple[int, ...], some: Costs, others: int) 
     """Expected tokens a second."""
     each = zip(rows, drafts, strict=True)
     tokens = sum(sum(row.likelihood**k for k in range(n + 1)) for row, n in each)
-    inputs = len(rows) + sum(drafts) + others
-    return (tokens + others) / some.seconds(inputs, max(drafts, default=0))
+    depth = max(drafts, default=0)
+    inputs = len(rows) + sum(map(bool, drafts)) * depth + others
+    return (tokens + others) / some.seconds(inputs, depth)
 
 
 @settings(deadline=None)
@@ -62,10 +63,30 @@ def test_drafts_are_within_bounds_and_never_worse_than_none(
 
 
 def test_likely_rows_have_more_drafts() -> None:
-    fine = Costs(tuple((n, 1 + n / 10) for n in range(1, 40)))
-    rows = [Row(0.95, 6), Row(0.5, 6), Row(0.05, 6)]
-    one, other, last = lengths(rows, fine).drafts
-    assert one > other > last
+    rows = [Row(0.95, 6), Row(0.3, 6), Row(0.05, 6)]
+    assert lengths(rows, Costs(((40, 1.0),))).drafts == (6, 3, 1)
+    dear = Costs(tuple((n, 1 + n / 10) for n in range(1, 40)))
+    one, *others = lengths(rows, dear).drafts
+    assert one > 2
+    assert others == [0, 0]
+
+
+def test_each_row_takes_as_much_room_as_the_deepest() -> None:
+    flat, rows = Costs(((64, 1.0),)), [Row(0.9, 4), Row(0.5, 1)]
+    found = [lengths(rows, flat, room=room).drafts for room in (-1, 0, 1, 4, 7, 8)]
+    assert found == [(0, 0), (0, 0), (1, 0), (4, 0), (4, 0), (4, 1)]
+    many = lengths([Row(0.9, 4), *[Row(0.6, 4)] * 5], flat, room=8).drafts
+    assert many == (2, 2, 2, 2, 0, 0), "four of the first would leave no room for others"
+
+
+@settings(deadline=None)
+@given(ROWS, costs(), st.integers(0, 6), st.integers(0, 12))
+def test_drafts_have_room(rows: list[Row], some: Costs, others: int, room: int) -> None:
+    drafts = lengths(rows, some, others, room=room).drafts
+    assert sum(map(bool, drafts)) * max(drafts, default=0) <= room
+    roomy = lengths(rows, some, others)
+    deepest = max((row.most for row in rows), default=0)
+    assert lengths(rows, some, others, room=len(rows) * deepest) == roomy
 
 
 def test_a_busy_server_has_none() -> None:
@@ -94,9 +115,29 @@ def test_what_hardly_promises_anything_is_left_out() -> None:
 
 
 def test_a_gain_below_the_margin_is_none() -> None:
+    assert lengths([Row(0.5, 1)], Costs(((1, 1.0), (2, 1.5)))).drafts == (0,)
     some = Costs(((1, 1.0), (2, 1.4)))
     assert lengths([Row(0.5, 1)], some, margin=0.05).drafts == (1,)
     assert lengths([Row(0.5, 1)], some, margin=0.1).drafts == (0,)
+
+
+def test_what_a_row_leaves_empty_costs_as_much() -> None:
+    """Beside one row of four drafts, others take part for nothing; a fifth input more
+    does not pay.
+    """
+    some = Costs(((2, 1.0), (10, 1.1), (11, 9.0)))
+    assert lengths([Row(0.9, 4), Row(0.5, 2)], some).drafts == (4, 2)
+    some = Costs(((2, 1.0), (6, 1.1), (7, 9.0)))
+    assert lengths([Row(0.9, 4), Row(0.5, 2)], some).drafts == (4, 0)
+    assert lengths([Row(0.9, 4), Row(0.8, 2)], some).drafts == (2, 2)
+
+
+@pytest.mark.parametrize("most", [9, 16, 33, 64])
+def test_many_drafts_are_tried_by_doublings(most: int) -> None:
+    (found,) = lengths([Row(0.99, most)], Costs(((99, 1.0),))).drafts
+    assert found == most
+    (fewer,) = lengths([Row(0.99, most)], Costs(((9, 1.0), (99, 50.0)))).drafts
+    assert fewer == 8
 
 
 # --- learning ---------------------------------------------------------------------------
@@ -172,7 +213,8 @@ def served(
         drafts = (
             (fixed,) * len(shares) if fixed is not None else lengths(rows, some).drafts
         )
-        seconds += some.seconds(len(shares) + sum(drafts), max(drafts))
+        depth = max(drafts)
+        seconds += some.seconds(len(shares) + sum(map(bool, drafts)) * depth, depth)
         right = [accepted(rng, *each) for each in zip(shares, drafts, strict=True)]
         seen = [judged(*each) for each in zip(drafts, right, strict=True)]
         tokens += len(shares) + sum(right)
@@ -210,9 +252,9 @@ def test_never_slower_than_without_and_nearly_as_quick_as_can_be(
 
 
 def test_rows_that_differ_have_lengths_of_their_own() -> None:
-    shares = [0.95, 0.95, 0.1, 0.1]
+    shares = [0.95] * 8 + [0.1] * 8
     learnt = served(shares, LARGE, 300).rate
-    assert learnt > 1.02 * max(served(shares, LARGE, 300, n).rate for n in range(9))
+    assert learnt > 1.04 * max(served(shares, LARGE, 300, n).rate for n in range(9))
 
 
 def test_a_row_that_becomes_likely_is_found_out() -> None:

@@ -23,6 +23,7 @@ from tests.core.speculate.drafted import (
     ROOMY,
     Drafted,
     begun,
+    model_wrong,
     nothing,
     right,
 )
@@ -212,13 +213,29 @@ def test_a_prompt_gets_its_tokens_before_any_draft(how: Speculation) -> None:
     assert some == [((1, 7), 0), ((1, 7), 0), ((2, 6), 1)]
 
 
+# Of a budget, what three rows have that want four drafts each.
+SHARED = {
+    4: (2, 1, 1),
+    7: (5, 1, 1),
+    8: (3, 2, 1),  # four and one would take as much room as eight
+    9: (4, 3, 1),
+    11: (5, 5, 1),
+    12: (4, 4, 2),
+    14: (4, 4, 4),
+    15: (5, 5, 5),
+}
+
+
 @BOTH
-def test_drafts_share_what_is_left_of_the_budget(how: Speculation) -> None:
-    config = evolve(ALONE, max_num_batched_tokens=9)
+@pytest.mark.parametrize("budget", SHARED)
+def test_drafts_share_what_is_left_of_the_budget(how: Speculation, budget: int) -> None:
+    """In order of rank, but each row takes as much of it as the deepest."""
+    config = evolve(ALONE, max_num_batched_tokens=budget)
     wishes = [ask("a" * n, 3, 20) for n in (1, 2, 3)]
     bench = begun(how, *wishes, config=config)
-    bench.turn()
-    assert bench.plans[-1].counts == (5, 3, 1), "in order of rank"
+    while bench.plans[-1].fills or len(bench.plans[-1].gens) < 3:
+        bench.turn()
+    assert bench.plans[-1].counts == SHARED[budget]
     bench.drain()
     for wish in wishes:
         assert bench.out[wish.id, 0] == bench.right(wish)
@@ -250,6 +267,20 @@ def test_blocks_are_taken_while_there_are_plenty(
     assert bench.drafts(bench.plans[-1]) == {"a": number}
     assert (before - bench.state.blocks.available) == (number == 4)
     bench.drain()
+
+
+@BOTH
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 16])
+def test_a_table_that_grows_anyway_grows_for_drafts_too(
+    how: Speculation, size: int
+) -> None:
+    config = evolve(ALONE, block_size=size, num_blocks=200)
+    wish = ask("a", 6, 41)
+    with model_wrong(10**9):
+        bench = begun(how, wish, config=config)
+        bench.drain()
+    assert [plan.counts for plan in bench.plans[1:]] == [(5,)] * 8
+    assert bench.out["a", 0] == bench.right(wish)
 
 
 @BOTH

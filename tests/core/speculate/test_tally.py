@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from minfer.plan import Draft, Plan
-from minfer.speculate.tally import Tally, tallied
+from minfer.speculate.tally import NO_DRAFTS, Tally, of_row
 
 # Of each row, how many drafts, and how many of them were accepted.
 ROWS = st.lists(
@@ -15,18 +14,10 @@ ROWS = st.lists(
 
 def step_of(rows: list[tuple[int, int]]) -> Tally:
     """A step with rows of so many drafts, of which so many are accepted."""
-    drafts = [Draft(at, (7,) * n) for at, (n, _) in enumerate(rows) if n]
-    ones = (1,) * len(rows)
-    plan = Plan(
-        step=0,
-        gens=ones,
-        rows=ones,
-        starts=ones,
-        counts=tuple(n + 1 for n, _ in rows),
-        most=tuple(n + 1 for n, _ in rows),
-        drafts=tuple(drafts),
-    )
-    return tallied(plan, [right + 1 for _, right in rows])
+    tally = NO_DRAFTS
+    for proposed, accepted in rows:
+        tally = tally.plus(of_row(proposed, accepted)) if proposed else tally
+    return tally
 
 
 def test_by_example() -> None:

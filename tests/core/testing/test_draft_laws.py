@@ -69,16 +69,20 @@ def test_as_it_is_it_is_right(how: Speculation) -> None:
     ledger.take(turn.events, turn.transition, BUDGET)
 
 
-def fewer(turn: Turn, count: int) -> Transition:
-    """The first row has so many drafts, and the state knows it."""
+def fewer(turn: Turn, *counts: int) -> Transition:
+    """The rows that have drafts have so many, and the state knows it."""
     (plan,) = plans(turn)
-    (draft,) = plan.drafts
-    columns = (1 + count, *plan.counts[1:])
-    drafts = (evolve(draft, tokens=draft.tokens[:count]),) if count else ()
-    wrong = planned(turn, counts=columns, most=columns, drafts=drafts)
-    run = wrong.state.running
-    sched = (run.sched[0] - 4 + count, *run.sched[1:])
-    return evolve(wrong, state=evolve(wrong.state, running=evolve(run, sched=sched)))
+    had, sched = plan.counts, [*turn.transition.state.running.sched]
+    columns, drafts = [*had], list[Draft]()
+    for draft, count in zip(plan.drafts, counts, strict=True):
+        columns[draft.index] = 1 + count
+        sched[draft.index] -= had[draft.index] - 1 - count
+        if count:
+            drafts.append(evolve(draft, tokens=draft.tokens[:count]))
+    column = tuple(columns)
+    wrong = planned(turn, counts=column, most=column, drafts=tuple(drafts))
+    run = evolve(wrong.state.running, sched=tuple(sched))
+    return evolve(wrong, state=evolve(wrong.state, running=run))
 
 
 WRONG: dict[str, Callable[[Turn, Plan], Transition]] = {
@@ -106,12 +110,23 @@ def test_other_settings_would_not_allow_it(how: Speculation) -> None:
     few = evolve(how, drafts=3)
     judged(turn, turn.transition, r"drafts: .* has 4", few)
     judged(turn, turn.transition, r"drafts: .* has 4", evolve(how, rows=1))
-    judged(turn, turn.transition, r"drafts: .* has 4 of 3", how, (5,))
+    judged(turn, turn.transition, "drafts: 6 inputs, .* of 5", how, (5,))
     measured = evolve(how, adaptive=True, costs=Costs(((5, 1.0),)))
     judged(turn, turn.transition, "drafts: 6 inputs, of at most 5", measured)
     enough = evolve(how, adaptive=True, costs=FLAT)
     ledger = Ledger.at(evolve(ALONE, speculation=enough), turn.before)
     ledger.take(turn.events, turn.transition, BUDGET)
+
+
+@BOTH
+def test_drafts_take_as_much_room_as_the_deepest_of_each_row(how: Speculation) -> None:
+    wishes = [ask("a", 3, 30), ask("bb", 3, 30)]
+    turn = begun(how, *wishes, config=ALONE, turns=1).turns[-1]
+    (plan,) = plans(turn)
+    assert plan.counts == (5, 5)
+    judged(turn, fewer(turn, 4, 1), "drafts: 10 inputs, .* of 9", how, (9,))
+    judged(turn, fewer(turn, 4, 1), r"drafts: .* has 1 of 4", how, (10,))
+    judged(turn, fewer(turn, 4, 0), r"drafts: .* has 4 of 3", how, (9,))
 
 
 def test_without_speculation_there_are_none() -> None:

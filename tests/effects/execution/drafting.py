@@ -13,13 +13,13 @@ from minfer.messages import Executed, Failed
 from minfer.plan import Plan
 from minfer.sequence import SampleId
 from minfer.speculate.proposer import Proposal
-from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.speculate.settings import DEVICE, HOST, SAME_NOISE, Speculation
 from tests.effects.execution.tiny_engine import VOCAB, Model, Run, Tokens
 
 
-def speculation(drafter: str, drafts: int) -> Speculation:
+def speculation(drafter: str, drafts: int, rule: str = SAME_NOISE) -> Speculation:
     """As many drafts as may be, always."""
-    return Speculation(drafter=drafter, drafts=drafts, adaptive=False)
+    return Speculation(drafter=drafter, drafts=drafts, rule=rule, adaptive=False)
 
 
 @define
@@ -94,8 +94,9 @@ class Guesses:
 def guessing(
     model: Model, answers: Tokens, right: float, most: int, **settings: Any
 ) -> tuple[Run, Tally]:
-    """A run whose host drafts."""
-    run = Run.start(model, speculation=speculation(HOST, most), **settings)
+    """A run whose host drafts; `rule`: of acceptance."""
+    how = speculation(HOST, most, settings.pop("rule", SAME_NOISE))
+    run = Run.start(model, speculation=how, **settings)
     guesses = Guesses(answers, right, random.Random(most))
     run.driver.drafts = HostDrafts(run.config, guesses)
     tally = Tally()
@@ -106,8 +107,8 @@ def guessing(
 def drafting(
     model: Model, draft: DraftOf, drafts: int, **settings: Any
 ) -> tuple[Run, Tally]:
-    """A run whose executor drafts."""
-    how = speculation(DEVICE, drafts)
+    """A run whose executor drafts; `rule`: of acceptance."""
+    how = speculation(DEVICE, drafts, settings.pop("rule", SAME_NOISE))
     run = Run.start(model, draft=draft, speculation=how, **settings)
     tally = Tally()
     tally.watch(run)

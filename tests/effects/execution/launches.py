@@ -30,7 +30,7 @@ from minfer.effects.models.weights import random_weights
 from minfer.kernels import linear, specialization
 from minfer.messages import Submit
 from minfer.request import Request, SamplingParams
-from minfer.speculate.settings import DEVICE, Speculation
+from minfer.speculate.settings import DEVICE, REJECTION, SAME_NOISE, Speculation
 from tests.effects.tiny_model import CONFIG, with_attention, with_windows
 
 VOCAB: Final = 5000  # three chunks of the sampler, a number that nothing divides
@@ -53,19 +53,23 @@ class Case:
     crowds: tuple[int, ...] = (1, 1, 1, 2, 3, 5, 12, 30, 100)  # requests at once
     draft: ModelSpec | None = None
     drafts: int = 0  # of a row
+    rule: str = SAME_NOISE
 
     @property
     def speculation(self) -> Speculation | None:
         """By the draft model, if there is one."""
         if self.draft is None:
             return None
-        return Speculation(drafter=DEVICE, drafts=self.drafts, adaptive=False)
+        return Speculation(
+            drafter=DEVICE, drafts=self.drafts, rule=self.rule, adaptive=False
+        )
 
 
 CASES: Final = {
     "graphs": Case(),
     "eager": Case(graphs=False),
     "drafts": Case(draft=SMALLER, drafts=5, crowds=(1, 1, 2, 5, 30)),
+    "coins": Case(draft=SMALLER, drafts=3, rule=REJECTION, crowds=(1, 5, 30)),
     "few": Case(seqs=3, budget=40, crowds=(1, 2, 3, 12, 20)),
     "float32": Case(evolve(BASE, dtype="float32"), graphs=False),
     "windows": Case(with_windows(BASE, None, 40), capability=(8, 0)),

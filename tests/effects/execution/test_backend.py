@@ -80,6 +80,21 @@ def test_they_draw_the_same() -> None:
             assert not drawn[1].broken.any()
 
 
+def test_they_draw_by_other_streams_alike() -> None:
+    rows, who = rows_with_owners(), torch.tensor([5, 3, 6, 1, 2], dtype=torch.int32)
+    logits, positions = torch.randn(5, VOCAB), who + 30
+    drawn = list[list[int]]()
+    for one in backends():
+        for streams in (None, rows.stream, rows.stream + 1):
+            found = one.sample(
+                logits, who, rows, positions, filtered=True, streams=streams
+            )
+            drawn.append(found.tokens.tolist())
+    assert drawn[:3] == drawn[3:]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert [drawn[0][i] for i in (0, 2)] == [drawn[2][i] for i in (0, 2)]  # greedy
+
+
 def test_they_say_the_same_of_logits_that_are_not_finite() -> None:
     logits = torch.randn(4, VOCAB)
     logits[1, 3] = torch.nan

@@ -18,6 +18,7 @@ from minfer.effects.execution.device_rows import (
 from minfer.kernels import plain
 from minfer.params import ROW_FIELDS
 from minfer.request import Request, SamplingParams
+from minfer.speculate.rejection import Streams
 from tests.core.executing import opened
 
 VOCAB = 50
@@ -58,6 +59,21 @@ def test_a_row_has_what_it_was_opened_with(rows: DeviceRows) -> None:
     assert rows.table[2].tolist() == [8, 9, 0]
     assert rows.owners[2] is not None
     assert not rows.changes
+
+
+def test_where_coins_decide_a_row_has_three_streams(rows: DeviceRows) -> None:
+    assert rows.coins is rows.draft_stream is None
+    three = DeviceRows(5, 3, VOCAB, torch.device("cpu"), rejects=True)
+    three.open(2, opened(request(), (8,), sample=1))
+    change(three)
+    due = Streams.of(7, 1)
+    assert int(three.stream[2]) % 2**64 == due.picks == sample.stream(7, 1)
+    assert three.draft_stream is not None
+    assert three.coins is not None
+    assert int(three.draft_stream[2]) % 2**64 == due.draft
+    assert int(three.coins[2]) % 2**64 == due.coins
+    assert float(three.temperature[2]) == pytest.approx(0.7)
+    assert not three.coins[[0, 1, 3, 4, 5]].any()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """Which drafts stand on a device: those that `minfer.speculate.accept` lets stand."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -9,9 +9,11 @@ from attrs import define, evolve
 from torch import Tensor
 
 from minfer.effects.execution.device_rows import DeviceRows, aligned
+from minfer.effects.execution.feeding import Step
 from minfer.effects.execution.inputs import Drafts, Late
 from minfer.effects.execution.judging import draw_late, judge, spread
 from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.rejecting import Guess
 from minfer.effects.execution.sampler import Sampler
 from minfer.effects.execution.torch_executor import open_backend
 from minfer.effects.execution.verified import Further
@@ -24,6 +26,7 @@ from tests.effects.execution.test_runner import CONFIG
 from tests.effects.execution.tiny_engine import CUDA, VOCAB
 from tests.effects.tiny_model import CONFIG as SIZES
 
+Rule = Callable[[random.Random, Target], "tuple[Drafted, Verdict]"]
 WAYS = (
     SamplingParams(temperature=0),
     SamplingParams(temperature=0.7, top_p=0.8),
@@ -65,22 +68,40 @@ def opened(rng: random.Random, row: int) -> Open:
 
 
 @define
+class Drafted:
+    """The drafts of a row."""
+
+    tokens: tuple[int, ...]
+    # [vocab], shaped: what each was drawn from; none: the host says them
+    logits: tuple[list[float], ...] = ()
+
+
+@define
 class World:
     """Rows on a device that are about to draw, and what the pure rule says they draw."""
 
     opens: list[Open]
     logits: Tensor  # [1 + drafts, rows, vocab]
-    said: list[tuple[int, ...]]
+    drafted: list[Drafted]
     verdicts: list[Verdict]
+    plain: list[int]  # what is drawn without drafts
     rows: DeviceRows
     sampler: Sampler
     masks: list[tuple[bytes, ...]]  # of each row, place by place; or none
 
     @classmethod
-    def make(cls, rng: random.Random, kind: str, *, masked: bool = False) -> "World":
+    def make(
+        cls,
+        rng: random.Random,
+        kind: str,
+        rule: Rule | None = None,
+        *,
+        masked: bool = False,
+    ) -> "World":
+        """`rule` drafts and judges; without it, drafts are what is drawn."""
         device = torch.device("cuda" if CUDA and kind == "cuda" else "cpu")
         backend = open_backend(SPEC, CONFIG, device, kernels=kind == "cuda")
-        rows = DeviceRows(ROWS + 1, 4, VOCAB, device)
+        rows = DeviceRows(ROWS + 1, 4, VOCAB, device, rejects=rule is not None)
         sampler = Sampler(backend, rows, ROWS + 9, 200, DRAFTS * ROWS)
         opens = [opened(rng, row) for row in range(ROWS)]
         for row, one in enumerate(opens):
@@ -102,17 +123,36 @@ class World:
             )
             for row, one in enumerate(opens)
         ]
-        said = [guess(rng, target) for target in targets]
-        verdicts = [same_noise(*each) for each in zip(targets, said, strict=True)]
-        return cls(opens, logits, said, verdicts, rows, sampler, masks)
+        each = [(rule or guessed)(rng, target) for target in targets]
+        drafted, verdicts = zip(*each, strict=True)
+        plain = [same_noise(target, ()).tokens[0] for target in targets]
+        told = [*drafted], [*verdicts], plain
+        return cls(opens, logits, *told, rows, sampler, masks)
 
     def drafts(self, order: list[int]) -> Drafts[Tensor]:
         """The drafts of these rows."""
-        lines = [[*self.said[row], *[0] * DRAFTS][:DRAFTS] for row in order]
+        each = [self.drafted[row] for row in order]
+        said = [[-1] * len(one.tokens) if one.logits else one.tokens for one in each]
+        lines = [[*some, *[0] * DRAFTS][:DRAFTS] for some in said]
         device = self.rows.arena.device
-        counts = torch.tensor([len(self.said[row]) for row in order], device=device)
-        said = torch.tensor(lines, device=device).T.contiguous()
-        return Drafts(counts.int(), said.int())
+        counts = torch.tensor([len(one.tokens) for one in each], device=device)
+        words = torch.tensor(lines, device=device).T.contiguous()
+        return Drafts(counts.int(), words.int())
+
+    def guesses(self, order: list[int]) -> list[Guess]:
+        """What a draft model has drawn for these rows, if it has for any."""
+        each = [self.drafted[row] for row in order]
+        if not any(one.logits for one in each):
+            return []
+        device = self.rows.arena.device
+        tokens = torch.zeros(DRAFTS, len(order), dtype=torch.int32)
+        logits = torch.zeros(DRAFTS, len(order), VOCAB)
+        for v, one in enumerate(each):
+            for place, line in enumerate(one.logits):
+                tokens[place, v] = one.tokens[place]
+                logits[place, v] = torch.tensor(line)
+        pairs = zip(tokens.to(device), logits.to(device), strict=True)
+        return [Guess(*pair) for pair in pairs]
 
     def drawn(self, order: list[int], verified: int) -> dict[int, list[int]]:
         """What all rows draw in this order, the first of which have drafts."""
@@ -121,12 +161,14 @@ class World:
         kind = evolve(kind, verified=verified, drafts=DRAFTS)
         selves = torch.tensor(order, dtype=torch.int32, device=device)
         drafts = self.drafts(order[:verified])
-        inputs = spread(sampler.backend, rows, selves, drafts, None)
+        guesses = self.guesses(order[:verified])
+        step = spread(sampler.backend, rows, Step(selves), drafts, guesses)
         positions = rows.next[selves.long()] + 1
         first = self.logits[0][order].to(device)
         further = self.logits[1:][:, order[:verified]].reshape(-1, VOCAB).to(device)
-        sampler.sample(first, selves, positions, kind.wants)
-        judge(sampler, kind, selves, inputs, further)
+        here = step.contests[0] if step.contests else None
+        sampler.sample(first, selves, positions, kind.wants, contest=here)
+        judge(sampler, kind, step, further)
         return self.found(order, kind)
 
     def drawn_late(
@@ -161,8 +203,8 @@ class World:
         out, verified = self.sampler.out.tolist(), kind.verified
         found = {row: [out[at]] for at, row in enumerate(order)}
         owners: list[Open | None] = [self.opens[row] for row in order[:verified]]
-        told = Further.of(kind, order[:verified], owners)
-        for row, owner, lines in told.standing(out):
+        behind = Further.of(kind, order[:verified], owners)
+        for row, owner, lines in behind.standing(out):
             assert owner is self.opens[row]
             found[row] += [out[line] for line in lines]
         return found
@@ -180,7 +222,13 @@ def some_masks(rng: random.Random) -> Iterator[bytes]:
 @pytest.mark.parametrize("seed", range(4))
 def test_as_the_pure_rule_says(kind: str, seed: int, late: bool) -> None:
     rng = random.Random(seed)
-    world = World.make(rng, kind, masked=late)
+    check(rng, World.make(random.Random(seed), kind, masked=late), 9, late=late)
+
+
+def check(rng: random.Random, world: World, least: int, *, late: bool = False) -> None:
+    """Rows draw what the rule says; of their drafts more than `least` stand. `late`: by
+    masks, and from what was kept.
+    """
     order = rng.sample(range(ROWS), ROWS)
     verified, accepted = ROWS - 2, 0
     if late:
@@ -189,17 +237,19 @@ def test_as_the_pure_rule_says(kind: str, seed: int, late: bool) -> None:
     else:
         found = world.drawn(order, verified)
     for at, row in enumerate(order):
-        expected = list(world.verdicts[row].tokens)[: None if at < verified else 1]
+        expected = [world.plain[row]]
+        if at < verified:
+            expected = [*world.verdicts[row].tokens]
         accepted += len(expected) - 1
         assert found[row] == expected
         assert world.rows.last[row] == expected[-1]
         assert world.rows.next[row] == len(world.opens[row].known) + len(expected) - 1
-    assert accepted > 9
+    assert accepted > least
     assert world.rows.next[world.rows.scratch] == 0
 
 
-def guess(rng: random.Random, target: Target) -> tuple[int, ...]:
-    """Up to `DRAFTS` drafts of a row, often right."""
+def guessed(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
+    """Up to `DRAFTS` drafts of a row, often right, and which stand by default."""
     tokens = list[int]()
     for _ in range(rng.randrange(DRAFTS + 1)):
         before = evolve(target, logits=target.logits[: len(tokens) + 1])
@@ -208,4 +258,5 @@ def guess(rng: random.Random, target: Target) -> tuple[int, ...]:
         if tokens[-1] != right:
             break
     more = rng.randrange(DRAFTS + 1 - len(tokens))
-    return (*tokens, *(rng.randrange(VOCAB) for _ in range(more)))
+    drafts = (*tokens, *(rng.randrange(VOCAB) for _ in range(more)))
+    return Drafted(drafts), same_noise(target, drafts)

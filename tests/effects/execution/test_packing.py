@@ -4,13 +4,15 @@ import pytest
 import torch
 from attrs import evolve
 
+from minfer.config import EngineConfig
 from minfer.effects.execution.device_rows import DeviceRows
 from minfer.effects.execution.inputs import Inputs, most_words, nobodys
-from minfer.effects.execution.kinds import Kind, most_draws
+from minfer.effects.execution.kinds import Kind, most_draws, most_lines
 from minfer.effects.execution.packing import Packer
-from minfer.effects.models.shapes import padded_tokens
+from minfer.effects.models.shapes import most_drafts, padded_tokens
 from minfer.plan import Draft, Fill, Plan
 from minfer.request import Request, SamplingParams
+from minfer.speculate.settings import HOST, Speculation
 from tests.core.executing import opened
 from tests.effects.execution.tiny_engine import Model, Run
 
@@ -235,15 +237,54 @@ def test_prompts_are_scored_at_their_own_inputs() -> None:
     assert forward.targets.inputs.tolist() == [7, 8]  # behind rows, drafts and a prompt
 
 
-def test_of_more_drafts_than_there_is_room_for_some_are_sent() -> None:
-    packs = packer(pad=False)
-    packs.drafts = 4
-    [forward] = packs.forwards(DRAFTED)
-    assert forward.kind.drafts == 2
-    inputs = Inputs.of(forward.words, forward.kind)
-    assert inputs.drafts is not None
-    assert inputs.drafts.counts.tolist() == [2, 2]
-    assert inputs.drafts.said.T.tolist() == [[11, 12], [-1, -1]]
+def uneven(rows: int, deepest: int) -> Plan:
+    """A step in which one of these rows has so many drafts, and each other one."""
+    all_rows = tuple(range(rows))
+    counts = (2,) * (rows - 1) + (1 + deepest,)
+    said = tuple(Draft(row, (7,) * (counts[row] - 1)) for row in all_rows)
+    return Plan(0, all_rows, all_rows, (3,) * rows, counts, counts, drafts=said)
+
+
+@pytest.mark.parametrize("budget", [16, 30, 100, 129, 500])
+def test_no_draft_that_fits_into_the_budget_is_left_out(budget: int) -> None:
+    """Not for the sake of padding either."""
+    how = Speculation(drafter=HOST, drafts=64, adaptive=False)
+    config = EngineConfig(
+        num_blocks=9,
+        max_num_seqs=8,
+        max_num_batched_tokens=budget,
+        speculation=how,
+    )
+    packs = packer(pad=True)
+    packs.drafts = most_drafts(config)
+    for rows in range(1, 7):
+        for deepest in range(1, min(64, budget // rows - 1) + 1):
+            [forward] = packs.forwards(uneven(rows, deepest))
+            kind = forward.kind
+            assert kind.verified * kind.drafts <= packs.drafts
+            assert kind.lines <= most_lines(config)
+            inputs = Inputs.of(forward.words, kind)
+            assert inputs.drafts is not None
+            counts = inputs.drafts.counts[:rows].tolist()
+            assert counts == [1] * (rows - 1) + [deepest]
+            assert (inputs.drafts.said[:deepest, rows - 1] == 7).all()
+
+
+def test_there_is_room_for_the_streams_of_all_rows() -> None:
+    """Those by which drafts stand, too."""
+    request = Request(id="", prompt=(3,), max_tokens=9)
+    each = [
+        DeviceRows(8, 4, 50, torch.device("cpu"), rejects=coins)
+        for coins in (False, True)
+    ]
+    for rows in each:
+        for row in range(8):
+            rows.open(row, opened(request, (1, 2, 3, 4)))
+            rows.set_last(row, 1)
+    taken = [sum(map(len, rows.take())) for rows in each]
+    most = [most_words(rows, 64, 8) for rows in each]
+    assert taken[1] - taken[0] == most[1] - most[0] == 2 * 8 * 4
+    assert taken[1] <= most[1] - 3 * 64
 
 
 @pytest.mark.parametrize(("seqs", "drafts"), [(8, 1), (8, 7), (1, 8), (3, 5)])

@@ -9,7 +9,7 @@ from minfer.effects.execution.draft_model import DraftOf
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.runner import ModelRunner
 from minfer.effects.execution.step_costs import step_costs
-from minfer.speculate.settings import DEVICE, HOST, Speculation
+from minfer.speculate.settings import DEVICE, HOST, RULES, Speculation
 from tests.effects.execution.tiny_engine import VOCAB, Model, make_executor
 
 pytestmark = pytest.mark.usefixtures("kind")
@@ -25,9 +25,12 @@ CONFIG = EngineConfig(
 HOW = Speculation(drafter=HOST, drafts=3, adaptive=False)
 
 
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", [HOST, DEVICE])
-def test_costs_are_of_all_sizes_that_an_engine_has(model: Model, drafter: str) -> None:
-    how = evolve(HOW, drafter=drafter)
+def test_costs_are_of_all_sizes_that_an_engine_has(
+    model: Model, drafter: str, rule: str
+) -> None:
+    how = evolve(HOW, drafter=drafter, rule=rule)
     draft = DraftOf(model.spec, model.weights) if drafter == DEVICE else None
     config = evolve(CONFIG, speculation=how)
     executor = make_executor(config, model.spec, model.weights, draft)
@@ -37,8 +40,9 @@ def test_costs_are_of_all_sizes_that_an_engine_has(model: Model, drafter: str) -
     assert sizes[0] == 1
     assert rows in sizes
     assert sizes[-1] >= rows * (1 + how.drafts)
-    assert (costs.draft > 0) == (drafter == DEVICE)
-    assert (costs.fixed > 0) or drafter == DEVICE
+    # A draft's forward is the difference of two times, which may be lost in noise.
+    assert costs.draft >= 0 if drafter == DEVICE else costs.draft == 0
+    assert costs.fixed >= (0 if drafter == DEVICE else measured.TURN["cpu"])
     assert 0 < costs.seconds(1) < 10
 
 

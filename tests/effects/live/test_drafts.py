@@ -12,13 +12,14 @@ from minfer.effects.live.drafts import MOST_SKIPPED, READ_IN_A_TURN, HostDrafts
 from minfer.effects.live.driver import Driver
 from minfer.messages import Cancel, Emit, Execute, Executed, Failed, Propose, Submit
 from minfer.request import Request, SamplingParams
+from minfer.runs.drafts import judged, tally_of
 from minfer.runs.oracle import Oracle
 from minfer.sequence import SampleId
 from minfer.speculate.length import Costs
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.proposer import Proposal, Proposer
 from minfer.speculate.settings import HOST, Speculation
-from minfer.speculate.tally import Tally, tallied
+from minfer.speculate.tally import NO_DRAFTS
 from minfer.state import Transition
 from tests.circles import seeds
 
@@ -42,18 +43,15 @@ class Loop(Driver):
         self.host = None if proposer is None else HostDrafts(config, proposer)
         super().__init__(config, Oracle(4, VOCAB), drafts=self.host)
         self.out: dict[SampleId, list[int]] = {}
-        self.tally = Tally()
+        self.tally = NO_DRAFTS
         self.steps = 0
         self.apart_drafts = 0  # rows that were sampled apart, and had drafts
 
     def turn(self, before: Any = None) -> Transition:
-        flying = self.state.inflight
+        was = self.state
         done = super().turn(before)
-        for event in self.taken:
-            if isinstance(event, Executed):
-                self.steps += 1
-                sizes = map(len, event.yields)
-                self.tally = self.tally.plus(tallied(flying[0], sizes))
+        self.steps += sum(isinstance(event, Executed) for event in self.taken)
+        self.tally = self.tally.plus(tally_of(judged(was, self.taken, done)))
         assert not done.reasons or not any(
             type(one).__name__ == "Ignored" for one in done.reasons
         )

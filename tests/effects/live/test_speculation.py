@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import chain
 from typing import Any
 
 import pytest
 import torch
 
 from minfer import LLM, SamplingParams
-from minfer.messages import Executed, Failed
-from minfer.plan import Plan
-from minfer.speculate.tally import Tally, tallied
+from minfer.runs.drafts import judged, tally_of
+from minfer.speculate.tally import NO_DRAFTS, Tally
 from tests.circles import long
+from tests.core.recorded import Seen
 
 PROMPTS = (
     "class Stack:\n    def __init__(self",
@@ -40,39 +41,25 @@ def one_thread() -> Iterator[None]:
 
 def answers(config: Config, asked: str, **settings: Any) -> tuple[list[Any], Tally]:
     """What is answered in float32, and what became of drafts."""
-    tally, plans = Tally(), dict[int, Plan]()
     sizes = {"dtype": "float32", "num_gpu_blocks_override": 199, "max_num_seqs": 4}
     fixed = None if config is None else {**config, "adaptive": False}
     with LLM(speculative_config=fixed, **{**sizes, **settings}) as llm:
-        executor: Any = llm.worker.driver.executor
-        launch, collect = executor.launch, executor.collect
-
-        def launched(plan: Plan) -> None:
-            plans[plan.step] = plan
-            launch(plan)
-
-        def collected() -> Executed | Failed:
-            nonlocal tally
-            result: Executed | Failed = collect()
-            assert isinstance(result, Executed)
-            tally = tally.plus(tallied(plans[result.step], map(len, result.yields)))
-            return result
-
-        executor.launch, executor.collect = launched, collected
+        turns = llm.worker.driver.record = Seen()
         found = llm.generate(list(PROMPTS), ASKED[asked])
     told = [
         (one.token_ids, one.text, one.finish_reason)
         for output in found
         for one in output.outputs
     ]
-    return told, tally
+    some = (judged(one.before, one.events, one.transition) for one in turns)
+    return told, tally_of(chain.from_iterable(some))
 
 
 @cache
 def plain(asked: str) -> list[Any]:
     """What is answered without drafts."""
     told, tally = answers(None, asked)
-    assert tally == Tally()
+    assert tally == NO_DRAFTS
     return told
 
 

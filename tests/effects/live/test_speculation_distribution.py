@@ -2,8 +2,8 @@
 
 By chi-squared, of whole outputs on a vocabulary of four words: how often each sequence
 comes, against its probability by transformers' logits and the definitions of
-`minfer.sample`. 100,000 outputs of each with `--all`, fewer always. A rule of acceptance
-that is wrong by a little is caught.
+`minfer.sample`. 100,000 outputs of each with `--all`, fewer always. By both rules of
+acceptance; one that is wrong by a little is caught, and so is noise that is used twice.
 """
 
 import math
@@ -11,17 +11,23 @@ from collections import Counter
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final
 
 import pytest
 import torch
+from attrs import evolve
 from transformers import AutoModelForCausalLM
 
 from minfer import LLM, SamplingParams
+from minfer.effects.execution import device_rows, rejecting, sampler
+from minfer.effects.execution.backend import Drawn
 from minfer.effects.execution.cpu_backend import CpuBackend
-from minfer.kernels import plain
+from minfer.effects.setup.speculation import STANDARD, STRICT
+from minfer.kernels import plain, reject
+from minfer.kernels.sample_reference import uniform
 from minfer.sample import RowSampling, scores
-from minfer.speculate.rejection import chances
+from minfer.speculate.rejection import Streams, chances
 from tests.circles import long
 from tests.effects.tiny_model import write_checkpoint
 
@@ -74,13 +80,14 @@ def exact(folder: Path, way: str) -> Shares:
 
 
 def written(
-    folders: tuple[Path, Path], method: str, way: str, count: int
+    folders: tuple[Path, Path], method: str, way: str, count: int, rule: str = STRICT
 ) -> Counter[tuple[int, ...]]:
     """How often an engine wrote what, of so many outputs; it must have had drafts of
     which some were right.
     """
     target, draft = folders
     config: dict[str, Any] = {"method": method, "adaptive": False}
+    config["rejection_sample_method"] = rule
     config |= {"num_speculative_tokens": 3, "disable_by_batch_size": ROWS}
     config |= (
         {"model": str(draft)} if method == "draft_model" else {"prompt_lookup_min": 1}
@@ -130,13 +137,14 @@ def critical(freedom: int) -> float:
 @pytest.mark.parametrize("count", [FEW, *long([MANY])])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("rule", [STRICT, STANDARD])
 def test_outputs_with_drafts_have_the_distribution_of_the_definition(
-    folders: tuple[Path, Path], method: str, way: str, count: int
+    folders: tuple[Path, Path], rule: str, method: str, way: str, count: int
 ) -> None:
     shares = exact(folders[0], way)
     assert sum(shares.values()) == pytest.approx(1, abs=1e-4)
     assert (0.0 in shares.values()) == ("top_p" in WAYS[way])
-    assert not is_far(written(folders, method, way, count), shares)
+    assert not is_far(written(folders, method, way, count, rule), shares)
 
 
 def nearly(**how: Any) -> None:
@@ -151,4 +159,45 @@ def test_a_wrong_rule_is_caught(
 ) -> None:
     monkeypatch.setattr(CpuBackend, "stand", staticmethod(nearly))
     found = written(folders, method, "temperature", 3 * FEW)
+    assert is_far(found, exact(folders[0], "temperature"))
+
+
+def forgetful(drawn: Drawn, contest: Any, *given: Any, **how: Any) -> Drawn:
+    """What takes the place of a rejected draft may be that draft."""
+    right = rejecting.contested(drawn, contest, *given, **how)
+    count = len(contest.tokens)
+    stands = right.tokens[:count] == contest.tokens
+    tokens = right.tokens[:count].where(stands, drawn.tokens[:count])
+    return Drawn(torch.cat((tokens, drawn.tokens[count:])), drawn.broken)
+
+
+def eager(*given: Any) -> torch.Tensor:
+    """Coins by which drafts stand a little too often."""
+    return 0.8 * uniform(*given)
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("wrong", [forgetful, eager])
+def test_a_wrong_rule_of_coins_is_caught(
+    folders: tuple[Path, Path], method: str, wrong: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if wrong is forgetful:
+        monkeypatch.setattr(sampler, "contested", wrong)
+    else:
+        monkeypatch.setattr(reject, "uniform", wrong)
+    found = written(folders, method, "temperature", 2 * FEW, STANDARD)
+    assert is_far(found, exact(folders[0], "temperature"))
+
+
+def test_coins_that_are_drafts_noise_are_caught(
+    folders: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other streams that are shared: tests/kernels/test_reject.py."""
+
+    def shared(seed: int, sample: int) -> Streams:
+        right = Streams.of(seed, sample)
+        return evolve(right, coins=right.draft)
+
+    monkeypatch.setattr(device_rows, "Streams", SimpleNamespace(of=shared))
+    found = written(folders, "draft_model", "temperature", 2 * FEW, STANDARD)
     assert is_far(found, exact(folders[0], "temperature"))

@@ -19,7 +19,8 @@ from minfer.effects.text.grammars import at_once
 from minfer.effects.text.grammars.at_once import AtOnce
 from minfer.messages import Executed, Failed, Preempted
 from minfer.plan import Plan
-from minfer.speculate.tally import Tally, tallied
+from minfer.runs.drafts import judged, tally_of
+from minfer.speculate.tally import Tally
 from tests.circles import long
 from tests.effects.live.test_structured_outputs import REPLAY, SCHEMA, failing
 from tests.effects.text.grammars.bundled import matcher
@@ -79,7 +80,6 @@ class Looking:
     """Looks at what goes to an executor, and at what comes back."""
 
     llm: LLM
-    plans: dict[int, Plan] = field(factory=dict)
     tally: Tally = field(factory=Tally)
     rows: int = 0  # that yielded something
     apart: int = 0  # rows that had drafts and were sampled apart
@@ -98,14 +98,14 @@ class Looking:
         def collected() -> Executed | Failed:
             result: Executed | Failed = collect()
             assert isinstance(result, Executed), result
-            sizes = [*map(len, result.yields)]
-            self.rows += sum(map(bool, sizes))
-            self.tally = self.tally.plus(tallied(self.plans[result.step], sizes))
+            self.rows += sum(map(bool, result.yields))
             return result
 
         def turned(before: Any = None) -> Any:
+            was = driver.state
             found = turn(before)
             self.reasons += found.reasons
+            self.tally = self.tally.plus(tally_of(judged(was, driver.taken, found)))
             return found
 
         executor.launch, executor.collect = launched, collected
@@ -113,7 +113,6 @@ class Looking:
 
     def look(self, plan: Plan) -> None:
         """Grammars allow what is drafted."""
-        self.plans[plan.step] = plan
         run = self.llm.worker.driver.state.running
         for draft in plan.drafts:
             if draft.index not in plan.apart:

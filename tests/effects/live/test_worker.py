@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -169,11 +170,13 @@ next(stream)
 
 @frozen
 class Later(FirstCome):
-    """Lets nobody start before 0.2 s have passed."""
+    """Lets nobody start before some seconds have passed."""
+
+    seconds: float = 0.2
 
     def admit_from(self, state: None, load: Load) -> float:
         del state
-        return load.arrived + 0.2
+        return load.arrived + self.seconds
 
 
 def test_it_sleeps_until_the_policy_lets_somebody_in(folder: str) -> None:
@@ -277,6 +280,14 @@ def settle(llm: LLM) -> None:
     assert llm.worker.thread is not None
     llm.worker.thread.join(60)
     assert not llm.client.working
+
+
+def until(so: Callable[[], bool]) -> None:
+    """Wait until it is so."""
+    end = time.monotonic() + 20
+    while not so():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 def pause(llm: LLM) -> None:
@@ -392,18 +403,24 @@ def test_who_waits_for_a_step_is_stalled_but_not_who_the_policy_lets_wait(
     folder: str,
 ) -> None:
     with LLM(folder, executor="oracle", **SLOW) as llm:
-        slow = Slow(llm.worker.driver.executor, 0.3)
+        slow = Slow(llm.worker.driver.executor, 0)
+        slow.left = 0
+        slow.free.clear()
         llm.worker.driver.executor = slow
+        began = time.monotonic()
         llm.client.submit([request("a", 1)])
-        time.sleep(0.2)
-        assert 0.05 < llm.client.snapshot().stalled < 1
+        until(lambda: llm.client.snapshot().stalled > 0.05)
+        assert llm.client.snapshot().stalled < time.monotonic() - began
+        slow.free.set()
         settle(llm)
         assert not llm.client.snapshot().stalled
-    with LLM(folder, executor="oracle", scheduling_policy=Later(), **SLOW) as llm:
+    with LLM(folder, executor="oracle", scheduling_policy=Later(30), **SLOW) as llm:
         llm.client.submit([request("a", 1)])
-        time.sleep(0.1)
+        until(lambda: llm.worker.driver.wake is not None)
+        time.sleep(0.05)
         assert llm.client.working
         assert not llm.client.snapshot().stalled
+        llm.client.cancel(["a"])
         settle(llm)
 
 

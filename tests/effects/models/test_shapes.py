@@ -7,14 +7,18 @@ from attrs import evolve
 from minfer.config import EngineConfig
 from minfer.effects.models.config_reader import UnsupportedModelError
 from minfer.effects.models.shapes import (
+    REJECTING,
     activation_bytes,
+    cuda_activation_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
     mask_bytes,
+    most_drafts,
     parameter_count,
     weight_bytes,
 )
 from minfer.effects.models.spec_reader import parse_spec
+from minfer.speculate.settings import DEVICE, HOST, REJECTION, SAME_NOISE, Speculation
 from tests.effects.tiny_families import config_of
 from tests.effects.tiny_model import CONFIG, expected_tensors, with_windows
 
@@ -82,3 +86,17 @@ def test_masks_of_windows_are_in_the_memory_plan() -> None:
     assert masks(None, 30) == masks(None) + masks(30)
     assert masks(4990) == masks(None)
     assert len(without) == 1
+
+
+@pytest.mark.parametrize("drafter", [HOST, DEVICE])
+def test_what_drafts_were_drawn_from_is_kept_where_coins_decide(drafter: str) -> None:
+    def taken(rule: str) -> tuple[int, int]:
+        how = Speculation(drafter=drafter, drafts=3, rule=rule, adaptive=False)
+        sizes = evolve(SIZES, max_num_seqs=8, speculation=how)
+        assert most_drafts(sizes) == 24
+        return activation_bytes(SPEC, sizes), cuda_activation_bytes(SPEC, sizes, 100)
+
+    plain, coins = taken(SAME_NOISE), taken(REJECTION)
+    logits = 24 * 4 if drafter == DEVICE else 0
+    due = SPEC.vocab_size * (logits + REJECTING)
+    assert [more - less for more, less in zip(coins, plain, strict=True)] == [due, due]

@@ -212,3 +212,37 @@ def test_a_run_with_drafts_replays(
     assert 0 < drafts["accepted"] <= drafts["proposed"]
     words = f"{drafts['accepted']:,} of {drafts['proposed']:,} accepted"
     assert words in said(capsys, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {"method": "ngram", "prompt_lookup_min": 1},
+        {"method": "draft_model", "model": str(bundled_folder("draft"))},
+    ],
+)
+def test_a_run_whose_drafts_stand_by_coins_replays(
+    how: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By models, as only these throw coins; and whoever runs it again writes the same."""
+    rule = {"rejection_sample_method": "standard", "adaptive": False}
+    written = list[list[tuple[int, ...]]]()
+    for name in ("a", "b"):
+        with LLM(
+            num_gpu_blocks_override=64,
+            journal=tmp_path / name,
+            speculative_config={**how, **rule, "num_speculative_tokens": 3},
+        ) as llm:
+            params = [
+                SamplingParams(max_tokens=20, seed=seed, temperature=0.7)
+                for seed in range(3)
+            ]
+            prompts = ["        self.a = a\n" * 4] * 3
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+        figures = found(capsys, tmp_path / name)
+        assert figures["divergence"] is None
+        assert figures["state_digests"] == 1
+        drafts = figures["drafted"]
+        assert 0 < drafts["accepted"] < drafts["proposed"]
+        written.append([one.outputs[0].token_ids for one in outputs])
+    assert written[0] == written[1]

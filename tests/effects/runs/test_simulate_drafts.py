@@ -10,7 +10,8 @@ from minfer.effects.cli.main import main
 from minfer.effects.live.journal_files import write_journal
 from minfer.effects.runs.costs import H200
 from minfer.effects.runs.report import Report, drafts_told
-from minfer.effects.runs.simulate_drafts import with_drafts
+from minfer.effects.runs.simulate_drafts import DRAFTERS, with_drafts
+from minfer.effects.setup.speculation import METHODS
 from minfer.speculate.settings import DEVICE, HOST, Speculation
 from tests.core.runs.drafted import by_device
 from tests.effects.runs.test_simulate import told
@@ -33,6 +34,23 @@ def test_drafts_that_stand_make_a_run_quicker(capsys: pytest.CaptureFixture[str]
         assert 2.5 < drafted["length"] < 3.5
         assert some["tpot"]["p50"] < 0.6 * none["tpot"]["p50"]
         assert none["output_tokens"] == some["output_tokens"]
+
+
+def test_what_is_looked_up_is_looked_up_anywhere(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """There are no texts to look in: the methods of the host differ by their rate."""
+    ngram, same, better = [
+        told(capsys, LOAD, NUMBER, "4", "--speculative-method", method, RATE, rate)[
+            "runs"
+        ]
+        for method, rate in (("ngram", "0.7"), ("suffix", "0.7"), ("suffix", "0.8"))
+    ]
+    for (one,) in (ngram, same):
+        del one["simulated_in"]  # the machine's seconds
+    assert ngram == same
+    assert better[0]["drafted"]["rate"] > same[0]["drafted"]["rate"]
+    assert set(DRAFTERS) == set(METHODS)
 
 
 def test_a_draft_model_costs_what_it_is_said_to(

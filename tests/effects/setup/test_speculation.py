@@ -13,7 +13,7 @@ from minfer.effects.setup.speculation import (
 )
 from minfer.setting import ConfigError
 from minfer.speculate.lookup import Lookup
-from minfer.speculate.settings import DEVICE, HOST
+from minfer.speculate.settings import DEVICE, HOST, REJECTION, SAME_NOISE
 
 
 def config(**given: Any) -> SpeculativeConfig:
@@ -46,6 +46,14 @@ def test_the_engine_is_told_who_drafts_and_how_much() -> None:
     assert (told.drafter, told.rows, told.adaptive) == (DEVICE, 9, False)
 
 
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model"])
+def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
+    assert config(method=method).speculation.rule == SAME_NOISE
+    for name, rule in (("same_noise", SAME_NOISE), ("standard", REJECTION)):
+        told = config(method=method, rejection_sample_method=name)
+        assert told.speculation.rule == rule
+
+
 @pytest.mark.parametrize(
     ("given", "why"),
     [
@@ -66,6 +74,14 @@ def test_the_engine_is_told_who_drafts_and_how_much() -> None:
         ({"method": "suffix", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, "at most"),
         ({"method": "ngram", "disable_by_batch_size": 0}, "from 1 to"),
         ({"method": "ngram", "adaptive": 1}, "adaptive must be true or false"),
+        (
+            {"method": "ngram", "rejection_sample_method": "block"},
+            "rejection_sample_method must be 'same_noise' or 'standard', not 'block'",
+        ),
+        (
+            {"method": "ngram", "rejection_sample_method": ["same_noise"]},
+            "not \\['same_noise'",
+        ),
     ],
 )
 def test_what_cannot_be_is_told_with_its_key(given: Any, why: str) -> None:

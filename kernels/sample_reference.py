@@ -1,0 +1,135 @@
+"""Draws in plain torch, by sorting: what sample.py's kernels are tested against, and what
+the CPU has of them without Triton.
+
+It says `minfer.sample` over a batch, operation by operation. Other rules of drawing are
+made of its parts (reject.py): how a row draws (`Ways`), what filters keep, the noise of
+ids, and which of equals wins.
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+# Numbers of `minfer.sample`: steps (shift, factor) that mix bits, and others.
+STEPS64 = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
+STEPS32 = ((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB), (14, 1))
+GOLDEN = 0x9E3779B97F4A7C15
+LARGEST_V = 1 - 2**-24
+GREEDY_BELOW = 1e-5
+WORD = 2**64  # int64 wraps: what is above its largest is negative
+
+
+class Ways(NamedTuple):
+    """How rows draw: [rows, 1] each; see `sample.sample`."""
+
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    deepest: Tensor
+    typical_p: Tensor
+
+    @property
+    def greedy(self) -> Tensor:
+        """Whether the largest logit is taken."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def divisor(self) -> Tensor:
+        """The temperature, or what changes nothing."""
+        return self.temperature.where(~self.greedy, 1)
+
+
+def reference(
+    logits: Tensor,
+    who: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    deepest: Tensor,
+    typical_p: Tensor,
+    streams: Tensor,
+    positions: Tensor,
+    *,
+    filtered: bool = True,
+) -> tuple[Tensor, Tensor]:
+    """`sample` in plain torch, by sorting."""
+    del filtered  # a promise, which only saves time
+    owner = who.long()
+    columns = temperature, top_k, top_p, deepest, typical_p
+    ways = Ways(*(column[owner, None] for column in columns))
+    x = comparable(logits)
+    largest = x.amax(1, True)
+    depth, ids = ((largest - x) / ways.divisor).sort(stable=True)
+    kept = kept_of(depth, ids, ways)
+    times = waiting(streams[owner, None], positions[:, None].long(), ids)
+    score = (-depth - times.log() * ~ways.greedy).where(kept | ways.greedy, -torch.inf)
+    fine = largest.abs() < torch.inf
+    tokens = first_largest(score, ids).where(fine, 0)
+    return tokens[:, 0].int(), (~fine)[:, 0].int()
+
+
+def comparable(logits: Tensor) -> Tensor:
+    """Logits in float32, where NaN counts as the largest."""
+    return logits.float().nan_to_num(torch.inf, torch.inf, -torch.inf)
+
+
+def first_largest(score: Tensor, ids: Tensor) -> Tensor:
+    """The lowest id [rows, 1] of those with the largest score; `ids` are whose it is."""
+    vocab = score.shape[1]
+    return ids.where(score == score.amax(1, True), vocab).amin(1, True)
+
+
+def kept_of(depth: Tensor, ids: Tensor, ways: Ways) -> Tensor:
+    """Which tokens filters leave: depth [rows, vocab] is rising, `ids` are whose it
+    is.
+    """
+    likeliest = _kept(depth, ways.top_k, ways.top_p, ways.deepest)
+    return _typical(depth, ids, likeliest, ways.typical_p)
+
+
+def _kept(depth: Tensor, top_k: Tensor, top_p: Tensor, deepest: Tensor) -> Tensor:
+    """Which tokens are kept: depth [rows, vocab] is rising, the others are [rows, 1]."""
+    vocab = depth.shape[1]
+    last = top_k.long().where((top_k > 0) & (top_k < vocab), vocab) - 1
+    kept = depth <= depth.gather(1, last).minimum(deepest)
+    held = ((-depth).double().exp() * kept).cumsum(1)
+    before = F.pad(held[:, :-1], (1, 0))
+    return kept & ((before < top_p.double() * held[:, -1:]) | (top_p >= 1))
+
+
+def _typical(depth: Tensor, ids: Tensor, kept: Tensor, typical_p: Tensor) -> Tensor:
+    """Which of those kept typical-p leaves; `ids` are whose depth it is."""
+    mass = (-depth).double().exp() * kept
+    total = mass.sum(1, True)
+    mean = (mass * depth.where(mass > 0, 0)).sum(1, True) / total
+    far = (depth - mean.float()).abs().where(kept, torch.inf)
+    by_id = ids.argsort(1)
+    order = by_id.gather(1, far.gather(1, by_id).sort(dim=1, stable=True).indices)
+    held = mass.gather(1, order).cumsum(1)
+    before = F.pad(held[:, :-1], (1, 0))
+    near = torch.zeros_like(kept).scatter(1, order, before < typical_p.double() * total)
+    return kept & (near | (typical_p >= 1))
+
+
+def waiting(streams: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """-log(1 - v): the waiting times of ids [rows, vocab], whose negative logarithms are
+    the noise; streams and positions are [rows, 1].
+    """
+    return -(-uniform(streams, positions, ids)).log1p()
+
+
+def uniform(streams: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    """v, between 0 and 1, of ids [rows, vocab]; streams and positions are [rows, 1]."""
+    key = streams + (positions + 1) * (GOLDEN - WORD)
+    for shift, factor in STEPS64:
+        high = key >> shift & 2 ** (64 - shift) - 1  # as if it were unsigned
+        key = (key ^ high) * (factor if factor == 1 else factor - WORD)
+    bits = (ids + key) & 0xFFFFFFFF
+    for i, (shift, factor) in enumerate(STEPS32):
+        bits = (bits ^ bits >> shift) * factor
+        if i == 0:
+            bits = bits ^ (key >> 32)
+        bits = bits & 0xFFFFFFFF
+    return ((bits.float() + 0.5) * 2.0**-32).clamp(max=LARGEST_V)

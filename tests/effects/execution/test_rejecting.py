@@ -1,0 +1,339 @@
+"""Coins decide on a device as the pure rule says; and in an engine, whatever is asked
+for.
+"""
+
+import copy
+import random
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from attrs import define, evolve, field
+
+from minfer.effects.execution import device_rows
+from minfer.messages import Executed, Failed, Preempted
+from minfer.plan import Plan
+from minfer.request import Request, SamplingParams
+from minfer.sample import RowSampling, next_token
+from minfer.speculate.accept import Target, Verdict
+from minfer.speculate.rejection import Streams, drawn, rejection
+from minfer.speculate.settings import DEVICE, HOST, REJECTION
+from tests.circles import long
+from tests.effects.execution.drafting import drafting, guessing, speculation
+from tests.effects.execution.test_draft_model import near, other, same
+from tests.effects.execution.test_judging import DRAFTS, Drafted, World, check
+from tests.effects.execution.test_shaped import asking as shaped
+from tests.effects.execution.test_verified import CONFIG, WANTED, Hand, unreadable
+from tests.effects.execution.tiny_engine import (
+    GREEDY,
+    VOCAB,
+    Model,
+    Run,
+    Tokens,
+    asking,
+    check_scores,
+    requests,
+)
+
+pytestmark = pytest.mark.usefixtures("kind")
+
+
+# --- the draws of a step ----------------------------------------------------------------
+
+
+def thrown(rng: random.Random, target: Target) -> tuple[Drafted, Verdict]:
+    """Drafts of a row, said or drawn, and which of them coins let stand."""
+    count = rng.randrange(DRAFTS + 1)
+    if rng.random() < 0.4:
+        return said(rng, target, count)
+    tokens, lines, chances = list[int](), list[list[float]](), []
+    streams = Streams.of(target.how.seed, target.how.sample)
+    for _ in range(count):
+        # A draft model that knows of the drafts before, as its target does.
+        exact = target.shaped(tokens)
+        line = [x + rng.gauss(0, 0.5) for x in exact]
+        one = drawn(line, bare(target.how), (*target.known, *tokens), 0, streams)
+        tokens.append(one.token)
+        lines.append(line)
+        chances.append(one.chances)
+    return Drafted((*tokens,), (*lines,)), rejection(target, tokens, chances)
+
+
+def said(rng: random.Random, target: Target, count: int) -> tuple[Drafted, Verdict]:
+    """Drafts that are likely."""
+    tokens = list[int]()
+    for _ in range(count):
+        line = target.shaped(tokens)
+        likely = sorted(range(VOCAB), key=line.__getitem__)[-1 - rng.randrange(2)]
+        tokens.append(likely if rng.random() < 0.9 else rng.randrange(VOCAB))
+    return Drafted((*tokens,)), rejection(target, tokens, [])
+
+
+def bare(how: RowSampling) -> RowSampling:
+    """Without what shapes logits, as these are shaped."""
+    return RowSampling(
+        seed=how.seed,
+        sample=how.sample,
+        temperature=how.temperature,
+        top_k=how.top_k,
+        top_p=how.top_p,
+        min_p=how.min_p,
+        typical_p=how.typical_p,
+    )
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_as_the_pure_rule_says(kind: str, seed: int) -> None:
+    world = World.make(random.Random(seed), kind, thrown)
+    check(random.Random(seed), world, 3)
+
+
+# --- in an engine -----------------------------------------------------------------------
+
+
+@define
+class Text:
+    """What is known of a row, and how it draws."""
+
+    how: RowSampling
+    prompt: int
+    known: tuple[int, ...]
+
+
+@define
+class Judge:
+    """Draws again, by the pure rules and by transformers, whatever an executor yields;
+    all of it has to be the same.
+    """
+
+    target: Any
+    draft: Any = None  # a draft model, in transformers
+    texts: dict[int, Text] = field(factory=dict)  # by generation
+    plans: dict[int, Plan] = field(factory=dict)
+    judged: int = 0  # rows with drafts, in steps
+    stood: int = 0  # drafts
+
+    def watch(self, run: Run) -> None:
+        """Look at all that a run's executor is told, and says."""
+        executor: Any = run.driver.executor
+        launch, collect = executor.launch, executor.collect
+
+        def launched(plan: Plan) -> None:
+            self.plans[plan.step] = plan
+            launch(plan)
+
+        def collected() -> Executed | Failed:
+            result: Executed | Failed = collect()
+            assert isinstance(result, Executed)
+            self.check(self.plans.pop(result.step), result)
+            return result
+
+        executor.launch, executor.collect = launched, collected
+
+    def check(self, plan: Plan, result: Executed) -> None:
+        """A step is done."""
+        for one in plan.opens:
+            text = Text(one.sampling, one.prompt, one.known)
+            self.texts[plan.gens[one.index]] = text
+        drafts = {draft.index: draft.tokens for draft in plan.drafts}
+        for at, (gen, tokens) in enumerate(zip(plan.gens, result.yields, strict=True)):
+            if not tokens:
+                continue
+            text = self.texts[gen]
+            if at in drafts:
+                count = plan.counts[at] - 1
+                due = self.verdict(text, drafts[at], count).tokens
+                self.judged, self.stood = self.judged + 1, self.stood + len(due) - 1
+            else:
+                due = tuple(self.plainly(text, len(tokens)))
+            assert tokens == due
+            text.known += tokens
+
+    def verdict(self, text: Text, said: tuple[int, ...], count: int) -> Verdict:
+        """What comes of drafts."""
+        drafts, proposed = list(said), []
+        while len(drafts) < count:
+            known = (*text.known, *drafts)
+            [line] = said_after(self.draft, known, 1)
+            streams = Streams.of(text.how.seed, text.how.sample)
+            one = drawn(line, text.how, known, text.prompt, streams)
+            drafts.append(one.token)
+            proposed.append(one.chances)
+        lines = said_after(self.target, (*text.known, *drafts), count + 1)
+        target = Target(
+            how=text.how, known=text.known, prompt=text.prompt, logits=(*lines,)
+        )
+        return rejection(target, drafts, proposed)
+
+    def plainly(self, text: Text, count: int) -> Iterator[int]:
+        """What is drawn without drafts."""
+        known = text.known
+        for _ in range(count):
+            [line] = said_after(self.target, known, 1)
+            known = (*known, next_token(line, text.how, known, text.prompt))
+            yield known[-1]
+
+
+@torch.inference_mode()
+def said_after(model: Any, tokens: tuple[int, ...], last: int) -> list[list[float]]:
+    """A model's logits after each of the last of these tokens."""
+    found: list[list[float]] = model(torch.tensor([tokens])).logits[0, -last:].tolist()
+    return found
+
+
+WORLDS = [
+    ({}, 1),
+    ({"num_blocks": 9}, 2),
+    *long(
+        [
+            ({}, 2),
+            ({"max_num_seqs": 3, "max_num_batched_tokens": 5}, 2),
+            ({"block_size": 5}, 3),
+        ]
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "depth"), WORLDS, ids=str)
+@pytest.mark.parametrize("asked", ["plain", "shaped"])
+def test_an_engine_whose_host_drafts_yields_what_the_rule_says(
+    model: Model, asked: str, settings: dict[str, int], depth: int
+) -> None:
+    wanted = requests(0) if asked == "plain" else shaped()
+    alone = {(one.id, 0): model.expected(one) for one in wanted}
+    run, _ = guessing(model, alone, 0.7, 4, rule=REJECTION, depth=depth, **settings)
+    judge = Judge(model.theirs)
+    judge.watch(run)
+    run.serve(wanted, apart=depth % 2)
+    assert judge.judged > 20 or "max_num_seqs" in settings
+    assert judge.stood > judge.judged / 4
+    if "num_blocks" in settings:
+        assert run.count(Preempted)
+
+
+@pytest.mark.parametrize(("settings", "depth"), WORLDS, ids=str)
+def test_an_engine_with_a_draft_model_yields_what_the_rule_says(
+    model: Model, settings: dict[str, int], depth: int
+) -> None:
+    draft = near(model)
+    weights: Any = draft.weights
+    theirs = copy.deepcopy(model.theirs)
+    theirs.get_input_embeddings().weight.data.copy_(weights.embed)
+    run, _ = drafting(model, draft, 3, rule=REJECTION, depth=depth, **settings)
+    judge = Judge(model.theirs, theirs)
+    judge.watch(run)
+    run.serve(requests(0), apart=depth % 2)
+    assert judge.judged > 20 or "max_num_seqs" in settings
+    assert judge.stood > judge.judged / 4
+
+
+def test_noise_of_another_stream_is_noticed(
+    model: Model, reference: Tokens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shared(seed: int, sample: int) -> Streams:
+        right = Streams.of(seed, sample)
+        return evolve(right, coins=right.picks)
+
+    monkeypatch.setattr(device_rows, "Streams", SimpleNamespace(of=shared))
+    run, _ = guessing(model, reference, 0.7, 4, rule=REJECTION)
+    Judge(model.theirs).watch(run)
+    with pytest.raises(AssertionError):
+        run.serve(requests(0), apart=1)
+
+
+# --- where nothing is left to chance ----------------------------------------------------
+
+
+def greedy() -> list[Request]:
+    """Half of them with penalties."""
+    ways = GREEDY, evolve(GREEDY, presence_penalty=1.0, repetition_penalty=1.3)
+    wanted = requests(3)
+    return [evolve(one, sampling=ways[i % 2]) for i, one in enumerate(wanted)]
+
+
+@pytest.mark.parametrize("right", [0.0, 0.8])
+def test_greedy_rows_yield_what_they_do_without(model: Model, right: float) -> None:
+    alone = {(one.id, 0): model.expected(one) for one in greedy()}
+    run, tally = guessing(model, alone, right, 4, rule=REJECTION)
+    assert run.serve(greedy(), apart=1) == alone
+    assert tally.proposed > 20
+    drafts, _ = drafting(model, near(model), 3, rule=REJECTION)
+    assert drafts.serve(greedy(), apart=1) == alone
+
+
+@pytest.mark.parametrize(
+    "how", [GREEDY, SamplingParams(), SamplingParams(temperature=0.7, top_p=0.8)]
+)
+def test_the_target_as_its_own_draft_is_always_accepted(
+    model: Model, how: SamplingParams
+) -> None:
+    wanted = [
+        evolve(r, sampling=how, max_tokens=30, stop_ids=frozenset())
+        for r in requests(2, 6)
+    ]
+    run, tally = drafting(model, same(model), 3, rule=REJECTION)
+    found = run.serve(wanted, apart=1)
+    assert tally.accepted == tally.proposed > 60
+    alone = {(r.id, 0): model.expected(r) for r in wanted}
+    assert (found == alone) == (how is GREEDY), "drafts have noise of their own"
+
+
+@pytest.mark.parametrize("lacking", [40, -27])
+def test_a_draft_model_of_another_vocabulary(model: Model, lacking: int) -> None:
+    draft = other(model, vocab_size=VOCAB - lacking)
+    run, tally = drafting(model, draft, 3, rule=REJECTION)
+    found = run.serve(requests(0), apart=1)
+    assert 0 < tally.accepted < tally.proposed
+    assert max(token for tokens in found.values() for token in tokens) < VOCAB
+
+
+def test_log_probabilities_are_those_of_the_model(
+    model: Model, reference: Tokens
+) -> None:
+    wanted = asking(requests(0))
+    run, tally = guessing(model, reference, 0.8, 5, rule=REJECTION)
+    run.serve(wanted, apart=1)
+    check_scores(model, run, wanted)
+    assert tally.accepted > 20
+
+
+def test_a_draft_model_that_is_not_finite_is_wrong_and_no_more(model: Model) -> None:
+    bad = other(model)
+    weights: Any = bad.weights
+    embed = torch.full_like(weights.embed, torch.nan)
+    bad = evolve(bad, weights=evolve(weights, embed=embed))
+    run, tally = drafting(model, bad, 3, rule=REJECTION)
+    alone = {(one.id, 0): model.expected(one) for one in greedy()}
+    assert run.serve(greedy()) == alone
+    assert tally.accepted < tally.proposed / 2
+
+
+@pytest.mark.parametrize("draft", [5, VOCAB - 1])
+def test_what_the_model_cannot_read_fails_its_request(model: Model, draft: int) -> None:
+    unread = VOCAB - 1
+    drawn = SamplingParams(logit_bias=((unread, 100.0),))
+    bad = Request(id="bad", prompt=(3, 4), max_tokens=9, sampling=drawn)
+    config = evolve(CONFIG, speculation=speculation(HOST, 6, REJECTION))
+    hand = Hand.start(unreadable(model, unread), [WANTED[0], bad], config)
+    hand.go_on({1: [draft, unread]})
+    failed = hand.executor.collect()
+    assert isinstance(failed, Failed)
+    assert "not finite for request 'bad' (sample 0)" in failed.error
+
+
+def test_drafts_of_both_in_one_step(model: Model) -> None:
+    """What the host says is certain, beside what a draft model drew."""
+    config = evolve(CONFIG, speculation=speculation(DEVICE, 6, REJECTION))
+    hand = Hand.start(model, WANTED, config, same(model))
+    greedily = [model.expected(request) for request in WANTED]
+    hand.go_on({0: 3, 1: 4, 3: [(greedily[3][1] + 1) % VOCAB] * 2})
+    assert list(map(len, hand.collect().yields)) == [4, 5, 1, 1]
+
+
+def test_without_drafts_tokens_are_those_without_speculation(
+    model: Model, reference: Tokens
+) -> None:
+    config = speculation(HOST, 4, REJECTION)
+    assert Run.start(model, speculation=config).serve(requests(0), apart=1) == reference

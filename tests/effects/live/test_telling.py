@@ -1,0 +1,161 @@
+"""What listeners are told, of turns that the engine decides, and of its death."""
+
+import threading
+
+from attrs import evolve
+
+from minfer.config import EngineConfig
+from minfer.effects.live.client import Died, Message, News
+from minfer.effects.live.telling import Telling
+from minfer.engine import step
+from minfer.messages import Admitted, Ended, Event, Execute, Held, Submit, Tick
+from minfer.request import Request
+from minfer.runs.drafts import Drafted
+from minfer.runs.oracle import Oracle
+from minfer.state import Transition, initial
+
+CONFIG = EngineConfig(num_blocks=20, block_size=4, max_num_seqs=1, vocab_size=100)
+MORE = 1.0  # seconds from turn to turn
+
+
+class World:
+    """Turns of an engine, of which a `Telling` is told as the worker tells it."""
+
+    def __init__(self, *, early: bool = False, other: bool = False) -> None:
+        self.telling = Telling(CONFIG, threading.Condition())
+        self.heard: list[Message] = []
+        self.telling.listen(self.heard.append, early=early)
+        if other:
+            self.telling.listen(lambda _: None)
+        self.state, self.oracle, self.time = initial(CONFIG), Oracle(4, 100), 0.0
+
+    def turn(self, *news: Event, drafts: tuple[Drafted, ...] = ()) -> Transition:
+        """Take a turn; afterwards `heard` has what it told, in its order."""
+        self.time += MORE
+        done = (self.oracle.collect(),) if self.oracle.plans else ()
+        events = (Tick(self.time), *done, *news)
+        before, moved = self.state, step(CONFIG, self.state, events)
+        self.telling.decided(before, events, moved)
+        self.before_step = len(self.heard)
+        for one in moved.commands:
+            if isinstance(one, Execute):
+                self.oracle.launch(one.plan)
+        self.state = moved.state
+        if (found := self.telling.news_of(events, moved, drafts)) is not None:
+            self.telling.tell(found)
+        return moved
+
+    def news(self) -> list[News]:
+        """What was heard since this was asked last."""
+        found = [one for one in self.heard if isinstance(one, News)]
+        self.heard.clear()
+        return found
+
+
+def ask(name: str, tokens: int = 2) -> Submit:
+    return Submit(Request(id=name, prompt=(1, 2, 3), max_tokens=tokens))
+
+
+def test_a_turn_is_one_message_with_all_that_it_brought() -> None:
+    world = World()
+    world.turn(ask("a", 1))
+    (came,) = world.news()
+    assert came.arrived == ("a",)
+    assert [type(one) for one in came.reasons] == [Admitted]
+    assert came.time == MORE
+    world.turn(ask("b"))
+    (both,) = world.news()
+    assert (both.ids, len(both.tokens[0])) == ((("a", 0),), 1)
+    assert [done.id for done in both.finished] == ["a"]
+    assert both.arrived == ("b",)
+    assert Ended in map(type, both.reasons)
+
+
+def test_of_a_turn_that_brought_nothing_nothing_is_told() -> None:
+    world = World()
+    world.turn()
+    assert not world.heard
+
+
+def test_drafts_are_told_beside_the_tokens() -> None:
+    world = World()
+    world.turn(ask("a"))
+    world.news()
+    world.turn(drafts=(Drafted(0, (("a", 0),), (3,), (4,), (1,)),))
+    assert world.news()[0].drafts == (4,)
+
+
+def test_who_starts_is_told_before_the_step_to_those_who_ask_for_that() -> None:
+    usual, early = World(), World(early=True, other=True)
+    for world in (usual, early):
+        world.turn(ask("a", 1))
+    assert (usual.before_step, early.before_step) == (0, 1)
+    (late,), (first,) = usual.news(), early.news()
+    assert first == late, "the same, and nothing is left to tell"
+    usual.turn(ask("b"))
+    early.turn(ask("b"))
+    (whole,), (start, rest) = usual.news(), early.news()
+    assert (start.arrived, start.reasons) == (whole.arrived, whole.reasons)
+    assert (start.ids, start.finished) == ((), ())
+    assert rest == evolve(whole, arrived=(), reasons=())
+
+
+def test_what_does_not_start_is_told_afterwards() -> None:
+    world = World(early=True)
+    world.turn(ask("a", 9))
+    world.news()
+    world.turn(ask("b"))
+    assert world.before_step == 0
+    (held,) = world.news()
+    assert held.arrived == ("b",)
+    assert Held in map(type, held.reasons)
+
+
+def test_seconds_are_counted_by_what_the_next_in_line_waited_for() -> None:
+    world = World()
+    world.turn(ask("a", 3), ask("b", 1))
+    assert world.news()[-1].waits == {}
+    world.turn()
+    first = world.news()[-1].waits
+    world.turn()
+    assert first == {"rows": MORE}, "what was told does not change"
+    assert world.news()[-1].waits == {"rows": 2 * MORE}
+
+
+def test_a_death_is_told_once_and_when_the_lock_is_free() -> None:
+    lock, heard = threading.Condition(), list[tuple[Message, bool]]()
+
+    def other_could(found: list[bool]) -> None:
+        if free := lock.acquire(timeout=0.05):
+            lock.release()
+        found.append(free)
+
+    def hear(message: Message) -> None:
+        found = list[bool]()
+        other = threading.Thread(target=other_could, args=(found,))
+        other.start()
+        other.join()
+        heard.append((message, found[0]))
+
+    telling = Telling(CONFIG, lock)
+    telling.listen(hear)
+    with telling.locked():
+        with telling.locked():
+            telling.died(("a", "b"), "it broke")
+        assert not heard, "who called this one still holds it"
+    assert heard == [(Died(("a", "b"), "it broke"), True)]
+    telling.tell_death()
+    with telling.locked():
+        pass
+    assert len(heard) == 1
+
+
+def test_a_death_that_was_noted_by_who_holds_the_lock_alone_is_told_by_word() -> None:
+    lock, heard = threading.Condition(), list[Message]()
+    telling = Telling(CONFIG, lock)
+    telling.listen(heard.append)
+    with lock:
+        telling.died((), "it broke")
+    assert not heard
+    telling.tell_death()
+    assert heard == [Died((), "it broke")]
