@@ -261,6 +261,20 @@ def test_forced_text_is_drafted_and_takes_fewer_steps(
     assert accepted > 0.9 * proposed > 0.4 * tokens
 
 
+def test_where_coins_decide_they_do_not_for_those_under_a_grammar() -> None:
+    asked = [one for one in params(20) if one.structured_outputs is not None]
+    found = []
+    coins = {**drafting("ngram", 4), "rejection_sample_method": "standard"}
+    for config in (None, coins):
+        with LLM(speculative_config=config, max_num_seqs=16, **ROOMY) as llm:
+            looking = Looking(llm)
+            prompts = PROMPTS * 2
+            outputs = llm.generate(prompts[: len(asked)], asked, use_tqdm=False)
+            found.append(told(outputs))
+    assert found[0] == found[1]
+    assert sum(looking.tally.accepted) > 20
+
+
 def test_a_draft_model_leaves_those_under_a_grammar_alone() -> None:
     config = {"method": "draft_model", "num_speculative_tokens": 3, "adaptive": False}
     with LLM(speculative_config=config, max_num_seqs=16, **ROOMY) as llm:
