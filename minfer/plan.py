@@ -39,6 +39,11 @@ Contract of an executor:
   the tokens that are allowed. The other rows do not wait for it, but the plan's results
   do. A plan that follows may have been made meanwhile in which the row feeds itself; it
   is handed over once the host has said so.
+- A row in `apart` and in `drafts` has drafts that the plan says, from where it exactly
+  is. It has a mask for each of its places: for what follows its last token, and for what
+  follows each draft. The host may let it have fewer drafts than it was planned with: it
+  yields no more tokens than it has masks for. Of one such plan all was drawn before the
+  next is handed over.
 - A failure is reported once, for the earliest plan that failed, and after it no plan that
   had been handed over will touch the cache any more.
 """
@@ -210,6 +215,15 @@ class Mask:
 
     index: int  # in the plan's columns
     bits: bytes = b""  # a bit for each token id, the lowest first; none: all are allowed
+    place: int = 0  # how many drafts of the row come before
+
+
+@frozen
+class Stand:
+    """How many drafts of a row may stand: behind more the host has made no masks."""
+
+    index: int  # in the plan's columns
+    most: int
 
 
 @frozen
@@ -218,6 +232,20 @@ class SampleApart:
 
     step: int
     masks: tuple[Mask, ...] = ()  # of some of these rows; the others may draw any token
-    # Whether all masks lie in memory that the executor lent for this step, a line for
-    # each entry of `apart`. Whoever is told over a wire lends none.
+    # Whether all masks lie in memory that the executor lent for this step, in the lines
+    # that `lines_apart` says. Whoever is told over a wire lends none.
     written: bool = False
+    stands: tuple[Stand, ...] = ()  # of some that have drafts; all of the others' may
+
+
+def lines_apart(plan: Plan) -> dict[tuple[int, int], int]:
+    """In which line a mask is, by its row's entry in the plan and its place: one for each
+    entry of `apart`, then those behind drafts, row by row.
+    """
+    lines = {(index, 0): line for line, index in enumerate(plan.apart)}
+    if plan.drafts:
+        counts = {draft.index: plan.counts[draft.index] for draft in plan.drafts}
+        for index in plan.apart:
+            for place in range(1, counts.get(index, 1)):
+                lines[index, place] = len(lines)
+    return lines

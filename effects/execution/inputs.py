@@ -4,7 +4,8 @@ Theory. A forward's inputs are lines of int32, one after the other, each aligned
 tokens from history their ids, positions and rows; for the chunks they form, rows, starts,
 counts and offsets; for draws, rows and which token's logits they are from; for rows with
 drafts, how many, and which; and where rows are sampled apart, who is sampled now and
-whose logits are kept.
+whose logits are kept. Draws of those come late, with words of their own: rows, positions,
+and of rows with drafts which these are, and where what they draw behind them was kept.
 """
 
 from typing import Generic, TypeVar
@@ -38,14 +39,24 @@ class Drafts(Generic[Array]):
 
 
 @frozen(eq=False)
+class Late(Generic[Array]):
+    """Of rows that are sampled late: what their draws are sent, besides drafts."""
+
+    rows: Array  # [draws] device rows
+    positions: Array  # [draws] of their tokens
+    # [drafts, verified]: which of the logits that were kept of places behind drafts; None
+    # where nobody has any
+    behind: Array | None
+
+
+@frozen(eq=False)
 class Inputs(Generic[Array]):
     """A forward's words, as lines; None where a kind has none."""
 
     history: History[Array] | None
     # [2, draws]: device rows that are sampled now; those whose logits are kept
     apart: Array | None
-    # [2, draws]: device rows that are sampled late; positions of their tokens
-    late: Array | None = None
+    late: Late[Array] | None = None
     drafts: Drafts[Array] | None = None
 
     @classmethod
@@ -54,14 +65,15 @@ class Inputs(Generic[Array]):
         if not (kind.tokens or kind.apart or kind.late or kind.drafts):
             return cls(None, None)
         lines = views(words, kind)
-        if kind.late:
-            [late] = lines
-            return cls(None, None, late)
+        behind = lines.pop() if kind.late and kind.drafts else None
         apart = lines.pop() if kind.apart else None
         drafts = None
         if kind.drafts:
             told = lines.pop()
             drafts = Drafts(told[0], told[1:])
+        if kind.late:
+            [[rows, positions]] = lines
+            return cls(None, None, Late(rows, positions, behind), drafts)
         history = History(*lines) if kind.tokens else None
         return cls(history, apart, drafts=drafts)
 
@@ -81,9 +93,10 @@ def views(words: Array, kind: Kind) -> list[Array]:
 def layout(kind: Kind) -> tuple[tuple[int, int], ...]:
     """Lines of words of each part of the inputs, and words of a line."""
     history = ((3, kind.tokens), (4, kind.chunks), (2, kind.draws))
-    if kind.late:
-        return ((2, kind.draws),)
     drafts = ((1 + kind.drafts, kind.verified),) if kind.drafts else ()
+    if kind.late:
+        behind = ((kind.drafts, kind.verified),) if kind.drafts else ()
+        return ((2, kind.draws), *drafts, *behind)
     apart = ((2, kind.draws),) if kind.apart else ()
     return (*(history if kind.tokens else ()), *drafts, *apart)
 
@@ -103,7 +116,7 @@ def nobodys(kind: Kind, scratch: int, length: int) -> Words:
     if inputs.apart is not None:
         inputs.apart[:] = scratch
     if inputs.late is not None:
-        inputs.late[0] = scratch
+        inputs.late.rows[:] = scratch
     return words
 
 
@@ -112,8 +125,8 @@ def most_words(rows: DeviceRows, tokens: int, draws: int, drafts: int = 0) -> in
     who decodes.
     """
     inputs = 3 * tokens + 8 * draws + 64
-    if drafts:  # with their numbers; a line is aligned
-        inputs += 4 * (drafts + 2)
+    if drafts:  # with their numbers, and once more for late draws; a line is aligned
+        inputs += 8 * (drafts + 2)
     # Two words of each stream, those of its sampling, and its last token.
     kept = 2 * len(rows.streams) + len(ROW_FIELDS) + 1
     changes = rows.scratch * (rows.blocks + kept) + draws

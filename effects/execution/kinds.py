@@ -48,7 +48,8 @@ class Kind:
     splits: int = 1  # ranges that contexts of rows that feed themselves are cut into
     apart: bool = False  # somebody is sampled apart: logits are kept until then
     late: bool = False  # these are drawn now, from what was kept: there are no inputs
-    verified: int = 0  # of the rows that feed themselves, the first, which have drafts
+    # Of the rows that feed themselves, or are drawn late, the first, which have drafts.
+    verified: int = 0
     drafts: int = 0  # of each of these, at most
     proposes: bool = False  # the draft model says some of them
     draft_splits: int = 1  # `splits`, of the draft model
@@ -77,7 +78,8 @@ class Kind:
     def padded(self) -> "Kind":
         """The kind whose graph can serve this one."""
         if self.late:
-            return evolve(self, draws=bucket_of(self.draws, DECODE))
+            late = evolve(self, draws=bucket_of(self.draws, DECODE))
+            return late._with_padded_drafts()
         if not self.tokens:
             alone = bucket_of(self.alone, DECODE)
             few = evolve(self, alone=alone, draws=alone)
@@ -100,7 +102,8 @@ class Kind:
     def _with_padded_drafts(self) -> "Kind":
         if not self.drafts:
             return self
-        verified = min(self.alone, power_from(self.verified))
+        most = self.draws if self.late else self.alone
+        verified = min(most, power_from(self.verified))
         return evolve(self, verified=verified, drafts=drafts_from(self.drafts))
 
 

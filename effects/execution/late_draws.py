@@ -6,21 +6,29 @@ enough. When the host's masks come, these rows are drawn together, a mask being 
 what it does not allow; they advance and are read back as others are. What a row kept is
 nobody's if it was given to another generation meanwhile: the first one's results are void
 then, so it gets any token, and the row is left alone.
+
+Rows with drafts come first, as in their forward. Of them the logits behind each draft are
+kept besides, for one step: the next is not handed over before all of this one is drawn.
+They are judged as other rows with drafts are (judging.py), each place by a mask of its
+own, as far as the host says that its masks go.
 """
 
 from collections.abc import Callable
+from itertools import repeat
 from operator import is_
 from typing import Final
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 from numpy.typing import NDArray
 
 from minfer.effects.execution.device_rows import DeviceRows, Wants, Words, aligned
 from minfer.effects.execution.executor import ExecutorError, names_of
+from minfer.effects.execution.inputs import Inputs, layout
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.packing import Draw, picked
-from minfer.plan import Mask, Plan, SampleApart
+from minfer.effects.execution.verified import Further
+from minfer.plan import Mask, Open, Plan, SampleApart, lines_apart
 
 # [draws, `mask_words`]: a bit for each token id, the lowest first. As words, as those are
 # what the device reads.
@@ -36,17 +44,29 @@ class MaskError(ExecutorError):
 
 @frozen(eq=False)
 class LateDraw:
-    """Draws of rows that were sampled apart."""
+    """Draws of rows that were sampled apart.
+
+    Masks are those of the draws; where there are drafts, these are padded to the kind's
+    number, and those of the places behind drafts follow, place by place; each of these
+    parts is aligned.
+    """
 
     kind: Kind
-    words: Words  # [2, draws] of the kind: device rows, and positions of the tokens drawn
+    words: Words  # as `Inputs.late`, and drafts
     draw: Draw
-    masks: list[bytes]  # of each that is drawn; none of them: any token
+    masks: list[bytes]  # none of them: any token
     gone: list[int]  # places of the plan whose rows belong to others now
-    # Where masks were written that `masks` does not have: a line for each that is drawn,
-    # in the memory lent for this step.
+    # Where masks were written that `masks` does not have: lines of the memory lent for
+    # this step.
     step: int = -1
     lines: list[int] | None = None
+
+    def owner(self, line: int) -> Open | None:
+        """Whose mask one is."""
+        behind = line - aligned(self.kind.draws)
+        if self.kind.drafts and behind >= 0:
+            line = behind % aligned(self.kind.verified)
+        return self.draw.owners[line]
 
 
 def pack_late(
@@ -69,31 +89,23 @@ def pack_late(
             owner for owner, other in zip(owners, now, strict=True) if other is owner
         ]
     who = picked(plan.rows, places)
-    kind = pad(_kind(rows.wants(who), len(who)))
-    lines = np.full((2, aligned(kind.draws)), rows.scratch, np.int32)
-    lines[0, : len(who)] = who
-    lines[1, : len(who)] = picked(plan.starts, places)
-    lines[1, : len(who)] += np.array(picked(plan.counts, places), np.int32)
+    counts = _drafts(plan, kept.further, told, places)
+    kind = pad(_kind(rows.wants(who), len(who), counts))
+    if kept.further is not None:  # there may have been less room than for padding
+        kind = evolve(kind, drafts=min(kind.drafts, kept.further.drafts))
+    masks = _order(kind, places, counts)
     return LateDraw(
         kind=kind,
-        words=lines.reshape(-1),
-        draw=Draw(places, owners),
-        masks=[] if told.written else _masks(plan, places, told.masks),
+        words=_words(plan, kind, places, counts, rows.scratch, kept.further),
+        draw=Draw(places, owners, further=_further(kind, places, owners, counts)),
+        masks=[] if told.written else _masks(plan, masks, told.masks),
         gone=gone,
         step=plan.step,
-        lines=_lines(plan, places) if told.written else None,
+        lines=_lines(plan, masks) if told.written else None,
     )
 
 
-def _lines(plan: Plan, places: list[int]) -> list[int]:
-    """Where the masks of the places were written."""
-    if (*places,) == plan.apart:
-        return list(range(len(places)))
-    by_place = {place: line for line, place in enumerate(plan.apart)}
-    return [by_place[place] for place in places]
-
-
-def _kind(wants: Wants, draws: int) -> Kind:
+def _kind(wants: Wants, draws: int, counts: list[int]) -> Kind:
     return Kind(
         alone=0,
         draws=draws,
@@ -101,18 +113,107 @@ def _kind(wants: Wants, draws: int) -> Kind:
         scored=wants.scored,
         shaped=wants.shaped,
         late=True,
+        verified=len(counts),
+        drafts=max(counts, default=0),
     )
 
 
-def _masks(plan: Plan, places: list[int], masks: tuple[Mask, ...]) -> list[bytes]:
-    """Those of the places, in order."""
-    by_place = {mask.index: mask.bits for mask in masks}
-    if strangers := sorted(by_place.keys() - set(plan.apart)):
+def _drafts(
+    plan: Plan, further: Further | None, told: SampleApart, places: list[int]
+) -> list[int]:
+    """How many drafts are judged of each row that has some, which come first of all;
+    nothing if none are. Raises MaskError.
+    """
+    stands = {one.index: one.most for one in told.stands}
+    here = {draft.index for draft in plan.drafts}.intersection(plan.apart)
+    if strangers := sorted(stands.keys() - here):
         raise MaskError(
-            f"a mask is for entry {strangers[0]} of step {plan.step}, which is not "
+            f"entry {strangers[0]} of step {plan.step} has no drafts that could stand"
+        )
+    if further is None:
+        return []
+    most = {i: min(plan.counts[i] - 1, further.drafts) for i in here}
+    counts = [min(most[i], stands.get(i, most[i])) for i in places if i in here]
+    return counts if any(counts) else []
+
+
+def _further(
+    kind: Kind, places: list[int], owners: list[Open | None], counts: list[int]
+) -> Further | None:
+    if not kind.drafts:
+        return None
+    return Further.of(kind, places[: len(counts)], owners[: len(counts)])
+
+
+def _words(
+    plan: Plan,
+    kind: Kind,
+    places: list[int],
+    counts: list[int],
+    scratch: int,
+    kept: Further | None,
+) -> Words:
+    """What the draws are sent. `kept` says where the logits behind drafts are."""
+    words = np.zeros(sum(lines * aligned(n) for lines, n in layout(kind)), np.int32)
+    inputs = Inputs.of(words, kind)
+    if inputs.late is None:
+        raise AssertionError(f"{kind} is not late")
+    late, size = inputs.late, len(places)
+    late.rows[:] = late.positions[:] = scratch
+    late.rows[:size] = picked(plan.rows, places)
+    drafted = frozenset(() if kept is None else kept.places)
+    # Drafts are inputs, too, and what is drawn first comes before them.
+    inputs_of = [1 if i in drafted else plan.counts[i] for i in places]
+    late.positions[:size] = picked(plan.starts, places)
+    late.positions[:size] += np.array(inputs_of, np.int32)
+    if inputs.drafts is not None and late.behind is not None and kept is not None:
+        some = places[: len(counts)]
+        said = {draft.index: draft.tokens for draft in plan.drafts}
+        inputs.drafts.counts[: len(some)] = counts
+        for v, (place, count) in enumerate(zip(some, counts, strict=True)):
+            inputs.drafts.said[:count, v] = said[place][:count]
+        at = np.array([kept.places.index(place) for place in some], np.int32)
+        steps = np.arange(kind.drafts, dtype=np.int32) * kept.verified
+        late.behind[:, : len(some)] = steps[:, None] + at
+    return words
+
+
+# --- masks ------------------------------------------------------------------------------
+
+At = tuple[int, int] | None  # an entry of the plan and a place of it; None: nobody's
+
+
+def _order(kind: Kind, places: list[int], counts: list[int]) -> list[At]:
+    """Whose masks the draws read, line by line."""
+    order: list[At] = [(index, 0) for index in places]
+    if kind.drafts:
+        order += [None] * (aligned(kind.draws) - len(order))
+        for place in range(1, kind.drafts + 1):
+            each = zip(places, counts, strict=False)
+            here: list[At] = [(i, place) if place <= n else None for i, n in each]
+            order += [*here, *[None] * (aligned(kind.verified) - len(counts))]
+    return order
+
+
+def _lines(plan: Plan, order: list[At]) -> list[int]:
+    """In which lines they were written; for nobody's any does."""
+    if [*zip(plan.apart, repeat(0), strict=False)] == order:
+        return list(range(len(order)))
+    lines = lines_apart(plan)
+    return [0 if at is None else lines[at] for at in order]
+
+
+def _masks(plan: Plan, order: list[At], masks: tuple[Mask, ...]) -> list[bytes]:
+    """Masks in this order."""
+    by_place = {(mask.index, mask.place): mask.bits for mask in masks}
+    if strangers := sorted(by_place.keys() - lines_apart(plan).keys()):
+        index, place = strangers[0]
+        behind = f" behind {place} drafts" if place else ""
+        raise MaskError(
+            f"a mask is for entry {index} of step {plan.step}{behind}, which is not "
             f"sampled apart: {plan.apart}"
         )
-    return [by_place.get(place, b"") for place in places]
+    return [b"" if at is None else by_place.get(at, b"") for at in order]
 
 
 def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
@@ -131,7 +232,7 @@ def write_masks(late: LateDraw, vocab: int, out: Bits) -> int:
     lines[:, size - 1] &= 0xFF >> -vocab % 8
     largest = out[:count].view(np.uint32).max(axis=1)  # ten times as fast as `any`
     if not largest.all():
-        owner = late.draw.owners[int(largest.argmin())]
+        owner = late.owner(int(largest.argmin()))
         raise MaskError(f"a mask allows no token for request {names_of([owner])}")
     return count
 

@@ -38,7 +38,8 @@ class Draw:
     places: list[int]
     owners: list[Open | None]  # kept here, as rows change hands
     at: list[int] | None = None  # None: in order
-    further: Further | None = None  # what is drawn behind drafts
+    # What is drawn behind drafts; of rows whose logits are kept, the lines of these.
+    further: Further | None = None
 
 
 @frozen(eq=False)
@@ -169,7 +170,10 @@ class Packer:
             places = places[: len(plan.drafts)]
             write_drafts(plan, places, inputs.drafts)
             owners = [self.rows.owners[plan.rows[i]] for i in places]
-            draw = evolve(draw, further=Further.of(kind, places, owners))
+            further = Further.of(kind, places, owners)
+            draw = evolve(draw, further=further)
+            if kept is not None:
+                kept = evolve(kept, further=further)
         return evolve(forward, draw=draw, kept=kept)
 
     def _mixed(self, plan: Plan) -> Forward:

@@ -35,7 +35,7 @@ from minfer.effects.execution.draft_model import DraftModel, DraftOf
 from minfer.effects.execution.feeding import Feeder, Step, chunks_of, sampled, verified_of
 from minfer.effects.execution.graphs import GraphCache, watched
 from minfer.effects.execution.inputs import History, Inputs, most_words, nobodys
-from minfer.effects.execution.judging import judge, spread
+from minfer.effects.execution.judging import draw_late, judge, spread
 from minfer.effects.execution.kinds import Kind, most_draws, most_lines
 from minfer.effects.execution.late_draws import LateDraw
 from minfer.effects.execution.packing import Forward
@@ -106,9 +106,11 @@ class ModelRunner:
         self.room = most_words(self.rows, tokens, draws, self.drafts)
         self.staging = torch.zeros(self.room, dtype=torch.int32, device=device)
         modelled = self.draft is not None
-        self.sampler = Sampler(backend, self.rows, draws, self.lines, remembers=modelled)
-        dtype = torch_dtype(spec.dtype)
-        self.pooler = Pooler(config.max_num_seqs, spec.hidden_size, dtype, device)
+        self.sampler = Sampler(
+            backend, self.rows, draws, self.lines, self.drafts, remembers=modelled
+        )
+        sizes = config.max_num_seqs, spec.hidden_size
+        self.pooler = Pooler(*sizes, torch_dtype(spec.dtype), device)
         self.scorer = Scorer(backend, config.max_num_seqs)
         if checked:  # torch calls its check a prototype
             warnings.filterwarnings("ignore", "Synchronization debug mode", UserWarning)
@@ -202,7 +204,8 @@ class ModelRunner:
         self.sampler.masks.send(late)
         self._replay(late.kind)
         self.sampler.masks.read()
-        slot.fetch(self.sampler.out, self.sampler.scores, len(late.draw.places))
+        lines = late.kind.lines if late.kind.drafts else len(late.draw.places)
+        slot.fetch(self.sampler.out, self.sampler.scores, lines)
 
     def forget(self) -> None:
         """A step failed: what rows were to be told is told again when they are opened."""
@@ -275,8 +278,7 @@ class ModelRunner:
         rows = self.rows
         inputs = Inputs.of(self.staging, kind)
         if inputs.late is not None:
-            who, positions = inputs.late.unbind(0)
-            self.sampler.sample_kept(who, positions, kind.wants)
+            draw_late(self.sampler, kind, inputs.late, inputs.drafts)
             return
         selves = rows.batch[: kind.alone]
         if dry:
@@ -325,11 +327,15 @@ class ModelRunner:
         if inputs.apart is not None:
             now, kept = (who, who) if step.dry else inputs.apart.unbind(0)
             self.sampler.keep(first, kept)
+            if kind.drafts and not kind.proposes:
+                self.sampler.keep_behind(others)
             who = now
         here = step.contests[0] if step.contests else None
         self.sampler.sample(first, who, ahead, kind.wants, contest=here)
         if step.further is not None:
-            judge(self.sampler, kind, step, others)
+            # Of those who are sampled apart nobody has drawn: they are not among `who`.
+            those = evolve(step, selves=who[: kind.alone])
+            judge(self.sampler, kind, those, others)
 
     def _fuses(self, kind: Kind) -> bool:
         fuses = self.shortcuts.fused and self.backend.fuses(

@@ -30,10 +30,11 @@ class Sampler:
         rows: DeviceRows,
         draws: int,
         lines: int = 0,
+        drafts: int = 0,
         *,
         remembers: bool = False,
     ) -> None:
-        """`draws` is how many there can be in a step but for drafts, `lines` how many
+        """`draws` is how many there can be in a step but for `drafts`, `lines` how many
         come back, if more. `remembers`: rows keep the token before their last, too.
         """
         self.backend = backend
@@ -50,7 +51,10 @@ class Sampler:
         )
         # [device rows, vocab]: logits of rows that are sampled apart, once there are any
         self.kept: Tensor | None = None
-        self.masks = Masks(draws, rows.vocab, device)
+        # [drafts, vocab]: of those of one step that have drafts, logits behind these
+        self.behind: Tensor | None = None
+        self.drafts = drafts
+        self.masks = Masks(lines, rows.vocab, device)
 
     def open(self, row: int, opened: Open) -> None:
         """A row is taken over."""
@@ -94,15 +98,50 @@ class Sampler:
             self.kept = logits.new_zeros(self.rows.scratch + 1, logits.shape[1])
         self.kept.index_copy_(0, rows.long(), logits)
 
+    def keep_behind(self, logits: Tensor) -> None:
+        """Keep logits [more, vocab] of places behind drafts until `sample_behind`, of one
+        step.
+        """
+        if self.behind is None:  # as above
+            self.behind = logits.new_zeros(self.drafts, logits.shape[1])
+        self.behind[: len(logits)] = logits
+
     def sample_kept(self, who: Tensor, positions: Tensor, wants: Wants) -> None:
         """`sample`, from what was kept for these rows; only tokens that their masks
         allow.
         """
-        if self.kept is None:
+        self._draw_masked(self.kept, who, 0, who, positions, wants, 0)
+
+    def sample_behind(
+        self,
+        which: Tensor,
+        masks: int,
+        who: Tensor,
+        positions: Tensor,
+        wants: Wants,
+        at: int,
+    ) -> None:
+        """`sample_kept`, from lines `which` [draws] of what was kept behind drafts; masks
+        are those from a line on.
+        """
+        self._draw_masked(self.behind, which, masks, who, positions, wants, at)
+
+    def _draw_masked(
+        self,
+        kept: Tensor | None,
+        which: Tensor,
+        masks: int,
+        who: Tensor,
+        positions: Tensor,
+        wants: Wants,
+        at: int,
+    ) -> None:
+        if kept is None:
             raise AssertionError("no logits have been kept")
-        logits = self.backend.hide(self.kept, who, self.masks.lines[: len(who)])
-        plain = self.kept.index_select(0, who) if wants.scored else logits
-        self._draw(logits, plain, who, positions, wants)
+        lines = self.masks.lines[masks : masks + len(who)]
+        logits = self.backend.hide(kept, which, lines)
+        plain = kept.index_select(0, which) if wants.scored else logits
+        self._draw(logits, plain, who, positions, wants, at)
 
     def _draw(
         self,

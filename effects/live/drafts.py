@@ -3,7 +3,9 @@
 Theory. All that a proposer has to know is in plans and their results: a row that is
 opened says what is known of its sample, and each result says what came after. So it is
 told before the engine is, and what it proposes goes into the same turn as the result
-behind which it is: the engine can plan the next step with it at once.
+behind which it is: the engine can plan the next step with it at once. Of samples under a
+grammar, what that forces is proposed, else what the proposer says as far as it is allowed
+(foreseen.py).
 
 Proposing takes time in which no step is planned. So a prompt is read a part a turn, and
 while nothing comes of proposals, as they are not expected to pay, they are made in fewer
@@ -17,11 +19,13 @@ from typing import Any, Final, Protocol
 from attrs import define, field
 
 from minfer.config import EngineConfig
+from minfer.effects.live.masks import Guess, MaskMaker
 from minfer.messages import Emit, Event, Execute, Executed, Failed, Propose
 from minfer.plan import Open
 from minfer.sequence import SampleId
 from minfer.speculate.plan_drafts import may_draft
 from minfer.speculate.proposer import Proposer
+from minfer.speculate.settings import HOST
 from minfer.state import EngineState, Transition
 
 READ_IN_A_TURN: Final = 512  # tokens
@@ -32,11 +36,14 @@ class Drafts(Protocol):
     """Who says the host's drafts. In the driver's thread."""
 
     def heard(
-        self, results: Iterable[Executed | Failed], state: EngineState
+        self,
+        results: Iterable[Executed | Failed],
+        state: EngineState,
+        masks: MaskMaker,
     ) -> tuple[Event, ...]:
         """Learn what a step has yielded, before the engine does; returns what may follow.
 
-        `state` has the step in flight.
+        `state` has the step in flight; `masks` knows what grammars allow.
         """
         ...
 
@@ -52,6 +59,7 @@ class NoDrafts:
         self,
         results: Iterable[Executed | Failed],  # noqa: ARG002  # the protocol's
         state: EngineState,  # noqa: ARG002  # likewise
+        masks: MaskMaker,  # noqa: ARG002  # likewise
     ) -> tuple[Event, ...]:
         """As `Drafts` says: nothing."""
         return ()
@@ -89,20 +97,29 @@ class HostDrafts:
         self.skipped = 0  # the last time: twice as many, if nothing comes of it again
 
     def heard(
-        self, results: Iterable[Executed | Failed], state: EngineState
+        self,
+        results: Iterable[Executed | Failed],
+        state: EngineState,
+        masks: MaskMaker,
     ) -> tuple[Event, ...]:
         """As `Drafts` says."""
         self.proposed = False
-        grown = list[SampleId]()
+        grown = dict[SampleId, tuple[int, ...]]()
         for result in results:
             if isinstance(result, Executed):
-                grown += self._grown(state, result)
+                grown |= self._grown(state, result)
         if self.skip or len(state.running) > self.rows:  # it is read when it is asked
             self.skip = max(0, self.skip - 1)
             return ()
-        self._read(grown)
-        proposals = [self._proposal(name) for name in grown]
-        found = tuple(one for one in proposals if one is not None)
+        self._read([*grown])
+        guesses = [
+            self._guess(name, new)
+            for name, new in grown.items()
+            if not self.readers[name].over
+        ]
+        said = masks.foreseen(guesses, self.most, state)
+        found = tuple(Propose(*one.name, one.known, one.tokens) for one in said)
+        found = tuple(one for one in found if one.tokens)
         self.proposed = bool(found)
         return found
 
@@ -137,7 +154,7 @@ class HostDrafts:
         if name not in run.ids:
             return  # it gave way within the turn, to others of a step planned later
         request = run.seqs[run.ids.index(name)].request
-        if not may_draft(request):
+        if not may_draft(request, HOST):
             return
         reader = self.readers.get(name)
         if reader is not None:
@@ -153,19 +170,21 @@ class HostDrafts:
         self.names[gen] = name
         self._grow(reader, opened.known[reader.known :])
 
-    def _grown(self, state: EngineState, result: Executed) -> list[SampleId]:
-        """Who has more tokens by the results of the earliest plan: of who has given way
-        since, they do not count.
+    def _grown(
+        self, state: EngineState, result: Executed
+    ) -> dict[SampleId, tuple[int, ...]]:
+        """Who has more tokens by the results of the earliest plan, and which: of who has
+        given way since, they do not count.
         """
         plan, there = state.inflight[0], set(state.running.gens)
-        grown = list[SampleId]()
+        grown = dict[SampleId, tuple[int, ...]]()
         if type(result.yields) is not tuple or len(result.yields) != len(plan.gens):
             return grown  # results that cannot be
         for gen, tokens in zip(plan.gens, result.yields, strict=True):
             name = self.names.get(gen)
             if tokens and name is not None and gen in there:
                 self._grow(self.readers[name], tokens)
-                grown.append(name)
+                grown[name] = tokens
         return grown
 
     def _grow(self, reader: Reader, tokens: tuple[int, ...]) -> None:
@@ -192,9 +211,9 @@ class HostDrafts:
                 left -= len(tokens)
                 self.library = self.proposer.grew(self.library, name, tokens)
 
-    def _proposal(self, name: SampleId) -> Propose | None:
-        reader = self.readers[name]
-        if reader.unread or reader.over:
-            return None
-        said = self.proposer.propose(self.library, name, self.most)
-        return Propose(*name, reader.known, said.tokens) if said.tokens else None
+    def _guess(self, name: SampleId, new: tuple[int, ...]) -> Guess:
+        """What the proposer says, if it was told all."""
+        reader, tokens = self.readers[name], tuple[int, ...]()
+        if not reader.unread:
+            tokens = self.proposer.propose(self.library, name, self.most).tokens
+        return Guess(name, reader.known, new, tokens)

@@ -19,6 +19,9 @@ planned for one token once that is there:
     the masks of a step took long     all who were in it are slow, until they are seen
                                       one by one
 
+Rows may have drafts (foreseen.py): then there is a mask behind each of them, too
+(mask_batch.py). Slow samples have none.
+
 Whoever has a matcher that cannot go on ends, by name, and the row draws what it likes
 this once: that token does not count. So does who may not end by the grammar, where its
 request bars all ends of sequence, and nothing else is left: then the output is over.
@@ -32,17 +35,19 @@ from os import cpu_count
 from typing import Final
 
 import numpy as np
+from attrs import evolve
 
+from minfer.effects.live.foreseen import foreseen
 from minfer.effects.live.mask_batch import STUCK as STUCK
 from minfer.effects.live.mask_batch import Batch
-from minfer.effects.live.masks import Masked, at_once, lends_nothing
+from minfer.effects.live.masks import Guess, Masked, at_once, lends_nothing
 from minfer.effects.live.walks import Allowed, Due, Walk, barred, due_at
-from minfer.effects.text.grammars.lines import Barring, Lines, bits_of, fill
+from minfer.effects.text.grammars.lines import Barring, Lines, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Matcher, Move
 from minfer.effects.text.grammars.store import Grammars
 from minfer.effects.text.grammars.threads import Threads
 from minfer.messages import Event, Execute, Finish, Pause
-from minfer.plan import Mask, Plan
+from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import Running, SampleId
 from minfer.state import EngineState, Transition
@@ -127,6 +132,12 @@ class GrammarMasks:
             if walk.is_new or run.gens[i] not in flying:
                 self._make_alone(due_at(walk, run, i, self._block_size))
 
+    def foreseen(
+        self, guesses: Sequence[Guess], most: int, state: EngineState
+    ) -> Sequence[Guess]:
+        """As `MaskMaker` says: what grammars force, and else what they allow."""
+        return [*foreseen(guesses, self._walks, self._slow, state.running, most)]
+
     def begin(self, plan: Plan, state: EngineState) -> "Future[Masked]":
         """As `MaskMaker` says: at once, in the driver's thread. It has nothing else to
         do, and the library works on all processors.
@@ -134,19 +145,14 @@ class GrammarMasks:
         batch = self._due(plan, state.running)
         if not (batch.moves or batch.made):  # then there may be no library either
             return at_once(Masked(ends=batch.end(())))
-        count, words = len(plan.apart), self._grammars.words
+        count, words = batch.count, self._grammars.words
         lent = self._lend(plan.step)
         fits = lent is not None and lent.shape[1] == words and len(lent) >= count
         lines = lent if fits and lent is not None else np.empty((count, words), np.int32)
-        ends = self._written(batch, lines)
+        masked = self._written(batch, lines)
         if lines is lent:
-            return at_once(Masked(ends=ends, written=True))
-        masks = tuple(
-            Mask(index, bits_of(lines[line]))
-            for line, index in enumerate(plan.apart)
-            if line not in batch.free
-        )
-        return at_once(Masked(masks, ends))
+            return at_once(evolve(masked, written=True))
+        return at_once(evolve(masked, masks=tuple(batch.masks(plan, lines))))
 
     def forget(self, samples: Iterable[SampleId]) -> None:
         """As `MaskMaker` says."""
@@ -190,7 +196,7 @@ class GrammarMasks:
         Nearly always a row goes on by the token that came last; what is done then is done
         for each row of each step, so it is written down here and not called.
         """
-        batch = Batch()
+        batch = Batch.of(plan)
         places = dict(zip(run.gens, range(len(run)), strict=True))
         for line, index in enumerate(plan.apart):
             i = places.get(plan.gens[index])
@@ -233,9 +239,11 @@ class GrammarMasks:
         elif walk.failed is not None:
             batch.errors[line] = walk.failed
 
-    def _written(self, batch: Batch, lines: Lines) -> tuple[Finish, ...]:
+    def _written(self, batch: Batch, lines: Lines) -> Masked:
         """Write the masks of a step; returns who of it is at its end."""
+        batch.ask_behind()
         batch.errors |= self._make_at_once(batch, lines)
+        batch.heard_behind()
         for line in batch.made:
             last = batch.walks[line].allowed
             if last is None:
@@ -248,9 +256,10 @@ class GrammarMasks:
         empty = self._barring.clear(lines, batch.barred)
         if empty or batch.errors:
             ends = batch.end(empty)
+        stands = batch.stands(empty) if batch.behind else ()
         for line in batch.free:
             lines[line] = ANY
-        return ends
+        return Masked(ends=ends, stands=stands)
 
     def _make_at_once(self, batch: Batch, lines: Lines) -> dict[int, GrammarError]:
         """The masks of a step, but for those that are there."""
@@ -262,7 +271,11 @@ class GrammarMasks:
         # grammar end, and the others go on.
         except BaseException as error:
             errors = {one.line: GrammarError(str(error)) for one in moves}
-        if time.monotonic() - begun > LONG + LONG_EACH * len(moves):
+        for one in moves:
+            if one.spoilt:
+                batch.walks[one.line].spoil()
+        made = len(moves) + sum(one.reached for one in moves)
+        if time.monotonic() - begun > LONG + LONG_EACH * made:
             for walk in batch.walks.values():
                 walk.quick_left = IN_A_ROW
                 self._slow[walk.name] = walk

@@ -32,6 +32,8 @@ class Walk:
     job: "Future[None] | None" = None  # of a thread, that makes its next mask
     quick_left: int = 1  # masks in a row that have to be quick until it is slow no more
     never: frozenset[int] = frozenset()  # tokens that it may not draw, whatever is said
+    foresees: bool = True  # whether to find out what it forces takes no time
+    spoilt: bool = False  # whether it has lost a matcher
     # Asked for each token, so at hand:
     prompt: int = field(init=False)  # its length
     min_tokens: int = field(init=False)
@@ -48,7 +50,13 @@ class Walk:
     @property
     def is_new(self) -> bool:
         """Whether nobody has been at its matcher yet."""
-        return self.job is None and self.matcher is None and self.failed is None
+        never = self.job is None and self.matcher is None and not self.spoilt
+        return never and self.failed is None
+
+    def spoil(self) -> None:
+        """Its matcher cannot be used any more: the next one begins anew."""
+        self.matcher, self.allowed, self.given = None, None, 0
+        self.spoilt = True
 
     def settle(self) -> None:
         """Wait until no thread is at its matcher."""

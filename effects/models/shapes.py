@@ -12,7 +12,7 @@ from minfer.config import EngineConfig
 from minfer.effects.models.dtypes import dtype_bytes
 from minfer.effects.models.spec import ModelSpec
 from minfer.params import MAX_ADJUSTMENTS
-from minfer.speculate.settings import DEVICE, REJECTION
+from minfer.speculate.settings import DEVICE, HOST, REJECTION
 
 # A layer's weights, with its share of the embeddings, times tokens: up to so much its
 # launches, eight of 80 us, take about as long as its products at 690 TFLOP/s (H200,
@@ -160,6 +160,19 @@ def shaping_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
     """
     row = spec.vocab_size * 4 + spec.vocab_size // 8 + 6 * 4 * MAX_ADJUSTMENTS
     return (sizes.max_num_seqs + 1) * row
+
+
+def kept_bytes(spec: ModelSpec, sizes: EngineConfig) -> int:
+    """What is kept of rows under a grammar that have the host's drafts, until they are
+    drawn: logits behind each draft, and its mask.
+    """
+    how = sizes.speculation
+    if how is None or how.drafter != HOST:
+        return 0
+    drafts = most_drafts(sizes)
+    logits = drafts * spec.vocab_size * dtype_bytes(spec.dtype)
+    # A place's lines are aligned.
+    return logits + 4 * (drafts + 2) * -(-spec.vocab_size // 32) * 4
 
 
 def _widest_feed_forward(spec: ModelSpec) -> int:

@@ -7,7 +7,8 @@ Theory. Memory holds four things:
                   place, its masks against a full context and each sliding window, the
                   logits of `max_num_seqs` rows with the sampler's float32 copies, the
                   rotary table, and on a GPU what penalties count. Drafts are tokens and
-                  rows more; where coins let them stand, what they were drawn from
+                  rows more; where the host says them, logits behind them are kept, and
+                  where coins let them stand, what they were drawn from
     KV cache      num_blocks x block_size x bytes a token leaves in all layers
     workspace     attention gathers one layer's share of the cache, and float32 copies of
                   narrower types (an estimate: rows that share a prefix may need more).
@@ -42,6 +43,7 @@ from minfer.effects.models.shapes import (
     activation_bytes,
     captured_tokens,
     cuda_activation_bytes,
+    kept_bytes,
     kv_bytes_per_token,
     layer_kv_bytes_per_token,
     shaping_bytes,
@@ -149,6 +151,7 @@ def plan_memory(
     else:
         graphs = 0
         activations = max(activation_bytes(s, sizes) for s in specs)
+    activations += kept_bytes(spec, sizes)
     copies = (layer_kv_bytes_per_token(s) * _gathered_copies(s, cuda) for s in specs)
     plan = MemoryPlan(
         spec=spec,

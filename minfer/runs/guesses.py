@@ -100,7 +100,8 @@ def proposals(
         new = got.get(run.gens[i], ())
         known = run.known[i] + len(new)
         stopped = not seq.request.stop_ids.isdisjoint(new)
-        if new and not stopped and known <= run.last[i] and may_draft(seq.request):
+        may = may_draft(seq.request, HOST)
+        if may and new and not stopped and known <= run.last[i]:
             count = guesses.proposed(name, known, how.drafts)
             if count:
                 yield Propose(*name, known, (0,) * count)

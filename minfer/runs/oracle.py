@@ -62,6 +62,15 @@ def part_of(first: int, digests: Sequence[int]) -> PromptPart:
     return PromptPart(first, len(digests), 1, ids, bytes(len(ids)))
 
 
+def masks_of(told: SampleApart, index: int, drafts: int = 0) -> list[bytes]:
+    """The masks of a row with so many drafts, place by place: as many as it may yield
+    tokens.
+    """
+    by_place = {mask.place: mask.bits for mask in told.masks if mask.index == index}
+    most = min([drafts, *(one.most for one in told.stands if one.index == index)])
+    return [by_place.get(place, b"") for place in range(most + 1)]
+
+
 @define
 class Row:
     """What a device row keeps of its sample."""
@@ -93,7 +102,7 @@ class Oracle:
         self.rows: dict[int, Row] = {}
         self.scored: set[int] = set()  # rows whose tokens have scores
         self.plans: deque[Plan] = deque()
-        self.masks: dict[int, dict[int, bytes]] = {}  # step -> place -> bits, once told
+        self.apart: dict[int, SampleApart] = {}  # by step, what the host said of it
 
     def launch(self, plan: Plan) -> None:
         """Queue the plan; it runs when its results are asked for."""
@@ -105,15 +114,15 @@ class Oracle:
 
     def sample(self, apart: SampleApart) -> None:
         """Take note of the masks of a plan that was launched."""
-        self.masks[apart.step] = {mask.index: mask.bits for mask in apart.masks}
+        self.apart[apart.step] = apart
 
     def collect(self) -> Executed | Failed:
         """Run the next plan."""
         plan = self.plans.popleft()
-        if plan.apart and plan.step not in self.masks:
+        if plan.apart and plan.step not in self.apart:
             raise AssertionError(f"nobody said that step {plan.step} may be sampled")
         yields = tuple(self._run(plan))
-        self.masks.pop(plan.step, None)
+        self.apart.pop(plan.step, None)
         return Executed(
             plan.step,
             yields,
@@ -132,7 +141,7 @@ class Oracle:
         for index in {row for void in self.plans for row in void.rows} & self.rows.keys():
             self.rows[index].last = self.rows[index].next = -1
         self.plans.clear()
-        self.masks.clear()
+        self.apart.clear()
         return Failed(plan.step, error)
 
     def close(self) -> None:
@@ -178,13 +187,14 @@ class Oracle:
             self.memory[copy.target] = self.memory.get(copy.source, [])[: copy.count]
         fills = {fill.index: fill.tokens for fill in plan.fills}
         drafts = {draft.index: draft for draft in plan.drafts}
-        masks = self.masks.get(plan.step, {})
+        told = self.apart.get(plan.step, SampleApart(plan.step))
         for i, index in enumerate(plan.rows):
-            row, start = self.rows[index], plan.starts[i]
+            row, start, count = self.rows[index], plan.starts[i], plan.counts[i] - 1
             if i in drafts:
-                yield tuple(self._verified(row, start, drafts[i], plan.counts[i] - 1))
+                masks = masks_of(told, i, count)
+                yield tuple(self._verified(row, start, drafts[i], count, masks))
             else:
-                bits = masks.get(i, b"")
+                [bits] = masks_of(told, i)
                 yield tuple(self._row(row, fills.get(i), start, plan.most[i], bits))
 
     def _row(
@@ -210,16 +220,21 @@ class Oracle:
         if row.next > start:
             raise AssertionError(f"a row at {row.next} was planned to start by {start}")
 
-    def _verified(self, row: Row, start: int, draft: Draft, count: int) -> Iterator[int]:
-        """Write the KV of a row's last token and of all drafts, then draw at each."""
+    def _verified(
+        self, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
+    ) -> Iterator[int]:
+        """Write the KV of a row's last token and of all drafts, then draw at each, as far
+        as there are `masks`.
+        """
         self._expect(row, start)
         first = row.next
         self._write(row, (row.last,))
         self._write(row, draft.tokens)
         tokens = draft.tokens or tuple(self._drafted(row, count))
-        for at, draft_token in enumerate((*tokens, None), first + 1):
+        each = zip(masks, (*tokens, None), strict=False)
+        for at, (bits, draft_token) in enumerate(each, first + 1):
             row.next = at
-            row.last = self._draw(row)
+            row.last = self._allowed(self._draw(row), bits)
             yield row.last
             if row.last != draft_token:
                 return

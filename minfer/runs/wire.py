@@ -42,6 +42,7 @@ from minfer.plan import (
     Open,
     Plan,
     SampleApart,
+    Stand,
     TokenLogprobs,
 )
 from minfer.sample import RowSampling
@@ -227,16 +228,21 @@ def _sampling_from(told: dict[str, Any]) -> RowSampling:
 
 def apart_to(apart: SampleApart) -> bytes:
     """The word that rows are to be sampled, as bytes."""
-    masks = [[mask.index, mask.bits.hex()] for mask in apart.masks]
-    return _packed(array("q", (apart.step,)), {"masks": masks})
+    masks = [[mask.index, mask.bits.hex(), mask.place] for mask in apart.masks]
+    stands = [[one.index, one.most] for one in apart.stands]
+    return _packed(array("q", (apart.step,)), {"masks": masks, "stands": stands})
 
 
 def apart_from(data: bytes) -> SampleApart:
     """What was written as `data`. Raises WireError."""
     try:
         words, more = _unpacked(data)
-        masks = tuple(Mask(index, bytes.fromhex(bits)) for index, bits in more["masks"])
-        return SampleApart(words.one(), masks)
+        masks = tuple(
+            Mask(index, bytes.fromhex(bits), place)
+            for index, bits, place in more["masks"]
+        )
+        stands = tuple(Stand(index, most) for index, most in more["stands"])
+        return SampleApart(words.one(), masks, stands=stands)
     except (IndexError, KeyError, TypeError, ValueError, struct.error) as error:
         raise WireError(f"this says nothing about sampling: {error!r}") from error
 

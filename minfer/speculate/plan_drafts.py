@@ -13,6 +13,10 @@ be said with the plan, behind tokens that are known. So a step for which the hos
 is planned when nothing is in flight, and none behind it before its results have come: not
 of other rows either, as they would keep the drafting ones from every second step. What
 that costs is among the costs by which it is decided whether it pays.
+
+So a row that is bound to the host, as it is under a grammar, may have the host's drafts:
+all before them is known, and its masks can be made for each place. A draft model's drafts
+nobody could make masks for.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,12 +47,13 @@ class Drafter:
     tokens: tuple[int, ...] = ()  # the host's, if those are what it may have
 
 
-def may_draft(request: Request) -> bool:
+def may_draft(request: Request, drafter: str) -> bool:
     """Whether drafts can be made for a request: not for beams, which know a token once it
-    is chosen, nor for what the host has to sample, or does not sample.
+    is chosen, nor for what yields none; nor by a draft model for what is bound to the
+    host, which has to know them.
     """
-    bound = request.lockstep or request.beams is not None
-    return not bound and not request.ends_with_prompt
+    bound = request.lockstep and drafter != HOST
+    return not (bound or request.beams is not None or request.ends_with_prompt)
 
 
 def waits_for_results(config: EngineConfig, state: EngineState) -> bool:
@@ -105,7 +110,7 @@ def _all(how: Speculation, work: Work) -> Iterator[Drafter]:
     run = work.state.running
     for i, seq in enumerate(run.seqs):
         most = min(how.drafts, run.last[i] - run.sched[i] - 1)
-        if most > 0 and may_draft(seq.request):
+        if most > 0 and may_draft(seq.request, how.drafter):
             yield Drafter(i, most)
 
 
@@ -117,7 +122,8 @@ def _proposed_for(how: Speculation, state: EngineState) -> Iterator[Drafter]:
         if (
             found is None
             or found.known != run.known[i]
-            or not may_draft(run.seqs[i].request)
+            or name in state.paused
+            or not may_draft(run.seqs[i].request, HOST)
         ):
             continue
         most = min(how.drafts, len(found.tokens), run.last[i] - run.known[i])

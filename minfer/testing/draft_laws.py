@@ -91,7 +91,7 @@ def _right(
 ) -> None:
     """A row may have drafts, that many, and these."""
     one, count = seat.account, plan.counts[at] - 1
-    may = _may(one) and seat.sched >= seat.base
+    may = _may(how, one) and seat.sched >= seat.base and not one.paused
     require(may, "drafts", f"{one.id} must not have any")
     if not 0 < count <= how.drafts or 0 < how.rows < len(plan.gens):
         raise InvariantError("drafts", f"{one.id} has {count}")
@@ -109,16 +109,20 @@ def _lines(plan: Plan) -> int:
     return sum(plan.counts) - sum(drafts) + len(drafts) * max(drafts, default=0)
 
 
-def _may(one: Account) -> bool:
+def _may(how: Speculation, one: Account) -> bool:
+    """A draft model has none for who is bound to the host; nobody has any for beams."""
     request = one.request
-    bound = request.lockstep or request.beams is not None
-    return not (bound or request.pooling) and request.max_tokens > 0
+    bound = request.lockstep and how.drafter != HOST
+    other = request.beams is not None or request.pooling
+    return not (bound or other) and request.max_tokens > 0
 
 
 def _of_host(how: Speculation, one: Account) -> int:
     """How many drafts the host has for a sample, if nothing of it is in flight."""
     said = one.proposed
-    if said is None or said.known != len(one.known) or not _may(one):
+    if said is None or said.known != len(one.known) or one.paused:
+        return 0
+    if not _may(how, one):
         return 0
     return max(0, min(how.drafts, len(said.tokens), one.last - len(one.known)))
 
@@ -168,7 +172,7 @@ def _shared(
     found, left = dict[int, int](), room
     for at, seat in seats.items():
         one = seat.account
-        most = min(how.drafts, one.last - seat.sched - 1) if _may(one) else 0
+        most = min(how.drafts, one.last - seat.sched - 1) if _may(how, one) else 0
         found[at] = min(left, _of_host(how, one) if by_host(config) else max(0, most))
         left -= found[at]
     deepest = room // max(1, sum(map(bool, found.values())))

@@ -17,7 +17,7 @@ from typing import Final
 from attrs import define, evolve, field, frozen
 
 from minfer.messages import Executed, Failed
-from minfer.plan import DEVICE, Draft, Mask, Move, Open, Plan, SampleApart
+from minfer.plan import DEVICE, Draft, Mask, Move, Open, Plan, SampleApart, Stand
 from minfer.request import Request
 from minfer.runs.oracle import Oracle, Row
 from minfer.runs.wire import plan_from, plan_to, results_from, results_to
@@ -138,7 +138,20 @@ class Busy(Oracle):
             # Of 2^31 tokens it is 256 MB; one without bits means the same.
             few = self.vocab <= MASKED
             everything = b"\xff" * (self.vocab // 8 + 1) if few else b""
-            self.sample(SampleApart(plan.step, (Mask(plan.apart[0], everything),)))
+            masks = (Mask(plan.apart[0], everything),)
+            told = SampleApart(plan.step, masks, stands=tuple(self._stands(plan)))
+            self.sample(told)
+
+    def _stands(self, plan: Plan) -> Iterator[Stand]:
+        """The host has masks for only some places of rows that are sampled apart. Draws
+        of its own: seeds keep their worlds.
+        """
+        rng = Random(f"stands {plan.step}")
+        for draft in plan.drafts:
+            if draft.index in plan.apart:
+                self.seen["drafts sampled apart"] += 1
+                if rng.random() < 0.2:
+                    yield Stand(draft.index, rng.randrange(plan.counts[draft.index]))
 
     def collect(self) -> Executed | Failed:
         """Run the next plan."""
@@ -155,9 +168,11 @@ class Busy(Oracle):
             plan = habits.proposer(plan, self)
         return super()._run(plan)
 
-    def _verified(self, row: Row, start: int, draft: Draft, count: int) -> Iterator[int]:
+    def _verified(
+        self, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
+    ) -> Iterator[int]:
         accepted = -1
-        for token in super()._verified(row, start, draft, count):
+        for token in super()._verified(row, start, draft, count, masks):
             accepted += 1
             yield token
         self.seen["drafts accepted"] += accepted > 0

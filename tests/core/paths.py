@@ -62,6 +62,7 @@ EXECUTING = (
     "drafts rejected",
     "host drafts",
     "device drafts",
+    "drafts sampled apart",
     "proposals",
     "moved away",
     "moved back",

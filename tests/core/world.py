@@ -834,6 +834,8 @@ def run_swarm(seed: int, turns: int) -> World:
         wire=apart.random() < 0.2,
     )
     world.bound = 0.3 if apart.random() < 0.15 else 0.0
+    if config.speculation is not None and Random(f"bound {seed}").random() < 0.3:
+        world.bound = 0.4
     if world.bound:
         world.pausing = Random(f"pausing {seed}").choice((0.0, 0.2, 0.6))
     world.pooled = 0.4 if apart.random() < 0.25 else 0.0

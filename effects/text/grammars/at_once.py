@@ -4,14 +4,20 @@ The library writes each where it is wanted, and lets other threads run: what is 
 for each row is to put it into a list. Nearly all go forward by one token, and those do so
 in one call, too.
 
+Of those who have drafts the masks behind these are made as well, place by place: in each
+all go forward by a draft, and get a mask there. Then they go back. For that there is less
+time than others would notice; who has more drafts gets fewer masks.
+
 Whose fault it is if that takes long cannot be seen from outside. So what comes after a
 call that took longer than one mask may take is made, and timed, row by row: who is too
 slow then ends (`walking.py`), and the others go on as before.
 """
 
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, cast
+from collections.abc import Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Final, cast
+
+from attrs import define
 
 from minfer.effects.text.grammars.lines import WORD, Lines, fill
 from minfer.effects.text.grammars.protocol import GrammarError, Move
@@ -20,17 +26,22 @@ from minfer.effects.text.grammars.walking import MOST_SECONDS, LlguidanceMatcher
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
+BEHIND: Final = 5e-3  # seconds, for the masks of a step behind drafts
+
 
 class AtOnce:
     """Moves matchers, and has their masks written."""
 
-    def __init__(self, vocab_size: int) -> None:
-        """Starts as many threads as there are processors, but for a few."""
+    def __init__(self, vocab_size: int, ends: Iterable[int]) -> None:
+        """Starts as many threads as there are processors, but for a few. `ends` of
+        sequence have no place behind them.
+        """
         from llguidance import LLExecutor
 
         self._executor = LLExecutor()
         self.words = -(-vocab_size // WORD)  # of a line
         self._suspicious = False  # whether the last call took long
+        self._ends = frozenset(ends)
 
     def masks(self, moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:
         """As `Compiler` says."""
@@ -48,6 +59,8 @@ class AtOnce:
             self._suspicious = False
         else:
             errors |= self._made(going, lines)
+            if any(one.drafts for one in moves):
+                self._behind([one for one in moves if one.line not in errors], lines)
             self._suspicious = time.monotonic() - begun > MOST_SECONDS
         return errors
 
@@ -86,6 +99,57 @@ class AtOnce:
             going, lines.ctypes.data, lines.strides[0], len(lines)
         )
         return {line: _why(walk) for walk, line in going if walk.is_error()}
+
+    def _behind(self, moves: Sequence[Move], lines: Lines) -> None:
+        """Make the masks behind drafts."""
+        until = time.monotonic() + BEHIND
+        walks = [
+            _Behind(one, inner, self._before_end(inner, one.drafts))
+            for one, inner in zip(moves, _inner(moves), strict=True)
+            if one.drafts
+        ]
+        going = walks
+        for place in range(max(len(one.drafts) for one in walks)):
+            going = [one for one in going if place < len(one.drafts)]
+            if not going or time.monotonic() > until:
+                break
+            took = self._executor.consume_token_par(
+                [(one.inner, one.drafts[place]) for one in going]
+            )
+            going = [one for one, fine in zip(going, took, strict=True) if fine]
+            due = [(one.inner, one.move.behind + place) for one in going]
+            errors = self._made(due, lines)
+            going = [one for one in going if not one.came(place, errors)]
+        for one in walks:
+            one.go_back()
+
+    def _before_end(self, inner: "LLMatcher", drafts: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of the drafts that may come, and behind which something may."""
+        at = next((i for i, one in enumerate(drafts) if one in self._ends), len(drafts))
+        return drafts[: inner.validate_tokens(list(drafts[:at]))]
+
+
+@define(eq=False)
+class _Behind:
+    """A matcher on its way along drafts."""
+
+    move: Move
+    inner: "LLMatcher"
+    drafts: tuple[int, ...]
+    gone: int = 0  # along these
+
+    def came(self, place: int, errors: Container[int]) -> bool:
+        """It has gone over a draft; whether this is as far as it comes."""
+        self.gone += 1
+        ends = self.move.behind + place in errors
+        self.move.reached += not ends
+        return ends
+
+    def go_back(self) -> None:
+        """To where it was before any."""
+        if self.gone and not self.inner.is_error():
+            self.inner.rollback(self.gone)
+        self.move.spoilt = self.inner.is_error()
 
 
 def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":

@@ -77,7 +77,7 @@ class LlguidanceCompiler:
             raise GrammarError(
                 f"this model's tokenizer cannot be used with grammars: {cut(error)}"
             ) from None
-        self._at_once = AtOnce(self.vocabulary.vocab_size)
+        self._at_once = AtOnce(self.vocabulary.vocab_size, ends)
         self.words = self._at_once.words
         stands_in = self.stand_in is not None
         self.never = frozenset(ends) if stands_in else frozenset[int]()
@@ -88,7 +88,7 @@ class LlguidanceCompiler:
         told = spelled(asked)
         try:
             make = partial(self._matcher, _as_library_has_it(told, asked))
-            grammar = LlguidanceGrammar(make, self.stand_in)
+            grammar = LlguidanceGrammar(make, self.vocabulary)
             grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
@@ -132,15 +132,17 @@ class LlguidanceGrammar:
     the number of threads.
     """
 
-    def __init__(self, make: "Callable[[], LLMatcher]", stand_in: int | None) -> None:
+    def __init__(
+        self, make: "Callable[[], LLMatcher]", vocabulary: "LLTokenizer"
+    ) -> None:
         self._make = make
-        self._stand_in = stand_in
+        self._vocabulary = vocabulary
 
     def matcher(self) -> "LlguidanceMatcher":
         """As `Grammar` says."""
         inner = self._make()
         check(inner)
-        return LlguidanceMatcher(inner, self._stand_in)
+        return LlguidanceMatcher(inner, self._vocabulary)
 
 
 def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:

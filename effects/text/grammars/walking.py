@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Final
 from minfer.effects.text.grammars.protocol import GrammarError
 
 if TYPE_CHECKING:
-    from llguidance import LLMatcher
+    from llguidance import LLMatcher, LLTokenizer
 
 MOST_SECONDS: Final = 0.1  # of a processor, for one mask
+MOST_FORCED: Final = 256  # bytes of forced text that are split into tokens at once
 MOST_CHARS: Final = 300  # of the library's errors that are handed on
 
 
 class LlguidanceMatcher:
-    """One output on its way. Its masks allow `stand_in`, if there is one, for an end of
-    sequence: who draws must not (`Compiler.never`).
+    """One output on its way. Its masks may allow what stands for an end of sequence: who
+    draws must not (`Compiler.never`).
     """
 
-    def __init__(self, inner: "LLMatcher", stand_in: int | None) -> None:
+    def __init__(self, inner: "LLMatcher", vocabulary: "LLTokenizer") -> None:
         self.inner = inner
-        self._stand_in = stand_in
+        self._vocabulary = vocabulary
 
     def advance(self, tokens: Sequence[int]) -> None:
         """As `Matcher` says."""
@@ -59,12 +60,21 @@ class LlguidanceMatcher:
         """As `Matcher` says."""
         return self.inner.is_stopped() and not self.inner.is_error()
 
-    def forced(self) -> int | None:
+    def forced(self) -> tuple[int, ...]:
         """As `Matcher` says."""
-        allowed = int.from_bytes(self.mask(), "little")
-        if self._stand_in is not None:
-            allowed &= ~(1 << self._stand_in)
-        return allowed.bit_length() - 1 if allowed.bit_count() == 1 else None
+        text = self.inner.compute_ff_bytes()
+        if len(text) <= MOST_FORCED:
+            tokens = self.inner.compute_ff_tokens()
+        else:
+            tokens, _ = self._vocabulary.tokenize_partial(text[:MOST_FORCED])
+        check(self.inner)
+        return tuple(tokens)
+
+    def allowed(self, tokens: Sequence[int]) -> int:
+        """As `Matcher` says."""
+        found: int = self.inner.validate_tokens(list(tokens))
+        check(self.inner)
+        return found
 
 
 def check(inner: "LLMatcher") -> None:

@@ -26,6 +26,7 @@ from minfer.plan import (
     Open,
     Plan,
     SampleApart,
+    Stand,
     TokenLogprobs,
 )
 from minfer.request import Request
@@ -135,9 +136,15 @@ def test_results_come_over_as_they_are_log_probabilities_too(
         assert told.pooled == done.pooled  # likewise
 
 
-@given(NUMBERS, st.lists(st.builds(Mask, NUMBERS, st.binary(max_size=9)), max_size=3))
-def test_masks_come_over_as_they_are(number: int, masks: list[Mask]) -> None:
-    apart = SampleApart(number, tuple(masks))
+@given(
+    NUMBERS,
+    st.lists(st.builds(Mask, NUMBERS, st.binary(max_size=9), NUMBERS), max_size=3),
+    st.lists(st.builds(Stand, NUMBERS, NUMBERS), max_size=3),
+)
+def test_masks_come_over_as_they_are(
+    number: int, masks: list[Mask], stands: list[Stand]
+) -> None:
+    apart = SampleApart(number, tuple(masks), stands=tuple(stands))
     assert apart_from(apart_to(apart)) == apart
 
 

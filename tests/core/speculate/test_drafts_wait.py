@@ -3,7 +3,9 @@
 import pytest
 from attrs import evolve
 
+from minfer.beam import BeamSearch
 from minfer.messages import Propose, Submit
+from minfer.request import SamplingParams
 from minfer.speculate.plan_drafts import (
     waits_for_results,
 )
@@ -12,6 +14,7 @@ from tests.core.speculate.drafted import (
     HOSTED,
     ON_DEVICE,
     ROOMY,
+    Drafted,
     begun,
     model_wrong,
     nothing,
@@ -67,13 +70,19 @@ def test_stale_proposals_hold_up_nothing() -> None:
     assert bench.deep == 2
 
 
+def told(bench: Drafted) -> list[Propose]:
+    """What was proposed in the last turn."""
+    return [one for one in bench.turns[-1].events if isinstance(one, Propose)]
+
+
 def test_proposals_that_nobody_may_have_hold_up_nothing() -> None:
-    wish = ask("a", 6, 30, lockstep=True)
-    config = evolve(ROOMY, late_masks=True)
-    bench = begun(HOSTED, wish, ask("bb", 6, 30), guess=nothing, config=config, turns=2)
+    greedy = SamplingParams(temperature=0)
+    wish = ask("a", 6, 30, lockstep=True, beams=BeamSearch(), sampling=greedy)
+    bench = begun(HOSTED, wish, ask("bb", 6, 30), guess=nothing, turns=2)
     bench.guess = lambda w, at: right(w, at) if w[:6] == wish.prompt else ()
     for _ in range(4):
         bench.turn()
+        assert ("a", 0) in {(one.id, one.sample) for one in told(bench)}
         assert bench.deep == 2
         assert not bench.plans[-1].drafts
 

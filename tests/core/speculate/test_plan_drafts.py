@@ -14,7 +14,7 @@ from minfer.speculate.plan_drafts import (
     plan_drafts,
     waits_for_results,
 )
-from minfer.speculate.settings import HOST, Speculation
+from minfer.speculate.settings import DEVICE, DRAFTERS, HOST, Speculation
 from minfer.work import Work
 from tests.core.speculate.drafted import (
     ALONE,
@@ -25,6 +25,7 @@ from tests.core.speculate.drafted import (
     begun,
     model_wrong,
     nothing,
+    right,
 )
 from tests.core.test_engine import ask
 
@@ -51,26 +52,62 @@ def who_drafted(bench: Drafted) -> set[str]:
 @pytest.mark.parametrize(
     ("request_", "may"),
     [
-        (ask("a"), True),
-        (ask("a", lockstep=True), False),
-        (SEARCH, False),
-        (evolve(SEARCH, lockstep=False), False),
-        (POOLED, False),
-        (SILENT, False),
+        (ask("a"), {HOST, DEVICE}),
+        (ask("a", lockstep=True), {HOST}),
+        (SEARCH, set()),
+        (evolve(SEARCH, lockstep=False), set()),
+        (POOLED, set()),
+        (SILENT, set()),
     ],
 )
-def test_for_whom_drafts_can_be_made(request_: Request, may: bool) -> None:
-    assert may_draft(request_) is may
+def test_for_whom_drafts_can_be_made(request_: Request, may: set[str]) -> None:
+    assert {who for who in DRAFTERS if may_draft(request_, who)} == may
 
 
 @BOTH
-def test_who_is_bound_to_the_host_or_searches_has_none(how: Speculation) -> None:
+def test_only_the_host_drafts_for_who_is_bound_to_it_and_nobody_for_beams(
+    how: Speculation,
+) -> None:
     bound = ask("bound", 8, lockstep=True)
     bench = begun(how, ask("free", 7), bound, SEARCH, POOLED)
     bench.drain()
-    assert who_drafted(bench) == {"free"}
+    assert who_drafted(bench) == {"free"} | ({"bound"} if how is HOSTED else set())
     for wish in (ask("free", 7), bound):
         assert bench.out[wish.id, 0] == bench.right(wish)
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_rows_with_drafts_that_are_bound_to_the_host_are_sampled_apart(
+    late: bool,
+) -> None:
+    bound = ask("bound", 8, 30, lockstep=True)
+    config = evolve(ROOMY, late_masks=late)
+    bench = begun(HOSTED, ask("free", 7, 30), bound, config=config, turns=3)
+    plan = bench.plans[-1]
+    at = {bench.state.running.ids[i][0]: i for i in range(2)}
+    assert bench.drafts(plan).keys() == {"free", "bound"}
+    assert plan.apart == (at["bound"],)
+    assert plan.most == plan.counts
+    bench.drain()
+    assert bench.out["bound", 0] == bench.right(bound)
+
+
+def test_nobody_waits_for_drafts_of_who_waits_for_its_mask() -> None:
+    bound = ask("bound", 8, 30, lockstep=True)
+    config = evolve(ROOMY, late_masks=True)
+    bench = begun(HOSTED, ask("free", 7, 30), bound, guess=nothing, config=config)
+    bench.turn()
+    bench.guess = lambda w, at: right(w, at) if w[:8] == bound.prompt else ()
+    bench.turn(Pause("bound", 0))
+    for _ in range(3):
+        bench.turn()
+        assert bench.deep == 2
+        assert not bench.plans[-1].drafts
+    bench.turn(Pause("bound", 0, paused=False))
+    while not bench.plans[-1].drafts:
+        bench.turn()
+    bench.drain()
+    assert bench.out["bound", 0] == bench.right(bound)
 
 
 @BOTH

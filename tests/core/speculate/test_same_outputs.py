@@ -160,9 +160,10 @@ def test_every_number_of_drafts_and_of_those_that_stand(
 
 
 def all_stand(
-    self: Oracle, row: Row, start: int, draft: Draft, count: int
+    self: Oracle, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
 ) -> Iterator[int]:
     """Whatever was drafted is yielded, and the token after it."""
+    del masks
     self._expect(row, start)
     self._write(row, (row.last,))
     self._write(row, draft.tokens)
@@ -172,21 +173,21 @@ def all_stand(
 
 
 def the_wrong_one_stands(
-    self: Oracle, row: Row, start: int, draft: Draft, count: int
+    self: Oracle, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
 ) -> Iterator[int]:
     """The first that is rejected is yielded in place of the token that is right."""
-    tokens = list(verified(self, row, start, draft, count))
+    tokens = list(verified(self, row, start, draft, count, masks))
     if draft.tokens and len(tokens) <= count:
         tokens[-1] = row.last = draft.tokens[len(tokens) - 1]
     yield from tokens
 
 
 def nothing_is_taken_back(
-    self: Oracle, row: Row, start: int, draft: Draft, count: int
+    self: Oracle, row: Row, start: int, draft: Draft, count: int, masks: list[bytes]
 ) -> Iterator[int]:
     """The row goes on behind the drafts that did not stand."""
     before = row.next
-    yield from verified(self, row, start, draft, count)
+    yield from verified(self, row, start, draft, count, masks)
     row.next = before + count + 1
 
 

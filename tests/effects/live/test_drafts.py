@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 from attrs import evolve
 
+from minfer.beam import BeamSearch
 from minfer.config import EngineConfig
 from minfer.effects.live.drafts import MOST_SKIPPED, READ_IN_A_TURN, HostDrafts
 from minfer.effects.live.driver import Driver
 from minfer.messages import Cancel, Emit, Execute, Executed, Failed, Propose, Submit
-from minfer.request import Request
+from minfer.request import Request, SamplingParams
 from minfer.runs.drafts import judged, tally_of
 from minfer.runs.oracle import Oracle
 from minfer.sequence import SampleId
@@ -44,6 +45,7 @@ class Loop(Driver):
         self.out: dict[SampleId, list[int]] = {}
         self.tally = NO_DRAFTS
         self.steps = 0
+        self.apart_drafts = 0  # rows that were sampled apart, and had drafts
 
     def turn(self, before: Any = None) -> Transition:
         was = self.state
@@ -54,6 +56,9 @@ class Loop(Driver):
             type(one).__name__ == "Ignored" for one in done.reasons
         )
         for command in done.commands:
+            if isinstance(command, Execute):
+                plan = command.plan
+                self.apart_drafts += sum(one.index in plan.apart for one in plan.drafts)
             if isinstance(command, Emit):
                 for name, tokens in zip(command.ids, command.tokens, strict=True):
                     self.out.setdefault(name, []).extend(tokens)
@@ -162,9 +167,18 @@ def test_in_steps_of_many_rows_nobody_is_asked() -> None:
 
 def test_who_cannot_have_drafts_is_not_read() -> None:
     asking = Always()
-    bound = request("a", 5, 20, lockstep=True)
-    run(CONFIG, asking, bound, request("b", 5, 0, pooling="last"))
+    greedy = SamplingParams(temperature=0)
+    beam = request("a", 5, 20, lockstep=True, beams=BeamSearch(), sampling=greedy)
+    run(CONFIG, asking, beam, request("b", 5, 0, pooling="last"))
     assert not asking.told
+
+
+def test_who_is_bound_to_the_host_without_a_grammar_has_drafts_as_others() -> None:
+    wanted = request("a", lockstep=True), request("b")
+    plain = run(PLAIN, None, *wanted)
+    loop = run(CONFIG, Lookup(least=2), *wanted)
+    assert loop.out == plain.out
+    assert loop.apart_drafts > 5
 
 
 def test_what_was_void_is_read_anew() -> None:

@@ -91,3 +91,12 @@ def test_what_may_not_end_an_output_yet_is_barred() -> None:
     one.never = frozenset({12})
     assert one.min_tokens == 3
     assert barred(one) == {EOS, 9, 12}  # all that may end it, and what never comes
+
+
+def test_who_has_lost_a_matcher_begins_anew_and_is_not_new() -> None:
+    one: Any = walk()
+    assert one.is_new
+    one.given, one.allowed = 3, Allowed(3, ALL)
+    one.spoil()
+    assert (one.given, one.allowed, one.matcher) == (0, None, None)
+    assert not one.is_new, "a thread was told of it before"
