@@ -23,7 +23,7 @@ from minfer import LLM, SamplingParams
 from minfer.effects.execution import device_rows, rejecting, sampler
 from minfer.effects.execution.backend import Drawn
 from minfer.effects.execution.cpu_backend import CpuBackend
-from minfer.effects.setup.speculation import STANDARD, SAME
+from minfer.effects.setup.speculation import SAME, STANDARD
 from minfer.kernels import plain, reject
 from minfer.kernels.sample_reference import uniform
 from minfer.sample import RowSampling, scores
