@@ -26,7 +26,7 @@ from tests.mutation.loader import install
 MUTANT: Final = "MINFER_MUTANT"
 NOTES: Final = "MINFER_MUTANT_NOTES"  # a path
 TEST_CPU: Final = 6  # seconds
-RUN_CPU: Final = 60
+RUN_CPU: Final = 120
 MEMORY: Final = 4 * 2**30  # bytes of address space; mutants may build lists without end
 ENDLESS: Final = 77  # exit statuses beside pytest's own
 UNFINISHED: Final = 78

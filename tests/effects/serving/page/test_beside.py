@@ -15,6 +15,7 @@ from tests.effects.serving.page.visits import (
     overhear,
     seen,
     settled,
+    spoken,
     text,
     visit,
     write,
@@ -108,5 +109,5 @@ def test_a_model_that_thinks(chromium: Browser) -> None:
         settled(chromium)
         (thought,) = text(chromium, ".thoughts")
         assert "start again with a model." in thought
-        assert text(chromium, ".about")[0].startswith("124 tokens")
+        assert text(chromium, ".about")[0].startswith(f"{spoken(served)} tokens")
         assert chromium.complaints == []

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 import pytest
 
+from minfer.effects.execution.dry import encoded_passage
 from tests.effects.browser import Browser, found
 from tests.effects.served import Serving
 
@@ -12,6 +13,13 @@ seen = pytest.mark.skipif(
     found() is None, reason="no Chromium on PATH (Debian: chromium)"
 )
 DRY: Final[dict[str, Any]] = {"executor": "dry", "num_gpu_blocks_override": 400}
+
+
+def spoken(served: Serving) -> int:
+    """How many tokens an answer of the dry executor has: its passage, and its end."""
+    tokenizer = served.llm.tokenizer
+    assert tokenizer is not None
+    return sum(map(len, encoded_passage(tokenizer.encode))) + 1
 
 
 def visit(
