@@ -25,6 +25,7 @@ from torch import Tensor
 
 from minfer.effects.execution import torch_executor
 from minfer.effects.execution.device_rows import DeviceRows
+from minfer.effects.execution.streams import wait
 from minfer.kernels import on_triton
 
 BLOCK: Final = 256
@@ -114,7 +115,7 @@ class Coined:
         """From now on so many drafts stand of those that are judged. Between requests."""
         self.heads.fill_(round(acceptance * SIDES))
         if self.heads.is_cuda:
-            torch.cuda.synchronize()  # steps are on another stream
+            wait(self.heads.device)  # steps are on another stream
 
     def make_shaper(self, rows: DeviceRows) -> Any:
         """As the backend's, which is asked once; the rows have the streams."""

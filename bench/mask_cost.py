@@ -142,6 +142,7 @@ class Device:
     """What takes the time that a device would, and packs nothing less."""
 
     def __init__(self, config: EngineConfig, forward: float, draws: float) -> None:
+        self.config, self.draft = config, None
         self.forward, self.late = forward, draws
         self.rng = np.random.default_rng(0)
         self.free = 0.0  # when it has done all that it was given
@@ -215,7 +216,7 @@ class Paced(TorchExecutor):
         self.flights = deque()
         self.at_once, self.in_one_thread = True, False
         self.lock, self.collecting = threading.Lock(), False
-        self.background = None
+        self.background = self.catch_up = None
 
 
 class Front:

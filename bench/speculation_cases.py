@@ -20,7 +20,8 @@ from minfer.effects.setup.folders import bundled_folder
 from minfer.effects.text.tokenizer import Tokenizer
 
 PLAIN: Final = "without"
-DRAFTS: Final = 4
+DRAFTS: Final = 4  # always
+MOST_DRAFTS: Final = 8  # where there are as many as pay
 ACCEPTANCES: Final = (0.5, 0.7, 0.9)
 BATCHES: Final = (1, 8, 32, 64)
 PERIOD: Final = 64  # tokens after which a text that goes round is where it was
@@ -74,7 +75,7 @@ def said(method: str, *, adaptive: bool, **more: Any) -> dict[str, Any]:
     """A speculative configuration."""
     return {
         "method": method,
-        "num_speculative_tokens": DRAFTS,
+        "num_speculative_tokens": MOST_DRAFTS if adaptive else DRAFTS,
         "adaptive": adaptive,
         **more,
     }

@@ -149,6 +149,7 @@ def by_rejection(
             "accepted": sum(tally.accepted),
             "acceptance": round(tally.rate, 4),
             "by place": [round(share, 4) for share in tally.by_place],
+            "accepted by place": [*tally.accepted],
             "mean length": round(tally.mean_length, 3),
             "tokens per target step": round(len(prompts) * args.tokens / steps, 3),
         }

@@ -1,11 +1,13 @@
 """How much faster drafts are: with and without them, interleaved, in one process.
 
-    python -m bench.speculation_speed [--parts PART ...] [--seconds N]
+    python -m bench.speculation_speed [--parts PART ...] [--ways BEGINNING] [--seconds N]
 
 A round asks each engine for the same number of tokens, prefill and text included; what
-counts is the ratio to the engine without drafts within that round. First rounds compile
-kernels and capture graphs: they do not count. Results are written after every round, and
-another call goes on where this one stopped: before a round that would not end in time.
+counts is the ratio to the engine without drafts within that round. Before the first one
+engines have the graphs that they foresee, which a server captures in its quiet moments:
+else one of them would do so while the other is measured. First rounds do not count.
+Results are written after every round, and another call goes on where this one stopped:
+before a round that would not end in time.
 Seconds are those of the clock on the wall; on the CPU, where one thread computes, of the
 processor, so that who else is on the machine counts for little.
 
@@ -13,7 +15,7 @@ processor, so that who else is on the machine counts for little.
     ngram    the bundled target goes on with lines that are repeated
     set      a 7B with a 0.5B to draft for it, random weights, and acceptance that is set
              (bench/coins.py): each draft whose predecessors were accepted is, with a
-             probability of 0.5, 0.7 and 0.9; 4 drafts always, and as many as pay
+             probability of 0.5, 0.7 and 0.9; 4 drafts always, and up to 8, as many as pay
     circle   the same 7B, whose weights are changed so that its text goes round: n-gram
 """
 
@@ -30,7 +32,7 @@ from statistics import median
 from typing import Any, Final
 
 import torch
-from attrs import define, field
+from attrs import define, evolve, field
 
 from bench.coins import Coined, tossing
 from bench.results import run, show, spread, write
@@ -38,6 +40,7 @@ from bench.speculation_cases import DRAFT_OF, PLAIN, Case, Part, Way, parts
 from minfer import LLM, SamplingParams
 from minfer.effects.live.driver import quiet_collector
 
+SETTLED: Final = 90.0  # seconds, at most, until an engine has its graphs
 WARM: Final = 2  # rounds of each case that do not count
 # vLLM 0.26.0 on an H200, the same shapes and lengths, by batch: tokens a second without
 # drafts, with 4 at 0.7 and with 6 at 0.9 (by place, a, a^2 ... of all that are proposed).
@@ -90,6 +93,7 @@ class Room:
             coins = nullcontext(list[Coined]()) if way.acceptance is None else tossing()
             with self.part.while_opening(), coins as made:
                 llm = LLM(speculative_config=way.config, **self.part.settings)
+            settle(llm)
             self.engines[name] = llm
             self.coins.update((name, coin) for coin in made)
         if way.acceptance is not None:
@@ -107,6 +111,14 @@ class Room:
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+
+def settle(llm: LLM) -> None:
+    """Wait until an engine has captured all graphs that it foresees."""
+    executor: Any = llm.worker.driver.executor
+    background = executor.background
+    if background is not None and background.thread is not None:
+        background.thread.join(SETTLED)
 
 
 @define
@@ -218,6 +230,16 @@ def measure(args: argparse.Namespace) -> None:
                 return
 
 
+def restricted(case: Case, begins: str) -> Case:
+    """A case in those of its ways whose names begin so, and without drafts."""
+    ways = {
+        name: way
+        for name, way in case.ways.items()
+        if name == PLAIN or name.startswith(begins)
+    }
+    return evolve(case, ways=ways)
+
+
 def measured(part: Part, label: str, results: Results, end: float) -> bool:
     """All cases of a part that lack rounds; false if there was no time for them."""
     on_cpu = part.settings.get("device") == "cpu"
@@ -225,7 +247,8 @@ def measured(part: Part, label: str, results: Results, end: float) -> bool:
     room, kept = Room(part, clock), results.rates.setdefault(label, {})
     pairs = results.args.pairs
     try:
-        for name, case in part.cases.items():
+        for name, whole in part.cases.items():
+            case = restricted(whole, results.args.ways)
             rates = kept.setdefault(name, {way: [] for way in case.ways})
             rounds = Rounds(room, case, rates, end)
             if not rounds.go_on(pairs, results.write):
@@ -239,6 +262,10 @@ if __name__ == "__main__":
     options = {
         "--parts": {"nargs": "+", "choices": ["bundled", "ngram", "set", "circle"]},
         "--shape": {"choices": [*DRAFT_OF], "default": "7B", "help": "of set and circle"},
+        "--ways": {
+            "default": "",
+            "help": "only those that begin so: a file of their own",
+        },
         "--pairs": {"type": int, "default": 5, "help": "rounds that count"},
         "--seconds": {"type": float, "default": 540.0, "help": "to stop within"},
     }

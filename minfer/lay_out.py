@@ -133,8 +133,12 @@ def _apart(run: Running, gens: tuple[int, ...], most: tuple[int, ...]) -> tuple[
     """The places of rows that are sampled apart: those that yield and are bound to the
     host, but for beams, whose tokens are chosen by what they offer.
     """
-    each = zip(run.gens, run.seqs, strict=True)
-    bound = {
-        gen for gen, seq in each if seq.request.lockstep and seq.request.beams is None
-    }
-    return tuple(at for at, gen in enumerate(gens) if gen in bound and most[at])
+    bound = [
+        i
+        for i, seq in enumerate(run.seqs)
+        if seq.request.lockstep and seq.request.beams is None
+    ]
+    if gens is run.gens:  # nobody sits it out
+        return tuple([i for i in bound if most[i]])
+    who = {run.gens[i] for i in bound}
+    return tuple([at for at, gen in enumerate(gens) if gen in who and most[at]])

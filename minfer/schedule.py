@@ -14,7 +14,7 @@ In a steady decode nothing of this is due, and the plan is the running columns t
 """
 
 from itertools import compress
-from operator import ge, lt
+from operator import ge, lt, sub
 
 from minfer import consult
 from minfer.admit import load
@@ -115,13 +115,17 @@ def _who_runs(work: Work, alone: int | None) -> None:
 def _in_lockstep(work: Work) -> list[int]:
     """Who is bound to the host and as far ahead of its known tokens as it may be."""
     run = work.state.running
-    bound = [i for i, seq in enumerate(run.seqs) if seq.request.lockstep]
-    if not bound:
+    if not any(seq.request.lockstep for seq in run.seqs):
         work.state = evolve(work.state, lockstep=False)
+        return []
+    ahead = tuple(map(sub, run.sched, run.known))
+    fewest = int(work.config.late_masks and not work.state.searches)
+    if max(ahead) < fewest:  # nobody is, so nobody need be looked at
+        return []
     return [
         run.gens[i]
-        for i in bound
-        if run.sched[i] >= run.known[i] + _most_ahead(work.config, run.seqs[i].request)
+        for i, seq in enumerate(run.seqs)
+        if seq.request.lockstep and ahead[i] >= _most_ahead(work.config, seq.request)
     ]
 
 

@@ -3,10 +3,13 @@
 Theory. There are more kinds than there is time for: two hundred of some 15 ms each, and
 many of them never come. What every request needs comes first: steps in which all rows
 feed themselves, at every size, drawing as requests do that say nothing of it; where
-there is speculation, such steps again, in which all of these rows have drafts. Then
-prompts, alone and beside those rows; then what few ask for: other ways to draw, contexts
-that are cut otherwise, many prompts at once. Steps of many inputs come last: launching
-them takes no longer than their work.
+there is speculation, such steps again, in which all of these rows have drafts, as many as
+there may be, and then each smaller number: which of them pays differs from step to step,
+and a step that is launched kernel by kernel loses more than its drafts win. Then
+prompts, alone and beside those rows. Where grammars can be asked for, draws that come
+late follow, steps whose rows are sampled apart, and short prompts beside these. Then what
+few ask for: other ways to draw, contexts that are cut otherwise, many prompts at once.
+Steps of many inputs come last: launching them takes no longer than their work.
 
 There is time for half of the prompts' kinds. How many rows decode beside them and how
 long they are is not known before somebody comes, only that both vary by factors: a
@@ -41,6 +44,7 @@ from minfer.effects.models.shapes import drafts_from, most_drafts, padded_tokens
 from minfer.speculate.settings import DEVICE
 
 MANY_INPUTS: Final = 2048  # from history: more take the GPU longer than the host
+FEW_INPUTS: Final = 256  # of prompts that begin beside rows under a grammar, or with one
 # How likely prompts are beside no row, in doublings of rows; and several of them beside
 # few rows, by one alone.
 IDLE: Final = 0.5
@@ -55,11 +59,14 @@ def capture_order(
     likely: Wants,
     contexts: Sequence[int],
     cut: Cut,
+    *,
+    grammars: bool = False,
 ) -> list[Kind]:
     """Kinds that can have graphs, the most useful first, each once.
 
     most: inputs from history that a graph may have. likely: how those draw who say
     nothing of it. contexts: lengths by which kernels are chosen, the shortest first.
+    grammars: whether some can be asked for.
     """
     short, longer = contexts[:1], contexts[1:]
     other = evolve(likely, filtered=not likely.filtered)
@@ -70,13 +77,14 @@ def capture_order(
     prompts = _with_history([0], config, most)
     beside = _with_history(sizes, config, most)
     drafts = _with_drafts(decode, config)
+    bound = _under_grammars(decode, [*prompts.few, *beside.few]) if grammars else []
     told = partial(_told, cut)
     order = (
         told(decode, likely, short),
-        told(drafts.usual, likely, short),
+        told([*drafts.usual, *drafts.fewer], likely, short),
         told(_likeliest_first(prompts, beside), likely, short),
+        told(bound, likely, short),
         told([*decode, *drafts.usual], other, short),
-        told(drafts.fewer, likely, short),
         told([*decode, *drafts.usual], likely, longer),
         told([*prompts.few, *beside.few], other, short),
         told(decode, scored, short),
@@ -144,6 +152,18 @@ def _decode(config: EngineConfig) -> list[Kind]:
     """Steps in which every row feeds itself, by size."""
     sizes = {bucket_of(n, DECODE) for n in range(1, config.max_num_seqs + 1)}
     return [Kind(alone=n, draws=n) for n in sorted(sizes)]
+
+
+def _under_grammars(decode: Sequence[Kind], filled: Sequence[Kind]) -> list[Kind]:
+    """Draws that come late, and steps some of whose rows are sampled apart: of every
+    size, as few of many rows may be.
+    """
+    late = [Kind(alone=0, draws=kind.draws, late=True) for kind in decode]
+    few = sorted(filled, key=lambda kind: kind.tokens)
+    few = [kind for kind in few if kind.tokens <= FEW_INPUTS]
+    return [*(evolve(kind, apart=True) for kind in decode), *late] + [
+        evolve(kind, apart=True) for kind in few
+    ]
 
 
 @frozen

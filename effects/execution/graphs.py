@@ -27,6 +27,7 @@ from attrs import define, field
 
 from minfer.effects.execution.executor import ExecutorError
 from minfer.effects.execution.kinds import Kind
+from minfer.effects.execution.streams import UNDISTURBED
 
 if TYPE_CHECKING:
     from torch.cuda import _POOL_HANDLE  # torch's name of it
@@ -88,6 +89,10 @@ class GraphCache:
         """Make the graph of a step. It does not run, but what it needs has to be
         compiled.
         """
+        with UNDISTURBED:
+            return self._capture(kind, step)
+
+    def _capture(self, kind: Kind, step: Callable[[Kind], None]) -> torch.cuda.CUDAGraph:
         begin = time.monotonic()
         # Of this thread: a capture cannot make one.
         torch.cuda.current_blas_handle()  # type: ignore[no-untyped-call]  # torch's

@@ -13,8 +13,7 @@ They are judged as other rows with drafts are (judging.py), each place by a mask
 own, as far as the host says that its masks go.
 """
 
-from collections.abc import Callable
-from itertools import repeat
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Final
 
@@ -59,7 +58,7 @@ class LateDraw:
     # Where masks were written that `masks` does not have: lines of the memory lent for
     # this step.
     step: int = -1
-    lines: list[int] | None = None
+    lines: Sequence[int] | None = None
 
     def owner(self, line: int) -> Open | None:
         """Whose mask one is."""
@@ -93,15 +92,19 @@ def pack_late(
     kind = pad(_kind(rows.wants(who), len(who), counts))
     if kept.further is not None:  # there may have been less room than for padding
         kind = evolve(kind, drafts=min(kind.drafts, kept.further.drafts))
-    masks = _order(kind, places, counts)
+    masks, lines = list[bytes](), None
+    if told.written:
+        lines = _lines(plan, kind, places, counts)
+    else:
+        masks = _masks(plan, _order(kind, places, counts), told.masks)
     return LateDraw(
         kind=kind,
         words=_words(plan, kind, places, counts, rows.scratch, kept.further),
         draw=Draw(places, owners, further=_further(kind, places, owners, counts)),
-        masks=[] if told.written else _masks(plan, masks, told.masks),
+        masks=masks,
         gone=gone,
         step=plan.step,
-        lines=_lines(plan, masks) if told.written else None,
+        lines=lines,
     )
 
 
@@ -195,11 +198,14 @@ def _order(kind: Kind, places: list[int], counts: list[int]) -> list[At]:
     return order
 
 
-def _lines(plan: Plan, order: list[At]) -> list[int]:
-    """In which lines they were written; for nobody's any does."""
-    if [*zip(plan.apart, repeat(0), strict=False)] == order:
-        return list(range(len(order)))
+def _lines(plan: Plan, kind: Kind, places: list[int], counts: list[int]) -> Sequence[int]:
+    """In which lines these were written; for nobody's any does. A range where that is the
+    order in which they are read, as nearly always.
+    """
+    if not kind.drafts and tuple(places) == plan.apart:
+        return range(len(places))
     lines = lines_apart(plan)
+    order = _order(kind, places, counts)
     return [0 if at is None else lines[at] for at in order]
 
 

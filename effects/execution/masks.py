@@ -74,8 +74,8 @@ class Masks:
             count = len(late.lines)
             if lent is None:
                 raise AssertionError(f"no masks of step {late.step} were written here")
-            if late.lines != [*range(count)]:  # rows have gone, or draw in another order
-                buffer.words[:count] = buffer.words[late.lines]
+            if late.lines != range(count):  # rows have gone, or draw in another order
+                buffer.words[:count] = buffer.words[list(late.lines)]
         if self._copies is None or self._drawn is None or buffer.copied is None:
             there[:count] = here[:count]
             return

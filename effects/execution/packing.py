@@ -274,6 +274,9 @@ class Packer:
         lines[:] = self.rows.scratch
         apart = set(plan.apart)
         at = draw.at or range(len(draw.places))
+        if len(apart) == len(draw.places):  # all of them
+            lines[1, at] = picked(plan.rows, draw.places)
+            return Draw([], [], []), evolve(draw, at=list(at))
         later = [k for k, place in enumerate(draw.places) if place in apart]
         here: list[int] = []
         if len(later) < len(draw.places):

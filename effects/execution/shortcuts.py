@@ -2,6 +2,9 @@
 
 None of it is needed. If a step fails that took one of them for the first time, that one
 is blamed: the step is done again without it, and so are all that follow.
+
+A capture can also be spoiled from outside, by whoever in the process waits for the whole
+device meanwhile. Such a graph is captured another time.
 """
 
 import logging
@@ -14,6 +17,8 @@ from minfer.effects.execution.routes import Routes
 from minfer.kernels.packages import FLASH, NAMES, QUACK, load
 
 GRAPHS: Final = "CUDA graphs"
+SPOILED: Final = "due to a previous error during capture"  # CUDA's word for it
+MOST_SPOILED: Final = 8  # captures, after which it is taken to go on like that
 _log = logging.getLogger("minfer.executor")
 
 
@@ -25,6 +30,7 @@ class Shortcuts:
     flash_from: int  # inputs of the longest chunk from which flash-attn serves; 0: never
     fused: bool  # whether quack serves products of gate and up
     trying: list[str] = field(factory=list)  # what the step under way takes
+    spoiled: int = 0  # captures
 
     @classmethod
     def of(cls, routes: Routes, *, graphs: bool) -> "Shortcuts":
@@ -50,7 +56,13 @@ class Shortcuts:
         self.trying = [GRAPHS]
 
     def blame(self, error: Exception) -> None:
-        """A step failed: do without what it tried, unless memory was short."""
+        """A step failed: do without what it tried, unless memory was short, or a capture
+        was spoiled.
+        """
+        if self.trying == [GRAPHS] and SPOILED in str(error):
+            self.spoiled += 1
+            if self.spoiled <= MOST_SPOILED:
+                return
         if not isinstance(error, torch.OutOfMemoryError):
             for what in self.trying:
                 self.do_without(what, error)

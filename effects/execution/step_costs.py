@@ -7,6 +7,7 @@ estimate of what the host does between two steps if it is the host that drafts.
 """
 
 import time
+from collections.abc import Iterator
 from itertools import accumulate
 from statistics import median
 from typing import Final
@@ -21,6 +22,7 @@ from minfer.speculate.length import Costs
 from minfer.speculate.settings import DEVICE, Speculation
 
 REPEATS: Final = 5
+ROWS_STEP: Final = 4  # times as many rows, between two that a draft model is measured for
 LARGEST: Final = 512  # inputs: there are no drafts in larger steps
 # Seconds in which nothing runs on a GPU before a step that could not be planned ahead:
 # a turn of the engine's loop, with proposals. The CPU computes when results are asked
@@ -43,9 +45,30 @@ def step_costs(runner: ModelRunner, how: Speculation) -> Costs:
     more = judged - costs.seconds(min(one.fed, kinds[-1].fed))
     if how.drafter != DEVICE:
         return evolve(costs, fixed=costs.fixed + max(0.0, more))
-    proposed = _seconds(runner, evolve(one, proposes=True))
-    draft = max(0.0, proposed - judged) / drafts
-    return evolve(costs, draft=draft, fixed=max(0.0, more))
+    drafting = [*_drafting(runner, how, kinds[-1].fed)]
+    draft, *_ = took = [*accumulate((each for _, each in drafting), max)]
+    longer = [each - draft for each in took]
+    draft_more = tuple(zip((rows for rows, _ in drafting), longer, strict=True))
+    return evolve(costs, draft=draft, fixed=max(0.0, more), draft_more=draft_more)
+
+
+def _drafting(
+    runner: ModelRunner, how: Speculation, largest: int
+) -> Iterator[tuple[int, float]]:
+    """Numbers of rows, from one on, and what a forward of the draft model takes for them:
+    what a step takes longer in which it says the drafts.
+    """
+    seats = runner.config.max_num_seqs
+    rows, most = 1, min(seats, how.rows or seats)
+    while True:
+        room = min(drafts_from(how.drafts), max(1, largest // rows - 1))
+        drafts = max(n for n in range(1, room + 1) if drafts_from(n) == n)
+        said = Kind(alone=rows, draws=rows, verified=rows, drafts=drafts)
+        took = [_seconds(runner, evolve(said, proposes=by)) for by in (False, True)]
+        yield rows, max(0.0, took[1] - took[0]) / drafts
+        if rows == most:
+            return
+        rows = min(ROWS_STEP * rows, most)
 
 
 def _plain(config: EngineConfig, how: Speculation, drafts: int) -> list[Kind]:

@@ -3,10 +3,20 @@
 On a GPU, launching returns at once and the work is done in the order of its stream; host
 memory is pinned, so that copies need not wait either. On the CPU nothing of this exists:
 there is no stream, work is done when it is asked for.
+
+While a graph is captured on one stream, nobody in the process may wait for all that the
+device does: CUDA refuses it, and spoils the capture. Engines of one process capture at
+moments of their own, so whoever does either holds `UNDISTURBED`.
 """
+
+import threading
+from typing import Final
 
 import torch
 from torch import Tensor
+
+# For a thread that has it, it is free: a failed capture waits for the device.
+UNDISTURBED: Final = threading.RLock()
 
 
 def is_gpu(device: torch.device) -> bool:
@@ -34,10 +44,12 @@ def host_words(shape: tuple[int, ...], device: torch.device) -> Tensor:
 def wait(device: torch.device) -> None:
     """Until all that was launched is done."""
     if is_gpu(device):
-        torch.cuda.synchronize(device)
+        with UNDISTURBED:
+            torch.cuda.synchronize(device)
 
 
 def give_back(device: torch.device) -> None:
     """Let others have the memory that torch keeps for itself."""
     if is_gpu(device):
-        torch.cuda.empty_cache()
+        with UNDISTURBED:  # it waits, too
+            torch.cuda.empty_cache()

@@ -68,6 +68,7 @@ class Readiness:
     report: Report = to_nobody
     likely: Wants = PLAIN  # of requests that say nothing
     capturing: float = SECONDS  # how long, at most
+    grammars: bool = False  # whether requests may be bound by some
 
 
 def open_backend(
@@ -263,6 +264,7 @@ class TorchExecutor:
             readiness.report,
             readiness.likely,
             seconds=readiness.capturing,
+            grammars=readiness.grammars,
         )
         warm_up.before_ready()
         self.background = Background(

@@ -25,6 +25,7 @@ from minfer.effects.execution.runner import CONTEXT, ModelRunner
 from minfer.effects.models.spec import ModelSpec
 
 SECONDS: Final = 2.5  # of captures before an executor is ready
+DRAFTING: Final = 2  # times as long, where there are drafts
 _log = logging.getLogger("minfer.executor")
 
 
@@ -37,6 +38,7 @@ class WarmUp:
     report: Report
     likely: Wants  # how those draw who say nothing of it
     seconds: float = SECONDS
+    grammars: bool = False  # whether some can be asked for
     pending: deque[Kind] = field(factory=deque)
     stopped: bool = False  # graphs cannot be captured, or do not fit
 
@@ -45,7 +47,9 @@ class WarmUp:
         self._compile()
         self._packages()
         self.pending.extend(self._order())
-        self._capture_for(self.seconds)
+        # Every step of rows comes in several numbers of drafts.
+        drafting = self.runner.config.speculation is not None
+        self._capture_for(self.seconds * (DRAFTING if drafting else 1))
         self.runner.wait()
 
     def piece(self) -> bool:
@@ -116,6 +120,7 @@ class WarmUp:
             self.likely,
             contexts,
             runner.cut,
+            grammars=self.grammars,
         )
 
     def _capture_for(self, seconds: float) -> None:
@@ -145,8 +150,10 @@ class WarmUp:
             with self._at_work():
                 self.runner.capture(kind)
         except Exception as error:
-            tried = bool(shortcuts.trying)
+            tried, spoiled = bool(shortcuts.trying), shortcuts.spoiled
             shortcuts.blame(error)
+            if shortcuts.spoiled > spoiled:
+                self.pending.append(kind)
             full = isinstance(error, torch.OutOfMemoryError)
             if full or not tried:
                 _log.warning("no more graphs are captured: %r", error)

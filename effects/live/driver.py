@@ -89,11 +89,10 @@ class Apart:
     plan: Plan
     masked: "Future[Masked] | None" = None  # None: a token before it is not known yet
     sampled: bool = False
+    gens: frozenset[int] = field(init=False)  # whose rows these are
 
-    @property
-    def gens(self) -> set[int]:
-        """Whose rows these are."""
-        return {self.plan.gens[index] for index in self.plan.apart}
+    def __attrs_post_init__(self) -> None:
+        self.gens = frozenset(map(self.plan.gens.__getitem__, self.plan.apart))
 
     def feeds(self, gens: Iterable[int]) -> bool:
         """Whether some of these rows are fed by what is drawn here."""

@@ -18,6 +18,8 @@ planned for one token once that is there:
     a slow one was planned            it is paused again
     the masks of a step took long     all who were in it are slow, until they are seen
                                       one by one
+    a mask took very long             who has the same grammar later is slow until several
+                                      in a row were quick
 
 Rows may have drafts (foreseen.py): then there is a mask behind each of them, too
 (mask_batch.py). Slow samples have none.
@@ -51,6 +53,7 @@ from minfer.plan import Plan
 from minfer.request import Request
 from minfer.sequence import Running, SampleId
 from minfer.state import EngineState, Transition
+from minfer.structured import StructuredOutputs
 
 # For masks of slow samples: the driver, and what the library does at once, need the rest.
 THREADS: Final = max(1, min(8, (cpu_count() or 1) // 2))
@@ -59,6 +62,9 @@ IN_A_ROW: Final = 8  # quick masks, after which a sample that was slow is so no 
 # Seconds: masks of a step that took so long, and so much for each, have slow ones in it.
 LONG: Final = 2e-3
 LONG_EACH: Final = 3e-5
+# Seconds of one mask, for which its grammar is remembered: so many grammars, the newest.
+AWFUL: Final = 8e-3
+MOST_AWFUL: Final = 256
 ANY: Final = -1  # a word that allows all its tokens
 NOTHING: Final = frozenset[int]()
 
@@ -75,6 +81,7 @@ class GrammarMasks:
         self._ends = ends
         self._walks: dict[SampleId, Walk] = {}
         self._slow: dict[SampleId, Walk] = {}  # some of these
+        self._awful: dict[StructuredOutputs, None] = {}  # grammars, the newest last
         self._pauses = deque[Pause]()  # that the engine is to be told
         self._threads = Threads(THREADS, "minfer-masks")
         self._post: Callable[[Event], object] = self._nobody
@@ -180,6 +187,8 @@ class GrammarMasks:
         are made when it has a seat. Who waits in line needs neither.
         """
         walk = self._walk((request.id, sample), request)
+        if request.sampling.structured_outputs in self._awful:
+            walk.quick_left = IN_A_ROW
         self._slow[walk.name] = walk
         self._pause(walk)
 
@@ -197,26 +206,31 @@ class GrammarMasks:
         for each row of each step, so it is written down here and not called.
         """
         batch = Batch.of(plan)
-        places = dict(zip(run.gens, range(len(run)), strict=True))
-        for line, index in enumerate(plan.apart):
-            i = places.get(plan.gens[index])
+        walks, ids, seqs, known, fresh = (
+            self._walks,
+            run.ids,
+            run.seqs,
+            run.known,
+            run.fresh,
+        )
+        move, of_line, lengths = batch.moves.append, batch.walks, batch.lengths
+        for line, i in enumerate(_places(plan, run)):
             if i is None:  # it has ended, or begins again
                 batch.free.append(line)
                 continue
-            walk = self._walks.get(run.ids[i])
-            if walk is None or walk.request is not run.seqs[i].request:
-                if run.seqs[i].request.sampling.structured_outputs is None:
+            walk, request = walks.get(ids[i]), seqs[i].request
+            if walk is None or walk.request is not request:
+                if request.sampling.structured_outputs is None:
                     batch.free.append(line)
                     continue
-                walk = self._walk(run.ids[i], run.seqs[i].request)
-            length = run.known[i] - walk.prompt
-            batch.walks[line] = walk
-            batch.lengths[line] = length
-            new = run.fresh[i]
-            matcher = walk.matcher if walk.job is None else None
-            if matcher is not None and length == walk.given + 1 and new:
+                walk = self._walk(ids[i], request)
+            of_line[line] = walk
+            lengths[line] = length = known[i] - walk.prompt
+            new, matcher = fresh[i], walk.matcher
+            one_more = length == walk.given + 1 and new
+            if one_more and matcher is not None and walk.job is None:
                 walk.given, walk.allowed = length, None
-                batch.moves.append(Move(matcher, 0, new[-1:], line))
+                move(Move(matcher, 0, new[-1:], line))
             else:
                 self._due_otherwise(batch, line, run, i)
             never = walk.never if length >= walk.min_tokens else barred(walk)
@@ -275,11 +289,26 @@ class GrammarMasks:
             if one.spoilt:
                 batch.walks[one.line].spoil()
         made = len(moves) + sum(one.reached for one in moves)
-        if time.monotonic() - begun > LONG + LONG_EACH * made:
+        spent, most = time.monotonic() - begun, LONG + LONG_EACH * made
+        if spent > most:
+            here = {
+                one.request.sampling.structured_outputs for one in batch.walks.values()
+            }
+            if len(here) == 1:  # else it is found out when they are seen one by one
+                self._remember(here.pop(), spent - most)
             for walk in batch.walks.values():
                 walk.quick_left = IN_A_ROW
                 self._slow[walk.name] = walk
         return errors
+
+    def _remember(self, asked: StructuredOutputs | None, spent: float) -> None:
+        """A mask of a grammar took so long. Called by any thread; if two do so at once,
+        one may be forgotten.
+        """
+        if asked is None or spent < AWFUL:
+            return
+        awful = [one for one in [*self._awful] if one != asked]
+        self._awful = dict.fromkeys([*awful[1 - MOST_AWFUL :], asked])
 
     def _make_alone(self, due: Due) -> None:
         """Have a thread make the mask of a slow sample, and say so; unless it is there,
@@ -298,7 +327,9 @@ class GrammarMasks:
         begun = time.thread_time()
         if walk.matcher is not None:
             walk.allowed = Allowed(due.length, _moved(walk.matcher, due))
-        if time.thread_time() - begun > QUICK:
+        spent = time.thread_time() - begun
+        self._remember(walk.request.sampling.structured_outputs, spent)
+        if spent > QUICK:
             walk.quick_left = IN_A_ROW
         else:
             walk.quick_left -= 1
@@ -325,6 +356,14 @@ class GrammarMasks:
         # other kind.
         except BaseException as error:
             walk.failed = GrammarError(str(error))
+
+
+def _places(plan: Plan, run: Running) -> Sequence[int | None]:
+    """Where the rows apart of a plan are among those that run; None: nowhere."""
+    if plan.gens == run.gens:
+        return plan.apart
+    places = dict(zip(run.gens, range(len(run)), strict=True))
+    return [places.get(plan.gens[index]) for index in plan.apart]
 
 
 def _planned(transition: Transition) -> set[int]:

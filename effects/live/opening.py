@@ -3,6 +3,7 @@
 import logging
 import platform
 from importlib.metadata import distributions
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -139,7 +140,7 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             setup.device.kind,
             graphs=not setup.args.enforce_eager,
             checked=setup.args.check_steps,
-            readiness=Readiness(report, likely),
+            readiness=Readiness(report, likely, grammars=_may_have_grammars(setup)),
             draft=draft,
         )
     except (MemoryError, RuntimeError) as error:
@@ -148,6 +149,11 @@ def _with_torch(setup: Setup, report: Report) -> Executor:
             f"{config.num_blocks} KV blocks ({size}) cannot be had: "
             f"{_line(error)}; ask for a smaller KV cache"
         ) from error
+
+
+def _may_have_grammars(setup: Setup) -> bool:
+    """Whether requests may be bound by grammars: there is a library, and a tokenizer."""
+    return find_spec("llguidance") is not None and not setup.args.skip_tokenizer_init
 
 
 def _weights(setup: Setup, folder: Path, spec: ModelSpec) -> "Weights | Model":

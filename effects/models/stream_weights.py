@@ -60,7 +60,6 @@ def stream_weights(jobs: Sequence[Job]) -> None:
         parts = [order[i::THREADS] for i in range(THREADS)]
         for done in [pool.submit(_fill, part, headers, bar) for part in parts]:
             done.result()  # raises what it raised
-    torch.cuda.synchronize()
 
 
 def _header(path: Path) -> Header:
@@ -76,8 +75,9 @@ def _bytes_of(header: Header, name: str) -> int:
 
 def _fill(jobs: Sequence[Job], headers: Mapping[Path, Header], bar: Any) -> None:
     buffer = torch.empty(BUFFER, dtype=torch.uint8, pin_memory=True)
-    stream: Any = torch.cuda.Stream  # which has no types
-    with torch.inference_mode(), torch.cuda.stream(stream()):
+    make: Any = torch.cuda.Stream  # which has no types
+    stream = make()
+    with torch.inference_mode(), torch.cuda.stream(stream):
         for job in jobs:
             header = headers[job.path]
             about = header.tensors[job.name]
@@ -88,6 +88,8 @@ def _fill(jobs: Sequence[Job], headers: Mapping[Path, Header], bar: Any) -> None
             _read(job.path, header.base + about["data_offsets"][0], whole, buffer, bar)
             if whole is not target:
                 target.copy_(whole)
+    # Not for the whole device: another engine may be capturing a graph.
+    stream.synchronize()
 
 
 def _read(path: Path, start: int, target: Tensor, buffer: Tensor, bar: Any) -> None:

@@ -5,7 +5,8 @@ k-th of a row is accepted with a^k, and that is what it adds to the tokens that 
 is expected to yield. Verifying it costs what the step takes longer for one more input,
 which is measured at start, for each number of inputs (`Costs`): next to nothing while a
 forward is bound by reading weights, and the more the busier the server is. A draft model
-costs a forward of its own for each place that any row has a draft in.
+costs a forward of its own for each place that any row has a draft in, which takes the
+longer the more rows take part.
 
 A device takes as many inputs of each row that drafts as of the one that has the most
 drafts: what a row leaves empty costs as much as what it uses. So drafts are a rectangle,
@@ -37,6 +38,7 @@ from minfer.setting import ConfigError, number
 
 _HARDLY: Final = 0.01  # tokens that a draft must be expected to yield
 _DEPTHS: Final = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32)  # that are tried, and the deepest
+Table = tuple[tuple[int, float], ...]  # of sizes and seconds
 
 
 def _setting(default: float, **how: Any) -> Any:
@@ -102,27 +104,47 @@ class Costs:
     """
 
     # A forward of the target with so many inputs, or fewer, and its seconds; both rising.
-    verify: tuple[tuple[int, float], ...]
-    draft: float = _setting(0.0)  # a forward of the draft model
+    verify: Table
+    draft: float = _setting(0.0)  # a forward of the draft model, for one row
     # What drafts cost however few there are: of the host, that cannot plan ahead.
     fixed: float = _setting(0.0)
+    # Seconds that a forward of the draft model takes longer for up to so many rows; both
+    # rising. For more rows than any of these it takes as long as for the most.
+    draft_more: Table = ()
 
     def __attrs_post_init__(self) -> None:
-        sizes = [size for size, _ in self.verify]
-        seconds = [each for _, each in self.verify]
-        if not sizes or sizes[0] < 1 or not 0 < seconds[0] < math.inf:
+        if not self.verify or self.verify[0][1] <= 0:
             raise ConfigError("speculation: costs must be pairs of numbers above 0")
-        if sizes != sorted(set(sizes)) or seconds != sorted(seconds):
-            raise ConfigError("speculation: costs must rise with sizes")
+        for table in (self.verify, self.draft_more):
+            _check_table(table)
 
-    def seconds(self, inputs: int, depth: int = 0) -> float:
-        """A step with so many inputs, in which some row has `depth` drafts; endless if
-        that was not measured.
+    def seconds(self, inputs: int, depth: int = 0, rows: int = 1) -> float:
+        """A step with so many inputs, in which `rows` have up to `depth` drafts; endless
+        if that was not measured.
         """
         at = bisect_left(self.verify, (inputs, 0.0))
         if at == len(self.verify):
             return math.inf
-        return self.verify[at][1] + depth * self.draft + bool(depth) * self.fixed
+        verified = self.verify[at][1]
+        return verified + (depth * self.drafted(rows) + self.fixed if depth else 0.0)
+
+    def drafted(self, rows: int) -> float:
+        """A forward of the draft model for so many rows."""
+        if not self.draft_more:
+            return self.draft
+        at = bisect_left(self.draft_more, (rows, 0.0))
+        return self.draft + self.draft_more[min(at, len(self.draft_more) - 1)][1]
+
+
+def _check_table(table: Table) -> None:
+    sizes = [size for size, _ in table]
+    seconds = [each for _, each in table]
+    if any(size < 1 for size in sizes) or not all(
+        0 <= each < math.inf for each in seconds
+    ):
+        raise ConfigError("speculation: costs must be pairs of numbers above 0")
+    if sizes != sorted(set(sizes)) or seconds != sorted(seconds):
+        raise ConfigError("speculation: costs must rise with sizes")
 
 
 @frozen
@@ -214,7 +236,7 @@ def _rectangles(
         for size, _ in costs.verify:
             count = min(int(min(size - load, room)) // depth, len(order))
             if count > 0:
-                seconds = costs.seconds(load + count * depth, depth)
+                seconds = costs.seconds(load + count * depth, depth, count)
                 yield Rectangle(depth, order, count, sums[count], seconds)
 
 

@@ -60,5 +60,6 @@ def test_both_rules_are_counted_alike() -> None:
     assert [*found] == [*METHODS]
     for one in found.values():
         assert one["tokens per target step"] >= 1
-        assert one["by place"] == sorted(one["by place"], reverse=True)
+        # Their shares may rise: near a row's end fewer are proposed at later places.
+        assert one["accepted by place"] == sorted(one["accepted by place"], reverse=True)
     assert mean(found["draft_model"]["by place"]) > 0.2

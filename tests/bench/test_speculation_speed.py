@@ -11,7 +11,15 @@ from attrs import define, field
 
 from bench import speculation_speed
 from bench.speculation_cases import PLAIN, Case, Part, Way, parts, said
-from bench.speculation_speed import WARM, Results, Room, Rounds, figures, measured
+from bench.speculation_speed import (
+    WARM,
+    Results,
+    Room,
+    Rounds,
+    figures,
+    measured,
+    restricted,
+)
 
 WAYS = {PLAIN: Way(), "drafts": Way(said("ngram", adaptive=False))}
 
@@ -74,7 +82,7 @@ def test_another_call_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(speculation_speed, "Room", Asked)
     monkeypatch.setattr(speculation_speed, "write", _written)
     part = Part({}, {"one": case(), "two": case()})
-    args = argparse.Namespace(name="x", folder=tmp_path, pairs=2)
+    args = argparse.Namespace(name="x", folder=tmp_path, pairs=2, ways="")
     results = Results.of(args)
     assert measured(part, "part", results, time.monotonic() + 60)
     again = Results.of(args)
@@ -98,3 +106,15 @@ def test_shapes_are_those_of_the_pair(tmp_path: Path, name: str) -> None:
     assert [len(one) for one in prompts] == [512] * 64
     assert largest.tokens == 256
     assert len(largest.ways) == (7 if name == "set" else 3)
+
+
+def test_some_ways_are_measured_alone() -> None:
+    ways = {
+        PLAIN: Way(),
+        "4 drafts": Way(),
+        "adaptive, 0.5": Way(),
+        "adaptive, 0.7": Way(),
+    }
+    case = Case(prompts=lambda _: [], tokens=1, ways=ways)
+    assert [*restricted(case, "adaptive").ways] == [PLAIN, *list(ways)[2:]]
+    assert restricted(case, "") == case

@@ -8,6 +8,13 @@ error.
 from typing import Final
 
 EQUIVALENT: Final[dict[str, str]] = {
+    "sequence.py | _place_among | offset | 0 -> -1": (
+        "Who is joined is a single row: its first sequence is its last one."
+    ),
+    (
+        "schedule.py | _who_moves_up | condition | if work.state.running.gens is not "
+        "before -> if True"
+    ): "A shortcut: if nobody was displaced there is nobody to forget.",
     "shape.py | penalized | comparison | x > 0 -> x >= 0": (
         "A logit of zero is itself, divided by a factor above zero or multiplied by it."
     ),

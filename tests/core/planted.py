@@ -834,8 +834,8 @@ BUGS: Final = (
         "a kind: a grammar is not heeded where its text is drafted",
         "lay_out.py",
         "_apart",
-        "gen in bound and most[at]",
-        "gen in bound and most[at] == 1",
+        "[i for i in bound if most[i]]",
+        "[i for i in bound if most[i] == 1]",
     ),
     Bug(
         "drafts for a prompt",

@@ -61,7 +61,7 @@ def test_frequency_and_presence_look_at_the_output_alone() -> None:
 
 
 def test_ends_are_hidden_until_there_are_enough_tokens() -> None:
-    how = row(stop_ids=[1, 99], min_tokens=2)
+    how = row(stop_ids=[1, 2, 99], min_tokens=2)  # of a larger vocabulary, too
     assert made((1.0, 2.0), how, [0]) == [1.0, NEVER]
     assert made((1.0, 2.0), how, [0], [0]) == [1.0, NEVER]
     assert made((1.0, 2.0), how, [0], [0, 0]) == [1.0, 2.0]

@@ -47,7 +47,7 @@ def stand_in(
         k,
         v,
         page_table,
-        torch.arange(len(counts)),
+        torch.arange(len(counts), device=counts.device),
         seqused_k - counts,
         counts,
         cu_seqlens_q[:-1],

@@ -49,7 +49,7 @@ class AtOnce:
             return {}
         inner = _inner(moves)
         errors = self._moved(moves, inner)
-        going = list(zip(inner, [one.line for one in moves], strict=True))
+        going = [(walk, one.line) for walk, one in zip(inner, moves, strict=True)]
         if errors:
             going = [pair for pair in going if pair[1] not in errors]
             moves = [one for one in moves if one.line not in errors]
@@ -154,10 +154,11 @@ class _Behind:
 
 def _inner(moves: Sequence[Move]) -> "list[LLMatcher]":
     """The library's own matchers."""
-    for one in moves:
-        if type(one.matcher) is not LlguidanceMatcher:
-            raise TypeError(f"{one.matcher!r} was made by somebody else")
-    return [cast(LlguidanceMatcher, one.matcher).inner for one in moves]
+    matchers = [one.matcher for one in moves]
+    if {*map(type, matchers)} != {LlguidanceMatcher}:
+        others = (one for one in matchers if type(one) is not LlguidanceMatcher)
+        raise TypeError(f"{next(others)!r} was made by somebody else")
+    return [one.inner for one in cast(list[LlguidanceMatcher], matchers)]
 
 
 def _made_alone(moves: Sequence[Move], lines: Lines) -> dict[int, GrammarError]:

@@ -25,7 +25,9 @@ RISES = st.lists(st.floats(0, 0.5), min_size=1, max_size=8)
 def costs(draw: st.DrawFn) -> Costs:
     rises, step = draw(RISES), draw(st.integers(1, 3))
     table = [(1 + at * step, 1 + sum(rises[: at + 1])) for at in range(len(rises))]
-    return Costs(tuple(table), draw(st.sampled_from((0.0, 0.1))), draw(st.floats(0, 0.2)))
+    more = ((1, 0.0), (2, 0.01), (4, 0.1)) if draw(st.booleans()) else ()
+    draft, fixed = draw(st.sampled_from((0.0, 0.1))), draw(st.floats(0, 0.2))
+    return Costs(tuple(table), draft, fixed, more)
 
 
 def rate_of(rows: list[Row], drafts: tuple[int, ...], some: Costs, others: int) -> float:
@@ -33,8 +35,9 @@ def rate_of(rows: list[Row], drafts: tuple[int, ...], some: Costs, others: int) 
     each = zip(rows, drafts, strict=True)
     tokens = sum(sum(row.likelihood**k for k in range(n + 1)) for row, n in each)
     depth = max(drafts, default=0)
-    inputs = len(rows) + sum(map(bool, drafts)) * depth + others
-    return (tokens + others) / some.seconds(inputs, depth)
+    some_rows = sum(map(bool, drafts))
+    inputs = len(rows) + some_rows * depth + others
+    return (tokens + others) / some.seconds(inputs, depth, some_rows)
 
 
 @settings(deadline=None)
@@ -287,12 +290,26 @@ def test_a_row_that_becomes_likely_is_found_out() -> None:
 def test_tables_that_cannot_be_are_refused(table: tuple[tuple[int, float], ...]) -> None:
     with pytest.raises(ConfigError, match="speculation: costs must"):
         Costs(table)
+    if table[:1] != ((1, 0.0),):  # no longer than for one row
+        with pytest.raises(ConfigError, match="speculation: costs must"):
+            Costs(((1, 1.0),), draft_more=table or ((0, 1.0),))
 
 
 def test_what_costs_are_of() -> None:
     some = Costs(((2, 1.0), (4, 2.0)), draft=0.25, fixed=0.5)
     assert [some.seconds(n) for n in (1, 2, 3, 4, 5)] == [1, 1, 2, 2, float("inf")]
     assert [some.seconds(2, depth) for depth in (1, 2)] == [1.75, 2.0]
+    assert some.drafted(99) == some.draft
+    wide = evolve(some, draft_more=((1, 0.0), (4, 0.5), (8, 1.0)))
+    assert [wide.drafted(rows) for rows in (1, 2, 4, 5, 9)] == [
+        0.25,
+        0.75,
+        0.75,
+        1.25,
+        1.25,
+    ]
+    assert wide.seconds(3, 2, 5) == 2.0 + 2 * 1.25 + 0.5
+    assert wide.seconds(3, 0, 0) == 2.0
     assert Learning(kept=1.0, rested=1.0, assumed=1.0).most > 0
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any, Final
 from unittest.mock import patch
@@ -249,6 +250,21 @@ def test_memory_that_somebody_else_takes_costs_a_step_alone(
 
 
 # --- the loop neither waits nor takes memory --------------------------------------------
+
+
+def test_an_engine_opens_while_another_captures_its_graphs(
+    prompts: list[list[int]],
+) -> None:
+    """Whoever waits for a whole device spoils what is captured on it."""
+    with LLM(**SMALL) as first:
+        expected = tokens(first, prompts[:4])
+        time.sleep(0.3)  # it rests, and captures what is left
+        for _ in range(2):
+            with LLM(**SMALL) as second:
+                assert tokens(second, prompts[:4]) == expected
+                assert runner_of(second).shortcuts.graphs is CUDA
+        assert tokens(first, prompts[:4]) == expected
+        assert runner_of(first).shortcuts.graphs is CUDA
 
 
 def test_a_checked_decode_has_nothing_to_complain_of(prompts: list[list[int]]) -> None:

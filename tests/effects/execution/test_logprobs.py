@@ -133,7 +133,9 @@ def test_a_stop_string_keeps_those_of_the_tokens_that_are_left(llm: LLM) -> None
 
 def test_tokens_are_spelled_as_in_a_text(llm: LLM) -> None:
     assert llm.tokenizer is not None
-    one = llm.generate(PROMPTS[0], GREEDY)[0].outputs[0]
+    # Ends are tokens, but in no text.
+    params = evolve(GREEDY, ignore_eos=False, min_tokens=24)
+    one = llm.generate(PROMPTS[0], params)[0].outputs[0]
     told = zip(one.token_ids, one.logprobs or (), strict=True)
     spelled = [by_id[token].decoded_token for token, by_id in told]
     decoder = Detokenizer(llm.tokenizer)

@@ -17,7 +17,7 @@ from minfer.effects.execution import (
 )
 from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
-from minfer.effects.execution.shortcuts import GRAPHS, Shortcuts
+from minfer.effects.execution.shortcuts import GRAPHS, MOST_SPOILED, SPOILED, Shortcuts
 from minfer.effects.models.model import forward as model_forward
 from minfer.kernels import linear, plain
 from minfer.kernels.packages import FLASH, NAMES, QUACK
@@ -73,6 +73,20 @@ def test_graphs_that_cannot_be_captured_are_done_without(
     assert caplog.messages == [
         f"{GRAPHS} cannot be used here, and is not from now on: no"
     ]
+
+
+def test_captures_that_others_spoil_are_tried_again_for_a_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    spoiled = RuntimeError(f"Triton Error [CUDA]: operation failed {SPOILED}")
+    taken = Shortcuts(graphs=True, flash_from=0, fused=False)
+    for _ in range(MOST_SPOILED):
+        taken.capture()
+        taken.blame(spoiled)
+        assert taken.graphs
+    assert not caplog.messages
+    taken.blame(spoiled)
+    assert not taken.graphs
 
 
 def test_graphs_for_which_memory_was_short_are_tried_again(

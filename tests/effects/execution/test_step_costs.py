@@ -50,11 +50,12 @@ def test_what_is_measured_is_what_is_said(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each input takes a second, judging drafts two, and each forward of a draft half
-    of one.
+    of one, and a tenth for each row beside the first.
     """
 
     def seconds(_: ModelRunner, kind: Kind) -> float:
-        judged, proposed = 2 * bool(kind.drafts), kind.proposes * kind.drafts / 2
+        each = 0.5 + (kind.verified - 1) / 10
+        judged, proposed = 2 * bool(kind.drafts), kind.proposes * kind.drafts * each
         return kind.fed + judged * (kind.alone == 1) + proposed
 
     monkeypatch.setattr(measured, "_seconds", seconds)
@@ -65,6 +66,9 @@ def test_what_is_measured_is_what_is_said(
     costs = step_costs(executor.runner, how)
     assert all(cost == size for size, cost in costs.verify)
     assert costs.draft == pytest.approx(0.5)
+    seats = config.max_num_seqs
+    for rows in (1, 4, seats):
+        assert costs.drafted(rows) == pytest.approx(0.5 + (min(rows, seats) - 1) / 10)
     assert costs.fixed <= 2
     by_host = step_costs(executor.runner, HOW)
     assert by_host.draft == 0

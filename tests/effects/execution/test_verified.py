@@ -29,6 +29,7 @@ from tests.effects.execution.tiny_engine import (
     Tokens,
     asking,
     check_scores,
+    draft_on_device,
     kinds,
     make_executor,
     on_device,
@@ -166,6 +167,7 @@ class Hand:
     ) -> "Hand":
         """With all prompts but the last token of each computed, and a token of each."""
         weights = on_device(model.weights)
+        draft = draft_on_device(draft)
         hand = cls(make_executor(config, model.spec, weights, draft), wanted)
         rows = tuple(range(len(wanted)))
         tables = [tuple(range(TABLE * row, TABLE * row + TABLE)) for row in rows]

@@ -16,6 +16,7 @@ from minfer.effects.execution.graphs import GraphCache
 from minfer.effects.execution.kinds import Kind
 from minfer.effects.execution.progress import GRAPHS, KERNELS, Progress
 from minfer.effects.execution.runner import ModelRunner
+from minfer.effects.execution.shortcuts import SPOILED
 from minfer.effects.execution.torch_executor import Readiness
 from minfer.effects.execution.warm_up import WarmUp
 from minfer.kernels import ahead
@@ -56,7 +57,7 @@ def run(model: Model) -> Run:
 def warm_up(run: Run, told: list[Progress], seconds: float = 60) -> WarmUp:
     executor: Any = run.driver.executor
     runner: ModelRunner = executor.runner
-    return WarmUp(runner, runner.spec, told.append, GREEDY, seconds)
+    return WarmUp(runner, runner.spec, told.append, GREEDY, seconds, grammars=True)
 
 
 def compiling(monkeypatch: pytest.MonkeyPatch, *failed: str) -> None:
@@ -80,6 +81,11 @@ def test_it_changes_nothing_but_what_is_ready(
     graphs = [one for one in told if one.stage == GRAPHS]
     assert [one.done for one in graphs] == sorted(one.done for one in graphs)
     assert len({*captured}) == len(captured) == len(graphs) == graphs[-1].total
+    assert {(kind.apart, kind.late) for kind in captured} == {
+        (False, False),
+        (True, False),
+        (False, True),
+    }
     assert run.serve(requests(0)) == reference
     runner: Any = run.driver.executor.runner  # type: ignore[attr-defined]
     assert not runner.captures.launched  # nothing was missing
@@ -166,6 +172,27 @@ def test_a_capture_that_fails_is_the_last(
     assert executor.runner.shortcuts.graphs == graphs
     assert run.serve(requests(0)) == reference
     assert not captured
+
+
+def test_a_capture_that_was_spoiled_comes_again(
+    run: Run, captured: list[Kind], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling(monkeypatch)
+    inner, tried = GraphCache.capture, list[Kind]()
+
+    def capture(self: Any, kind: Kind, step: Any) -> Any:
+        tried.append(kind)
+        if len(tried) == 1:
+            raise RuntimeError(f"operation failed {SPOILED}")
+        return inner(self, kind, step)
+
+    monkeypatch.setattr(GraphCache, "capture", capture)
+    work = warm_up(run, [])
+    work.before_ready()
+    while work.piece():
+        pass
+    assert tried.count(tried[0]) == 2
+    assert sorted(map(repr, captured)) == sorted(map(repr, {*tried}))
 
 
 def test_a_rest_has_what_came_after_all_was_captured(

@@ -114,6 +114,13 @@ def on_device(weights: Weights) -> Weights:
     return made
 
 
+def draft_on_device(draft: DraftOf | None) -> DraftOf | None:
+    """Likewise, a draft model, if there is one."""
+    if draft is None or not isinstance(draft.weights, Weights):
+        return draft
+    return evolve(draft, weights=on_device(draft.weights))
+
+
 def carried_over(tree: Any) -> Any:
     """The same tree with its tensors on the GPU."""
     if isinstance(tree, Tensor):
@@ -150,8 +157,7 @@ class Run:
             "vocab_size": VOCAB,
         }
         config = EngineConfig(**{**sizes, **settings})
-        if draft is not None and isinstance(draft.weights, Weights):
-            draft = evolve(draft, weights=on_device(draft.weights))
+        draft = draft_on_device(draft)
         executor = make_executor(config, model.spec, on_device(model.weights), draft)
         return cls(config, Driver(config, executor))
 

@@ -7,9 +7,11 @@ import pytest
 
 from minfer.effects.live import grammar_masks
 from minfer.effects.live.grammar_masks import (
+    AWFUL,
     IN_A_ROW,
     LONG,
     LONG_EACH,
+    MOST_AWFUL,
     QUICK,
     STUCK,
     GrammarMasks,
@@ -17,6 +19,7 @@ from minfer.effects.live.grammar_masks import (
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.effects.text.grammars.store import Grammars
 from minfer.messages import Cancel, Ignored, Pause
+from minfer.structured import StructuredOutputs
 from tests.effects.live.slow import SLOW, Engine, on, plain
 from tests.effects.live.walkers import Clock, Counting, ask, counted
 
@@ -137,6 +140,17 @@ def test_all_of_a_step_whose_masks_took_long_are_looked_at_one_by_one(
     grown = [new - old for new, old in zip(after, lengths, strict=True)]
     assert grown[1] == 0  # its next mask is not there
     assert min(grown[0], grown[2]) >= 3
+
+
+def test_so_many_such_grammars_are_remembered(clock: Clock) -> None:
+    masks = Engine(clock).masks
+    for i in range(MOST_AWFUL + 2):
+        masks._remember(StructuredOutputs(regex=f"a{i}"), AWFUL)
+    masks._remember(StructuredOutputs(regex="a5"), AWFUL)
+    assert len(masks._awful) == MOST_AWFUL
+    assert [one.text for one in masks._awful][:: MOST_AWFUL - 1] == ["a2", "a5"]
+    masks._remember(StructuredOutputs(regex="quick"), AWFUL / 2)
+    assert len(masks._awful) == MOST_AWFUL
 
 
 def test_they_are_if_nobody_else_runs(clock: Clock) -> None:
