@@ -8,6 +8,7 @@ import argparse
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from textwrap import fill
 from typing import Any, Final
 
 from bench.bundled import corpus
@@ -16,6 +17,7 @@ from bench.bundled.prepare import CORPUS, FOLDER
 from bench.bundled.probe import BY_HEART
 
 _ROLES: Final = ("target", "draft")
+WIDTH: Final = 118  # characters of a line of licences
 TEXT: Final = Path(__file__).with_name("card.md")
 
 
@@ -28,10 +30,13 @@ def card(found: Mapping[str, Any]) -> str:
         **{
             **data,
             **evaluated["circles"],
-            "licences": f"Licences: {', '.join(licences)}.",
+            "licences": fill(
+                f"Licences: {', '.join(licences)}.", WIDTH, break_on_hyphens=False
+            ),
             "sizes": _sizes(measured),
             "tasks": _tasks(evaluated),
             "problems": evaluated["problems"],
+            "refused": evaluated["refused"],
             "agreement": held["agreement"],
             "overlap": held["overlap"],
             "talk_agreement": talk["agreement"],

@@ -14,7 +14,7 @@ from attrs import frozen
 
 from bench.bundled.tasks.problem import Call, Problem, drawn
 from bench.bundled.tasks.tasks import TASKS, any_problem
-from bench.bundled.tasks.tools import offered
+from bench.bundled.tasks.tools import draw_missing, offered, strange
 
 Message = dict[str, Any]
 Tools = Sequence[Mapping[str, Any]]
@@ -64,6 +64,10 @@ _WITHOUT_TOOLS: Final = (
     "code",
     "recall",
 )
+# ... nor one of a conversation in which a tool that adds may be offered.
+_BESIDE_CALLS: Final = tuple(
+    name for name in _WITHOUT_TOOLS if name not in {"sum", "difference", "extreme"}
+)
 
 
 @frozen
@@ -112,9 +116,9 @@ def answered(problem: Problem, thought: str = "") -> list[Message]:
     return [*turns, last | ({"reasoning_content": thought} if thought else {})]
 
 
-def any_dialogue(rng: Random) -> Dialogue:
-    """A conversation to be trained on."""
-    problems, tools = _problems(rng)
+def any_dialogue(rng: Random, *, later: bool = False) -> Dialogue:
+    """A conversation to be trained on; `later`: of what takes longer to learn, more."""
+    problems, tools = _problems(rng, later=later)
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(_SYSTEMS)})
@@ -135,22 +139,28 @@ def any_dialogue(rng: Random) -> Dialogue:
     return Dialogue([*messages, *asked(last), *answered(last)], tools, CLOSED)
 
 
-def _problems(rng: Random) -> tuple[list[Problem], Tools]:
+def _problems(rng: Random, *, later: bool) -> tuple[list[Problem], Tools]:
     """What a conversation is about, and the tools that are offered in it."""
     count = rng.choice((1, 1, 1, 1, 2, 2, 3, 4))
-    if rng.random() < 0.05:
-        return [_without_tools(rng) for _ in range(count)], offered(rng)
-    first = any_problem(rng)
+    dice = rng.random()
+    if dice < 0.05:
+        return [_of(rng, _WITHOUT_TOOLS) for _ in range(count)], offered(rng)
+    if dice < 0.075:
+        return [_of(rng, ("unknown",))], strange(rng)
+    if dice < 0.10:
+        missing = drawn(draw_missing, rng, held_out=False)
+        return [missing], missing.tools
+    first = any_problem(rng, later=later)
     if not first.calls:
-        rest = (any_problem(rng) for _ in range(count - 1))
+        rest = (any_problem(rng, later=later) for _ in range(count - 1))
         return [first, *(one for one in rest if not one.calls)], ()
-    others = [_without_tools(rng) for _ in range(rng.choice((0, 0, 0, 1, 1, 2)))]
+    others = [_of(rng, _BESIDE_CALLS) for _ in range(rng.choice((0, 0, 0, 1, 1, 2)))]
     at = rng.randint(0, len(others))
     return [*others[:at], first, *others[at:]], first.tools
 
 
-def _without_tools(rng: Random) -> Problem:
-    return drawn(TASKS[rng.choice(_WITHOUT_TOOLS)].draw, rng, held_out=False)
+def _of(rng: Random, names: Sequence[str]) -> Problem:
+    return drawn(TASKS[rng.choice(names)].draw, rng, held_out=False)
 
 
 def render(messages: Sequence[Message], tools: Tools, given: str = "") -> str:

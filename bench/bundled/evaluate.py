@@ -6,7 +6,8 @@ Problems are held out: their numbers, words and names were never in a training p
 the tasks marked so, which are learnt by heart, they were). Beside the shares of right
 answers by task: with reasoning asked for, what comes of a tool's result, how many of 200
 answers and completions go round in circles, and how often the model says that it does not
-know, to questions of forms never seen.
+know: to questions of forms never seen, and (`refused`) to those that it was taught to
+answer.
 """
 
 import argparse
@@ -20,7 +21,7 @@ import torch
 
 from bench.bundled.dialogues import Message, answered, asked
 from bench.bundled.probe import BY_HEART
-from bench.bundled.tasks.checks import right
+from bench.bundled.tasks.checks import does_not_know, right
 from bench.bundled.tasks.code import recipes
 from bench.bundled.tasks.problem import Problem, drawn
 from bench.bundled.tasks.tasks import TASKS
@@ -33,6 +34,7 @@ CIRCLES: Final = 100  # answers, and as many completions
 ROUNDS: Final = 4  # the same so often in a row is a circle
 LEAST: Final = 24  # tokens that it covers
 PERIOD: Final = 48  # tokens of what is repeated, at most
+REFUSALS: Final = ("unknown", "missing tool")  # tasks in which to refuse is right
 THINKING: Final = {"chat_template_kwargs": {"enable_thinking": True}}
 # The beginnings of completions: of recipes, and of things that no recipe is for.
 OPENINGS: Final = (
@@ -96,17 +98,23 @@ def _answer(text: str) -> str:
     return text.rpartition("</think>")[2].strip()
 
 
-def by_task(llm: LLM, count: int, seed: int, **how: Any) -> dict[str, float]:
-    """The share of right answers of each task."""
-    shares = {}
+def by_task(
+    llm: LLM, count: int, seed: int, **how: Any
+) -> tuple[dict[str, float], float]:
+    """The share of right answers of each task; and of what could have been answered, the
+    share of those that say they do not know.
+    """
+    shares, refused = {}, list[bool]()
     for name in TASKS:
         which = problems(name, count, seed)
+        texts = answer(llm, which, **how)
         found = [
-            right(name, text, one.truth)
-            for text, one in zip(answer(llm, which, **how), which, strict=True)
+            right(name, text, one.truth) for text, one in zip(texts, which, strict=True)
         ]
         shares[name] = sum(found) / len(found)
-    return shares
+        if name not in REFUSALS:
+            refused += (does_not_know(text, "") for text in texts)
+    return shares, sum(refused) / len(refused)
 
 
 def with_results(llm: LLM, count: int, seed: int) -> float:
@@ -134,8 +142,10 @@ def going_round(llm: LLM, count: int, seed: int) -> dict[str, float]:
 def evaluate(folder: str, count: int, seed: int) -> Mapping[str, Any]:
     """All of it."""
     with LLM(folder) as llm:
-        found: dict[str, Any] = {"problems": count, "right": by_task(llm, count, seed)}
-        found["right, having reasoned"] = by_task(llm, count // 2, seed + 1, **THINKING)
+        shares, refused = by_task(llm, count, seed)
+        found: dict[str, Any] = {"problems": count, "right": shares, "refused": refused}
+        thought, _ = by_task(llm, count // 2, seed + 1, **THINKING)
+        found["right, having reasoned"] = thought
         found["result told"] = with_results(llm, count, seed)
         found["circles"] = going_round(llm, CIRCLES, seed)
         rng = Random(seed)

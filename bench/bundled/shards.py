@@ -27,15 +27,19 @@ SHARD: Final = 1_000_000  # tokens
 BATCH: Final = 500  # conversations
 AHEAD: Final = 24  # shards beyond what was asked for
 PATIENCE: Final = 300.0  # seconds for a shard
+LATER: Final = (
+    780  # shards before what takes longer to learn comes more often: about half
+)
 
 
 def make(tokenizer: Tokenizer, seed: int, number: int, tokens: int = SHARD) -> Pack:
     """A shard."""
     rng = Random(f"{seed} {number}")
     conversations = Conversations(tokenizer)
-    documents, total = [], 0
+    documents, total, later = [], 0, number >= LATER
     while total < tokens:
-        for one in conversations.tokens([any_dialogue(rng) for _ in range(BATCH)]):
+        dialogues = [any_dialogue(rng, later=later) for _ in range(BATCH)]
+        for one in conversations.tokens(dialogues):
             documents.append(one)
             total += len(one)
     return Pack.of(documents)

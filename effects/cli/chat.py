@@ -16,10 +16,11 @@ from minfer.effects.cli.streams import say, take_any_text
 DESCRIPTION: Final = (
     "Talk with a model, line by line: the conversation so far is its prompt each time. "
     "Ctrl-C ends an answer, Ctrl-D the conversation; /help lists what else there is. "
-    "(The bundled model knows one game: tell it what a function should do, and it writes "
-    "something like it in Python.)"
+    '(The bundled model is tiny. Ask it "What is 17 + 25?", "Sort 42, 7, 19, 3.", or '
+    '"Write a Python function is_prime.")'
 )
 ANSWER_TOKENS: Final = 512
+BUNDLED: Final = 'the bundled model (try "What can you do?")'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -48,6 +49,6 @@ def run(options: argparse.Namespace) -> int:
         if not sys.stdin.isatty():
             talk.run(line.rstrip("\r\n") for line in sys.stdin)
             return 1 if talk.failures else 0
-        say(f"{options.model or 'the bundled model'} listens; /help tells more")
+        say(f"{options.model or BUNDLED} listens; /help tells more")
         talk.run(Keyboard(talk.stop).lines())
     return 0

@@ -38,7 +38,7 @@ _NOT_OF_BEAMS: Final = (
     "regex",
 )
 # Under which the bundled model shows what it can do.
-PROMPT: Final = 'def find_file(name, path):\n    """Find'
+PROMPT: Final = 'def fibonacci(n):\n    """Return'
 STANDARD_INPUT: Final = "-"
 
 

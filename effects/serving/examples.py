@@ -35,12 +35,18 @@ def _framed(event: JsonObject | str) -> str:
     return f"{name}data: {json.dumps(event)}\n"
 
 
-_ASKED: Final = [{"role": "user", "content": "Return the size of a file."}]
-_TEXT: Final = "def size(self):\n    return self._size"
+_ASKED: Final = [{"role": "user", "content": "What is 17 + 25?"}]
+_TEXT: Final = "17 + 25 = 42"
 _USAGE: Final = {
     "prompt_tokens": 18,
-    "completion_tokens": 12,
-    "total_tokens": 30,
+    "completion_tokens": 11,
+    "total_tokens": 29,
+    "prompt_tokens_details": {"cached_tokens": 0},
+}
+_CONTINUED: Final = {
+    "prompt_tokens": 10,
+    "completion_tokens": 10,
+    "total_tokens": 20,
     "prompt_tokens_details": {"cached_tokens": 0},
 }
 _MODEL: Final = {
@@ -78,12 +84,16 @@ def _part(text: str, end: str | None = None) -> JsonObject:
 
 
 _COMPLETION: Final = Example(
-    body={"prompt": "def read_lines(path", "max_tokens": 8, "temperature": 0},
-    answer={**_part(", 'rb'):\n", "length"), "usage": _USAGE},
-    events=(_part(", '"), "...", _part("):\n", "length"), "data: [DONE]"),
+    body={
+        "prompt": 'def fibonacci(n):\n    """Return',
+        "max_tokens": 10,
+        "temperature": 0,
+    },
+    answer={**_part(" the n-th Fibonacci number", "length"), "usage": _CONTINUED},
+    events=(_part(" the"), "...", _part(" number", "length"), "data: [DONE]"),
 )
 _CHAT: Final = Example(
-    body={"messages": _ASKED, "max_tokens": 12, "temperature": 0},
+    body={"messages": _ASKED, "max_tokens": 32, "temperature": 0},
     answer={
         "id": "chatcmpl-42",
         "object": "chat.completion",
@@ -94,34 +104,34 @@ _CHAT: Final = Example(
                 "index": 0,
                 "logprobs": None,
                 "message": {"role": "assistant", "content": _TEXT, "refusal": None},
-                "finish_reason": "length",
+                "finish_reason": "stop",
             }
         ],
         "usage": _USAGE,
     },
     events=(
         _chunk({"role": "assistant", "content": ""}),
-        _chunk({"content": "def"}),
+        _chunk({"content": "1"}),
         "...",
-        _chunk({}, "length"),
+        _chunk({}, "stop"),
         "data: [DONE]",
     ),
 )
 _RESPONSE: Final = Example(
-    body={"input": "Return the size of a file.", "max_output_tokens": 12},
+    body={"input": "What is 17 + 25?", "max_output_tokens": 32, "temperature": 0},
     answer={
         "id": "resp-42",
         "object": "response",
         "created_at": 1767225600,
         "model": "bundled",
-        "status": "incomplete",
-        "incomplete_details": {"reason": "max_output_tokens"},
+        "status": "completed",
+        "incomplete_details": None,
         "output": [
             {
                 "id": "msg-42",
                 "type": "message",
                 "role": "assistant",
-                "status": "incomplete",
+                "status": "completed",
                 "content": [
                     {
                         "type": "output_text",
@@ -135,9 +145,9 @@ _RESPONSE: Final = Example(
         "usage": {
             "input_tokens": 18,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-            "output_tokens": 12,
+            "output_tokens": 11,
             "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": 30,
+            "total_tokens": 29,
         },
     },
     events=(
@@ -148,27 +158,27 @@ _RESPONSE: Final = Example(
             "item_id": "msg-42",
             "output_index": 0,
             "content_index": 0,
-            "delta": "def",
+            "delta": "1",
             "logprobs": [],
         },
         "...",
     ),
 )
 _MESSAGE: Final = Example(
-    body={"messages": _ASKED, "max_tokens": 12, "temperature": 0},
+    body={"messages": _ASKED, "max_tokens": 32, "temperature": 0},
     answer={
         "id": "msg-42",
         "type": "message",
         "role": "assistant",
         "model": "bundled",
         "content": [{"type": "text", "text": _TEXT}],
-        "stop_reason": "max_tokens",
+        "stop_reason": "end_turn",
         "stop_sequence": None,
         "usage": {
             "input_tokens": 18,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": 0,
-            "output_tokens": 12,
+            "output_tokens": 11,
         },
     },
     events=(
@@ -176,7 +186,7 @@ _MESSAGE: Final = Example(
         {
             "type": "content_block_delta",
             "index": 0,
-            "delta": {"type": "text_delta", "text": "def"},
+            "delta": {"type": "text_delta", "text": "1"},
         },
         "...",
         {"type": "message_stop"},
@@ -189,7 +199,7 @@ _EMBEDDINGS: Final = Example(
         "object": "list",
         "created": 1767225600,
         "model": "bundled",
-        "data": [{"object": "embedding", "index": 0, "embedding": [0.054, -0.119]}],
+        "data": [{"object": "embedding", "index": 0, "embedding": [-0.024, -0.146]}],
         "usage": {
             "prompt_tokens": 5,
             "total_tokens": 5,
@@ -212,11 +222,11 @@ EXAMPLES: Final[Mapping[str, Example]] = {
         answer={
             "count": 2,
             "max_model_len": 2048,
-            "tokens": [757, 630],
+            "tokens": [523, 953],
             "token_strs": None,
         },
     ),
-    "/detokenize": Example(body={"tokens": [757, 630]}, answer={"prompt": "import os"}),
+    "/detokenize": Example(body={"tokens": [523, 953]}, answer={"prompt": "import os"}),
     "/v1/models": Example(answer={"object": "list", "data": [_MODEL]}),
     "/v1/models/{name}": Example(answer=_MODEL),
     "/v1/requests/{name}": Example(
@@ -230,9 +240,9 @@ EXAMPLES: Final[Mapping[str, Example]] = {
             "state": "ended",
             "prompts": [
                 {
-                    "prompt_tokens": 5,
+                    "prompt_tokens": 10,
                     "cached_tokens": 0,
-                    "output_tokens": 8,
+                    "output_tokens": 10,
                     "queue_times": {"step": 0.0002},
                     "ttft": 0.0069,
                     "tpot": 0.0025,

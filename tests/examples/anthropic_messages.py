@@ -11,7 +11,7 @@ with Anthropic(base_url=SERVER, api_key="-") as client:
     message = client.messages.create(
         model=MODEL,
         max_tokens=32,
-        messages=[{"role": "user", "content": "Return the size of a file."}],
+        messages=[{"role": "user", "content": "What is 17 + 25?"}],
     )
     for block in message.content:
         if block.type == "text":
@@ -21,7 +21,7 @@ with Anthropic(base_url=SERVER, api_key="-") as client:
     with client.messages.stream(
         model=MODEL,
         max_tokens=32,
-        messages=[{"role": "user", "content": "Return the lines of a file."}],
+        messages=[{"role": "user", "content": "Sort 42, 7, 19, 3."}],
     ) as stream:
         for text in stream.text_stream:
             print(text, end="", flush=True)

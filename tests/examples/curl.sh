@@ -7,10 +7,10 @@ curl -sS --fail "$server/v1/models"
 echo
 
 curl -sS --fail "$server/v1/completions" -H 'Content-Type: application/json' \
-    -d '{"prompt": "class Stack:\n", "max_tokens": 16, "temperature": 0}'
+    -d '{"prompt": "def fibonacci(n):\n", "max_tokens": 48, "temperature": 0}'
 echo
 
 # -N shows each event as it comes.
 curl -sSN --fail "$server/v1/chat/completions" -H 'Content-Type: application/json' \
-    -d '{"messages": [{"role": "user", "content": "Return the size of a file."}],
-         "max_tokens": 8, "stream": true}'
+    -d '{"messages": [{"role": "user", "content": "What is 17 + 25?"}],
+         "max_tokens": 16, "stream": true}'

@@ -17,11 +17,11 @@ model = ChatOpenAI(
     max_completion_tokens=32,
     temperature=0,
 )
-prompt = ChatPromptTemplate.from_template("Return the {what} of a file.")
+prompt = ChatPromptTemplate.from_template("Convert {time} to minutes.")
 chain = prompt | model | StrOutputParser()
 
-print(chain.invoke({"what": "size"}))
-for text in chain.stream({"what": "lines"}):
+print(chain.invoke({"time": "3 hours"}))
+for text in chain.stream({"time": "5 hours"}):
     print(text, end="", flush=True)
-for answer in chain.batch([{"what": "name"}, {"what": "owner"}]):
+for answer in chain.batch([{"time": "2 hours"}, {"time": "4 hours"}]):
     print("\n--\n" + answer)

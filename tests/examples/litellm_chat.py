@@ -13,7 +13,7 @@ MODEL = os.environ.get("MINFER_MODEL", "bundled")
 asked: dict[str, Any] = {
     "model": f"hosted_vllm/{MODEL}",  # a server that speaks as vLLM's does
     "api_base": f"{SERVER}/v1",
-    "messages": [{"role": "user", "content": "Return the size of a file."}],
+    "messages": [{"role": "user", "content": "Sort 42, 7, 19, 3."}],
     "max_tokens": 32,
     "temperature": 0,
 }

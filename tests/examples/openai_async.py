@@ -6,7 +6,8 @@ import os
 from openai import AsyncOpenAI
 
 SERVER = os.environ.get("MINFER_URL", "http://127.0.0.1:8000")
-PROMPTS = [f"def {name}(" for name in ("read", "write", "close", "seek", "tell", "open")]
+STARTS = ("is_prime(n)", "gcd(a, b)", "factorial(n)", "reverse_string(text)")
+PROMPTS = [f"def {start}:\n" for start in STARTS]
 
 
 async def main() -> None:
@@ -16,7 +17,7 @@ async def main() -> None:
 
         async def completed(prompt: str) -> str:
             done = await client.completions.create(
-                model=model, prompt=prompt, max_tokens=24, temperature=0
+                model=model, prompt=prompt, max_tokens=96, temperature=0
             )
             return prompt + done.choices[0].text
 

@@ -10,7 +10,7 @@ with OpenAI(base_url=f"{SERVER}/v1", api_key="-") as client:
     model = client.models.list().data[0].id
     first = client.chat.completions.create(
         model=model,
-        messages=[{"role": "user", "content": "Return the size of a file."}],
+        messages=[{"role": "user", "content": "What is 17 + 25?"}],
         max_tokens=48,
         temperature=0,
     )
@@ -18,9 +18,9 @@ with OpenAI(base_url=f"{SERVER}/v1", api_key="-") as client:
     second = client.chat.completions.create(
         model=model,
         messages=[
-            {"role": "user", "content": "Return the size of a file."},
+            {"role": "user", "content": "What is 17 + 25?"},
             {"role": "assistant", "content": first.choices[0].message.content},
-            {"role": "user", "content": "Return whether a file is empty."},
+            {"role": "user", "content": "Add 5 to that."},
         ],
         max_tokens=48,
         temperature=0,

@@ -10,8 +10,8 @@ SERVER = os.environ.get("MINFER_URL", "http://127.0.0.1:8000")
 with OpenAI(base_url=f"{SERVER}/v1", api_key="-") as client:
     done = client.chat.completions.create(
         model=client.models.list().data[0].id,
-        messages=[{"role": "user", "content": "Return the sum of two numbers."}],
-        max_tokens=8,
+        messages=[{"role": "user", "content": "What is 17 + 25?"}],
+        max_tokens=16,
         temperature=0,
         logprobs=True,
         top_logprobs=3,

@@ -10,8 +10,8 @@ with (
     OpenAI(base_url=f"{SERVER}/v1", api_key="-") as client,
     client.chat.completions.create(
         model=client.models.list().data[0].id,
-        messages=[{"role": "user", "content": "Return the lines of a file."}],
-        max_tokens=48,
+        messages=[{"role": "user", "content": "Write a Python function is_prime."}],
+        max_tokens=128,
         stream=True,
         stream_options={"include_usage": True},
     ) as stream,

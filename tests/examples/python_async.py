@@ -10,11 +10,13 @@ async def main() -> None:
     async with AsyncLLM() as llm:
 
         async def written(prompt: str) -> str:
-            params = SamplingParams(temperature=0, max_tokens=24)
+            params = SamplingParams(temperature=0, max_tokens=96)
             parts = [news.outputs[0].text async for news in llm.generate(prompt, params)]
             return prompt + "".join(parts)
 
-        for text in await asyncio.gather(written("def read("), written("class Stack")):
+        for text in await asyncio.gather(
+            written("def gcd(a, b):\n"), written("class Queue:\n")
+        ):
             print(text, "\n")
 
         endless = SamplingParams(max_tokens=900, ignore_eos=True)

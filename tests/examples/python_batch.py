@@ -2,10 +2,11 @@
 
 from minfer import LLM, SamplingParams
 
-PROMPTS = [f"def {name}(" for name in ("read", "write", "close", "seek", "tell", "open")]
+STARTS = ("is_prime(n)", "gcd(a, b)", "factorial(n)", "reverse_string(text)")
+PROMPTS = [f"def {start}:\n" for start in STARTS]
 
 with LLM() as llm:  # or LLM("path/to/checkpoint"), or LLM("org/name")
-    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=24, n=2, seed=5)
+    params = SamplingParams(temperature=0.7, top_p=0.9, max_tokens=96, n=2, seed=5)
     outputs = llm.generate(PROMPTS, params, use_tqdm=False)
     for prompt, output in zip(PROMPTS, outputs, strict=True):
         for sample in output.outputs:

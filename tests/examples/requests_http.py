@@ -6,7 +6,7 @@ import os
 import requests
 
 SERVER = os.environ.get("MINFER_URL", "http://127.0.0.1:8000")
-ASKED = {"prompt": "class Stack:\n", "max_tokens": 32, "temperature": 0}
+ASKED = {"prompt": "class Stack:\n", "max_tokens": 96, "temperature": 0}
 
 answer = requests.post(f"{SERVER}/v1/completions", json=ASKED, timeout=60)
 answer.raise_for_status()

@@ -33,10 +33,10 @@ class Example:
     needs: tuple[str, ...] = ()  # packages, and modules of minfer
 
 
-# The small model's text is what it is, but it answers such questions with a function.
+# Of the small model's text, what it is sure of.
 EXAMPLES: Final = {
     "anthropic_messages.py": Example(
-        r"(?s)^def .*\n(end_turn|max_tokens) \d+\ndef ",
+        r"42\n(end_turn|max_tokens) \d+\n3, 7, 19, 42",
         ("anthropic", "minfer.effects.serving.anthropic"),
     ),
     "curl.sh": Example(r'(?s)"id":"bundled".*"text_completion".*data: \[DONE\]'),
@@ -44,17 +44,23 @@ EXAMPLES: Final = {
         r"(?s)verified +every decision.*Request '4'.*held for: rows"
     ),
     "langchain_chat.py": Example(
-        r"(?s)^def .*\n--\ndef ", ("langchain_openai", "langchain_core")
+        r"(?s)^3 hours = 180 minutes.*\n--\n.*240 minutes",
+        ("langchain_openai", "langchain_core"),
     ),
-    "litellm_chat.py": Example(r"(?s)^def size\(.* \d+ tokens\ndef size\(", ("litellm",)),
-    "openai_async.py": Example(r"(?s)^def read\(.*def write\(.*def tell\(.*def open\("),
-    "openai_chat.py": Example(r"(?s)^def size\(.*\ndef .*completion_tokens=\d+"),
-    "openai_logprobs.py": Example(r"^'def' +of 'def' \d\d%, '\w+' \d+%"),
-    "openai_reproducible.py": Example(r"^5 seeds, [2-5] answers"),
-    "openai_stream.py": Example(r"(?s)^def .*\n[1-9]\d* tokens$"),
+    "litellm_chat.py": Example(r"^3, 7, 19, 42 \d+ tokens\n3, 7, 19, 42", ("litellm",)),
+    "openai_async.py": Example(
+        r"(?s)^def is_prime\(.*def gcd\(.*return a\n.*def reverse_string\("
+    ),
+    "openai_chat.py": Example(r"(?s)42\n.*47\n.*completion_tokens=\d+"),
+    "openai_logprobs.py": Example(r"^'1' +of '1' \d+%, '.+' \d+%"),
+    "openai_reproducible.py": Example(r"^5 seeds, [2-5] texts"),
+    "openai_stream.py": Example(r"(?s)^```python\ndef .*```\n[1-9]\d* tokens$"),
+    "openai_tools.py": Example(r'(?s)^get_weather \{"city": "Paris"\}\n.*cloudy.*Paris'),
     "own_policy.py": Example(r"no law is broken\nended in this order: \['2', '1', '0'\]"),
-    "python_async.py": Example(r"(?s)^def read\(.*class Stack.*left after '.+'"),
-    "python_batch.py": Example(r"(?s)^def read\(.*first token after 0\.\d+ s"),
+    "python_async.py": Example(
+        r"(?s)^def gcd\(.*return a\n.*class Queue:.*left after '.+'"
+    ),
+    "python_batch.py": Example(r"(?s)^def is_prime\(.*first token after 0\.\d+ s"),
     "requests_http.py": Example(
         r"(?s)\n400 prompt: must be .*\n.*    [\w\"]", ("requests",)
     ),

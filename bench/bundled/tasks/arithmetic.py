@@ -6,7 +6,7 @@ from typing import Final
 from bench.bundled.tasks.problem import Problem, varied
 from bench.bundled.tasks.vocabulary import NAMES, THINGS, phrases
 
-MOST: Final = 999  # of a sum
+MOST: Final = 999  # of what is added, subtracted or compared
 TABLE: Final = 12  # products of factors up to here are learnt by heart
 
 _SUM: Final = phrases("arithmetic", "sum")
@@ -50,9 +50,9 @@ def column_difference(a: int, b: int) -> str:
 
 
 def draw_sum(rng: Random) -> Problem:
-    """A sum of two numbers, at most 999 in all."""
+    """A sum of two numbers up to 999."""
     a = _number(rng, MOST)
-    b = _number(rng, MOST - a)
+    b = _number(rng, MOST if rng.random() < 0.5 else MOST - a)
     a, b = (a, b) if rng.random() < 0.5 else (b, a)
     return Problem(
         task="sum",
@@ -67,7 +67,7 @@ def draw_sum(rng: Random) -> Problem:
 def draw_difference(rng: Random) -> Problem:
     """A difference of numbers up to 999, sometimes below zero."""
     a, b = _number(rng, MOST), _number(rng, MOST)
-    if a < b and rng.random() < 0.85:
+    if a < b and rng.random() < 0.7:
         a, b = b, a
     turned = f"{a} is less than {b}: it is minus what {b} - {a} is. " if a < b else ""
     return Problem(
@@ -132,6 +132,14 @@ def draw_product(rng: Random) -> Problem:
     )
 
 
+def division(a: int, b: int) -> str:
+    """A quotient of two digits, from the first digit on, as on paper."""
+    tens, first = divmod(a // 10, b)
+    ones, rest = divmod(10 * first + a % 10, b)
+    steps = f"{a // 10} / {b} = {tens}, rest {first}; "
+    return steps + f"{10 * first + a % 10} / {b} = {ones}, rest {rest}"
+
+
 def draw_quotient(rng: Random) -> Problem:
     """A number divided by a small one, mostly without a remainder."""
     b, whole = rng.randint(1, TABLE), rng.randint(0, rng.choice((12, 12, 99)))
@@ -139,12 +147,14 @@ def draw_quotient(rng: Random) -> Problem:
     a = b * whole + rest
     left = f" remainder {rest}" if rest else ""
     back = f"{whole} × {b} = {whole * b}" + (f", and {rest} is left" if rest else "")
+    known = whole <= TABLE
+    by_digits = "" if known else f": {division(a, b)}, so {a} / {b}"
     return Problem(
         task="quotient",
-        key="" if whole <= TABLE and not rest else f"{a} {b}",
+        key="" if known and not rest else f"{a} {b}",
         question=varied(rng, rng.choice(_QUOTIENT).format(a=a, b=b)),
-        answer=f"{a} / {b} = {whole}{left}",
-        thought=f"{back}.",
+        answer=f"{a} / {b}{by_digits} = {whole}{left}",
+        thought=f"{back if known else division(a, b)}.",
         truth=f"{whole}{left}",
     )
 

@@ -62,7 +62,12 @@ def _clock(rng: Random) -> str:
 
 
 def _expression(rng: Random) -> str:
-    return f"{rng.randint(1, 9999)} {rng.choice('+-*/')} {rng.randint(1, 999)}"
+    return f"{_any(rng, 9999) + 1} {rng.choice('+-*/')} {_any(rng, 999)}"
+
+
+def _any(rng: Random, most: int) -> int:
+    """Small numbers as often as large ones: a tool that adds is called for 2 + 2, too."""
+    return rng.randint(0, min(most, rng.choice((9, 99, 999, 99999))))
 
 
 def _done(rng: Random, values: Values) -> Values:  # noqa: ARG001 - as every result
@@ -89,11 +94,11 @@ _MAKERS: Final[
     ),
     "get_time": (lambda rng: {"city": _place(rng)}, lambda rng, _: {"time": _clock(rng)}),
     "add": (
-        lambda rng: {"a": rng.randint(0, 99999), "b": rng.randint(0, 99999)},
+        lambda rng: {"a": _any(rng, 99999), "b": _any(rng, 99999)},
         lambda _, v: {"result": v["a"] + v["b"]},
     ),
     "multiply": (
-        lambda rng: {"a": rng.randint(0, 9999), "b": rng.randint(0, 999)},
+        lambda rng: {"a": _any(rng, 9999), "b": _any(rng, 999)},
         lambda _, v: {"result": v["a"] * v["b"]},
     ),
     "calculator": (

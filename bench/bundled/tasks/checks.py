@@ -92,6 +92,7 @@ CHECKS: Final[Mapping[str, Check]] = {
     "story": last_number,
     "next": last_number,
     "compare": exactly,
+    "missing tool": exactly,
     "sort": ends_so,
     "reverse": ends_so,
     "extreme": exactly,

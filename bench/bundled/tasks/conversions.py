@@ -78,7 +78,6 @@ def draw_duration(rng: Random) -> Problem:
         "How many hours and minutes are {n} minutes?",
         "{n} minutes in hours and minutes",
         "What is {n} minutes in hours and minutes?",
-        "How long is {n} minutes in hours?",
     )
     return Problem(
         task="duration",

@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from bench.bundled.tasks.problem import Problem, syllables, varied
-from bench.bundled.tasks.vocabulary import WORDS, phrases
+from bench.bundled.tasks.vocabulary import EVERYDAY, WORDS, phrases
 
 _COUNT: Final = phrases("letters", "count")
 _LENGTH: Final = phrases("letters", "length")
@@ -17,13 +17,25 @@ _BACK: Final = phrases("letters", "back")
 
 
 def _word(rng: Random) -> str:
-    return rng.choice(WORDS) if rng.random() < 0.8 else syllables(rng).lower()
+    dice = rng.random()
+    if dice < 0.15:
+        return rng.choice(EVERYDAY)
+    word = rng.choice(WORDS) if dice < 0.8 else syllables(rng).lower()
+    return word if rng.random() < 0.9 else word.capitalize()
+
+
+def _letter(rng: Random, word: str) -> str:
+    """One to be counted: often one that is there twice, sometimes none."""
+    if rng.random() < 0.2:
+        return rng.choice("abcdefghilmnoprstu")
+    several = [letter for letter in word if word.count(letter) > 1]
+    return rng.choice(several if several and rng.random() < 0.5 else word)
 
 
 def draw_count(rng: Random) -> Problem:
     """How often a letter is in a word."""
-    word = _word(rng)
-    letter = rng.choice(word) if rng.random() < 0.85 else rng.choice("abcdefghilmnoprstu")
+    word = _word(rng).lower()
+    letter = _letter(rng, word)
     count = word.count(letter)
     times = "once" if count == 1 else "twice" if count == 2 else f"{count} times"
     form = rng.choice(_COUNT).replace("r's", "{c}'s")
@@ -68,12 +80,12 @@ def draw_backwards(rng: Random) -> Problem:
     word = _word(rng)
     while len(word) > 9:
         word = _word(rng)
-    back = word[::-1]
+    spelt, back = "-".join(word), word[::-1]
     return Problem(
         task="reverse word",
         key=word,
         question=varied(rng, rng.choice(_BACK).format(w=word)),
-        answer=f"{'-'.join(back)}: {back}",
-        thought=f"I spell it: {'-'.join(word)}. From the end: {'-'.join(back)}.",
+        answer=f"{spelt}, from the end {'-'.join(back)}: {back}",
+        thought=f"I spell it: {spelt}. From the end: {'-'.join(back)}.",
         truth=back,
     )

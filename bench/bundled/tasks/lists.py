@@ -6,9 +6,10 @@ from typing import Final
 from attrs import frozen
 
 from bench.bundled.tasks.problem import Problem, varied
-from bench.bundled.tasks.vocabulary import NAMES, WORDS, phrases
+from bench.bundled.tasks.vocabulary import EVERYDAY, NAMES, WORDS, phrases
 
 LONGEST: Final = 8  # items
+SORTED: Final = 6  # items, of a list that is put in order
 _UP: Final = phrases("lists", "up")
 _DOWN: Final = phrases("lists", "down")
 _BACK: Final = phrases("lists", "back")
@@ -47,12 +48,14 @@ _STYLES: Final = (
 )
 
 
-def _items(rng: Random) -> list[str] | list[int]:
-    count = rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, LONGEST))
+def _items(rng: Random, most_items: int = LONGEST) -> list[str] | list[int]:
+    count = min(most_items, rng.choice((2, 3, 3, 4, 4, 5, 5, 6, 7, LONGEST)))
     if rng.random() < 0.6:
         most = rng.choice((9, 20, 99, 99, 100, 999))
+        if count <= most and rng.random() < 0.8:  # each once
+            return rng.sample(range(most + 1), count)
         return [rng.randint(0, most) for _ in range(count)]
-    pool = rng.choice((WORDS, WORDS, NAMES))
+    pool = rng.choice((WORDS, EVERYDAY, EVERYDAY, NAMES))
     return rng.sample(pool, min(count, 6))
 
 
@@ -63,7 +66,7 @@ def _asked(
     kind = "numbers" if numbers else "words"
     low, high = ("smallest", "largest") if numbers else ("A", "Z")
     form = rng.choice(forms)
-    while not numbers and "number" in form:
+    while "number" in form if not numbers else "alphabet" in form:
         form = rng.choice(forms)
     return varied(rng, form.format(x=style.write(items), k=kind, low=low, high=high))
 
@@ -80,7 +83,7 @@ def _sorted(items: list[str] | list[int], *, down: bool) -> list[str] | list[int
 
 def draw_sort(rng: Random) -> Problem:
     """Numbers or words to be put in order."""
-    items, style, down = _items(rng), rng.choice(_STYLES), rng.random() < 0.3
+    items, style, down = _items(rng, SORTED), rng.choice(_STYLES), rng.random() < 0.3
     found = style.write(_sorted(items, down=down))
     picks = _sorted(items, down=down)
     first, last = ("largest", "smallest") if down else ("smallest", "largest")

@@ -9,13 +9,20 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Any, Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from bench.bundled.tasks.catalogue import CATALOGUE, Tool
 from bench.bundled.tasks.problem import Call, Problem, syllables
 from bench.bundled.tasks.vocabulary import NAMES, WORDS, phrases
 
 MOST_OFFERED: Final = 4
+_COUNTING: Final = frozenset(
+    name
+    for tool in CATALOGUE
+    if tool.names[0] in {"add", "multiply", "calculator"}
+    for name in tool.names
+)
+_ACTS: Final = frozenset({"turn_on", "play_song", "paint", "roll_dice", "order_item"})
 _VERBS: Final = phrases("tools", "verbs")
 _MADE_UP: Final = phrases("tools", "made_up")
 
@@ -179,6 +186,34 @@ def draw_call(rng: Random) -> Problem:
         tools=_offers(rng, offer),
         calls=calls,
     )
+
+
+NO_TOOL: Final = "I have no tool for that."
+
+
+def draw_missing(rng: Random) -> Problem:
+    """A question for which a tool is needed that is not among those that are offered."""
+    problem = draw_call(rng)
+    while problem.calls[0].name in _COUNTING:  # a sum needs no tool
+        problem = draw_call(rng)
+    own = {call.name for call in problem.calls}
+    left = [tool for tool in problem.tools if tool["function"]["name"] not in own]
+    return evolve(
+        problem,
+        task="missing tool",
+        answer=NO_TOOL,
+        thought="No tool that I have does this.",
+        truth=NO_TOOL,
+        tools=left or [Offer.of(rng, made_up(rng)).described()],
+        calls=(),
+    )
+
+
+def strange(rng: Random) -> Sequence[Mapping[str, Any]]:
+    """Some tools that answer no question."""
+    acts = [tool for tool in CATALOGUE if tool.names[0] in _ACTS]
+    some = [*rng.sample(acts, rng.randint(0, 2)), made_up(rng)]
+    return [Offer.of(rng, tool).described() for tool in some]
 
 
 def offered(rng: Random) -> Sequence[Mapping[str, Any]]:

@@ -22,6 +22,7 @@ def test_the_card() -> None:
             "evaluated": {
                 "problems": 100,
                 "right": {**shares, "sum": 0.97},
+                "refused": 0.012,
                 "right, having reasoned": shares,
                 "circles": {"answers": 0.01, "completions": 0.02},
             },
@@ -41,6 +42,7 @@ def test_the_card() -> None:
         "click (BSD-3-Clause)",
         "71.0%",
         "0.81",
+        "1.2%",
     ):
         assert part in text
     assert "{" not in text

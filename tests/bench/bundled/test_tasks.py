@@ -42,7 +42,7 @@ def test_a_tasks_own_answers_are_right_and_others_wrong(name: str) -> None:
     # Another problem's answer is wrong, but for those few that have the same.
     mixed = pairwise(problems)
     wrong = sum(not right(name, written(other), one.truth) for one, other in mixed)
-    assert wrong > 30 or name == "unknown"
+    assert wrong > 30 or name in {"unknown", "missing tool"}
 
 
 @pytest.mark.parametrize("name", TASKS)

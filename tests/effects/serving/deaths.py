@@ -180,7 +180,8 @@ class Told:
         whole = "".join(token for token in tokens if not SPECIAL.fullmatch(token))
         if REPLACEMENT in whole:  # a character in several tokens: lengths do not add up
             return ""
-        *offsets, _ = accumulate(map(len, tokens), initial=0)
+        sizes = (0 if SPECIAL.fullmatch(token) else len(token) for token in tokens)
+        *offsets, _ = accumulate(sizes, initial=0)
         if self.offsets[choice] != offsets:
             return f"choice {choice} has tokens that do not follow one another"
         if whole != text and not (stopped and whole.startswith(text)):

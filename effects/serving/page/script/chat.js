@@ -16,17 +16,17 @@ const EXAMPLES = [
   "What is the difference between a process and a thread?",
 ];
 const OF_BUNDLED = [
-  "Return the size of a file.",
-  "Read all lines of a file.",
-  "Return True if the object is a module.",
+  "Extract name, age and city as JSON: Anna is 31 years old and lives in Oslo.",
+  "Sort 42, 7, 19, 3.",
+  "Write a Python function is_prime.",
 ];
 const BUNDLED = "bundled"; // what minfer's own small model is called
 const OF_ITSELF =
-  "This is the small model that comes with minfer: 2 million parameters, taught to " +
-  "take a docstring for a question. For answers that mean something, serve a real model.";
+  "This is the small model that comes with minfer: 6 million parameters. It sorts, reckons, " +
+  "extracts JSON and calls tools, and knows nothing of the world; for that, serve a real model.";
 const NO_TEMPLATE =
   "It has no chat template: give it the beginning of a text, and it goes on.";
-const TO_GO_ON = ["def read_lines(path", "class Stack:", "Once upon a time"];
+const TO_GO_ON = ["def fibonacci(n):", "class Stack:", "Once upon a time"];
 
 let shown = newTalk();
 

@@ -11,7 +11,7 @@ from tests.effects.served import Serving
 CONVERSATION: dict[str, Any] = {
     "model": "bundled",
     "system": "You write Python.",
-    "messages": [{"role": "user", "content": "Return the size of a file."}],
+    "messages": [{"role": "user", "content": "Write a Python function is_prime."}],
 }
 
 

@@ -126,7 +126,7 @@ def test_conversations(client: OpenAI) -> None:
     assert wanted == said(client, [{"role": "developer", "content": system}, hello])
     parts = [{"type": "text", "text": "def add(a, b):"}]
     assert wanted == said(client, [messages[0], {"role": "user", "content": parts}])
-    two = said(client, messages, n=2, temperature=1)
+    two = said(client, messages, n=2, temperature=2)
     assert len(set(two)) == 2
     answer = client.chat.completions.create(
         model="bundled", messages=messages, max_tokens=5
@@ -204,10 +204,6 @@ def test_errors_of_conversations(client: OpenAI) -> None:
             said(client, messages)
         assert (caught.value.param, caught.value.code) == (param, code)
     hello: Any = [{"role": "user", "content": "x"}]
-    with pytest.raises(
-        openai.BadRequestError, match="template shows no way to call tools"
-    ):
-        said(client, hello, tools=[{"type": "function", "function": {"name": "f"}}])
     with pytest.raises(openai.NotFoundError) as missing:
         client.chat.completions.create(model="gpt-4", messages=hello)
     assert missing.value.code == "model_not_found"

@@ -12,7 +12,7 @@ from minfer.effects.serving.openai.responses import ResponsesBody
 from tests.effects.served import Serving
 from tests.effects.serving.openai.asked import refused
 
-QUESTION = "Return the size of a file."
+QUESTION = "Write a Python function is_prime."
 ASKED: dict[str, Any] = {
     "model": "bundled",
     "input": QUESTION,

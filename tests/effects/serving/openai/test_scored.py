@@ -17,6 +17,8 @@ from minfer.effects.text.tokenizer import Tokenizer
 
 TEXT = 'def add(a, b):\n    """Add \u2603."""\n    return a + b\n'
 END = "<|endoftext|>"
+# Long, and nothing that says the same: after that the model would end at once.
+COUNTED = "".join(f"    x{number} = read({number * 7 % 31})\n" for number in range(60))
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +32,11 @@ def right(ids: list[int]) -> torch.Tensor:
     with torch.inference_mode():
         found: torch.Tensor = theirs(torch.tensor([ids])).logits[0].log_softmax(-1)
     return found
+
+
+def looks_alike(tokenizer: Tokenizer, one: int, other: int) -> bool:
+    """Whether two tokens have one name in OpenAI's format: parts of characters do."""
+    return one != other and tokenizer.decode([one]) == tokenizer.decode([other])
 
 
 def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
@@ -56,8 +63,10 @@ def test_a_prompt_is_scored_as_evaluation_harnesses_ask_for_it(
         for place, token in enumerate(ids[1:]):
             told = scored.token_logprobs[place + 1]
             assert told == pytest.approx(values[place, token].item(), abs=0.1)
-            best = max(scored.top_logprobs[place + 1].values())
-            assert best == pytest.approx(values[place].max().item(), abs=0.1)
+            likeliest = int(values[place].argmax())
+            if not looks_alike(tokenizer, token, likeliest):
+                best = max(scored.top_logprobs[place + 1].values())
+                assert best == pytest.approx(values[place].max().item(), abs=0.1)
         assert len(scored.token_logprobs) == len(ids) + most
         if not most:
             assert [choice.finish_reason for choice in done.choices] == ["length"] * 2
@@ -162,12 +171,13 @@ def test_a_prompt_is_told_of_as_vllm_does(client: OpenAI, tokenizer: Tokenizer) 
     )
     (choice,) = both.choices
     assert all(len(one) <= 2 for one in choice.prompt_logprobs[1:])
-    assert all(4 <= len(one) <= 5 for one in choice.logprobs.top_logprobs[4:])
+    for one in choice.logprobs.top_logprobs[4:]:  # parts of characters look alike
+        assert 4 <= len(one) <= 5 or ("\ufffd" in one and len(one) < 4)
     assert choice.text == TEXT
 
 
 def test_a_prompt_may_be_computed_for_the_cache_alone(client: OpenAI) -> None:
-    asked: dict[str, Any] = {"model": "bundled", "prompt": "y = 1\n" * 100}
+    asked: dict[str, Any] = {"model": "bundled", "prompt": COUNTED}
     asked["extra_body"] = {"cache_salt": "warmed"}
     asked["extra_body"]["timing"] = True
     for most, cached in ((0, False), (1, True)):
@@ -193,12 +203,13 @@ def test_the_best_of_several(client: OpenAI) -> None:
     every = client.completions.create(**asked, n=6, logprobs=0)
     best = client.completions.create(**asked, n=2, best_of=6)
     for prompt in (0, 1):
-        means = {}
+        means = []
         for choice in every.choices[6 * prompt : 6 * prompt + 6]:
             assert choice.logprobs is not None
-            values = [one for one in choice.logprobs.token_logprobs or [] if one]
-            means[choice.text] = math.fsum(values) / len(values)
-        due = sorted(means, key=lambda text: -means[text])[:2]
+            told = choice.logprobs.token_logprobs or []
+            values = [one for one in told if one is not None]
+            means.append((math.fsum(values) / len(values), choice.text))
+        due = [text for _, text in sorted(means, reverse=True)[:2]]
         chosen = best.choices[2 * prompt : 2 * prompt + 2]
         assert [choice.text for choice in chosen] == due
         assert [choice.index for choice in chosen] == [2 * prompt, 2 * prompt + 1]

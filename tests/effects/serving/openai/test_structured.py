@@ -177,7 +177,7 @@ def test_an_answer_is_as_its_schema_says(client: OpenAI) -> None:
 
 
 def test_a_stream_is_too(bundled: Serving) -> None:
-    body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 60}
+    body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 300}
     url = f"{bundled.url}/v1/completions"
     with bundled.http.stream("POST", url, json=body) as stream:
         said = [one["choices"][0] for one in events(stream.iter_lines())]

@@ -20,7 +20,7 @@ from minfer.effects.text.tools.formats import Parsers, Parsing
 from tests.effects.scripted import write_talker
 
 MODELS = Models(("bundled",), 0, 2048)
-MESSAGES = [{"role": "user", "content": "Return the size of a file."}]
+MESSAGES = [{"role": "user", "content": "Write a Python function is_prime."}]
 
 
 @pytest.fixture(scope="module")

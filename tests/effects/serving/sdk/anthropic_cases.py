@@ -14,7 +14,7 @@ case: Final = TABLE
 ASKED: Final[dict[str, Any]] = {
     "model": "bundled",
     "max_tokens": 8,
-    "messages": [{"role": "user", "content": "Return the size of a file."}],
+    "messages": [{"role": "user", "content": "Write a Python function is_prime."}],
     "temperature": 0,
 }
 # What its second major version took out of the signatures goes as extra fields.

@@ -11,7 +11,7 @@ from tests.effects.serving.sdk.servers import Servers
 
 TABLE: Final = Table("langchain-openai", ("langchain_openai", "langchain_core"))
 case: Final = TABLE
-ASKED: Final = "Return the size of a file."
+ASKED: Final = "Write a Python function is_prime."
 
 
 def to(servers: Servers, **more: Any) -> Any:
@@ -43,7 +43,7 @@ def _(servers: Servers) -> None:
 @case("ChatOpenAI.batch: answers in order")
 def _(servers: Servers) -> None:
     model = to(servers)
-    asked = [ASKED, "Return the lines of a file.", ASKED]
+    asked = [ASKED, "Write a Python function fibonacci.", ASKED]
     one, two, three = (message.content for message in model.batch(asked))
     assert one == three != two
 
@@ -67,13 +67,13 @@ def _(servers: Servers) -> None:
 
     turns = [
         ("system", "You write Python."),
-        ("human", "Open a file."),
-        ("ai", "def open(self):"),
-        ("human", "Return the {what} of a file."),
+        ("human", "Hello!"),
+        ("ai", "Hello! How can I help you?"),
+        ("human", "Write a Python function {what}."),
     ]
     model = to(servers).bind(stop=["("])
     chain = ChatPromptTemplate.from_messages(turns) | model | StrOutputParser()
-    said = chain.invoke({"what": "size"})
+    said = chain.invoke({"what": "is_prime"})
     assert said
     assert "(" not in said
 

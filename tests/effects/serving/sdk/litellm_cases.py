@@ -17,7 +17,7 @@ def asked(servers: Servers, **more: Any) -> dict[str, Any]:
     return {
         "model": "hosted_vllm/bundled",
         "api_base": f"{servers.bundled.url}/v1",
-        "messages": [{"role": "user", "content": "Return the size of a file."}],
+        "messages": [{"role": "user", "content": "Write a Python function is_prime."}],
         "max_tokens": 8,
         "temperature": 0,
         "num_retries": 0,
