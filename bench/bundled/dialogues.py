@@ -13,7 +13,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from bench.bundled.tasks.problem import Call, Problem, drawn
-from bench.bundled.tasks.tasks import TASKS, any_problem
+from bench.bundled.tasks.tasks import TASKS, Stage, any_problem
 from bench.bundled.tasks.tools import draw_missing, offered, strange
 
 Message = dict[str, Any]
@@ -39,7 +39,7 @@ _SYSTEMS: Final = (
     "Answer in one sentence.",
     "You are minfer.",
 )
-_THINK: Final = (
+THINK: Final = (
     "{q} Think first.",
     "{q} Think step by step.",
     "{q} /think",
@@ -116,9 +116,9 @@ def answered(problem: Problem, thought: str = "") -> list[Message]:
     return [*turns, last | ({"reasoning_content": thought} if thought else {})]
 
 
-def any_dialogue(rng: Random, *, later: bool = False) -> Dialogue:
-    """A conversation to be trained on; `later`: of what takes longer to learn, more."""
-    problems, tools = _problems(rng, later=later)
+def any_dialogue(rng: Random, stage: Stage = Stage.FIRST) -> Dialogue:
+    """A conversation to be trained on."""
+    problems, tools = _problems(rng, stage)
     messages: list[Message] = []
     if rng.random() < 0.25:
         messages.append({"role": "system", "content": rng.choice(_SYSTEMS)})
@@ -130,7 +130,7 @@ def any_dialogue(rng: Random, *, later: bool = False) -> Dialogue:
         return Dialogue([*messages, *asked(last), *answered(last)], tools)
     if dice < 0.82:
         turns = asked(last)
-        turns[-1]["content"] = rng.choice(_THINK).format(q=last.question)
+        turns[-1]["content"] = rng.choice(THINK).format(q=last.question)
         return Dialogue([*messages, *turns, *answered(last, thought)], tools)
     if dice < 0.94:
         return Dialogue(
@@ -139,7 +139,7 @@ def any_dialogue(rng: Random, *, later: bool = False) -> Dialogue:
     return Dialogue([*messages, *asked(last), *answered(last)], tools, CLOSED)
 
 
-def _problems(rng: Random, *, later: bool) -> tuple[list[Problem], Tools]:
+def _problems(rng: Random, stage: Stage) -> tuple[list[Problem], Tools]:
     """What a conversation is about, and the tools that are offered in it."""
     count = rng.choice((1, 1, 1, 1, 2, 2, 3, 4))
     dice = rng.random()
@@ -150,9 +150,9 @@ def _problems(rng: Random, *, later: bool) -> tuple[list[Problem], Tools]:
     if dice < 0.10:
         missing = drawn(draw_missing, rng, held_out=False)
         return [missing], missing.tools
-    first = any_problem(rng, later=later)
+    first = any_problem(rng, stage)
     if not first.calls:
-        rest = (any_problem(rng, later=later) for _ in range(count - 1))
+        rest = (any_problem(rng, stage) for _ in range(count - 1))
         return [first, *(one for one in rest if not one.calls)], ()
     others = [_of(rng, _BESIDE_CALLS) for _ in range(rng.choice((0, 0, 0, 1, 1, 2)))]
     at = rng.randint(0, len(others))

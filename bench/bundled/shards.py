@@ -22,23 +22,27 @@ from tokenizers import Tokenizer
 
 from bench.bundled.dialogues import any_dialogue
 from bench.bundled.packing import Conversations, Pack
+from bench.bundled.tasks.tasks import Stage
 
 SHARD: Final = 1_000_000  # tokens
 BATCH: Final = 500  # conversations
 AHEAD: Final = 24  # shards beyond what was asked for
 PATIENCE: Final = 300.0  # seconds for a shard
-LATER: Final = (
-    780  # shards before what takes longer to learn comes more often: about half
-)
+LATER: Final = 780  # shards of the first stage: about half of all
 
 
-def make(tokenizer: Tokenizer, seed: int, number: int, tokens: int = SHARD) -> Pack:
+def stage_of(number: int) -> Stage:
+    """When in training a shard comes."""
+    return Stage.LATER if number >= LATER else Stage.FIRST
+
+
+def make(tokenizer: Tokenizer, seed: int, number: int, tokens: int, stage: Stage) -> Pack:
     """A shard."""
     rng = Random(f"{seed} {number}")
     conversations = Conversations(tokenizer)
-    documents, total, later = [], 0, number >= LATER
+    documents, total = [], 0
     while total < tokens:
-        dialogues = [any_dialogue(rng, later=later) for _ in range(BATCH)]
+        dialogues = [any_dialogue(rng, stage) for _ in range(BATCH)]
         for one in conversations.tokens(dialogues):
             documents.append(one)
             total += len(one)
@@ -109,7 +113,7 @@ def _write(
     while True:
         while number > wanted.value:
             time.sleep(0.05)
-        pack = make(read, seed, number, size)
+        pack = make(read, seed, number, size, stage_of(number))
         part = folder / f"{number}.part.npz"
         numpy.savez(part, tokens=pack.tokens, starts=pack.starts)
         part.rename(folder / f"{number}.npz")

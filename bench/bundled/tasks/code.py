@@ -15,9 +15,12 @@ from typing import Any, Final
 from attrs import frozen
 
 from bench.bundled.tasks.problem import Problem
-from bench.bundled.tasks.vocabulary import phrases
+from bench.bundled.tasks.vocabulary import PHRASES, phrases
 
 _ASKED: Final = phrases("code", "asked")
+_DOING: Final = phrases("code", "doing")
+_DOES: Final = PHRASES["code"]["does"]
+_BY_DOING: Final = 0.4  # of all questions: by what the code does, not by its name
 
 
 @frozen
@@ -68,16 +71,35 @@ def _words(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").lower()
 
 
-def draw_code(rng: Random) -> Problem:
-    """Somebody asks for one of the functions."""
-    recipe = rng.choice(recipes())
-    form = rng.choice(_ASKED)
+def third_person(do: str) -> str:
+    """What it does that is told to do so: "reverse a list" -> "reverses a list"."""
+    verb, _, rest = do.partition(" ")
+    if verb.endswith(("s", "sh", "ch", "x", "z", "o")):
+        verb += "es"
+    elif verb.endswith("y") and verb[-2] not in "aeiou":
+        verb = f"{verb[:-1]}ies"
+    else:
+        verb += "s"
+    return f"{verb} {rest}"
+
+
+def _asked(rng: Random, recipe: Recipe) -> str:
+    """How somebody asks for a recipe: by what it does, by its name, or in its words."""
+    if rng.random() < _BY_DOING:
+        do = rng.choice(_DOES[recipe.name])
+        return rng.choice(_DOING).format(do=do, does=third_person(do))
     about = (
         recipe.about[0].lower() + recipe.about[1:] if rng.random() < 0.3 else recipe.about
     )
-    question = form.format(
+    return rng.choice(_ASKED).format(
         k=recipe.kind, d=about, name=recipe.name, words=_words(recipe.name)
     )
+
+
+def draw_code(rng: Random) -> Problem:
+    """Somebody asks for one of the functions."""
+    recipe = rng.choice(recipes())
+    question = _asked(rng, recipe)
     if rng.random() < 0.2:
         question = question.rstrip(".?").lower()
     return Problem(

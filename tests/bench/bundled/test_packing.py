@@ -16,6 +16,7 @@ from bench.bundled.packing import (
     texts,
 )
 from bench.bundled.shards import make
+from bench.bundled.tasks.tasks import Stage
 
 ASKED = {"role": "user", "content": "What is 1 + 2?"}
 SAID = {"role": "assistant", "content": "1 + 2 = 3"}
@@ -71,7 +72,9 @@ def test_a_window_may_begin_anywhere() -> None:
 
 
 def test_a_shard_is_made_of_seed_and_number(tokenizer: Tokenizer) -> None:
-    one, again, other = (make(tokenizer, 3, number, 2000) for number in (4, 4, 5))
+    one, again, other = (
+        make(tokenizer, 3, number, 2000, Stage.FIRST) for number in (4, 4, 5)
+    )
     assert numpy.array_equal(one.tokens, again.tokens)
     assert not numpy.array_equal(one.tokens[:2000], other.tokens[:2000])
 

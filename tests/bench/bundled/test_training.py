@@ -21,7 +21,7 @@ from bench.bundled.model import SHAPES, Model
 from bench.bundled.muon import orthogonal
 from bench.bundled.packing import LEARNT, Pack
 from bench.bundled.prepare import TOKENIZER
-from bench.bundled.tasks.tasks import TASKS
+from bench.bundled.tasks.tasks import TASKS, Stage
 from bench.bundled.train import Run, losses, rate_at
 from minfer import LLM, SamplingParams
 
@@ -37,7 +37,9 @@ class Written:
 
     def get(self, number: int) -> Pack:
         if number % 4 not in self._made:
-            self._made[number % 4] = shards.make(self._tokenizer, 0, number % 4, 1500)
+            self._made[number % 4] = shards.make(
+                self._tokenizer, 0, number % 4, 1500, Stage.FIRST
+            )
         return self._made[number % 4]
 
 
