@@ -66,9 +66,17 @@ class Python:
     counts: Mapping[str, int]
 
 
-def read_python(folder: Path, device: str, limit: int | None = None) -> Python:
-    """Read the corpus into tokens; `limit` bounds its documents, for a trial."""
-    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+def read_python(
+    folder: Path,
+    device: str,
+    limit: int | None = None,
+    tokenizer: Tokenizer | None = None,
+) -> Python:
+    """Read the corpus into tokens, by default those of the tokenizer beside it; `limit`
+    bounds its documents, for a trial.
+    """
+    if tokenizer is None:
+        tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
     found = corpus.read(folder / CORPUS)
     rng = Random(0)
     openings = found.openings

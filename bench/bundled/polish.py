@@ -21,6 +21,7 @@ from random import Random
 from shutil import copytree
 from typing import Any, Final
 
+import numpy
 import torch
 from attrs import define, field, frozen
 from safetensors.torch import load_file, save_file
@@ -154,7 +155,7 @@ def _corrected(problems: Sequence[Problem], rng: Random) -> list[Dialogue]:
 def _ended(circles: Sequence[Sequence[int]]) -> list[Tokens]:
     """Texts of which it is learnt that they end here."""
     end = END_ID | LEARNT | HEAVY
-    return [torch.tensor([*one, end], dtype=torch.int16).numpy() for one in circles]
+    return [numpy.array([*one, end], numpy.int16) for one in circles]
 
 
 @define
@@ -206,7 +207,7 @@ class Polishing:
         self.adam.zero_grad()
         self.muon.step(MATRIX_RATE * rate)
         self.step += 1
-        return float(loss)
+        return loss.item()
 
     def _batch(self) -> Tensor:
         span = torch.arange(LENGTH + 1)
@@ -239,12 +240,11 @@ def polish(args: argparse.Namespace) -> None:
     own = args.out / args.role
     copytree(args.models / args.role, own, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_file(str(own / TOKENIZER))
-    (args.data / TOKENIZER).write_text((own / TOKENIZER).read_text("utf-8"), "utf-8")
     drafts = args.role == "draft"
     teacher = load(args.out / "target", "target").eval() if drafts else None
     if teacher is not None:
         teacher.requires_grad_(requires_grad=False)
-    python = read_python(args.data, "cpu", args.documents)
+    python = read_python(args.data, "cpu", args.documents, tokenizer)
     run = Polishing(
         args.role, load(own, args.role), teacher, tokenizer, python, args.rate, args.seed
     )

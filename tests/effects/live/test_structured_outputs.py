@@ -11,9 +11,8 @@ import pytest
 
 from minfer import LLM, RequestError, RequestOutput, SamplingParams, StructuredOutputs
 from minfer.effects.live import grammar_masks
-from minfer.effects.text.grammars.at_once import AtOnce
-from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.messages import Preempted
+from tests.effects.live.stuck import stick_at_the_end
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 64}
 SCHEMA = {
@@ -26,7 +25,6 @@ SCHEMA = {
     "required": ["name", "size"],
     "additionalProperties": False,
 }
-MADE = AtOnce._made
 PROMPTS = ["def read(path):\n", "class Stack", "import os\n", "x = "]
 EACH = [
     StructuredOutputs(json=SCHEMA),
@@ -152,7 +150,7 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
 ) -> None:
     asked = StructuredOutputs(regex="a{3,9}x?")
     llm.grammars.get(asked)
-    monkeypatch.setattr(AtOnce, "_made", failing)
+    stick_at_the_end(monkeypatch)
     both = [params(asked, temperature=0), params(None, temperature=0, max_tokens=9)]
     ended, plain = (
         out.outputs[0] for out in llm.generate(PROMPTS[:2], both, use_tqdm=False)
@@ -163,13 +161,6 @@ def test_a_grammar_that_turns_out_too_much_work_ends_its_own_request(
     monkeypatch.undo()
     alone = llm.generate(PROMPTS[1], both[1], use_tqdm=False)[0].outputs[0]
     assert plain.token_ids == alone.token_ids
-
-
-def failing(self: AtOnce, going: Any, lines: Any) -> dict[int, GrammarError]:
-    """In place of a method: who may be at its end takes too long."""
-    error = GrammarError("took too long")
-    ended = {line: error for walk, line in going if walk.is_accepting()}
-    return MADE(self, going, lines) | ended
 
 
 @pytest.mark.parametrize("executor", ["dry", "oracle"])
@@ -207,7 +198,7 @@ def test_a_journal_replays_without_library_model_and_torch(
         with LLM(journal=folder, journal_redact=redact, **SETTINGS) as recorded:
             serve(recorded)
             with monkeypatch.context() as patched:
-                patched.setattr(AtOnce, "_made", failing)
+                stick_at_the_end(patched)
                 done = one(recorded, StructuredOutputs(choice=["yes", "no"]))
                 assert done.finish_reason == "error"
         replayed = subprocess.run(

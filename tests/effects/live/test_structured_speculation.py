@@ -22,7 +22,8 @@ from minfer.plan import Plan
 from minfer.runs.drafts import judged, tally_of
 from minfer.speculate.tally import Tally
 from tests.circles import long
-from tests.effects.live.test_structured_outputs import REPLAY, SCHEMA, failing
+from tests.effects.live.stuck import stick_at_the_end
+from tests.effects.live.test_structured_outputs import REPLAY, SCHEMA
 from tests.effects.text.grammars.bundled import matcher
 
 ROOMY: Final[dict[str, Any]] = {"dtype": "float32", "num_gpu_blocks_override": 199}
@@ -287,7 +288,7 @@ def test_a_draft_model_leaves_those_under_a_grammar_alone() -> None:
 def test_who_cannot_go_on_ends_where_it_does_without_drafts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(AtOnce, "_made", failing)  # where it may be over
+    stick_at_the_end(monkeypatch)
     asked = StructuredOutputs(choice=["certainly", "certainly not"])
     found = []
     for config in (None, drafting("ngram", 8)):

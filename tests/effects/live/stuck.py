@@ -1,0 +1,32 @@
+"""Grammars that turn out too much work where an output may be over.
+
+However busy the machine is: masks that take long are made elsewhere than those that are
+made at once, so here nothing is said to take long.
+"""
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from minfer.effects.live import grammar_masks
+from minfer.effects.text.grammars import at_once
+from minfer.effects.text.grammars.at_once import AtOnce
+from minfer.effects.text.grammars.protocol import GrammarError
+
+MADE = AtOnce._made
+
+
+def stick_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks fail from where an output may be over."""
+    monkeypatch.setattr(grammar_masks, "QUICK", inf)
+    monkeypatch.setattr(grammar_masks, "LONG", inf)
+    monkeypatch.setattr(at_once, "MOST_SECONDS", inf)
+    monkeypatch.setattr(AtOnce, "_made", _failing)
+
+
+def _failing(self: AtOnce, going: Any, lines: Any) -> dict[int, GrammarError]:
+    """In place of a method: who may be at its end takes too long."""
+    error = GrammarError("took too long")
+    ended = {line: error for walk, line in going if walk.is_accepting()}
+    return MADE(self, going, lines) | ended
