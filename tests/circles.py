@@ -4,6 +4,7 @@
     pytest               for every commit: all rooms, in minutes
     pytest --all         also what is marked `long`: volume, and nothing that is asked
                          there alone
+    pytest --rest        of these, what has not been asked if `pytest` has passed
 
 `-n auto` spreads each over the processors, except where there is a GPU, whose memory they
 would fight for.

@@ -36,10 +36,11 @@ hypothesis.settings.load_profile("suite")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the long tests, too")
+    parser.addoption("--rest", action="store_true", help="of --all, what is not run else")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--all"):
+    if config.getoption("--all") or config.getoption("--rest"):
         hypothesis.settings.load_profile("all")
 
 
@@ -47,11 +48,24 @@ def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
     """Leave long tests out, unless they are asked for: by `--all`, or one by one."""
-    if config.getoption("--all") or any("::" in arg for arg in config.args):
+    if config.getoption("--rest"):
+        wanted = [item for item in items if _is_long(item) or _takes_examples(item)]
+    elif config.getoption("--all") or any("::" in arg for arg in config.args):
         return
-    long = [item for item in items if item.get_closest_marker("long")]
-    config.hook.pytest_deselected(items=long)
-    items[:] = [item for item in items if not item.get_closest_marker("long")]
+    else:
+        wanted = [item for item in items if not _is_long(item)]
+    kept = {*map(id, wanted)}
+    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+    items[:] = wanted
+
+
+def _is_long(item: pytest.Item) -> bool:
+    return item.get_closest_marker("long") is not None
+
+
+def _takes_examples(item: pytest.Item) -> bool:
+    """Whether it is one of Hypothesis, which has more examples in the widest circle."""
+    return getattr(getattr(item, "obj", None), "is_hypothesis_test", False)
 
 
 @pytest.hookimpl(optionalhook=True)
