@@ -39,6 +39,16 @@ def model_folder(model: str | None) -> Path:
     """
     if model is None:
         return bundled_folder()
+    try:
+        return _named(model)
+    except OSError as error:  # the name is too long, or a folder before it is closed
+        raise ConfigError(
+            f"model {str(model)!r:.200}: {error.strerror}; {_CHECKPOINT}"
+        ) from error
+
+
+def _named(model: str) -> Path:
+    """The folder of that name. Raises ConfigError, and OSError if nobody can tell."""
     path = Path(model)
     if path.is_dir():
         if any(path.glob("*.gguf")) and not (path / "config.json").is_file():

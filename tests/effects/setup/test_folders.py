@@ -47,3 +47,13 @@ def test_a_file_means_the_folder_that_it_is_in(tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path)
     with pytest.raises(ConfigError, match="is a file; give the folder that it is in"):
         model_folder(str(folder / "model.safetensors"))
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 5000])
+def test_a_name_that_is_too_long_is_told(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    assert main(["plan", "--model", name]) == 2
+    err = capsys.readouterr().err
+    assert "File name too long; give the path of a Hugging Face checkpoint" in err
+    assert len(err) < 1000
