@@ -13,8 +13,7 @@ from typing import Any, Final
 from attrs import evolve, frozen
 
 from minfer.config import EngineConfig
-from minfer.effects.models.checkpoint import read_config
-from minfer.effects.models.config_reader import UnsupportedModelError
+from minfer.effects.models.checkpoint import CheckpointError, read_config
 from minfer.effects.models.spec import ModelSpec
 from minfer.effects.models.spec_reader import parse_spec
 from minfer.effects.setup.folders import bundled_folder, model_folder
@@ -41,7 +40,7 @@ def find_draft(
     """The draft model that settings ask for, for the model in the folder `target`; of the
     bundled one, unless they name another, the one that comes with it.
 
-    Raises ConfigError if it does not go with the target, and CheckpointError.
+    Raises ConfigError if it does not go with the target, or cannot be read.
     """
     if asked is None or asked.method != DRAFT_MODEL:
         return None
@@ -50,8 +49,7 @@ def find_draft(
             "speculative_config: draft_model needs a model: the path of the draft's "
             "checkpoint folder, or its name on the hub"
         )
-    named = asked.model is not None
-    folder = model_folder(asked.model) if named else bundled_folder("draft")
+    folder = _folder(asked.model)
     draft = _spec(folder, spec.dtype)
     if draft.max_position_embeddings < config.max_model_len:
         raise ConfigError(
@@ -63,11 +61,21 @@ def find_draft(
     return Draft(folder, draft)
 
 
+def _folder(model: str | None) -> Path:
+    """Where a draft model is. Raises ConfigError that tells it from the target."""
+    if model is None:
+        return bundled_folder("draft")
+    try:
+        return model_folder(model)
+    except ConfigError as error:
+        raise ConfigError(f"speculative_config: as a draft model: {error}") from error
+
+
 def _spec(folder: Path, dtype: str) -> ModelSpec:
     """The draft model's sizes, in the target's type."""
     try:
         found = parse_spec(read_config(folder), str(folder / "config.json"))
-    except UnsupportedModelError as error:
+    except CheckpointError as error:
         raise ConfigError(f"speculative_config: as a draft model: {error}") from error
     return evolve(found, dtype=dtype)
 

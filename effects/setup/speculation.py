@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from attrs import Attribute, field, fields, frozen
 
+from minfer.checks import MOST
 from minfer.setting import ConfigError
 from minfer.speculate.lookup import Lookup
 from minfer.speculate.proposer import Proposer
@@ -54,12 +55,18 @@ _ELSEWHERE: Final = (
 
 
 def _whole(low: int, high: int) -> Any:
+    """A field's validator: a whole number, or nothing where that is the default."""
+
     def check(_: object, attribute: "Attribute[Any]", value: Any) -> None:
-        right = type(value) is int and low <= value <= high
-        if value is not None and not right:
+        if value is None and attribute.default is None:
+            return
+        if type(value) is not int or not low <= value <= high:
+            # Python refuses to write out integers of thousands of digits.
+            huge = type(value) is int and abs(value) > MOST
+            given = "one that large" if huge else f"{value!r:.80}"
             raise ConfigError(
                 f"{_WHERE}: {attribute.name} must be a whole number from {low} to "
-                f"{high}, not {value!r:.80}"
+                f"{high}, not {given}"
             )
 
     return check
@@ -114,7 +121,7 @@ class SpeculativeConfig:
                     raise ConfigError(f"{_WHERE}: {name} goes with {NGRAM} and {SUFFIX}")
         elif self.model is not None:
             raise ConfigError(f"{_WHERE}: model goes with the method {DRAFT_MODEL!r}")
-        if not isinstance(self.model, str | Path | None):
+        if not isinstance(self.model, str | Path | None) or self.model == "":
             raise ConfigError(f"{_WHERE}: model must be the path of a checkpoint folder")
         few, many = self.lookups
         if few > many:
@@ -159,7 +166,7 @@ def read_json(text: str) -> Mapping[str, Any]:
     """What the command line says. Raises argparse.ArgumentTypeError."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise argparse.ArgumentTypeError(f"not JSON: {error}") from error
     if not isinstance(found, dict):
         raise argparse.ArgumentTypeError(f"not a JSON object: {text:.80}")

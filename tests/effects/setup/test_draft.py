@@ -119,6 +119,23 @@ def test_a_draft_of_a_family_that_is_not_here_is_told(copied: Path) -> None:
         prepare(settings(model=str(copied)), limit=10**9)
 
 
+@pytest.mark.parametrize("config", [None, "{", '{"vocab_size": -1}'])
+def test_a_draft_that_cannot_be_read_is_told_from_its_target(
+    copied: Path, config: str | None
+) -> None:
+    (copied / "config.json").unlink()
+    if config is not None:
+        (copied / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=r"config: as a draft model: .*config.json"):
+        prepare(settings(model=str(copied)), limit=10**9)
+
+
+@pytest.mark.parametrize("name", ["no/such/draft", "x" * 5000])
+def test_a_draft_that_is_nowhere_is_told_from_its_target(name: str) -> None:
+    with pytest.raises(ConfigError, match="speculative_config: as a draft model: model"):
+        prepare(settings(model=f"./{name}"), limit=10**9)
+
+
 def test_another_target_needs_a_draft_by_name(tmp_path: Path) -> None:
     target = tmp_path / "target"
     shutil.copytree(bundled_folder(), target)

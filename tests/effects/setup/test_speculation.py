@@ -68,8 +68,11 @@ def test_which_drafts_stand_goes_with_every_method(method: str) -> None:
         ({"method": "ngram", "num_speculative_tokens": 65}, "from 1 to 64, not 65"),
         ({"method": "ngram", "num_speculative_tokens": True}, "not True"),
         ({"method": "ngram", "num_speculative_tokens": 10**99}, "must be a whole number"),
+        ({"method": "ngram", "num_speculative_tokens": 10**9999}, "not one that large"),
+        ({"method": "ngram", "num_speculative_tokens": None}, "from 1 to 64, not None"),
         ({"method": "ngram", "model": "m"}, "model goes with the method 'draft_model'"),
         ({"method": "draft_model", "model": 7}, "must be the path of a checkpoint"),
+        ({"method": "draft_model", "model": ""}, "must be the path of a checkpoint"),
         ({"model": "m", "prompt_lookup_min": 2}, "prompt_lookup_min goes with ngram"),
         ({"method": "suffix", "prompt_lookup_min": 5, "prompt_lookup_max": 4}, "at most"),
         ({"method": "ngram", "disable_by_batch_size": 0}, "from 1 to"),
@@ -91,7 +94,13 @@ def test_what_cannot_be_is_told_with_its_key(given: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("{", "not JSON"), ("[1]", "not a JSON object")]
+    ("text", "why"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ('{"num_speculative_tokens": 1' + "0" * 5000 + "}", "not JSON"),
+        ("[1]", "not a JSON object"),
+    ],
 )
 def test_what_is_no_json_object_is_told(text: str, why: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError, match=why):
