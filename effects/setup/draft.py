@@ -106,10 +106,11 @@ def _tokens(file: Path, data: bytes) -> Mapping[int, str]:
         vocab = told["model"]["vocab"]
         pairs = vocab.items() if isinstance(vocab, dict) else _scored(vocab)
         found = {int(token): str(text) for text, token in pairs}
-        added = {int(one["id"]): str(one["content"]) for one in told["added_tokens"]}
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        more = told.get("added_tokens", ())  # there may be none
+        added = {int(one["id"]): str(one["content"]) for one in more}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
-            f"{file}: no tokenizer can be read of it ({error!r})"
+            f"speculative_config: {file}: no tokenizer can be read of it ({error!r})"
         ) from error
     return {**found, **added}
 

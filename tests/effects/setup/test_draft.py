@@ -78,7 +78,21 @@ def test_another_tokenizer_is_told_with_the_token_that_differs(
         prepare(settings(model=str(copied)), limit=10**9)
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"model": {"vocab": 7}}', "[]"])
+def test_a_tokenizer_may_leave_out_that_it_has_no_added_tokens(copied: Path) -> None:
+    target = copied.parent / "target"
+    shutil.copytree(bundled_folder(), target)
+    told = json.loads((copied / "tokenizer.json").read_text())
+    told["added_tokens"] = []
+    (target / "tokenizer.json").write_text(json.dumps(told))
+    del told["added_tokens"]
+    (copied / "tokenizer.json").write_text(json.dumps(told))
+    args = evolve(settings(model=str(copied)), model=str(target))
+    assert prepare(args, limit=10**9).draft is not None
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", '{"model": {"vocab": 7}}', "[]", "[" * 100_000]
+)
 def test_a_tokenizer_that_cannot_be_read_is_told(copied: Path, text: str) -> None:
     (copied / "tokenizer.json").write_text(text)
     with pytest.raises(ConfigError, match=r"tokenizer.json: no tokenizer can be read"):
