@@ -43,7 +43,7 @@ def model_folder(model: str | None) -> Path:
         return _named(model)
     except OSError as error:  # the name is too long, or a folder before it is closed
         raise ConfigError(
-            f"model {str(model)!r:.200}: {error.strerror}; {_CHECKPOINT}"
+            f"model {str(model)!r:.200}: {error.strerror or error}; {_CHECKPOINT}"
         ) from error
 
 
