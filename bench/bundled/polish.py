@@ -1,4 +1,4 @@
-"""Mend what a trained model still gets wrong: a last piece of training, without a GPU.
+"""Mend what a trained model still gets wrong: a last piece of training.
 
     python -m bench.bundled.polish --models MODELS --out OUT --minutes 40
     python -m bench.bundled.polish --models MODELS --out OUT --minutes 10 --role draft
@@ -11,6 +11,8 @@ up, as `packing.circles` makes them, are not those that it falls into.) It then 
 these beside what it learnt before, lest it forget that, at a small learning rate that
 falls to zero; in rounds, since its mistakes change. The draft learns last, from the
 polished target.
+
+A step takes some seconds of two processors, and some hundredths of one of a GPU.
 """
 
 import argparse
@@ -169,6 +171,7 @@ class Polishing:
     python: Python
     rate: float  # the highest, as a share of `train`'s highest
     seed: int
+    device: str
     generator: torch.Generator = field(init=False)
     muon: Muon = field(init=False)
     adam: torch.optim.AdamW = field(init=False)
@@ -176,7 +179,7 @@ class Polishing:
     step: int = 0
 
     def __attrs_post_init__(self) -> None:
-        self.generator = torch.Generator().manual_seed(self.seed)
+        self.generator = torch.Generator(self.device).manual_seed(self.seed)
         named = list(self.model.named_parameters())
         matrices = [one for name, one in named if one.dim() > 1 and "embed" not in name]
         others = [one for name, one in named if one.dim() < 2 or "embed" in name]
@@ -189,13 +192,14 @@ class Polishing:
     def begin_round(self, number: int, found: Mistakes | None) -> None:
         """Have fresh conversations, and what was wrong just now."""
         made = shards.make(self.tokenizer, self.seed, number, TALK, Stage.LAST)
-        self.tapes["talk"] = Tape.of(made, "cpu")
+        self.tapes["talk"] = Tape.of(made, self.device)
         if found is not None and found.problems:
             wrong = _corrected(found.problems, Random(self.seed))
             tokens = Conversations(self.tokenizer).tokens(wrong)
-            self.tapes["mistakes"] = Tape.of(Pack.of(tokens), "cpu")
+            self.tapes["mistakes"] = Tape.of(Pack.of(tokens), self.device)
         if found is not None and found.circles:
-            self.tapes["own circles"] = Tape.of(Pack.of(_ended(found.circles)), "cpu")
+            ended = Pack.of(_ended(found.circles))
+            self.tapes["own circles"] = Tape.of(ended, self.device)
 
     def advance(self, share: float) -> float:
         """One step, when so much of the whole is done; returns the loss."""
@@ -210,7 +214,7 @@ class Polishing:
         return loss.item()
 
     def _batch(self) -> Tensor:
-        span = torch.arange(LENGTH + 1)
+        span = torch.arange(LENGTH + 1, device=self.device)
         parts = [
             tape.tokens[tape.draw(SHARES[name], self.generator)[:, None] + span]
             for name, tape in self.tapes.items()
@@ -220,36 +224,43 @@ class Polishing:
     def write(self, folder: Path) -> None:
         """The model's weights, into a folder that has all else."""
         weights = {
-            name: one.to(torch.bfloat16).contiguous()
+            name: one.to("cpu", torch.bfloat16).contiguous()
             for name, one in self.model.state_dict().items()
         }
         save_file(weights, folder / WEIGHTS, {"format": "pt"})
         (folder / WEIGHTS).chmod(0o644)
 
 
-def load(folder: Path, role: str) -> Model:
+def load(folder: Path, role: str, device: str) -> Model:
     """The model of a folder, which computes in bfloat16 and keeps float32."""
     model = Model(SHAPES[role], torch.bfloat16)
     weights = load_file(folder / WEIGHTS)
     model.load_state_dict({name: one.float() for name, one in weights.items()})
-    return model
+    return model.to(device)
 
 
 def polish(args: argparse.Namespace) -> None:
     """All rounds."""
-    own = args.out / args.role
+    own, device = args.out / args.role, args.device
     copytree(args.models / args.role, own, dirs_exist_ok=True)
     tokenizer = Tokenizer.from_file(str(own / TOKENIZER))
     drafts = args.role == "draft"
-    teacher = load(args.out / "target", "target").eval() if drafts else None
+    teacher = load(args.out / "target", "target", device).eval() if drafts else None
     if teacher is not None:
         teacher.requires_grad_(requires_grad=False)
-    python = read_python(args.data, "cpu", args.documents, tokenizer)
+    python = read_python(args.data, device, args.documents, tokenizer)
     run = Polishing(
-        args.role, load(own, args.role), teacher, tokenizer, python, args.rate, args.seed
+        args.role,
+        load(own, args.role, device),
+        teacher,
+        tokenizer,
+        python,
+        args.rate,
+        args.seed,
+        device,
     )
-    problems = probe.sheet(tokenizer, "cpu", each=args.each)
-    rows = probe.held_rows(python, LENGTH, "cpu")
+    problems = probe.sheet(tokenizer, device, each=args.each)
+    rows = probe.held_rows(python, LENGTH, device)
 
     def look() -> dict[str, Any]:
         held = probe.held_out(run.model, rows, python.held_out_bytes)
@@ -291,6 +302,7 @@ def main() -> None:
     add("--out", type=Path, required=True, help="where the polished ones go")
     add("--role", choices=["target", "draft"], default="target")
     add("--data", type=Path, default=FOLDER, help="what `prepare` made")
+    add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--minutes", type=float, default=40, help="of steps")
     add("--rounds", type=int, default=5)
     add("--rate", type=float, default=0.05, help="a share of `train`'s highest")

@@ -107,6 +107,7 @@ def test_rounds_change_weights_and_nothing_else(
             seed=3,
             documents=8,
             each=1,
+            device="cpu",
             **how,
         )
     )
