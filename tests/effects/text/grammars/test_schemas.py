@@ -39,6 +39,52 @@ def test_a_keyword_that_would_not_be_enforced_is_refused(
     assert said.endswith(f"(at {where})" if where else "say it otherwise")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"const": -9223372036854775808}',
+        '{"enum": [[-9223372036854775807]]}',
+        '{"type": "integer", "minimum": -1e300, "maximum": -1e299}',
+        '{"$ref": "#/default", "default": {"const": -9223372036854775296}}',
+        '{"const": 1e999}',
+        f'{{"const": {"9" * 4000}}}',
+    ],
+)
+def test_numbers_that_take_the_compiler_with_them_are_refused(text: str) -> None:
+    said = refused(text)
+    assert "is too large" in said
+    assert len(said) < 200
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53 + 1},
+        {"enum": ["a", {"b": [-(2**53) - 1]}]},
+        {"type": "integer", "minimum": 2**53 + 1},
+        {"items": {"multipleOf": 2**53 + 1}},
+    ],
+)
+def test_numbers_that_would_be_rounded_are_refused(schema: Any) -> None:
+    assert "more digits than can be enforced" in refused(schema)
+
+
+def test_large_numbers_that_are_kept_are_taken() -> None:
+    for number in (2**53, 2**60, -(10**18), 0.1):
+        assert takes_value({"const": number}, number)
+    assert takes_value({"const": 1, "default": 2**53 + 1}, 1)
+
+
+@pytest.mark.parametrize("place", ["pattern", "patternProperties"])
+def test_a_pattern_does_not_end_within_an_escape(place: str) -> None:
+    wrong: Any = "a\\"
+    right: Any = "a\\\\"
+    if place == "patternProperties":
+        wrong, right = {wrong: {}}, {right: {}}
+    assert "ends with a single backslash" in refused({"items": {place: wrong}})
+    assert checked_schema(json.dumps({place: right}), "json")
+
+
 def test_names_of_properties_are_no_keywords() -> None:
     schema = {"properties": {"not": {"type": "null"}}, "required": ["not"]}
     assert takes_value({"type": "object", **schema}, {"not": None})
