@@ -36,7 +36,8 @@ def spelled(asked: StructuredOutputs) -> Spelled:
         case "regex":
             return Spelled("regex", _whole_regex(asked.text, param))
         case "choice":
-            return Spelled("lark", "start: " + _either(asked.choice or ()))
+            # One word of many: of rules, the compiler allows 2,000 at a place.
+            return Spelled("lark", f"start: ONE\nONE: {_either(asked.choice or ())}")
         case "grammar":
             return Spelled("lark", _as_lark(asked.text, param))
         case "json_object":
