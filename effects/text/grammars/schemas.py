@@ -10,6 +10,8 @@ satisfy the schema, is the compiler's to say.
 
 import json
 from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from math import lcm
 from typing import Any, Final, TypeVar
 
 from attrs import frozen
@@ -44,6 +46,9 @@ _DEEPEST: Final = 100  # objects and lists within each other
 # The compiler keeps numbers as doubles, and whole ones as 64 bits: where those end it
 # never comes back, and takes the process with it.
 _LARGEST: Final = 2**62
+# The compiler makes a state for each remainder: of a larger number, it makes nothing else
+# for minutes, in gigabytes.
+_MOST_REMAINDERS: Final = 10_000
 _SAYS: Final = _VALUES - {"$ref", "type", "required", "pattern", "format"}
 
 
@@ -65,6 +70,10 @@ def checked_schema(text: str, param: str) -> str:
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"{param}: is not valid JSON: {error}", param) from None
     due = [_Place(schema, "")]
+    try:
+        _check_multiples(schema)
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
     while due:
         place = due.pop()
         try:
@@ -139,6 +148,30 @@ def _check_exact(value: Any) -> None:
             due += one.values()
         elif isinstance(one, int) and float(one) != one:
             raise GrammarError(f"the number {one} has more digits than can be enforced")
+
+
+def _check_multiples(schema: Any) -> None:
+    """Raise GrammarError for numbers whose multiples are too hard to tell, all together:
+    what holds of one value may be anywhere in a schema.
+    """
+    together, due = 1, [schema]
+    while due:
+        one = due.pop()
+        if isinstance(one, list):
+            due += one
+        elif isinstance(one, dict):
+            due += one.values()
+            number = one.get("multipleOf")
+            if isinstance(number, int | float) and number:
+                together = lcm(together, _hard_part(number))
+                if together > _MOST_REMAINDERS:
+                    why = f"multiples of {number} cannot be told apart"
+                    raise GrammarError(f"{why}; leave multipleOf out")
+
+
+def _hard_part(number: float) -> int:
+    """Its digits as a whole number, without zeros at their end."""
+    return int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits)))
 
 
 def _check_patterns(patterns: Iterable[Any]) -> None:
