@@ -7,6 +7,7 @@ writes takes an output, and gets what is new as deltas.
 from collections.abc import Iterable, Sequence
 from typing import Final
 
+import attrs
 from attrs import define, field
 
 from minfer.effects.serving.errors import ApiError
@@ -20,9 +21,10 @@ from minfer.effects.text.tools.deltas import (
     Delta,
     Reasoning,
 )
-from minfer.effects.text.tools.formats import NONE, Parsers, Parsing
+from minfer.effects.text.tools.formats import NONE, REASONING, Parsers, Parsing
 from minfer.effects.text.tools.offered import Tools
 from minfer.effects.text.tools.parser import Parser
+from minfer.structured import StructuredOutputs
 
 _END: Final = 16  # tokens of a prompt in which its last marker is
 
@@ -35,6 +37,18 @@ def parsing_of(
     if llm.tokenizer is not None and llm.parsers.reasoning != NONE:
         end = llm.tokenizer.decode(prompt[-_END:], skip_special_tokens=False)
     return llm.parsers.parsing(tools, end, parallel=parallel)
+
+
+def bound_whole(
+    parsing: Parsing | None, asked: StructuredOutputs | None
+) -> Parsing | None:
+    """How to read an answer that matches this from its first token on, whatever its
+    prompt ends with: it has no reasoning, unless it says itself where that ends.
+    """
+    if parsing is None or asked is None or not parsing.opened:
+        return parsing
+    says = REASONING[parsing.reasoning].closes in asked.text
+    return parsing if says else attrs.evolve(parsing, opened=False)
 
 
 def check_template(parsers: Parsers, param: str) -> None:

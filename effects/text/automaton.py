@@ -86,6 +86,12 @@ class Automaton:
                 return Place(state, at)
         return Place(state, len(text))
 
+    def beyond(self, state: int) -> int:
+        """From where to go on behind a word that was found and does not count."""
+        while state != ROOT and self._letters[state] == _LEAF:
+            state = self._links[state]
+        return state
+
     def length(self, state: int) -> int:
         """Letters of the end of a text that a state stands for."""
         return state - self._ahead[bisect_right(self._firsts, state) - 1]

@@ -28,7 +28,7 @@ class Pieces:
     # Of the tokens from the next that will be taken, if asked for. Those that an end cuts
     # off stay.
     logprobs: list[TokenLogprobs] | None = None
-    unstopped: int = 0  # output tokens in whose text no stop string counts
+    unstopped: int = 0  # output tokens in whose text no stop string may end
     keeps_stop: bool = False  # its text has the token that ended it, too
     fresh: list[int] = field(factory=list)  # tokens that came
     done: Finished | None = None
@@ -47,9 +47,10 @@ class Pieces:
         """
         self.count = len(history)
         if self.decoder is not None and history:
-            self.decoder.push(history[: self.unstopped])
+            free = self.decoder.push(history[: self.unstopped])
             text = self.decoder.push(history[self.unstopped :])
             if self.matcher is not None:
+                self.matcher.pass_by(free)
                 self.matcher.push(text)
 
     @property
@@ -109,6 +110,8 @@ class Pieces:
             text = decoder.spell(token)
             if self.count + at > self.unstopped:
                 text, self.stop = self.matcher.push(text)
+            else:
+                text = self.matcher.pass_by(text)
             self.text += text
             if self.stop is not None:
                 return at

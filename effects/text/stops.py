@@ -33,6 +33,24 @@ class StopMatcher:
         self._state = ROOT
         self._held = ""
 
+    def pass_by(self, piece: str) -> str:
+        """Take text in which no stop string counts that ends there; return text that is
+        certain: one may begin in it.
+        """
+        if self._state == ROOT and self._stops.passes(piece):
+            return piece
+        read = 0
+        while read < len(piece):
+            place = self._stops.read(self._state, piece[read:])
+            self._state = self._stops.beyond(place.state)
+            read += place.read
+        text = self._held + piece
+        keep = len(text)
+        if not self._kept:
+            keep -= self._stops.length(self._state)
+        self._held = text[keep:]
+        return text[:keep]
+
     def push(self, piece: str, *, final: bool = False) -> tuple[str, str | None]:
         """Take text; return (text that is certain, the stop string found or None).
 

@@ -24,7 +24,7 @@ from minfer.effects.serving.openai.tools import (
     offers_of,
     wish_of,
 )
-from minfer.effects.serving.parsed import check_template, parsing_of
+from minfer.effects.serving.parsed import bound_whole, check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds
 
 Options: Final = Field(max_length=256)  # names for a template
@@ -95,6 +95,8 @@ class ChatBody(GenerationBody):
         request = self.request([Asked(None, ids, self.cache_salt.encode())], params)
         wish = wish_of(self.tool_choice, several=several)
         bound = bound_to(llm, offers, wish, parsing, self.constraint())
+        if bound is None:
+            parsing = bound_whole(parsing, params.structured_outputs)
         return attrs.evolve(with_calls(request, bound), parsing=parsing)
 
     def _ids(self, llm: Grounds) -> list[int]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Final, Literal, Self
 
+import attrs
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from minfer.effects.live.edge import Urgency
@@ -35,7 +36,7 @@ from minfer.effects.serving.openai.tools import (
     offers_of,
     wish_of,
 )
-from minfer.effects.serving.parsed import check_template, parsing_of
+from minfer.effects.serving.parsed import bound_whole, check_template, parsing_of
 from minfer.effects.serving.protocol import Endpoint, GenerationRequest, Grounds, Include
 
 _SCORES: Final = "message.output_text.logprobs"  # the one thing to include that could be
@@ -183,7 +184,10 @@ class ResponsesBody(StrictObject):
             wanted_by="" if self.max_output_tokens is None else "max_output_tokens",
         )
         wish = wish_of(self._choice, several=several)
-        return with_calls(request, bound_to(llm, offers, wish, parsing, asked))
+        bound = bound_to(llm, offers, wish, parsing, asked)
+        if bound is None:
+            parsing = bound_whole(parsing, params.structured_outputs)
+        return attrs.evolve(with_calls(request, bound), parsing=parsing)
 
     def _ids(self, llm: Grounds) -> list[int]:
         turns = turns_of(self.input)

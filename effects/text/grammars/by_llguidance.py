@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from attrs import evolve
+
 from minfer.effects.text.grammars.at_once import AtOnce
+from minfer.effects.text.grammars.lark import by_id
 from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import (
     GrammarError,
@@ -18,6 +21,7 @@ from minfer.effects.text.grammars.protocol import (
     Move,
 )
 from minfer.effects.text.grammars.spelled import WHITESPACE, Spelled, spelled
+from minfer.effects.text.grammars.vocabulary import without_markers
 from minfer.effects.text.grammars.walking import LlguidanceMatcher, check, cut
 from minfer.structured import StructuredOutputs
 
@@ -65,6 +69,8 @@ class LlguidanceCompiler:
         self.stand_in: int | None = None
         make = partial(llguidance.LLTokenizer, slices=list(SLICES))
         try:
+            words = without_markers(tokenizer)
+            tokenizer, self._ids = words.text, words.ids
             if not ends:  # it needs one
                 tokenizer = _with_one_more(tokenizer, vocab_size, make)
                 self.stand_in = make(tokenizer, eos_token=[0]).vocab_size - 1
@@ -86,6 +92,8 @@ class LlguidanceCompiler:
         """As `Compiler` says."""
         param = asked.param
         told = spelled(asked)
+        if asked.kind == "grammar":
+            told = evolve(told, text=by_id(told.text, self._ids, param))
         try:
             make = partial(self._matcher, _as_library_has_it(told, asked))
             grammar = LlguidanceGrammar(make, self.vocabulary)

@@ -9,13 +9,17 @@ satisfy the schema, is the compiler's to say.
 """
 
 import json
-from collections.abc import Iterator
-from typing import Any, Final
+from collections.abc import Iterable, Iterator
+from decimal import Decimal
+from math import lcm
+from typing import Any, Final, TypeVar
 
 from attrs import frozen
 
 from minfer.effects.text.grammars.protocol import GrammarError
 
+Number = TypeVar("Number", int, float)
+_LONGEST: Final = 32  # digits of a number that an error shows
 _VALUES: Final = frozenset(
     {
         *("$ref", "type", "enum", "const", "required", "pattern", "format"),
@@ -39,6 +43,13 @@ _IDLE: Final = {"uniqueItems": False, "unevaluatedProperties": True}
 # The compiler's own, by which a schema could have it ignore what it cannot enforce.
 _FORBIDDEN: Final = "x-guidance"
 _DEEPEST: Final = 100  # objects and lists within each other
+# The compiler keeps numbers as doubles, and whole ones as 64 bits: where those end it
+# never comes back, and takes the process with it.
+_LARGEST: Final = 2**62
+# The compiler makes a state for each remainder: of a larger number, it makes nothing else
+# for minutes, in gigabytes.
+_MOST_REMAINDERS: Final = 10_000
+_SAYS: Final = _VALUES - {"$ref", "type", "required", "pattern", "format"}
 
 
 @frozen
@@ -53,10 +64,16 @@ class _Place:
 def checked_schema(text: str, param: str) -> str:
     """A schema as text, of which everything will be enforced. Raises GrammarError."""
     try:
-        schema = json.loads(text)
+        schema = json.loads(text, parse_int=_whole, parse_float=_real)
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
     except (ValueError, RecursionError) as error:
         raise GrammarError(f"{param}: is not valid JSON: {error}", param) from None
     due = [_Place(schema, "")]
+    try:
+        _check_multiples(schema)
+    except GrammarError as error:
+        raise GrammarError(f"{param}: {error}", param) from None
     while due:
         place = due.pop()
         try:
@@ -82,8 +99,12 @@ def _parts(place: _Place) -> list[_Place]:
     for word, idle in _IDLE.items():
         if schema.get(word) is idle:
             del schema[word]
-    for word in schema:
+    for word, value in schema.items():
         _check_word(word)
+        if word in _SAYS:
+            _check_exact(value)
+        elif word == "pattern" or word == "patternProperties":
+            _check_patterns([value] if word == "pattern" else value)
     within = [_Place(one, path, place.depth + 1) for path, one in _within(schema)]
     return [_Place(one.part, place.path + one.path, one.depth) for one in within]
 
@@ -96,6 +117,75 @@ def _check_word(word: str) -> None:
             f"the keyword {word[:64]!r} cannot be enforced; leave it out, or say it "
             "otherwise"
         )
+
+
+def _whole(digits: str) -> int:
+    return _in_range(int(digits), digits)
+
+
+def _real(digits: str) -> float:
+    return _in_range(float(digits), digits)
+
+
+def _in_range(number: Number, digits: str) -> Number:
+    """A number, which must not be too large wherever it is: references lead anywhere."""
+    if abs(number) >= _LARGEST:
+        said = digits if len(digits) <= _LONGEST else f"{digits[:_LONGEST]}..."
+        raise GrammarError(
+            f"the number {said} is too large; at most 2^62 can be enforced"
+        )
+    return number
+
+
+def _check_exact(value: Any) -> None:
+    """Raise GrammarError for a whole number that the compiler would round."""
+    due = [value]
+    while due:
+        one = due.pop()
+        if isinstance(one, list):
+            due += one
+        elif isinstance(one, dict):
+            due += one.values()
+        elif isinstance(one, int) and float(one) != one:
+            raise GrammarError(f"the number {one} has more digits than can be enforced")
+
+
+def _check_multiples(schema: Any) -> None:
+    """Raise GrammarError for numbers whose multiples are too hard to tell, all together:
+    what holds of one value may be anywhere in a schema.
+    """
+    together, due = 1, [schema]
+    while due:
+        one = due.pop()
+        if isinstance(one, list):
+            due += one
+        elif isinstance(one, dict):
+            due += one.values()
+            number = one.get("multipleOf")
+            if isinstance(number, int | float) and number:
+                together = lcm(together, _hard_part(number))
+                if together > _MOST_REMAINDERS:
+                    why = f"multiples of {number} cannot be told apart"
+                    raise GrammarError(f"{why}; leave multipleOf out")
+
+
+def _hard_part(number: float) -> int:
+    """Its digits as a whole number, without zeros at their end."""
+    return int("".join(map(str, Decimal(repr(number)).normalize().as_tuple().digits)))
+
+
+def _check_patterns(patterns: Iterable[Any]) -> None:
+    """Raise GrammarError for a pattern that ends within an escape: the compiler, which
+    puts something behind it, would take that for a part of it.
+    """
+    for one in patterns:
+        if isinstance(one, str) and ends_in_escape(one):
+            raise GrammarError("a pattern ends with a single backslash")
+
+
+def ends_in_escape(pattern: str) -> bool:
+    """Whether the last backslash of a regular expression escapes nothing."""
+    return (len(pattern) - len(pattern.rstrip("\\"))) % 2 == 1
 
 
 def _within(schema: dict[str, Any]) -> Iterator[tuple[str, Any]]:

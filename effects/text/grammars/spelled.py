@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from minfer.effects.text.grammars.lark import checked_lark
 from minfer.effects.text.grammars.protocol import GrammarError
-from minfer.effects.text.grammars.schemas import checked_schema
+from minfer.effects.text.grammars.schemas import checked_schema, ends_in_escape
 from minfer.structured import StructuredOutputs
 
 # A blank, or a new line and its indentation.
@@ -35,7 +36,8 @@ def spelled(asked: StructuredOutputs) -> Spelled:
         case "regex":
             return Spelled("regex", _whole_regex(asked.text, param))
         case "choice":
-            return Spelled("lark", "start: " + _either(asked.choice or ()))
+            # One word of many: of rules, the compiler allows 2,000 at a place.
+            return Spelled("lark", f"start: ONE\nONE: {_either(asked.choice or ())}")
         case "grammar":
             return Spelled("lark", _as_lark(asked.text, param))
         case "json_object":
@@ -50,7 +52,7 @@ def _whole_regex(text: str, param: str) -> str:
     """A regular expression, which must not end within an escape: the compiler, which
     puts it between slashes, would take the second one for a part of it.
     """
-    if (len(text) - len(text.rstrip("\\"))) % 2:
+    if ends_in_escape(text):
         raise GrammarError(f"{param}: ends with a single backslash", param)
     return text
 
@@ -80,19 +82,20 @@ def quoted(text: str) -> str:
 def _as_lark(text: str, param: str) -> str:
     """A grammar in Lark's form; what looks like llama.cpp's is translated."""
     if "::=" not in text or any(map(_is_larks, text.splitlines())):
-        return text
+        return checked_lark(text, param)
     if len(text) > MOST_GBNF:
         why = f"has {len(text)} characters, of at most {MOST_GBNF} in GBNF"
         raise GrammarError(f"{param}: {why}; write it in Lark", param)
     from llguidance.gbnf_to_lark import gbnf_to_lark  # of the optional library
 
     try:
-        return gbnf_to_lark(text)
+        made = gbnf_to_lark(text)
     # It has an error of its own, and raises others for what it does not expect.
     except Exception as error:
         raise GrammarError(
             f"{param}: cannot be translated from GBNF to Lark: {error}", param
         ) from None
+    return checked_lark(made, param)
 
 
 def _is_larks(line: str) -> bool:

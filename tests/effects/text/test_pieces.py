@@ -180,3 +180,16 @@ def test_stop_strings_do_not_count_before_there_are_enough_tokens(
             given = tokenizer.decode(tokens[:known])
             assert given + one.take(0, ()).text == wanted
             assert one.stop == "b"
+
+
+def test_a_stop_string_may_begin_before_there_are_enough_tokens(
+    tokenizer: Tokenizer,
+) -> None:
+    tokens = [tokenizer.encode(one)[0] for one in "xabcy"]
+    for known in (0, 1, 2):
+        one = Pieces(Detokenizer(tokenizer), StopMatcher(["abc"]), None, 2)
+        one.begin(tuple(tokens[:known]))
+        one.fresh += tokens[known:]
+        one.flush(NONE)
+        assert (one.stop, one.count) == ("abc", 4)
+        assert one.text == "x"[known:]

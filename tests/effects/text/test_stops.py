@@ -57,6 +57,29 @@ def test_stop_strings_that_are_kept_against_search(seed: int) -> None:
     assert (got, found) == (before + (stop or ""), stop)
 
 
+@pytest.mark.parametrize("seed", range(300))
+def test_where_none_may_end_one_may_begin(seed: int) -> None:
+    draw = random.Random(seed)
+    letters = ALPHABETS[seed % len(ALPHABETS)]
+    text = "".join(draw.choices(letters, k=draw.randrange(40)))
+    stops: list[str] = []  # none of which begins with another one
+    for stop in sorted(drawn(draw, letters, draw.randrange(1, 6), draw.randrange(1, 9))):
+        if not stops or not stop.startswith(stops[-1]):
+            stops.append(stop)
+    free, kept = draw.randrange(len(text) + 1), seed % 3 == 0
+    matcher, got, at = StopMatcher(stops, kept=kept), "", 0
+    while at < free:
+        step = min(1 + draw.randrange(4), free - at)
+        got, at = got + matcher.pass_by(text[at : at + step]), at + step
+    more, found = matcher.push(text[free:], final=True)
+    for end in range(free + 1, len(text) + 1):
+        if there := [one for one in stops if text[:end].endswith(one)]:
+            stop = max(there, key=len)
+            assert (got + more, found) == (text[: end - (not kept) * len(stop)], stop)
+            return
+    assert (got + more, found) == (text, None)
+
+
 def test_a_text_is_found_in_whatever_is_pushed_last() -> None:
     assert StopMatcher(["bc"]).push("abcd", final=True) == ("a", "bc")
     assert StopMatcher(["bc"]).push("ab", final=True) == ("ab", None)

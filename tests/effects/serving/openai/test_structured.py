@@ -176,6 +176,20 @@ def test_an_answer_is_as_its_schema_says(client: OpenAI) -> None:
     assert fits(done.message.content or "")
 
 
+def test_it_is_no_reasoning_where_the_prompt_has_begun_some(bundled: Serving) -> None:
+    thinks = {"role": "assistant", "content": "<think>"}
+    answer = bundled.post(
+        "chat/completions",
+        messages=[*HI, thinks],
+        add_generation_prompt=False,
+        continue_final_message=True,
+        guided_choice=["yes"],
+    )
+    message = answer.json()["choices"][0]["message"]
+    assert message["content"] == "yes"
+    assert "reasoning" not in message
+
+
 def test_a_stream_is_too(bundled: Serving) -> None:
     body = {"prompt": "x", "response_format": FORMAT, "stream": True, "max_tokens": 300}
     url = f"{bundled.url}/v1/completions"

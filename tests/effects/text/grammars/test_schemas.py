@@ -1,6 +1,7 @@
 """Of a schema everything is enforced, or the schema is refused."""
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -37,6 +38,76 @@ def test_a_keyword_that_would_not_be_enforced_is_refused(
     said = refused(schema)
     assert repr(word) in said
     assert said.endswith(f"(at {where})" if where else "say it otherwise")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"const": -9223372036854775808}',
+        '{"enum": [[-9223372036854775807]]}',
+        '{"type": "integer", "minimum": -1e300, "maximum": -1e299}',
+        '{"$ref": "#/default", "default": {"const": -9223372036854775296}}',
+        '{"const": 1e999}',
+        f'{{"const": {"9" * 4000}}}',
+    ],
+)
+def test_numbers_that_take_the_compiler_with_them_are_refused(text: str) -> None:
+    said = refused(text)
+    assert "is too large" in said
+    assert len(said) < 200
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"const": 2**53 + 1},
+        {"enum": ["a", {"b": [-(2**53) - 1]}]},
+        {"type": "integer", "minimum": 2**53 + 1},
+    ],
+)
+def test_numbers_that_would_be_rounded_are_refused(schema: Any) -> None:
+    assert "more digits than can be enforced" in refused(schema)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "multipleOf": 99999999},
+        {"multipleOf": 9999.9999},
+        {"allOf": [{"multipleOf": 0.97}, {"multipleOf": 89}, {"multipleOf": 8.3}]},
+        {"$ref": "#/x-a", "x-a": {"multipleOf": 845819}},
+        {"multipleOf": -99999999},
+        {"multipleOf": 2**26},
+        {"multipleOf": 1e-15 + 1},
+    ],
+)
+def test_multiples_that_would_take_minutes_are_refused(schema: Any) -> None:
+    assert "leave multipleOf out" in refused(schema)
+
+
+@pytest.mark.parametrize("step", [86400, 1e6, 0.01, 2**10, 1e-5, 97, 0.35, 10_000])
+def test_multiples_that_are_easy_to_tell(step: float) -> None:
+    parts: list[Any] = [{"multipleOf": 6}, {"multipleOf": 1000}, {"multipleOf": step}]
+    begun = time.thread_time()
+    assert takes_value({"prefixItems": parts}, [12, 5000])
+    assert not takes_value({"prefixItems": parts}, [12, 5001])
+    assert time.thread_time() - begun < 1
+
+
+def test_large_numbers_that_are_kept_are_taken() -> None:
+    for number in (2**53, 2**60, -(10**18), 0.1):
+        assert takes_value({"const": number}, number)
+    assert takes_value({"const": 1, "default": 2**53 + 1}, 1)
+
+
+@pytest.mark.parametrize("place", ["pattern", "patternProperties"])
+def test_a_pattern_does_not_end_within_an_escape(place: str) -> None:
+    wrong: Any = "a\\"
+    right: Any = "a\\\\"
+    if place == "patternProperties":
+        wrong, right = {wrong: {}}, {right: {}}
+    assert "ends with a single backslash" in refused({"items": {place: wrong}})
+    assert checked_schema(json.dumps({place: right}), "json")
 
 
 def test_names_of_properties_are_no_keywords() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from minfer.effects.text.grammars.spelled import spelled
 from minfer.structured import StructuredOutputs
-from tests.effects.text.grammars.bundled import matcher, refusal, takes
+from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
 
 CALL = {
     "type": "object",
@@ -30,6 +30,21 @@ def test_a_choice_is_taken_as_it_is_written(text: str) -> None:
     assert takes(text, choice=choice)
     assert not takes(text + "!", choice=choice)
     assert not takes(text[:-1], choice=choice)
+
+
+def test_a_choice_may_be_one_of_thousands() -> None:
+    choice = [f"{i:x}/{i}" for i in range(4000)]
+    assert takes(choice[3999], choice=choice)
+    assert not takes("f/14", choice=choice)
+
+
+def test_a_choice_may_begin_another_one() -> None:
+    walk = matcher(choice=["ab", "a", "abc"])
+    seen = []
+    for token in (ids("a")[0], ids("b")[0], ids("c")[0]):
+        walk.advance([token])
+        seen.append((walk.may_end, walk.must_end))
+    assert seen == [(True, False), (True, False), (True, True)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,127 @@
+"""Grammars in Lark's form that others wrote: what of them the compiler is not handed.
+
+It calls itself for what a rule refers to, and again for what is in brackets: rules that
+refer to each other in a long line would take the process's stack, and the process. So
+there are bounded many of them, with their brackets. Its schemas are checked as any others
+are, and tokens that are referred to by name become ids, as the vocabulary that it gets
+has no names (`vocabulary.py`).
+
+This reads no more of the form than where its words begin and end.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from attrs import frozen
+
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.effects.text.grammars.schemas import checked_schema
+
+# Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
+# which threads get, is over at 2,500.
+MOST_DEEP: Final = 1000
+_SCHEMA: Final = "%json"
+_OPTIONS: Final = "x-guidance"
+_LONGEST: Final = 64  # characters of a name that an error shows
+# What is passed over whole, and a name of a token. None of it is tried again from within
+# if it has no end: it ends with the text.
+_WORD: Final = re.compile(
+    r"""
+    "(?:\\.|[^"\\])*+(?:"|\\?\Z)     # a text
+    | (?://|\#)[^\n]*+                 # a comment
+    | /(?:\\.|[^/\\])*+(?:/|\\?\Z)     # a regular expression
+    | %json\s*+                        # a schema is behind it
+    | <[^<>\[\s][^<>\s]*+>             # a name of a token
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+
+
+@frozen
+class _Part:
+    """A part of a grammar."""
+
+    text: str
+    kind: str = ""  # how a word begins; nothing: it is what stands between words
+
+
+def checked_lark(text: str, param: str) -> str:
+    """A grammar that can be handed on. Raises GrammarError, which names the field."""
+    made = []
+    deep = _Depth()
+    for part in _parts(text, param):
+        if not part.kind:
+            deep.read(part.text)
+        made.append(part.text)
+    if deep.total > MOST_DEEP:
+        why = f"has {deep.total} rules and brackets within each other, of at most"
+        raise GrammarError(f"{param}: {why} {MOST_DEEP}; make it smaller", param)
+    return "".join(made)
+
+
+def by_id(text: str, ids: Mapping[str, int], param: str) -> str:
+    """A grammar that was checked, with tokens by their ids. Raises GrammarError."""
+    made = []
+    for part in _parts(text, param):
+        if part.kind == "<" and part.text not in ids:
+            why = f"{param}: the model has no marker {part.text[:_LONGEST]!r}"
+            raise GrammarError(why, param)
+        made.append(f"<[{ids[part.text]}]>" if part.kind == "<" else part.text)
+    return "".join(made)
+
+
+class _Depth:
+    """How deep the compiler may get, at most: all rules might be in one line."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._open = self._most = 0
+
+    def read(self, text: str) -> None:
+        """Take what stands between words."""
+        for one in _SIGNS.findall(text):
+            if one == ":":
+                self.total += 1
+                self._open = self._most = 0
+            elif one in "([":
+                self._open += 1
+                if self._open > self._most:
+                    self._most = self._open
+                    self.total += 1
+            else:
+                self._open -= 1
+
+
+_SIGNS: Final = re.compile(r"[:()\[\]]")
+
+
+def _parts(text: str, param: str) -> Iterator[_Part]:
+    at = 0
+    while (word := _WORD.search(text, at)) is not None:
+        yield _Part(text[at : word.start()])
+        at = word.end()
+        if word[0].startswith(_SCHEMA):
+            schema, at = _schema(text, at, param)
+            yield _Part(f"{_SCHEMA} {schema}", _SCHEMA)
+        else:
+            yield _Part(word[0], word[0][0])
+    yield _Part(text[at:])
+
+
+def _schema(text: str, at: int, param: str) -> tuple[str, int]:
+    """A schema as it is enforced, and where it ends."""
+    try:
+        schema, end = json.JSONDecoder().raw_decode(text, at)
+    except (ValueError, RecursionError) as error:
+        why = f"{param}: what is behind {_SCHEMA} is not valid JSON: {error}"
+        raise GrammarError(why, param) from None
+    options = schema.pop(_OPTIONS, None) if isinstance(schema, dict) else None
+    if isinstance(options, dict) and options.get("lenient"):
+        why = f"{param}: lenient schemas are not enforced; leave it out"
+        raise GrammarError(why, param)
+    made = json.loads(checked_schema(json.dumps(schema), param))
+    if options is not None:
+        made[_OPTIONS] = options
+    return json.dumps(made), end

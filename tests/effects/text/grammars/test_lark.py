@@ -1,0 +1,106 @@
+"""Grammars that others wrote: what would take the process with it, or is not enforced, is
+refused, and all else is handed on as it is.
+"""
+
+import contextlib
+import time
+
+import pytest
+
+from minfer.effects.text.grammars.lark import MOST_DEEP, by_id, checked_lark
+from minfer.effects.text.grammars.protocol import GrammarError
+from minfer.structured import MAX_CONSTRAINT
+from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
+
+
+def refused(text: str) -> str:
+    with pytest.raises(GrammarError) as caught:
+        checked_lark(text, "grammar")
+    assert caught.value.param == "grammar"
+    return str(caught.value)
+
+
+def in_a_line(count: int, body: str = "r{}") -> str:
+    """Rules of which each refers to the next one."""
+    rules = [f"r{i}: {body.format(i + 1)}" for i in range(count)]
+    return "\n".join(["start: r0", *rules, f'r{count}: "a"'])
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        in_a_line(3000),
+        in_a_line(3000, "r{}?"),
+        in_a_line(3000).replace("r", "T").replace("staTt: T0", "start: T0"),
+        in_a_line(500, "((((((((r{}))))))))"),
+        '# "\n' + in_a_line(3000) + '\n# "',
+        '// "\n' + in_a_line(3000) + '\n// "',
+    ],
+)
+def test_rules_in_a_long_line_are_refused(grammar: str) -> None:
+    assert "rules and brackets" in str(refusal(grammar=grammar))
+
+
+def test_as_many_rules_as_may_be_in_a_line_can_be_compiled() -> None:
+    assert takes("a", grammar=in_a_line(MOST_DEEP - 2))
+    assert takes("a", grammar=in_a_line((MOST_DEEP - 2) // 9, "(" * 8 + "r{}" + ")" * 8))
+
+
+def test_brackets_beside_each_other_are_not_deep() -> None:
+    grammar = "start: " + " ".join(['("a" | "b")'] * 2 * MOST_DEEP)
+    assert checked_lark(grammar, "grammar") == grammar
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ('{"const": -9223372036854775808}', "too large"),
+        ('{"not": {}}', "'not' cannot be enforced"),
+        ('{"x-guidance": {"lenient": true}, "const": 1}', "not enforced"),
+        ('{"const": 1', "not valid JSON"),
+        ("", "not valid JSON"),
+    ],
+)
+def test_schemas_in_a_grammar_are_checked_as_others_are(schema: str, why: str) -> None:
+    assert why in refused(f'start: "a" | %json {schema}')
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        r'start: "%json \"" /\/%json (/ "::="',
+        'start: "a" // %json (',
+        'start: "a" # %json (',
+        "start: /[/",
+        'start: "no end \\',
+    ],
+)
+def test_what_is_within_words_is_left_as_it_is(grammar: str) -> None:
+    assert checked_lark(grammar, "grammar") == grammar
+
+
+def test_a_schema_keeps_its_options_and_what_is_behind_it() -> None:
+    schema = '{"x-guidance": {"whitespace_flexible": false}, "type": "array"}'
+    grammar = f'start: "=" %json {schema} "!"'
+    assert takes("=[1]!", grammar=grammar)
+    assert not takes("=[ 1]!", grammar=grammar)
+
+
+def test_markers_are_referred_to_by_name() -> None:
+    grammar = 'start: "<think>" | <think> "a" </think>  # <none>'
+    walk = matcher(grammar=grammar)
+    walk.advance([*ids("<think>"), *ids("a"), *ids("</think>")])
+    assert walk.must_end
+    found = by_id(grammar, {"<think>": 7, "</think>": 8}, "grammar")
+    assert found == 'start: "<think>" | <[7]> "a" <[8]>  # <none>'
+    assert "no marker '<thin>'" in str(refusal(grammar="start: <thin>"))
+    assert by_id("start: <[7]> <[^3-5]>", {}, "") == "start: <[7]> <[^3-5]>"
+
+
+@pytest.mark.parametrize("sign", ["/", '"', "\\", "/\\", '"\\', "<", "<a", "%json"])
+def test_to_read_one_takes_little_time(sign: str) -> None:
+    text = sign * (MAX_CONSTRAINT // len(sign))
+    begun = time.thread_time()
+    with contextlib.suppress(GrammarError):
+        checked_lark(text, "grammar")
+    assert time.thread_time() - begun < 1
