@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from attrs import evolve
 
 from minfer.effects.text.grammars.at_once import AtOnce
-from minfer.effects.text.grammars.lark import by_id
+from minfer.effects.text.grammars.lark import as_compiled
 from minfer.effects.text.grammars.lines import Lines
 from minfer.effects.text.grammars.protocol import (
     GrammarError,
@@ -92,11 +92,12 @@ class LlguidanceCompiler:
         """As `Compiler` says."""
         param = asked.param
         told = spelled(asked)
-        if asked.kind == "grammar":
-            told = evolve(told, text=by_id(told.text, self._ids, param))
+        forces = asked.kind != "grammar"
+        if not forces:
+            told = evolve(told, text=as_compiled(told.text, self._ids, param))
         try:
             make = partial(self._matcher, _as_library_has_it(told, asked))
-            grammar = LlguidanceGrammar(make, self.vocabulary)
+            grammar = LlguidanceGrammar(make, self.vocabulary, forces=forces)
             grammar.matcher().mask()
         except GrammarError as error:
             raise GrammarError(f"{param}: {error}", param) from None
@@ -141,16 +142,22 @@ class LlguidanceGrammar:
     """
 
     def __init__(
-        self, make: "Callable[[], LLMatcher]", vocabulary: "LLTokenizer"
+        self,
+        make: "Callable[[], LLMatcher]",
+        vocabulary: "LLTokenizer",
+        *,
+        forces: bool = True,
     ) -> None:
+        """`forces`: whether what must come may be asked for; for some, it never ends."""
         self._make = make
         self._vocabulary = vocabulary
+        self._forces = forces
 
     def matcher(self) -> "LlguidanceMatcher":
         """As `Grammar` says."""
         inner = self._make()
         check(inner)
-        return LlguidanceMatcher(inner, self._vocabulary)
+        return LlguidanceMatcher(inner, self._vocabulary if self._forces else None)
 
 
 def _as_library_has_it(told: Spelled, asked: StructuredOutputs) -> str:

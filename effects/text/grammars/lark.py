@@ -6,6 +6,11 @@ there are bounded many of them, with their brackets. Its schemas are checked as 
 are, and tokens that are referred to by name become ids, as the vocabulary that it gets
 has no names (`vocabulary.py`).
 
+Before and between masks it writes on for as long as only one letter may come. Two letters
+of which the first takes all there is of both, as in `start: /b+/ /b+/`, have it write for
+ever, so it is told not to, by an option that comes last: an earlier one, of the grammar's
+own, does not count. Then what these grammars force is no draft.
+
 This reads no more of the form than where its words begin and end.
 """
 
@@ -22,6 +27,7 @@ from minfer.effects.text.grammars.schemas import checked_schema
 # Rules, each with the most brackets within each other that are in it. A stack of 8 MiB,
 # which threads get, is over at 2,500.
 MOST_DEEP: Final = 1000
+_NO_FORCING: Final = '%llguidance {"no_forcing": true}'
 _SCHEMA: Final = "%json"
 _OPTIONS: Final = "x-guidance"
 _LONGEST: Final = 64  # characters of a name that an error shows
@@ -61,15 +67,17 @@ def checked_lark(text: str, param: str) -> str:
     return "".join(made)
 
 
-def by_id(text: str, ids: Mapping[str, int], param: str) -> str:
-    """A grammar that was checked, with tokens by their ids. Raises GrammarError."""
+def as_compiled(text: str, ids: Mapping[str, int], param: str) -> str:
+    """A grammar that was checked, as the compiler gets it: with tokens by their ids, and
+    nothing forced. Raises GrammarError.
+    """
     made = []
     for part in _parts(text, param):
         if part.kind == "<" and part.text not in ids:
             why = f"{param}: the model has no marker {part.text[:_LONGEST]!r}"
             raise GrammarError(why, param)
         made.append(f"<[{ids[part.text]}]>" if part.kind == "<" else part.text)
-    return "".join(made)
+    return f"{''.join(made)}\n{_NO_FORCING}\n"
 
 
 class _Depth:

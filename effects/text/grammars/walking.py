@@ -23,7 +23,8 @@ class LlguidanceMatcher:
     draws must not (`Compiler.never`).
     """
 
-    def __init__(self, inner: "LLMatcher", vocabulary: "LLTokenizer") -> None:
+    def __init__(self, inner: "LLMatcher", vocabulary: "LLTokenizer | None") -> None:
+        """`vocabulary`: splits what is forced; without one, nothing is."""
         self.inner = inner
         self._vocabulary = vocabulary
 
@@ -62,6 +63,8 @@ class LlguidanceMatcher:
 
     def forced(self) -> tuple[int, ...]:
         """As `Matcher` says."""
+        if self._vocabulary is None:
+            return ()
         text = self.inner.compute_ff_bytes()
         if len(text) <= MOST_FORCED:
             tokens = self.inner.compute_ff_tokens()

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from minfer.effects.text.grammars.lark import MOST_DEEP, by_id, checked_lark
+from minfer.effects.text.grammars.lark import MOST_DEEP, as_compiled, checked_lark
 from minfer.effects.text.grammars.protocol import GrammarError
 from minfer.structured import MAX_CONSTRAINT
 from tests.effects.text.grammars.bundled import ids, matcher, refusal, takes
@@ -44,6 +44,23 @@ def test_rules_in_a_long_line_are_refused(grammar: str) -> None:
 def test_as_many_rules_as_may_be_in_a_line_can_be_compiled() -> None:
     assert takes("a", grammar=in_a_line(MOST_DEEP - 2))
     assert takes("a", grammar=in_a_line((MOST_DEEP - 2) // 9, "(" * 8 + "r{}" + ")" * 8))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "text"),
+    [
+        ("start: /b+/ /b+/", "bbb"),
+        ('start: B B\nB: "b"+', "bbb"),
+        ('%llguidance {"no_forcing": false}\nstart: /b+/ /b+/', "bbb"),
+        ('start: ("a" | "c") /b+/ /b+/', "abb"),
+        ("root ::= x x\nx ::= [b]+", "bbb"),
+    ],
+)
+def test_a_letter_that_must_come_for_ever_stops_nobody(grammar: str, text: str) -> None:
+    walk = matcher(grammar=grammar)
+    walk.advance(ids(text))
+    assert walk.mask()
+    assert walk.forced() == ()
 
 
 def test_brackets_beside_each_other_are_not_deep() -> None:
@@ -91,10 +108,12 @@ def test_markers_are_referred_to_by_name() -> None:
     walk = matcher(grammar=grammar)
     walk.advance([*ids("<think>"), *ids("a"), *ids("</think>")])
     assert walk.must_end
-    found = by_id(grammar, {"<think>": 7, "</think>": 8}, "grammar")
-    assert found == 'start: "<think>" | <[7]> "a" <[8]>  # <none>'
+    found = as_compiled(grammar, {"<think>": 7, "</think>": 8}, "grammar")
+    assert found.startswith('start: "<think>" | <[7]> "a" <[8]>  # <none>\n%')
     assert "no marker '<thin>'" in str(refusal(grammar="start: <thin>"))
-    assert by_id("start: <[7]> <[^3-5]>", {}, "") == "start: <[7]> <[^3-5]>"
+    assert as_compiled("start: <[7]> <[^3-5]>", {}, "").startswith(
+        "start: <[7]> <[^3-5]>\n"
+    )
 
 
 @pytest.mark.parametrize("sign", ["/", '"', "\\", "/\\", '"\\', "<", "<a", "%json"])
