@@ -32,6 +32,7 @@ from minfer.effects.text.tools.forms import (
 from minfer.structured import FIELD, StructuredOutputs
 
 CHOICE: Final = "tool_choice"  # the field that says what is wanted, in every protocol
+_JSON: Final = ("json", "json_object")  # forms that a call cannot be taken for
 
 
 @frozen(kw_only=True)
@@ -92,7 +93,9 @@ def bound_to(
     if asking and parsing.tools not in FORMS:
         why = f"cannot be had of a model whose calls have the format {parsing.tools!r}"
         raise ApiError(f"{asking}: {why}", asking)
-    said = None if wish.must else _answer(answer, parsing.tools, asking)
+    # A form of answers that has calls only is idle; other texts than JSON are no form.
+    idle = wish.must and (answer is None or answer.made().kind in _JSON)
+    said = None if idle else _answer(answer, parsing.tools, asking)
     if not asking and said is None:
         return None
     parts = [_part(one, wish) for one in offers]
@@ -161,7 +164,7 @@ def _answer(answer: Constraint | None, form: str, asking: str) -> Part | None:
         return None
     asked = answer.made()
     param = named(asked.param, answer.field)
-    if form not in MARKED or asked.kind not in ("json", "json_object"):
+    if form not in MARKED or asked.kind not in _JSON:
         if asking:
             why = f"cannot be combined with {asking}; leave one of them out"
             raise ApiError(f"{param}: {why}", param)

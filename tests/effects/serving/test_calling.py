@@ -227,6 +227,11 @@ WHERE: Final = "tools[1].function"
             f"cannot be combined with {WHERE}.strict",
         ),
         (
+            {"tools": function(), "guided_choice": ["a", "b"], **REQUIRED},
+            "guided_choice",
+            "cannot be combined with tool_choice",
+        ),
+        (
             {
                 "tools": function(strict=True),
                 "response_format": {
