@@ -285,7 +285,7 @@ def _as_child(
 ) -> Sequence:
     """The sequence at `i`, as one with the history of a child of the one at `origin`."""
     seq, size = run.seqs[i], config.block_size
-    keys = run.chains[origin].keys[: (len(history) - 1) // size]
+    keys = run.chains[origin].keys[:]  # of what all beams have KV of, which is sealed
     return evolve(
         seq,
         history=history,

@@ -141,6 +141,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "request.py | Request._check_types | comparison | self.deadline >= 0 -> "
         "self.deadline > 0"
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
+    "request.py | Request._check_types | offset | 0 -> 1 | 1": (
+        "A deadline below 1 then goes through the whole check, which says the same."
+    ),
     "shape.py | f32 | offset | 0 -> -1": ("Of one entry the first is the last."),
     (
         "sequence.py | Running.inputs | comparison | stop <= len(history) -> stop < "
@@ -193,4 +196,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "waiting.py | Line._counted | condition | Counter(clients).items() if "
         "len(clients) > 1 else [(c, 1) for c in clients] -> [(c, 1) for c in clients]"
     ): "Those of a client are counted at once for speed: one by one they are as many.",
+    "waiting.py | Line._counted | comparison | len(clients) > 1 -> len(clients) >= 1": (
+        "A shortcut: of one client, one is counted either way."
+    ),
+    "void.py | void | bound | set(plan.gens) -> plan.gens": (
+        "A set for speed: both have the same members."
+    ),
 }

@@ -94,6 +94,26 @@ def test_of_few_tokens_on_offer_some_beams_count_for_nothing() -> None:
     assert [one.logprob for one in choice.children] == [-0.1, -inf, -inf]
 
 
+def test_children_too_few_for_the_beams_are_made_up_for() -> None:
+    search = Search((-1.0, -2.0), offers({1: -0.1, 0: -3.0}, {0: -0.1}))
+    choice = choose(search, this_round(BeamSearch(), 2, 9, [(), ()]))
+    assert choice.children == (Child(0, 1, -1.1), Child(0, 1, -inf))
+
+
+def test_a_search_is_over_if_nothing_on_offer_goes_on() -> None:
+    search = Search((-1.0, -2.0), offers({0: -0.1}, {0: -0.2}))
+    choice = choose(search, this_round(BeamSearch(), 2, 9, [(7,), (8,)]))
+    assert not choice.children
+    assert [one.tokens for one in choice.done] == [(7, 0), (8, 0)]
+
+
+def test_no_more_hypotheses_are_kept_than_there_are_beams() -> None:
+    done = (Hypothesis((1,), -0.3, -0.3, "stop"), Hypothesis((2,), -0.9, -0.9, "stop"))
+    search = Search((-0.1, -2.0), offers({0: -0.1, 1: -0.2}, {1: -1.0}), done)
+    choice = choose(search, this_round(BeamSearch(), 1, 9, [(), ()]))
+    assert [one.tokens for one in choice.done] == [(0,), (1,)]
+
+
 def test_children_sit_where_their_parents_do() -> None:
     def seats(*parents: int, alike: bool = False) -> list[tuple[int, int]]:
         made = tuple(Child(parent, at, 0.0) for at, parent in enumerate(parents))
@@ -115,6 +135,7 @@ def test_children_sit_where_their_parents_do() -> None:
         (Candidates(0, (), ()),),
         (Candidates(0, (1,), ()),),
         (Candidates(0, (40,), (-1.0,)),),
+        (Candidates(0, (1, 40), (-1.0, -1.0)),),
         (Candidates(0, (True,), (-1.0,)),),
         (Candidates(0, (1,), (float("nan"),)),),
         (Candidates(0, (1,), (inf,)),),

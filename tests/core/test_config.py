@@ -90,6 +90,7 @@ class Numbers:
 
 def test_a_number_is_finite_of_its_kind_and_from_its_least_on() -> None:
     assert Numbers(1e-9, 0, -2) == Numbers(1e-9, 0.0, -2)
+    assert Numbers(whole=2**63 - 1).whole == 2**63 - 1
     wrong: list[dict[str, Any]] = [
         {"above": 0},
         {"above": -1},
@@ -101,6 +102,7 @@ def test_a_number_is_finite_of_its_kind_and_from_its_least_on() -> None:
         {"least": "1"},
         {"whole": -3},
         {"whole": 1.0},
+        {"whole": 2**63},
     ]
     for fields in wrong:
         with pytest.raises(ConfigError, match=next(iter(fields))):

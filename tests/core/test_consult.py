@@ -31,7 +31,7 @@ class Says(FirstCome):
         return answer
 
     rank = again = admit_from = admitted = ended = victim = displaces = budget = _say
-    holds_back = _say
+    holds_back = drafts = _say
 
 
 def crowd() -> EngineState:
@@ -65,6 +65,8 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
         found, after = consult.holds_back(config, state, request, now, 2)
     elif question == "budget":
         found, after = consult.budget(config, state, now)
+    elif question == "drafts":
+        found, after = consult.drafts(config, state, now, 4)
     elif question == "admitted":
         after = consult.admitted(config, state, (1.0,), request, now)
         found = after.policy
@@ -95,6 +97,9 @@ def asked(question: str, answer: Any) -> tuple[Any, list[Overruled]]:
         ("budget", 10**9, 16),
         ("budget", 0, 0),
         ("budget", -5, 0),
+        ("drafts", 3, 3),
+        ("drafts", 9, 4),
+        ("drafts", -5, 0),
         ("admitted", "new", "new"),
         ("ended", "new", "new"),
     ],
@@ -134,6 +139,7 @@ def test_an_answer_that_can_be_used_is_taken(
         ("budget", 2.5, 16, "returned a float"),
         ("budget", math.nan, 16, "returned a float"),
         ("budget", 2**63, 16, "returned a number too large to hold"),
+        ("drafts", None, 4, "returned a NoneType"),
     ],
 )
 def test_an_answer_that_is_none_gives_way_to_first_come(
@@ -152,6 +158,7 @@ def test_an_answer_that_is_none_gives_way_to_first_come(
         ("displaces", False),
         ("holds_back", False),
         ("budget", 16),
+        ("drafts", 4),
         ("admitted", None),
         ("ended", None),
     ],

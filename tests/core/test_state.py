@@ -2,10 +2,11 @@
 
 from attrs import evolve
 
-from minfer.messages import Emit, Ended, Finished, Ignored
+from minfer.messages import Emit, Ended, Finished, Ignored, Submit
 from minfer.policies import Window
-from minfer.state import Transition, emitted, ignored, initial
-from tests.core.test_engine import CONFIG
+from minfer.state import Transition, begun, emitted, ignored, initial
+from tests.core.test_branch import search
+from tests.core.test_engine import CONFIG, Bench, ask
 
 
 def test_at_first_all_rows_and_blocks_are_free_and_the_lowest_row_goes_first() -> None:
@@ -22,6 +23,13 @@ def test_thresholds_reach_what_they_are_of() -> None:
     limits = evolve(CONFIG.thresholds, freed_run=3, line_bucket=5)
     state = initial(evolve(CONFIG, thresholds=limits))
     assert (state.blocks.pool.run, state.waiting.full) == (3, 5)
+
+
+def test_only_searches_count_as_begun() -> None:
+    bench = Bench()
+    bench.give(Submit(ask("plain")), Submit(search("a", 2)))
+    assert {name for name, _ in bench.state.running.ids} == {"a", "plain"}
+    assert begun(bench.state) == {"a"}
 
 
 def test_what_came_out_says_who_ended_and_why() -> None:
