@@ -15,6 +15,10 @@ EQUIVALENT: Final[dict[str, str]] = {
         "schedule.py | _who_moves_up | condition | if work.state.running.gens is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
+    "schedule.py | _how_many_forwards | offset | 1 -> 0": (
+        "A shortcut: of one forward at most, each row yields one token, as where nothing "
+        "is said, and whoever runs has a place for its input."
+    ),
     "shape.py | penalized | comparison | x > 0 -> x >= 0": (
         "A logit of zero is itself, divided by a factor above zero or multiplied by it."
     ),
