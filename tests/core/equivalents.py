@@ -19,6 +19,16 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A shortcut: of one forward at most, each row yields one token, as where nothing "
         "is said, and whoever runs has a place for its input."
     ),
+    (
+        "schedule.py | _how_many_forwards | comparison | config.max_repeat > 1 -> "
+        "config.max_repeat >= 1"
+    ): (
+        "A shortcut: of one forward at most, each row yields one token, as where nothing "
+        "is said, and whoever runs has a place for its input."
+    ),
+    "schedule.py | _who_moves_up | offset | 0 -> -1": (
+        "A newcomer's seat is a single row: its first sequence is its last one."
+    ),
     "shape.py | penalized | comparison | x > 0 -> x >= 0": (
         "A logit of zero is itself, divided by a factor above zero or multiplied by it."
     ),
