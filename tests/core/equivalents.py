@@ -26,6 +26,9 @@ EQUIVALENT: Final[dict[str, str]] = {
         "A shortcut: of one forward at most, each row yields one token, as where nothing "
         "is said, and whoever runs has a place for its input."
     ),
+    "schedule.py | _who_runs | condition | if work.state.searches -> if True": (
+        "A shortcut: without searches no beam is found that waits."
+    ),
     "schedule.py | _who_moves_up | offset | 0 -> -1": (
         "A newcomer's seat is a single row: its first sequence is its last one."
     ),
@@ -144,6 +147,13 @@ EQUIVALENT: Final[dict[str, str]] = {
     ),
     "log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
         "At start == cut the other branch joins no old entry to the same recent ones."
+    ),
+    "pausing.py | all_rest | condition | bool(paused) and len(paused) >= len(run) -> "
+    "bool(paused)": (
+        "A shortcut: who rests is paused, so that of more who run not all rest."
+    ),
+    "plan.py | lines_apart | condition | if plan.drafts -> if True": (
+        "A shortcut: without drafts no row has a place behind one."
     ),
     "policies.py | Ageing.displaces | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
