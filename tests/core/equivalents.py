@@ -165,6 +165,13 @@ EQUIVALENT: Final[dict[str, str]] = {
         "request.py | Request._check_types | comparison | self.deadline >= 0 -> "
         "self.deadline > 0"
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
+    (
+        "prefix.py | lookup | condition | if not keys or keys[0] not in prefix.nodes -> "
+        "if False"
+    ): (
+        "A shortcut: chains have no gaps, so that where the first key is not cached, the "
+        "search ends with none; nor does anybody ask for more keys than there are."
+    ),
     "request.py | Request._check_types | offset | 0 -> 1 | 1": (
         "A deadline below 1 then goes through the whole check, which says the same."
     ),

@@ -20,6 +20,8 @@ from minfer.sample import (
     is_greedy,
     kept,
     noise_bits,
+    pick,
+    scores,
     stream,
 )
 from minfer.shape import f32
@@ -88,6 +90,13 @@ def test_draws_have_the_distribution_of_the_softmax(
     assert chi_square([drawn[t] for t in ids], expected) < critical(len(ids) - 1)
 
 
+def test_a_draw_is_by_the_noise_of_its_seed_its_sample_and_its_position() -> None:
+    params = SamplingParams()
+    drawn = [draw(LOGITS, params, seed, 1, 5) for seed in range(20)]
+    scored = scores(LOGITS, params)
+    assert drawn == [pick(scored, stream(seed, 1), 5) for seed in range(20)]
+
+
 def test_greedy_takes_the_largest_and_the_lowest_id_of_equals() -> None:
     params = SamplingParams(temperature=0, top_k=1, top_p=0.1)
     assert draw((0.0, 2.0, 1.0, 2.0), params, 1, 2, 3) == 1
@@ -145,6 +154,11 @@ def test_typical_tokens_are_as_surprising_as_one_expects() -> None:
     assert kept(logits, 0, 1.0, typical_p=0.71) == [0, 1, 2]
     assert kept(logits, 0, 1.0, typical_p=0.9) == [0, 1, 2, 3]
     assert kept(logits, 0, 1.0, typical_p=1.0) == [0, 1, 2, 3]
+
+
+def test_what_cannot_come_does_not_change_what_is_typical() -> None:
+    logits = (*map(math.log, (0.5, 0.2, 0.15, 0.15)), -math.inf)
+    assert kept(logits, 0, 1.0, typical_p=0.1) == [1]
 
 
 def test_typical_tokens_lower_ids_first_among_equals() -> None:
