@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -21,11 +22,13 @@ from minfer.sample import (
     kept,
     noise_bits,
     pick,
+    row_sampling,
     scores,
     stream,
 )
 from minfer.shape import f32
 from tests.circles import long
+from tests.core.test_request import ask
 
 PINNED_STREAM = 0x57E1FABA65107204
 PINNED_KEY = 0xD57E07847A4E7936
@@ -206,6 +209,22 @@ def test_a_draw_is_always_of_a_kept_token(
     assert ids == sorted(set(ids))
     assert logits.index(max(logits)) in ids
     assert draw(logits, params, seed, sample, position) in ids
+
+
+def test_samples_that_are_chosen_from_say_how_likely_their_tokens_are() -> None:
+    for n, best_of, logprobs, told in ((1, 2, None, 0), (1, 2, 3, 3), (2, 2, None, None)):
+        params = SamplingParams(n=n, best_of=best_of, logprobs=logprobs)
+        request = ask(sampling=params)
+        assert row_sampling(request, 0).logprobs == told
+
+
+def test_what_is_said_of_a_prompt_is_said_by_its_first_sample_before_it_has_output() -> (
+    None
+):
+    request = ask(sampling=SamplingParams(n=2, prompt_logprobs=3))
+    assert [row_sampling(request, i).prompt_logprobs for i in (0, 1)] == [3, None]
+    resumed = evolve(request, output=(5,))
+    assert row_sampling(resumed, 0).prompt_logprobs is None
 
 
 # --- the noise --------------------------------------------------------------------------
