@@ -91,4 +91,4 @@ def sits(config: EngineConfig, state: EngineState, name: SampleId) -> bool:
     """Whether a newcomer only takes its seat by the plan that is being made: if it has to
     run alone.
     """
-    return bool(state.faults) and name in accused(config, state)
+    return name in accused(config, state)

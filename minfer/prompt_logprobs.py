@@ -15,16 +15,13 @@ turn are its parts, one after the other.
 """
 
 import struct
-import sys
-from array import array
 from collections.abc import Iterator
-from typing import Final, TypeVar
+from typing import Final
 
 from attrs import frozen
 
 from minfer.plan import TokenLogprobs
 
-Number = TypeVar("Number", int, float)
 _HEAD: Final = struct.Struct("<3I")
 _WORD: Final = 4  # bytes
 
@@ -43,8 +40,8 @@ class PromptPart:
         """What is said of the token `at` places after the first."""
         begin = at * self.width * _WORD
         end = begin + self.width * _WORD
-        rank, *likeliest = _read(array("i"), self.ids[begin:end])
-        own, *others = _read(array("f"), self.logprobs[begin:end])
+        rank, *likeliest = struct.unpack(f"<{self.width}i", self.ids[begin:end])
+        own, *others = struct.unpack(f"<{self.width}f", self.logprobs[begin:end])
         return TokenLogprobs(own, rank, tuple(likeliest), tuple(others))
 
 
@@ -68,10 +65,3 @@ def parts_of(data: bytes) -> Iterator[PromptPart]:
             raise ValueError("log-probabilities of a prompt end in the middle")
         both = data[ids : ids + size], data[ids + size : at]
         yield PromptPart(first, count, width, *both)
-
-
-def _read(words: "array[Number]", data: bytes) -> "array[Number]":
-    words.frombytes(data)
-    if sys.byteorder == "big":
-        words.byteswap()
-    return words

@@ -15,6 +15,23 @@ EQUIVALENT: Final[dict[str, str]] = {
         "schedule.py | _who_moves_up | condition | if work.state.running.gens is not "
         "before -> if True"
     ): "A shortcut: if nobody was displaced there is nobody to forget.",
+    "schedule.py | _how_many_forwards | offset | 1 -> 0": (
+        "A shortcut: of one forward at most, each row yields one token, as where nothing "
+        "is said, and whoever runs has a place for its input."
+    ),
+    (
+        "schedule.py | _how_many_forwards | comparison | config.max_repeat > 1 -> "
+        "config.max_repeat >= 1"
+    ): (
+        "A shortcut: of one forward at most, each row yields one token, as where nothing "
+        "is said, and whoever runs has a place for its input."
+    ),
+    "schedule.py | _who_runs | condition | if work.state.searches -> if True": (
+        "A shortcut: without searches no beam is found that waits."
+    ),
+    "schedule.py | _who_moves_up | offset | 0 -> -1": (
+        "A newcomer's seat is a single row: its first sequence is its last one."
+    ),
     "shape.py | penalized | comparison | x > 0 -> x >= 0": (
         "A logit of zero is itself, divided by a factor above zero or multiplied by it."
     ),
@@ -131,6 +148,13 @@ EQUIVALENT: Final[dict[str, str]] = {
     "log.py | Log.__getitem__ | comparison | start >= cut -> start > cut": (
         "At start == cut the other branch joins no old entry to the same recent ones."
     ),
+    "pausing.py | all_rest | condition | bool(paused) and len(paused) >= len(run) -> "
+    "bool(paused)": (
+        "A shortcut: who rests is paused, so that of more who run not all rest."
+    ),
+    "plan.py | lines_apart | condition | if plan.drafts -> if True": (
+        "A shortcut: without drafts no row has a place behind one."
+    ),
     "policies.py | Ageing.displaces | offset | 0 -> -1": (
         "A rank of this policy is one number: its first is its last."
     ),
@@ -141,6 +165,13 @@ EQUIVALENT: Final[dict[str, str]] = {
         "request.py | Request._check_types | comparison | self.deadline >= 0 -> "
         "self.deadline > 0"
     ): ("A deadline of 0 then goes through the whole check, which it passes."),
+    (
+        "prefix.py | lookup | condition | if not keys or keys[0] not in prefix.nodes -> "
+        "if False"
+    ): (
+        "A shortcut: chains have no gaps, so that where the first key is not cached, the "
+        "search ends with none; nor does anybody ask for more keys than there are."
+    ),
     "request.py | Request._check_types | offset | 0 -> 1 | 1": (
         "A deadline below 1 then goes through the whole check, which says the same."
     ),

@@ -53,6 +53,7 @@ def test_first_come_answers_nothing_special() -> None:
     assert policy.victim("s", ((), (), ())) == 2
     assert not policy.displaces("s", (1.0,), (2.0,))
     assert policy.budget("s", load()) == 8
+    assert policy.holds_back("s", ask(), load(), 0) == (False, "s")
 
 
 def test_priority_ranks_by_level_and_displaces_only_the_less_urgent() -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from attrs import evolve
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -20,10 +21,14 @@ from minfer.sample import (
     is_greedy,
     kept,
     noise_bits,
+    pick,
+    row_sampling,
+    scores,
     stream,
 )
 from minfer.shape import f32
 from tests.circles import long
+from tests.core.test_request import ask
 
 PINNED_STREAM = 0x57E1FABA65107204
 PINNED_KEY = 0xD57E07847A4E7936
@@ -88,6 +93,13 @@ def test_draws_have_the_distribution_of_the_softmax(
     assert chi_square([drawn[t] for t in ids], expected) < critical(len(ids) - 1)
 
 
+def test_a_draw_is_by_the_noise_of_its_seed_its_sample_and_its_position() -> None:
+    params = SamplingParams()
+    drawn = [draw(LOGITS, params, seed, 1, 5) for seed in range(20)]
+    scored = scores(LOGITS, params)
+    assert drawn == [pick(scored, stream(seed, 1), 5) for seed in range(20)]
+
+
 def test_greedy_takes_the_largest_and_the_lowest_id_of_equals() -> None:
     params = SamplingParams(temperature=0, top_k=1, top_p=0.1)
     assert draw((0.0, 2.0, 1.0, 2.0), params, 1, 2, 3) == 1
@@ -147,6 +159,11 @@ def test_typical_tokens_are_as_surprising_as_one_expects() -> None:
     assert kept(logits, 0, 1.0, typical_p=1.0) == [0, 1, 2, 3]
 
 
+def test_what_cannot_come_does_not_change_what_is_typical() -> None:
+    logits = (*map(math.log, (0.5, 0.2, 0.15, 0.15)), -math.inf)
+    assert kept(logits, 0, 1.0, typical_p=0.1) == [1]
+
+
 def test_typical_tokens_lower_ids_first_among_equals() -> None:
     even = (0.0, 0.0, 0.0, -math.inf)
     assert kept(even, 0, 1.0, typical_p=0.5) == [0, 1]
@@ -192,6 +209,22 @@ def test_a_draw_is_always_of_a_kept_token(
     assert ids == sorted(set(ids))
     assert logits.index(max(logits)) in ids
     assert draw(logits, params, seed, sample, position) in ids
+
+
+def test_samples_that_are_chosen_from_say_how_likely_their_tokens_are() -> None:
+    for n, best_of, logprobs, told in ((1, 2, None, 0), (1, 2, 3, 3), (2, 2, None, None)):
+        params = SamplingParams(n=n, best_of=best_of, logprobs=logprobs)
+        request = ask(sampling=params)
+        assert row_sampling(request, 0).logprobs == told
+
+
+def test_what_is_said_of_a_prompt_is_said_by_its_first_sample_before_it_has_output() -> (
+    None
+):
+    request = ask(sampling=SamplingParams(n=2, prompt_logprobs=3))
+    assert [row_sampling(request, i).prompt_logprobs for i in (0, 1)] == [3, None]
+    resumed = evolve(request, output=(5,))
+    assert row_sampling(resumed, 0).prompt_logprobs is None
 
 
 # --- the noise --------------------------------------------------------------------------

@@ -143,6 +143,16 @@ def test_two_steps_may_be_one_plan() -> None:
     assert bench.out["a", 0] == bench.right(ask("a", 4, 9))
 
 
+def test_once_nobody_is_bound_to_the_host_steps_are_planned_together_again() -> None:
+    bench = Bench(evolve(CONFIG, max_repeat=2))
+    bench.give(Submit(ask("a", 4, 2, lockstep=True)), Submit(ask("bb", 4, 9)))
+    while ("a", 0) not in bench.ended:
+        assert bench.plans[-1].repeat == 1
+        bench.turn()
+    assert bench.plans[-1].repeat == 2
+    bench.drain()
+
+
 def test_who_has_to_run_alone_gets_all_of_the_budget() -> None:
     bench = Bench(evolve(CONFIG, policy=Priority()))
     bench.give(Submit(ask("low", 40, 3, priority=5)))

@@ -35,6 +35,7 @@ def test_a_table_is_marked_a_quarter_block_before_its_end() -> None:
     assert mark_of(WIDE, 3, 21) == 21
     assert mark_of(evolve(WIDE, block_size=1), 3, 100) == 3
     assert mark_of(evolve(WIDE, block_size=4), 3, 100) == 11
+    assert mark_of(evolve(WIDE, block_size=16), 3, 100) == 44
 
 
 def test_a_sequence_is_ripe_when_a_further_block_is_full_and_at_its_end() -> None:

@@ -4,7 +4,7 @@ from attrs import evolve
 
 from minfer.messages import Emit, Ended, Finished, Ignored, Submit
 from minfer.policies import Window
-from minfer.state import Transition, begun, emitted, ignored, initial
+from minfer.state import Live, Transition, begun, emitted, ignored, initial, next_in_line
 from tests.core.test_branch import search
 from tests.core.test_engine import CONFIG, Bench, ask
 
@@ -30,6 +30,22 @@ def test_only_searches_count_as_begun() -> None:
     bench.give(Submit(ask("plain")), Submit(search("a", 2)))
     assert {name for name, _ in bench.state.running.ids} == {"a", "plain"}
     assert begun(bench.state) == {"a"}
+
+
+def test_who_is_next_is_the_first_whose_client_is_not_held_back() -> None:
+    bench = Bench(evolve(CONFIG, max_num_seqs=1))
+    bench.give(Submit(ask("runs")), *(Submit(ask(name, client=name)) for name in "ab"))
+    for shut, first in (("", "a"), ("a", "b"), ("b", "a"), ("ab", "a")):
+        state = evolve(bench.state, shut=frozenset(shut))
+        assert next_in_line(state).request.id == first
+
+
+def test_a_sample_that_got_a_better_rank_is_found_at_it() -> None:
+    live = Live(((2.0,), 4, 0), 2, moved=((1, (1.0,)),))
+    assert [live.place_of(sample) for sample in (0, 1)] == [
+        ((2.0,), 4, 0),
+        ((1.0,), 4, 1),
+    ]
 
 
 def test_what_came_out_says_who_ended_and_why() -> None:
