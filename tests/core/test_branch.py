@@ -156,6 +156,18 @@ def test_searches_that_wait_for_each_other_do_not_wait_for_ever(
     assert turn.state.inflight, "it goes on"
 
 
+def test_a_beam_does_not_give_way_to_its_own_search() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=60, max_num_seqs=4))
+    bench.give(Submit(search("a", 2)))
+    for _ in range(4):
+        bench.turn()
+    done = bench.oracle.collect()
+    state, _ = preempt(bench.config, bench.state, 1, ("a", 0))
+    turn = step(bench.config, evolve(state, free_rows=()), (done,))
+    assert not any(isinstance(one, Preempted) for one in turn.reasons)
+    assert turn.state.running.ids == (("a", 0),)
+
+
 def test_a_search_that_was_preempted_comes_to_the_same() -> None:
     found = 0
     for blocks in range(22, 34):
