@@ -186,3 +186,11 @@ def test_only_beside_who_is_paused_are_results_waited_for() -> None:
     beside = evolve(state, paused=frozenset({("bb", 0)}))
     assert _gets_on_alone(beside, gen)
     assert not _gets_on_alone(beside, gen + 1)
+
+
+def test_a_table_that_reaches_far_enough_gets_no_news() -> None:
+    bench = Bench(WIDE)
+    bench.turn(Submit(ask("a", 3, 9)))
+    bench.turn()
+    upto = {0: bench.state.running.sched[0] + 1}
+    assert make_room(bench.config, bench.state, upto, {}) == (bench.state, {})
