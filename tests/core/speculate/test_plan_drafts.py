@@ -10,6 +10,7 @@ from minfer.messages import Overruled, Pause, Propose, Submit
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
 from minfer.speculate.plan_drafts import (
+    _fitting,
     may_draft,
     plan_drafts,
     waits_for_results,
@@ -365,3 +366,8 @@ def test_a_policy_that_allows_none_lets_nothing_wait() -> None:
     for _ in range(4):
         bench.turn()
         assert bench.deep == 2
+
+
+def test_where_there_is_less_than_no_room_no_drafts_fit() -> None:
+    assert _fitting((2, 0), -3) == (0, 0)
+    assert _fitting((2, 3), 4) == (2, 2)
