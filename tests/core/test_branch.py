@@ -1,5 +1,6 @@
 """Beams in the engine: searches beside other requests, with and without room for all."""
 
+from math import inf
 from random import Random
 from typing import Any
 
@@ -19,6 +20,7 @@ from minfer.messages import (
     Submit,
     Voided,
 )
+from minfer.policy import FirstCome, Load
 from minfer.preempt import preempt
 from minfer.request import Request, SamplingParams
 from minfer.void import _give_up
@@ -120,7 +122,18 @@ def test_twins_of_another_searchs_blocks_are_given_up_for_them() -> None:
     assert bench.state.blocks.available == 60
 
 
-def test_searches_that_wait_for_each_other_do_not_wait_for_ever() -> None:
+class Ends(FirstCome):
+    """Lets nobody in before somebody ends."""
+
+    def admit_from(self, state: Any, load: Load) -> float:
+        del state, load
+        return inf
+
+
+@pytest.mark.parametrize("policy", [FirstCome(), Ends()])
+def test_searches_that_wait_for_each_other_do_not_wait_for_ever(
+    policy: FirstCome,
+) -> None:
     """Each holds a seat, and its other beam is in line: the one that ranks behind gives
     its own up, though its policy would not.
     """
@@ -136,11 +149,23 @@ def test_searches_that_wait_for_each_other_do_not_wait_for_ever() -> None:
         state, _ = preempt(bench.config, state, at, ("a", 0))
     # As if others ran in the rows that they had.
     state = evolve(state, free_rows=())
-    turn = step(bench.config, state, (done,))
+    turn = step(evolve(bench.config, policy=policy), state, (done,))
     (gone,) = (one for one in turn.reasons if isinstance(one, Preempted))
     assert (gone.id, gone.sample, gone.by) == ("bb", 0, ("a", 1))
     assert turn.state.running.ids == (("a", 0), ("a", 1))
     assert turn.state.inflight, "it goes on"
+
+
+def test_a_beam_does_not_give_way_to_its_own_search() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=60, max_num_seqs=4))
+    bench.give(Submit(search("a", 2)))
+    for _ in range(4):
+        bench.turn()
+    done = bench.oracle.collect()
+    state, _ = preempt(bench.config, bench.state, 1, ("a", 0))
+    turn = step(bench.config, evolve(state, free_rows=()), (done,))
+    assert not any(isinstance(one, Preempted) for one in turn.reasons)
+    assert turn.state.running.ids == (("a", 0),)
 
 
 def test_a_search_that_was_preempted_comes_to_the_same() -> None:

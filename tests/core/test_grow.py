@@ -6,7 +6,7 @@ from typing import Any
 
 from attrs import evolve
 
-from minfer.grow import make_room, stretch
+from minfer.grow import _gets_on_alone, make_room, stretch
 from minfer.messages import Preempted, Submit
 from minfer.policy import FirstCome
 from minfer.spread import spread
@@ -175,3 +175,22 @@ def test_for_several_forwards_only_who_takes_part_gets_blocks() -> None:
     assert len(state.running.tables[0]) > len(run.tables[0])
     assert state.running.tables[1] == run.tables[1]
     assert most[0] == 8
+
+
+def test_only_beside_who_is_paused_are_results_waited_for() -> None:
+    bench = Bench(evolve(CONFIG, depth=2))
+    bench.turn(Submit(ask("a")))
+    (gen,), state = bench.state.running.gens, bench.state
+    assert state.inflight
+    assert not _gets_on_alone(state, gen)
+    beside = evolve(state, paused=frozenset({("bb", 0)}))
+    assert _gets_on_alone(beside, gen)
+    assert not _gets_on_alone(beside, gen + 1)
+
+
+def test_a_table_that_reaches_far_enough_gets_no_news() -> None:
+    bench = Bench(WIDE)
+    bench.turn(Submit(ask("a", 3, 9)))
+    bench.turn()
+    upto = {0: bench.state.running.sched[0] + 1}
+    assert make_room(bench.config, bench.state, upto, {}) == (bench.state, {})

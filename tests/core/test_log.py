@@ -32,6 +32,11 @@ def test_a_log_is_a_tuple_that_grows(
         assert log[i] == model[i]
 
 
+def test_a_slice_of_old_entries_has_none_of_the_recent() -> None:
+    assert Log((1, 2, 3), (4, 5, 6))[0:2] == (1, 2)
+    assert Log((1, 2, 3), (4, 5, 6))[1:5] == (2, 3, 4, 5)
+
+
 def test_recent_entries_join_the_old_ones_when_there_are_enough() -> None:
     log = Log[int]()
     for entry in range(8):

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from minfer.messages import MAX_TEXT, Cancel, Finish, Submit, Tick, clip
+from minfer.messages import MAX_TEXT, Cancel, Finish, Pause, Submit, Tick, clip
 from minfer.request import ParameterError, Request
 
 LARGEST = 1.7976931348623157e308
@@ -55,6 +55,14 @@ def test_fields_of_a_finish_are_of_their_types(place: int, name: str, wrong: Any
     with pytest.raises(ParameterError) as caught:
         Finish(*fields)
     assert caught.value.param == name
+
+
+def test_a_pause_is_one_or_none() -> None:
+    assert not Pause("a", 0, paused=False).paused
+    for wrong in (0, 1, None, "no"):
+        with pytest.raises(ParameterError) as caught:
+            Pause("a", 0, paused=wrong)  # type: ignore[arg-type]
+        assert caught.value.param == "paused"
 
 
 def test_texts_are_cut_to_what_a_record_keeps() -> None:

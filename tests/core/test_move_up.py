@@ -84,3 +84,43 @@ def test_of_several_that_run_the_last_is_displaced() -> None:
     bench.turn(Submit(ask("urgent", 4, 9)))
     assert [gone.id for gone in bench.reasons_of(Preempted)] == ["r4"]
     bench.drain()
+
+
+class Tight(Priority):
+    """Gives a token to each step but the first."""
+
+    def budget(self, state: Any, load: Load) -> int:
+        del state
+        return 1 if load.step else load.budget
+
+
+def test_nobody_is_displaced_for_tokens_that_are_not_enough() -> None:
+    bench = Bench(evolve(CONFIG, policy=Tight()))
+    bench.give(*(Submit(ask(f"r{rank}", 4, 9, priority=rank)) for rank in (1, 2)))
+    bench.turn(Submit(ask("urgent", 4, 9)))
+    assert bench.reasons_of(Held) == [Held("urgent", 0, "budget")]
+    assert not bench.reasons_of(Preempted)
+    bench.drain()
+
+
+def test_one_is_displaced_for_its_token() -> None:
+    config = evolve(CONFIG, policy=Tight(), max_num_seqs=2, max_num_batched_tokens=16)
+    bench = Bench(config)
+    bench.give(Submit(ask("low", 4, 9, priority=1)))
+    bench.turn(Submit(ask("urgent", 1, 9)))
+    assert [gone.id for gone in bench.reasons_of(Preempted)] == ["low"]
+    assert bench.state.running.ids == (("urgent", 0),)
+    bench.drain()
+
+
+def test_the_last_that_runs_is_displaced_for_its_blocks() -> None:
+    bench = Bench(evolve(CONFIG, num_blocks=8, policy=Priority()))
+    bench.give(Submit(ask("low", 16, 9, priority=9)))
+    bench.turn()
+    bench.turn(Submit(ask("urgent", 15, 9)))
+    bench.turn()
+    assert [(gone.id, gone.by) for gone in bench.reasons_of(Preempted)] == [
+        ("low", ("urgent", 0))
+    ]
+    assert bench.state.running.ids == (("urgent", 0),)
+    bench.drain()

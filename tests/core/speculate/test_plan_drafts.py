@@ -10,6 +10,8 @@ from minfer.messages import Overruled, Pause, Propose, Submit
 from minfer.policy import FirstCome, Load
 from minfer.request import Request, SamplingParams
 from minfer.speculate.plan_drafts import (
+    _fitting,
+    _to_be_filled,
     may_draft,
     plan_drafts,
     waits_for_results,
@@ -27,7 +29,7 @@ from tests.core.speculate.drafted import (
     nothing,
     right,
 )
-from tests.core.test_engine import ask
+from tests.core.test_engine import CONFIG, Bench, ask
 
 GREEDY = SamplingParams(temperature=0)
 SEARCH = ask("beams", n=2, beams=BeamSearch(), sampling=GREEDY, lockstep=True)
@@ -365,3 +367,17 @@ def test_a_policy_that_allows_none_lets_nothing_wait() -> None:
     for _ in range(4):
         bench.turn()
         assert bench.deep == 2
+
+
+def test_where_there_is_less_than_no_room_no_drafts_fit() -> None:
+    assert _fitting((2, 0), -3) == (0, 0)
+    assert _fitting((2, 3), 4) == (2, 2)
+
+
+def test_inputs_of_prompts_are_counted_besides_one_of_each_row() -> None:
+    bench = Bench(evolve(CONFIG, max_num_batched_tokens=4))
+    bench.give(Submit(ask("a", 11, 9)))
+    assert bench.state.filling
+    assert bench.state.running.sched == (4,)
+    assert _to_be_filled(bench.state) == 6
+    assert _to_be_filled(evolve(bench.state, filling=False)) == 0
