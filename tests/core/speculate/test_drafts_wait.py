@@ -132,6 +132,17 @@ def test_in_steps_of_too_many_rows_nothing_waits() -> None:
     assert few.plans[-1].drafts
 
 
+def test_for_as_many_rows_as_may_have_drafts_a_step_waits() -> None:
+    bench = begun(HOSTED, ask("a", 6, 40), guess=nothing, turns=2)
+    told = [Propose("a", 0, bench.state.running.known[0], (1,))]
+    state = told_of_proposals(bench.config, bench.state, told).state
+    assert len(state.running) == 1
+    assert state.inflight
+    for rows in (0, 1, 2):
+        config = evolve(bench.config, speculation=evolve(HOSTED, rows=rows))
+        assert waits_for_results(config, state)
+
+
 def test_proposals_for_the_last_token_hold_up_nothing() -> None:
     bench = begun(HOSTED, ask("a", 6, 3), ask("bb", 6, 30), guess=nothing, turns=1)
     run = bench.state.running
