@@ -28,6 +28,7 @@ from minfer.effects.live import journal_writer as journal
 from minfer.effects.serving import application, request_ids, stamp
 from minfer.effects.serving import metrics as counters
 from minfer.effects.text import tokenizer as text
+from minfer.effects.text.tools.formats import NONE, Parsers
 from minfer.messages import Emit, Submit
 from minfer.runs import replay
 from minfer.runs.journal import MAGIC, JournalError
@@ -144,7 +145,10 @@ class Plane:
     def build(self) -> None:
         """Put the product together as `minfer serve` does."""
         self.llm = async_llm.AsyncLLM(journal=self.folder, **settings(self.rng))
-        self.service = application.Application(self.llm, ["plane"], KEY, max_body=8000)
+        # Answers are any tokens: one that begins like reasoning is text as well.
+        self.service = application.Application(
+            self.llm, ["plane"], KEY, max_body=8000, parsers=Parsers(NONE, NONE)
+        )
         driver, self.vocab = self.llm.worker.driver, self.rng.choice((97, 97, 2048))
         driver.clock = lambda: self.loop.now + self.offset
         sizes = driver.config.block_size, self.vocab
