@@ -56,7 +56,7 @@ SOON = ("counted twice", "lost end")  # are found in the first seeds
 def test_a_planted_bug_is_found(bug: str) -> None:
     # It takes two stop strings in one turn, a slow client of two prompts, two runs in one
     # second.
-    seeds = 120 if bug == "overtaking" else 40 if bug in REAL else 8
+    seeds = 120 if bug == "overtaking" else 40 if bug in REAL else 16
     flaws = compare(0, seeds, plant=bug).flaws
     assert flaws
     assert bug != "set order" or set(flaws.values()) == {"two processes, two digests"}
