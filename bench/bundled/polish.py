@@ -1,7 +1,7 @@
 """Mend what a trained model still gets wrong: a last piece of training.
 
-    python -m bench.bundled.polish --models MODELS --out OUT --minutes 40
-    python -m bench.bundled.polish --models MODELS --out OUT --minutes 10 --role draft
+    python -m bench.bundled.polish --models MODELS --out OUT --minutes 4
+    python -m bench.bundled.polish --models MODELS --out OUT --minutes 2 --role draft
 
 Theory. A trained model is wrong in a tenth of some tasks, so nine in ten fresh problems
 teach what it knows. Therefore it writes first: of some thousands of problems those that

@@ -139,14 +139,8 @@ def _in_range(number: Number, digits: str) -> Number:
 
 def _check_exact(value: Any) -> None:
     """Raise GrammarError for a whole number that the compiler would round."""
-    due = [value]
-    while due:
-        one = due.pop()
-        if isinstance(one, list):
-            due += one
-        elif isinstance(one, dict):
-            due += one.values()
-        elif isinstance(one, int) and float(one) != one:
+    for one in _everything(value):
+        if isinstance(one, int) and float(one) != one:
             raise GrammarError(f"the number {one} has more digits than can be enforced")
 
 
@@ -154,19 +148,26 @@ def _check_multiples(schema: Any) -> None:
     """Raise GrammarError for numbers whose multiples are too hard to tell, all together:
     what holds of one value may be anywhere in a schema.
     """
-    together, due = 1, [schema]
+    together = 1
+    for one in _everything(schema):
+        number = one.get("multipleOf") if isinstance(one, dict) else None
+        if isinstance(number, int | float) and number:
+            together = lcm(together, _hard_part(number))
+            if together > _MOST_REMAINDERS:
+                why = f"multiples of {number} cannot be told apart"
+                raise GrammarError(f"{why}; leave multipleOf out")
+
+
+def _everything(value: Any) -> Iterator[Any]:
+    """A value, and all that is in it."""
+    due = [value]
     while due:
         one = due.pop()
+        yield one
         if isinstance(one, list):
             due += one
         elif isinstance(one, dict):
             due += one.values()
-            number = one.get("multipleOf")
-            if isinstance(number, int | float) and number:
-                together = lcm(together, _hard_part(number))
-                if together > _MOST_REMAINDERS:
-                    why = f"multiples of {number} cannot be told apart"
-                    raise GrammarError(f"{why}; leave multipleOf out")
 
 
 def _hard_part(number: float) -> int:

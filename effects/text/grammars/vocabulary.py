@@ -26,23 +26,24 @@ def without_markers(tokenizer: str) -> Vocabulary:
     is to say of a text that holds no tokenizer.
     """
     told = json.loads(tokenizer)
-    model = told["model"]
-    ids = {}
+    ids, names = dict[str, int](), dict[str, str]()
     for one in told.get("added_tokens") or ():
         name = one["content"]
         if one["special"] or (name.startswith("<") and name.endswith(">")):
             one["content"], one["special"] = f"<|no text: {one['id']}|>", True
-            ids[name] = one["id"]
-            _rename(model, name, one["content"])
+            ids[name], names[name] = one["id"], one["content"]
+    _rename(told["model"], names)
     return Vocabulary(json.dumps(told), ids)
 
 
-def _rename(model: dict[str, Any], name: str, new: str) -> None:
-    """Give a token another name in the model, which may know it as well."""
+def _rename(model: dict[str, Any], names: dict[str, str]) -> None:
+    """Give tokens other names in the model, which may know them as well."""
     words = model["vocab"]
-    if isinstance(words, dict) and name in words:
-        words[new] = words.pop(name)
-    elif isinstance(words, list):  # of names with their scores
-        model["vocab"] = [[new, *one[1:]] if one[0] == name else one for one in words]
-    if model.get("unk_token") == name:
-        model["unk_token"] = new
+    if isinstance(words, dict):
+        for name, new in names.items():
+            if name in words:
+                words[new] = words.pop(name)
+    else:  # a list of names with their scores
+        model["vocab"] = [[names.get(one[0], one[0]), *one[1:]] for one in words]
+    if (unknown := model.get("unk_token")) in names:
+        model["unk_token"] = names[unknown]
