@@ -1,18 +1,19 @@
-"""Three circles of tests, from the smallest out.
+"""Circles of tests, from the smallest out.
 
     pytest tests/core    for every save: the core, without torch, in seconds
     pytest               for every commit: all rooms, in minutes
-    pytest --all         also what is marked `long`: volume, and nothing that is asked
-                         there alone
-    pytest --rest        of these, what has not been asked if `pytest` has passed
+    pytest --rest        in .ci/run, when `pytest` has passed: what is marked `long`
+    pytest --all         all of these, and what is marked `claimed`: so many prompts,
+                         draws or steps as a claim speaks of, for over half an hour
 
 `-n auto` spreads each over the processors, except where there is a GPU, whose memory they
 would fight for.
 
-Every long test has a smaller sibling that is not: the same test with fewer seeds, or with
-one case of a kind instead of the whole matrix. So each circle asks all of the questions
-of its rooms, and a wider one asks them more often. tests/conftest.py has the option, and
-what the mark does.
+What is long or claimed is volume, and asks nothing that is asked there alone: each such
+test has a smaller sibling that is neither, the same test with fewer seeds, or with one
+case of a kind instead of the whole matrix. So each circle asks all of the questions of
+its rooms, and a wider one asks them more often. tests/conftest.py has the options, and
+what the marks do.
 """
 
 from collections.abc import Iterable
@@ -23,9 +24,18 @@ from hypothesis import settings
 
 
 def long(values: Iterable[Any]) -> list[Any]:
+    """Parameters that a plain run leaves out; a tuple has a value for each name."""
+    return _marked(pytest.mark.long, values)
+
+
+def claimed(values: Iterable[Any]) -> list[Any]:
     """Parameters of the widest circle alone; a tuple has a value for each name."""
+    return _marked(pytest.mark.claimed, values)
+
+
+def _marked(mark: pytest.MarkDecorator, values: Iterable[Any]) -> list[Any]:
     each = (value if isinstance(value, tuple) else (value,) for value in values)
-    return [pytest.param(*value, marks=pytest.mark.long) for value in each]
+    return [pytest.param(*value, marks=mark) for value in each]
 
 
 def seeds(few: int, many: int) -> pytest.MarkDecorator:

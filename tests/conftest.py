@@ -35,8 +35,8 @@ hypothesis.settings.load_profile("suite")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--all", action="store_true", help="run the long tests, too")
-    parser.addoption("--rest", action="store_true", help="of --all, what is not run else")
+    parser.addoption("--all", action="store_true", help="run every test")
+    parser.addoption("--rest", action="store_true", help="run the long tests instead")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,20 +47,21 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave long tests out, unless they are asked for: by `--all`, or one by one."""
+    """Leave out what the circle does not have, unless it is asked for one by one."""
     if config.getoption("--rest"):
-        wanted = [item for item in items if _is_long(item) or _takes_examples(item)]
+        wanted = [one for one in items if _has(one, "long") or _takes_examples(one)]
     elif config.getoption("--all") or any("::" in arg for arg in config.args):
         return
     else:
-        wanted = [item for item in items if not _is_long(item)]
+        wanted = [one for one in items if not _has(one, "long")]
+    wanted = [one for one in wanted if not _has(one, "claimed")]
     kept = {*map(id, wanted)}
     config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
     items[:] = wanted
 
 
-def _is_long(item: pytest.Item) -> bool:
-    return item.get_closest_marker("long") is not None
+def _has(item: pytest.Item, mark: str) -> bool:
+    return item.get_closest_marker(mark) is not None
 
 
 def _takes_examples(item: pytest.Item) -> bool:

@@ -13,7 +13,7 @@ import inspect
 import optparse
 from collections.abc import Sequence
 from functools import cache
-from itertools import chain
+from itertools import chain, product
 from typing import Any, Final
 
 import pytest
@@ -27,14 +27,16 @@ from minfer.effects.text.outputs import CompletionOutput
 from minfer.effects.text.tokenizer import Tokenizer
 from minfer.messages import Admitted
 from minfer.sample import draw_key, gumbel, noise_bits, stream
-from tests.circles import long
+from tests.circles import claimed, long
 from tests.effects.watched import Watched
 
 NEEDS_GPU: Final = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="needs a CUDA GPU"
 )
 DEVICES: Final = ("cpu", pytest.param("cuda", marks=NEEDS_GPU))
-FEW, ALL = 24, 500  # prompts
+FEW, SOME, ALL = 24, 80, 500  # prompts
+# Methods, steps in flight, and whether lengths adapt.
+EVERY_WAY = [*product(METHODS, (1, 2), (False, True))]
 SHARED: Final = 40  # tokens with which every third prompt begins
 ROOMY: Final[dict[str, Any]] = {"max_num_seqs": 12, "num_gpu_blocks_override": 128}
 TIGHT: Final[dict[str, Any]] = {
@@ -150,12 +152,8 @@ def without(device: str, count: int) -> list[RequestOutput]:
         ("suffix", 2, False, FEW),
         ("draft_model", 1, True, FEW),
         ("draft_model", 2, False, FEW),
-        *long(
-            (method, depth, adaptive, ALL)
-            for method in METHODS
-            for depth in (1, 2)
-            for adaptive in (False, True)
-        ),
+        *long((*way, SOME) for way in EVERY_WAY),
+        *claimed((*way, ALL) for way in EVERY_WAY),
     ],
 )
 def test_whatever_else_goes_on_tokens_are_those_without(
@@ -234,7 +232,7 @@ def compared(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("count", [FEW, *long([ALL])])
+@pytest.mark.parametrize("count", [FEW, *long([SOME]), *claimed([ALL])])
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 def test_in_bfloat16_texts_part_only_where_two_tokens_are_as_good(
     method: str, count: int, device: str

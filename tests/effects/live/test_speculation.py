@@ -1,6 +1,6 @@
 """Whoever drafts, answers are those without: the bundled models, on the CPU."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import chain
 from typing import Any
@@ -18,6 +18,12 @@ PROMPTS = (
     "class Stack:\n    def __init__(self",
     "import os\nimport sys\n\ndef main(",
     "for line in lines:\n    if line.startswith('#'):\n        continue\n    if line.",
+)
+# Texts that go round, for who looks up what came before.
+ROUND = (
+    "LEFT = 0\nRIGHT = 1\n" * 6,
+    "    assert value is not None\n" * 8,
+    "0, 1, 1, 0, " * 10,
 )
 # Ways to ask, for each prompt.
 GREEDY = [SamplingParams(temperature=0, max_tokens=40)] * 3
@@ -39,13 +45,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def answers(config: Config, asked: str, **settings: Any) -> tuple[list[Any], Tally]:
+def answers(
+    config: Config, asked: str, prompts: Sequence[str] = PROMPTS, **settings: Any
+) -> tuple[list[Any], Tally]:
     """What is answered in float32, and what became of drafts."""
     sizes = {"dtype": "float32", "num_gpu_blocks_override": 199, "max_num_seqs": 4}
     fixed = None if config is None else {**config, "adaptive": False}
     with LLM(speculative_config=fixed, **{**sizes, **settings}) as llm:
         turns = llm.worker.driver.record = Seen()
-        found = llm.generate(list(PROMPTS), ASKED[asked])
+        found = llm.generate(list(prompts), ASKED[asked])
     told = [
         (one.token_ids, one.text, one.finish_reason)
         for output in found
@@ -56,9 +64,9 @@ def answers(config: Config, asked: str, **settings: Any) -> tuple[list[Any], Tal
 
 
 @cache
-def plain(asked: str) -> list[Any]:
+def plain(asked: str, prompts: Sequence[str] = PROMPTS) -> list[Any]:
     """What is answered without drafts."""
-    told, tally = answers(None, asked)
+    told, tally = answers(None, asked, prompts)
     assert tally == NO_DRAFTS
     return told
 
@@ -82,11 +90,11 @@ def test_with_the_bundled_draft_model(asked: str, least: float, drafts: int) -> 
 @pytest.mark.parametrize("method", ["ngram", *long([("suffix",)])])
 @pytest.mark.parametrize("asked", ["greedy", *long([("mixed",), ("sampled",)])])
 def test_with_what_the_host_looks_up(method: str, asked: str) -> None:
-    told, tally = answers(
-        {"method": method, "num_speculative_tokens": 4, "adaptive": False}, asked
-    )
-    assert told == plain(asked)
+    config = {"method": method, "num_speculative_tokens": 4, "adaptive": False}
+    told, tally = answers(config, asked, ROUND)
+    assert told == plain(asked, ROUND)
     assert tally.rows > 2
+    assert sum(tally.accepted) > 0
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -28,7 +28,7 @@ from minfer.kernels import plain, reject
 from minfer.kernels.sample_reference import uniform
 from minfer.sample import RowSampling, scores
 from minfer.speculate.rejection import Streams, chances
-from tests.circles import long
+from tests.circles import claimed
 from tests.effects.tiny_model import write_checkpoint
 
 VOCAB: Final = 4
@@ -134,7 +134,7 @@ def critical(freedom: int) -> float:
     return freedom * (1 - spread + Z * math.sqrt(spread)) ** 3
 
 
-@pytest.mark.parametrize("count", [FEW, *long([MANY])])
+@pytest.mark.parametrize("count", [FEW, *claimed([MANY])])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
 @pytest.mark.parametrize("rule", [SAME, STANDARD])
