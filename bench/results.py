@@ -23,6 +23,8 @@ import numpy
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
+# Files that differ from the commit's, but for results, which nothing is made from.
+_CHANGES = ("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
 Measure = Callable[[argparse.Namespace], Mapping[str, Any] | None]
 # Packages whose versions figures depend on. The last four are extra `flash`: its kernels,
 # the compiler that makes them, and what launches them.
@@ -77,9 +79,7 @@ def circumstances(seed: int | None) -> dict[str, Any]:
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "HEAD"),
-        "changed": bool(
-            _git("status", "--porcelain", "--untracked-files=no")
-        ),  # since the commit
+        "changed": bool(_git(*_CHANGES)),  # since the commit
         "seed": seed,
         "python": platform.python_version(),
         "versions": _versions(),
