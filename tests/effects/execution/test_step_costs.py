@@ -1,5 +1,7 @@
 """What steps cost, measured by steps that are nobody's."""
 
+import time
+
 import pytest
 from attrs import evolve
 
@@ -87,3 +89,12 @@ def test_no_step_is_tried_that_there_is_no_room_for(
     executor = make_executor(config, model.spec, model.weights)
     costs = executor.step_costs(how)
     assert costs.verify[-1][0] >= min(rows or 48, 48)
+
+
+def test_steps_that_others_held_up_do_not_count(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0, 9, 10, 17, 20, 23, 30, 38, 40, 49, 50, 54.0])  # the third is quick
+    monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
+    runner = make_executor(CONFIG, model.spec, model.weights).runner
+    assert measured._seconds(runner, Kind(alone=1, draws=1)) == 3
